@@ -1,0 +1,82 @@
+# Every word does its own set-up, on a fresh Debian with python3, git and make. PYTHON= chooses the interpreter (3.11 or newer);
+# another interpreter makes .venv anew. What is installed is pinned by hash, builds included.
+# Order of set-up: the venv with core.txt, the project on top (editable), then dev.txt. `demo` stops after the second.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+INTERPRETER := $(shell $(PYTHON) -c 'import platform; print(platform.python_version())' 2>/dev/null)
+
+CORE := $(VENV)/.core-$(INTERPRETER)
+PROJECT := $(VENV)/.project-$(INTERPRETER)
+DEV := $(VENV)/.dev-$(INTERPRETER)
+
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+# $(call require,packages): installs the Debian packages that are missing when run by root, otherwise names them and stops.
+probe_python3-venv = $(PYTHON) -c 'import ensurepip, venv'
+probe_strace = command -v strace
+define require
+@missing=""; $(foreach package,$(1),$(probe_$(package)) >/dev/null 2>&1 || missing="$$missing $(package)";) \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing$$missing"; export DEBIAN_FRONTEND=noninteractive; \
+		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; } </dev/null >/dev/null; \
+	else echo "missing:$$missing. Install with: sudo apt-get install$$missing" >&2; exit 1; fi
+endef
+
+.PHONY: help demo test chaos lint types bench lock clean system
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  \1\t\2/'
+
+demo: $(PROJECT) ## a workflow that is killed and goes on, in a few seconds
+	$(BIN)/python examples/demo.py
+
+test: system $(DEV) ## all tests, long campaigns shortened to a tenth
+	$(BIN)/python -m pytest -m "not chaos"
+
+chaos: system $(DEV) ## the same tests with campaigns in full, and those that are only for here
+	PERDURE_CHAOS=1 $(BIN)/python -m pytest
+
+lint: $(DEV) ## ruff: rules and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(DEV) ## mypy strict on src and tests, pyright on tests/typing
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: $(DEV) ## the benchmarks
+	$(BIN)/python -m benchmarks
+
+lock: $(DEV) ## pins requirements/*.txt to the newest versions that fit requirements/*.in
+	for set in core dev; do $(BIN)/uv pip compile --system-certs --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+		requirements/$$set.in --output-file requirements/$$set.txt || exit 1; done
+
+clean: ## removes .venv, caches and build results
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+system:
+	$(call require,python3-venv strace)
+
+$(CORE): requirements/core.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "perdure needs Python 3.11 or newer, and $(PYTHON) is not; choose one with PYTHON=" >&2; exit 1; }
+	$(call require,python3-venv)
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PIP) install --require-hashes --only-binary :all: -r requirements/core.txt
+	@touch $@
+
+# PATH: without build isolation, uv_build looks for its program there.
+$(PROJECT): pyproject.toml $(CORE)
+	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# --use-pep517: old pips would otherwise run setup.py themselves for the one package without a wheel, and say so at length.
+$(DEV): requirements/dev.txt $(PROJECT)
+	$(PIP) install --require-hashes --no-build-isolation --use-pep517 -r requirements/dev.txt
+	@touch $@

@@ -1,0 +1,68 @@
+"""What every test runs under: a guard against blocking the event loop, and one set of hypothesis settings."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import blockbuster.blockbuster as guard
+import pytest
+from hypothesis import settings
+
+from tests.campaign import times
+
+# The shipped contract suite asserts like a test, so it gets pytest's explanations like one.
+pytest.register_assert_rewrite("perdure.testing")
+
+# No deadline: examples touch real disks. The count is hypothesis' own default here, and ten times that under `make chaos`.
+settings.register_profile("perdure", deadline=None, max_examples=times(1000), print_blob=True)
+settings.load_profile("perdure")
+
+ROOT: Final = Path(__file__).parent.parent
+
+# Where a blocking call is harmless, beyond what blockbuster allows by itself (imports, tracebacks, asyncio's own subprocesses).
+HARMLESS: Final = (
+    # hypothesis reads its tables of characters and time zones, once each, when a test first draws one inside the loop.
+    ("hypothesis/internal/conjecture/data.py", {"draw"}),
+    # A failing assert is explained by pytest, which may look at the disk for it. The test has failed anyway.
+    ("_pytest/assertion/__init__.py", {"callbinrepr"}),
+    # pytest has a log handler of its own that writes to the null device.
+    ("logging/__init__.py", {"emit"}),
+    # A time zone is a small file that zoneinfo reads once and keeps: no worse than an import.
+    ("zoneinfo/_tzpath.py", {"find_tzfile"}),
+    ("zoneinfo/_common.py", {"load_data", "load_tzdata"}),
+)
+
+
+@pytest.fixture(autouse=True)
+def blocking_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The blocking calls made so far on a thread with a running loop. Each raises `BlockingError`, and the test fails at its end.
+
+    The second half matters because an engine that records what a step raises would keep the first half to itself.
+    """
+    calls: list[str] = []
+
+    class Recorded(guard.BlockingError):
+        def __init__(self, call: str) -> None:
+            super().__init__(call)
+            calls.append(f"{call} at {_our_line()}")
+
+    monkeypatch.setattr(guard, "BlockingError", Recorded)
+    with guard.blockbuster_ctx() as active:
+        for function in active.functions.values():
+            for file, names in HARMLESS:
+                function.can_block_in(file, names)
+        yield calls
+    if calls:
+        pytest.fail(f"the event loop was blocked by {', '.join(dict.fromkeys(calls))}; use asyncio.to_thread", pytrace=False)
+
+
+def _our_line() -> str:
+    """The nearest line of the repository that led here."""
+    for frame, line in traceback.walk_stack(None):
+        file = Path(frame.f_code.co_filename)
+        if file.is_relative_to(ROOT) and ".venv" not in file.parts and file != Path(__file__):
+            return f"{file.relative_to(ROOT)}:{line}"
+    return "an unknown line"
