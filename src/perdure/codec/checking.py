@@ -1,0 +1,295 @@
+"""Checking a value from outside against an annotation: a workflow's argument, a signal's payload.
+
+Whoever calls from Python passes the right objects, and those go through untouched, down to the identity of the list. Whoever
+calls over HTTP passes what JSON left of them, and gets them back: an object becomes the dataclass, a list the tuple, an ISO
+string the datetime, where the annotation says so. Nothing else is converted: no "1" to 1, no 1 to "1".
+
+A class is built by its own constructor here, not by its shape, because data from outside has not been validated yet. What
+an annotation says that cannot be checked (a type variable, a protocol, a callable) is not checked.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum, Flag
+from functools import lru_cache
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+from uuid import UUID
+
+import msgspec
+
+from perdure.codec.hints import fields_of
+from perdure.codec.shapes import is_pydantic, said, shape_of
+
+# What msgspec makes of JSON: a float of an integer, the others of text. Not bytes: text that could be base64 is more often a
+# caller's mistake.
+_FROM_JSON = frozenset({float, datetime, date, time, timedelta, Decimal, UUID})
+_WRAPPERS = tuple(
+    getattr(typing, name) for name in ("Required", "NotRequired", "ReadOnly", "Final", "ClassVar") if hasattr(typing, name)
+)
+_SEQUENCES = (list, tuple, set, frozenset)
+
+
+def conform(value: Any, hint: Any, path: str) -> Any:
+    """The value as `hint` describes it; the value itself when it is that already. `ValueError` when it does not fit."""
+    origin = get_origin(hint)
+    if origin is None:
+        return _conform_plain(value, hint, path)
+    if origin is Annotated:
+        return _conform_annotated(value, hint, path)
+    if origin is Union or origin is types.UnionType:
+        return _conform_union(value, hint, path)
+    if origin is Literal:
+        return _conform_literal(value, hint, path)
+    if origin in _WRAPPERS:
+        return conform(value, get_args(hint)[0], path)
+    if not isinstance(origin, type) or origin in {type, collections.abc.Callable}:
+        return value
+    return _conform_generic(value, hint, origin, path)
+
+
+def _conform_plain(value: Any, hint: Any, path: str) -> Any:
+    """Against a hint without type arguments."""
+    if hint is None or hint is types.NoneType:
+        return value if value is None else _mismatch(value, "None", path)
+    for behind in ("__supertype__", "__value__"):  # NewType, and an alias made by the `type` statement
+        if not isinstance(hint, type) and hasattr(hint, behind):
+            return conform(value, getattr(hint, behind), path)
+    if not isinstance(hint, type) or hint is object or hint is Any or getattr(hint, "_is_protocol", False):
+        return value
+    if typing.is_typeddict(hint):
+        return _conform_typed_dict(value, hint, path)
+    return value if isinstance(value, hint) else _converted(value, hint, {}, path)
+
+
+def _conform_annotated(value: Any, hint: Any, path: str) -> Any:
+    inner, *metadata = get_args(hint)
+    result = conform(value, inner, path)
+    for constraint in metadata:
+        if isinstance(constraint, msgspec.Meta):
+            _checked_by_msgspec(result, Annotated[type(result), constraint], path)
+    return result
+
+
+def _checked_by_msgspec(value: Any, hint: Any, path: str) -> None:
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path}: {error}") from error
+    except TypeError:  # a constraint on a type that msgspec does not constrain
+        return
+
+
+def _conform_union(value: Any, hint: Any, path: str) -> Any:
+    converted: list[Any] = []
+    reasons: list[str] = []
+    for arm in get_args(hint):
+        try:
+            result = conform(value, arm, path)
+        except ValueError as error:
+            reasons.append(str(error))
+            continue
+        if result is value:
+            return value
+        converted.append(result)
+    if converted:
+        return converted[0]
+    # The arm that got furthest is most likely the one that was meant.
+    reached = max(reasons, key=lambda reason: len(reason.split(": ")[0]))
+    if reached.startswith(f"{path}: expected "):
+        return _mismatch(value, _name(hint), path)
+    raise ValueError(reached)
+
+
+def _conform_literal(value: Any, hint: Any, path: str) -> Any:
+    for choice in get_args(hint):
+        if type(choice) is type(value) and choice == value:
+            return value
+        if isinstance(choice, Enum) and type(choice.value) is type(value) and choice.value == value:
+            return choice
+    return _mismatch(value, _name(hint), path)
+
+
+def _conform_generic(value: Any, hint: Any, origin: type, path: str) -> Any:
+    arguments = get_args(hint)
+    if origin is tuple and hint is not typing.Tuple:  # noqa: UP006  (the bare alias, which a user may have written)
+        return _conform_tuple(value, arguments, path)
+    if issubclass(origin, collections.abc.Mapping):
+        return _conform_mapping(value, origin, arguments, path)
+    if _is_abstract_or_builtin(origin):
+        return _conform_items(value, hint, origin, arguments, path)
+    if isinstance(value, origin) or getattr(origin, "_is_protocol", False):
+        return value
+    return _converted(value, origin, dict(zip(getattr(origin, "__parameters__", ()), arguments, strict=False)), path)
+
+
+def _is_abstract_or_builtin(origin: type) -> bool:
+    return origin in _SEQUENCES or (origin.__module__ == "collections.abc" and issubclass(origin, collections.abc.Iterable))
+
+
+def _conform_items(value: Any, hint: Any, origin: Any, arguments: tuple[Any, ...], path: str) -> Any:
+    if not isinstance(value, origin) and not (type(value) is list and origin in (set, frozenset, collections.abc.Set)):
+        return _mismatch(value, _name(hint), path)
+    if type(value) not in _SEQUENCES or len(arguments) != 1:
+        return value  # a generator or a class of the user's own is not ours to run through
+    items = [conform(item, arguments[0], f"{path}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, origin):
+        return _same_or(value, items, type(value))
+    return _guarded(lambda: (frozenset if origin is frozenset else set)(items), path)
+
+
+def _conform_tuple(value: Any, arguments: tuple[Any, ...], path: str) -> Any:
+    if not isinstance(value, tuple) and type(value) is not list:
+        return _mismatch(value, "tuple", path)
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        arguments = (arguments[0],) * len(value)
+    if any(get_origin(argument) is typing.Unpack for argument in arguments) or type(value) not in {tuple, list}:
+        return value if isinstance(value, tuple) else tuple(value)
+    if len(arguments) != len(value):
+        raise ValueError(f"{path}: expected a tuple of {len(arguments)}, got {len(value)} items")
+    items = [conform(item, arguments[index], f"{path}[{index}]") for index, item in enumerate(value)]
+    return _same_or(value, items, tuple)
+
+
+def _conform_mapping(value: Any, origin: type, arguments: tuple[Any, ...], path: str) -> Any:
+    if not isinstance(value, origin):
+        return _mismatch(value, origin.__name__, path)
+    if type(value) is not dict or len(arguments) != 2:
+        return value
+    key_hint, item_hint = arguments
+    pairs = [(_conform_key(key, key_hint, path), conform(item, item_hint, f"{path}[{key!r:.80}]")) for key, item in value.items()]
+    same = all(key is old and item is value[old] for (key, item), old in zip(pairs, value, strict=True))
+    return value if same else _guarded(lambda: dict(pairs), path)
+
+
+def _conform_key(key: Any, hint: Any, path: str) -> Any:
+    try:
+        return conform(key, hint, f"{path}.key({key!r:.80})")
+    except ValueError:
+        # JSON has text for keys only, so here, and only here, the text of a number is the number.
+        if type(key) is not str or hint not in (int, float, bool):
+            raise
+        return _by_msgspec(key, hint, f"{path}.key({key!r:.80})", strict=False)
+
+
+def _conform_typed_dict(value: Any, hint: Any, path: str) -> Any:
+    if type(value) is not dict:
+        return _mismatch(value, hint.__name__, path)
+    if missing := sorted(hint.__required_keys__ - value.keys()):
+        raise ValueError(f"{path}: {hint.__name__} needs {', '.join(map(repr, missing))}")
+    fields = fields_of(hint)
+    items = {key: conform(item, fields.get(key, Any), f'{path}["{key}"]') for key, item in value.items()}
+    return value if all(items[key] is value[key] for key in value) else items
+
+
+def _converted(value: Any, cls: Any, arguments: dict[Any, Any], path: str) -> Any:
+    """What JSON left of an instance of `cls`, as that instance."""
+    if is_pydantic(cls):
+        return _guarded(lambda: cls.model_validate(value), path)
+    if issubclass(cls, Enum):
+        return _member(value, cls, path)
+    shape = shape_of(cls)
+    if shape is not None and type(value) is dict:
+        return _from_dict(value, cls, arguments, path)
+    if shape is not None and issubclass(cls, tuple) and type(value) is list:
+        if len(value) > len(shape.names):
+            raise ValueError(f"{path}: {cls.__name__} has {len(shape.names)} fields, got {len(value)} items")
+        return _from_dict(dict(zip(shape.names, value, strict=False)), cls, arguments, path)
+    if issubclass(cls, getattr(sys.modules.get("pathlib"), "PurePath", ())) and type(value) is str:
+        return _guarded(lambda: cls(value), path)
+    return _by_msgspec(value, cls, path) if cls in _FROM_JSON else _mismatch(value, cls.__name__, path)
+
+
+def _member(value: Any, cls: Any, path: str) -> Any:
+    """The member of an enum with this value."""
+    for member in cls:
+        if type(member.value) is type(value) and member.value == value:
+            return member
+    if issubclass(cls, Flag) and type(value) is int:
+        return _guarded(lambda: cls(value), path)
+    raise ValueError(f"{path}: {value!r:.80} is no value of {cls.__name__}")
+
+
+def _from_dict(value: dict[Any, Any], cls: Any, arguments: dict[Any, Any], path: str) -> Any:
+    if issubclass(cls, msgspec.Struct):
+        value = _without_tag(value, cls, path)
+    parameters = _parameters(cls)
+    given = {}
+    for key, item in value.items():
+        name, hint = parameters.get(key, (key, Any))
+        given[name] = conform(item, _substituted(hint, arguments), f"{path}.{key}")
+    return _guarded(lambda: cls(**given), path)
+
+
+@lru_cache(maxsize=1024)
+def _parameters(cls: Any) -> dict[Any, tuple[str, Any]]:
+    """For each key that data from outside may use: the constructor's parameter, and its annotation."""
+    hints = fields_of(cls)
+    if issubclass(cls, msgspec.Struct):
+        pairs = zip(cls.__struct_encode_fields__, cls.__struct_fields__, strict=True)
+        return {key: (name, hints.get(name, Any)) for key, name in pairs}
+    if hasattr(cls, "__attrs_attrs__"):
+        return {field.alias: (field.alias, hints.get(field.name, Any)) for field in cls.__attrs_attrs__}
+    return {name: (name, hint.type if isinstance(hint, dataclasses.InitVar) else hint) for name, hint in hints.items()}
+
+
+def _without_tag(value: dict[Any, Any], cls: Any, path: str) -> dict[Any, Any]:
+    config = cls.__struct_config__
+    if config.tag is None or config.tag_field not in value:
+        return value
+    if value[config.tag_field] != config.tag:
+        raise ValueError(f"{path}: {config.tag_field} is {value[config.tag_field]!r:.80}, not {config.tag!r}")
+    return {key: item for key, item in value.items() if key != config.tag_field}
+
+
+def _substituted(hint: Any, arguments: dict[Any, Any]) -> Any:
+    """A field's hint with the type variables of its class filled in, as `Page[User]` says."""
+    if not arguments:
+        return hint
+    if isinstance(hint, TypeVar):
+        return arguments.get(hint, hint)
+    parameters = getattr(hint, "__parameters__", ())
+    return hint[tuple(arguments.get(parameter, parameter) for parameter in parameters)] if parameters else hint
+
+
+def _by_msgspec(value: Any, hint: Any, path: str, *, strict: bool = True) -> Any:
+    try:
+        return msgspec.convert(value, hint, strict=strict)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path}: {error}") from error
+    except TypeError:  # msgspec knows no such type
+        return _mismatch(value, _name(hint), path)
+
+
+def _same_or(value: Any, items: list[Any], make: Callable[[Iterable[Any]], Any]) -> Any:
+    """The value itself when no item changed and its type is right, so that what was right stays the same object."""
+    if type(value) is make and all(new is old for new, old in zip(items, value, strict=True)):
+        return value
+    return make(items)
+
+
+def _guarded(make: Callable[[], Any], path: str) -> Any:
+    """What `make` gives; what a user's constructor or validator raises becomes a ValueError with the path."""
+    try:
+        return make()
+    except Exception as error:
+        raise ValueError(f"{path}: {said(error)}") from error
+
+
+def _mismatch(value: Any, expected: str, path: str) -> NoReturn:
+    raise ValueError(f"{path}: expected {expected}, got {_kind(value)}")
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and get_origin(hint) is None else str(hint).replace("typing.", "")

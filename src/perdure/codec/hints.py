@@ -1,0 +1,176 @@
+"""Which classes a value may contain: those its annotation reaches, and those the program registered.
+
+Stored data names classes, but a name is only ever looked up here. Nothing is imported and nothing is found by name in a
+module, so what stands in a store cannot choose code that the program did not already choose with its annotations.
+"""
+
+from __future__ import annotations
+
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from functools import lru_cache
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+
+from perdure.codec.shapes import name_of, rebuilds
+
+C = TypeVar("C", bound=type)
+
+
+class Allowed(NamedTuple):
+    """The classes that may be rebuilt, by name and by class."""
+
+    classes: Mapping[str, type]
+    names: Mapping[type, str]
+
+
+def allowed_by(hint: Any) -> Allowed:
+    """The classes that an annotation reaches, through unions, containers, type arguments and fields."""
+    try:
+        return _by_hint(hint)
+    except TypeError:
+        return _by_identity(hint)
+
+
+def register(cls: C) -> C:
+    """The class itself, which from now on is rebuilt whatever an annotation says; usable as a decorator."""
+    if not isinstance(cls, type) or not rebuilds(cls):
+        raise TypeError(
+            f"{cls!r} cannot be registered: perdure rebuilds dataclasses, msgspec Structs, attrs classes, pydantic models, "
+            "NamedTuples and Enums"
+        )
+    known = _registry.setdefault(name_of(cls), cls)
+    if known is not cls:
+        raise ValueError(f"another class is registered as {name_of(cls)!r} already; give one of them another name")
+    _registered.cache_clear()
+    return cls
+
+
+def name_for(hint: Any) -> Callable[[type], str | None]:
+    """A function that names a class for storage, or gives None when the class is not allowed."""
+    names = allowed_by(hint).names
+
+    def name(cls: type) -> str | None:
+        return names.get(cls) or _registered().names.get(cls)
+
+    return name
+
+
+def class_for(hint: Any) -> Callable[[str], type | None]:
+    """A function that finds an allowed class by its stored name, or gives None."""
+    classes = allowed_by(hint).classes
+
+    def find(name: str) -> type | None:
+        return classes.get(name) or _registered().classes.get(name) or _moved(classes, name)
+
+    return find
+
+
+def _moved(classes: Mapping[str, type], name: str) -> type | None:
+    """The only allowed class with this name in another module: `__main__` was imported since, or the class was moved."""
+    same = [cls for cls in classes.values() if cls.__qualname__ == name.rpartition(":")[2]]
+    return same[0] if len(same) == 1 else None
+
+
+def fields_of(cls: type) -> dict[str, Any]:
+    """The annotations of a class and its bases, resolved; those that cannot be resolved are left out."""
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except Exception:  # noqa: BLE001 - an annotation is arbitrary code: a name that exists only for the type checker, or worse
+        return dict(_resolvable(cls))
+
+
+_registry: dict[str, type] = {}
+
+
+@lru_cache(maxsize=1)
+def _registered() -> Allowed:
+    return _collect(list(_registry.values()))
+
+
+@lru_cache(maxsize=1024)
+def _by_hint(hint: Any) -> Allowed:
+    return _collect([hint])
+
+
+_unhashable: dict[int, tuple[Any, Allowed]] = {}
+
+
+def _by_identity(hint: Any) -> Allowed:
+    # The hint is kept beside its answer, so its id cannot come to mean another one; hints that are made anew for every
+    # call would pile up, hence the limit.
+    if (found := _unhashable.get(id(hint))) is not None:
+        return found[1]
+    if len(_unhashable) >= 256:
+        _unhashable.clear()
+    _unhashable[id(hint)] = (hint, _collect([hint]))
+    return _unhashable[id(hint)][1]
+
+
+def _collect(hints: list[Any]) -> Allowed:
+    classes: dict[str, type | None] = {}
+    seen: dict[int, Any] = {}
+    while hints:
+        hint = hints.pop()
+        if id(hint) in seen:
+            continue
+        seen[id(hint)] = hint
+        if isinstance(hint, type) and get_origin(hint) is None and rebuilds(hint):
+            # Two classes of one name cannot be told apart in stored data, so neither is allowed.
+            classes[name_of(hint)] = hint if classes.get(name_of(hint), hint) is hint else None
+        hints.extend(_reached(hint))
+    found = {name: cls for name, cls in classes.items() if cls is not None}
+    return Allowed(MappingProxyType(found), MappingProxyType({cls: name for name, cls in found.items()}))
+
+
+def _reached(hint: Any) -> Iterator[Any]:
+    """What stands directly inside a hint."""
+    if get_origin(hint) is Literal:
+        yield from (type(value) for value in get_args(hint) if isinstance(value, Enum))
+    elif get_origin(hint) is not None:
+        yield get_origin(hint)
+        yield from get_args(hint)
+    elif isinstance(hint, type):
+        yield from _field_hints(hint)
+    elif isinstance(hint, list):  # the parameters of a Callable
+        yield from hint
+    else:
+        yield from _behind(hint)
+
+
+def _behind(hint: Any) -> Iterator[Any]:
+    """What a NewType, a type variable, or an alias made by the `type` statement stands for."""
+    for attribute in ("__supertype__", "__bound__", "__value__"):
+        try:
+            yield getattr(hint, attribute, None)
+        except Exception:  # noqa: BLE001, S112 - an alias is evaluated when it is looked at, and may name what does not exist
+            continue
+    yield from getattr(hint, "__constraints__", ())
+
+
+def _field_hints(cls: type) -> Iterator[Any]:
+    if typing.is_typeddict(cls) or rebuilds(cls):
+        yield from fields_of(cls).values()
+        # pydantic resolves names that get_type_hints cannot see, and its generic models only show their arguments here.
+        yield from (field.annotation for field in getattr(cls, "__pydantic_fields__", {}).values())
+
+
+def _resolvable(cls: type) -> Iterator[tuple[str, Any]]:
+    for base in reversed(cls.__mro__):
+        scope = vars(sys.modules.get(base.__module__, typing))
+        for name, annotation in _annotations(base).items():
+            one = SimpleNamespace(__annotations__={name: annotation})
+            try:
+                yield from typing.get_type_hints(one, scope, dict(vars(base)), include_extras=True).items()
+            except Exception:  # noqa: BLE001, S112 - as in fields_of
+                continue
+
+
+def _annotations(cls: type) -> dict[str, Any]:
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        return annotationlib.get_annotations(cls, format=annotationlib.Format.FORWARDREF)
+    return dict(vars(cls).get("__annotations__", {}))

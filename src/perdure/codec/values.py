@@ -1,0 +1,179 @@
+"""`Codec`: values to bytes and back, exactly, with limits.
+
+Most values are plain JSON, and for those the tree of `tagging` is the value itself. Whether that is so is decided in C: what
+would be read back must equal what was given, and `marshal` must accept it. Why that is exact:
+
+- marshal refuses every subclass, enum and object, whatever their `==` says, except that it takes anything with a buffer;
+  msgspec refuses those but bytes, bytearray and memoryview themselves. So only builtin types are left.
+- msgspec writes bool, int and float differently and reads each back as what it was, -0.0 and integers beyond 64 bits
+  included; nan and inf it writes as null, which equals neither. Dicts keep their order.
+- A tuple, set, bytes, or a dict key that is no text comes back as a list or text, which never equals it.
+- A cycle or a deep value makes one of the three raise.
+
+Nothing is ever loaded from marshal. Two things are not kept, on either way: that two parts were one object, and the
+payload bits of a NaN.
+"""
+
+from __future__ import annotations
+
+import marshal
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from perdure.codec.checking import conform
+from perdure.codec.hints import class_for, name_for
+from perdure.codec.shapes import name_of, said
+from perdure.codec.tagging import Loss, Tagger
+from perdure.codec.untagging import Untagger
+from perdure.errors import ValueNotStorable
+
+_encode = msgspec.json.Encoder().encode
+_encode_sorted = msgspec.json.Encoder(order="deterministic").encode
+_decode = msgspec.json.Decoder().decode
+_SCALARS = frozenset({type(None), bool, int, float, str})
+# As numbers, because one byte is found in C without making an object of it.
+_BRACE, _DOLLAR = b"{$"
+
+
+class Codec:
+    """Writes values as JSON and reads them back with the same types; a value beyond the limits is refused."""
+
+    __slots__ = ("max_bytes", "max_depth")
+
+    def __init__(self, *, max_bytes: int = 8 * 2**20, max_depth: int = 200) -> None:
+        self.max_bytes = max_bytes
+        self.max_depth = max_depth
+
+    def dump(self, value: Any, hint: Any = Any, *, losses: list[Loss] | None = None, path: str = "value") -> tuple[bytes, Any]:
+        """The value as JSON, and as `load` will return it: a copy that shares nothing mutable with the original.
+
+        A part that cannot be stored raises `ValueNotStorable` with its path; when `losses` is given the part becomes None
+        instead and is noted there. Values past the size or depth limit are refused in either case.
+        """
+        data, copy = self._plain(value) or self._tagged(value, hint, losses, path)
+        if len(data) > self.max_bytes:
+            raise ValueNotStorable(
+                path,
+                f"it takes {len(data):,} bytes, more than the limit of {self.max_bytes:,} (max_bytes); store a reference to it",
+            )
+        return data, copy
+
+    def load(self, data: bytes, hint: Any = Any) -> Any:
+        """The value that was dumped; `ValueError` when these bytes are not what `dump` wrote for an allowed value."""
+        if len(data) > self.max_bytes:
+            raise ValueError(f"the data is longer than {self.max_bytes:,} bytes (max_bytes)")
+        try:
+            tree = _decode(data)
+            if type(tree) is not dict and type(tree) is not list:
+                return tree
+            # What msgspec wrote it writes again, so other bytes mean a repeated key, or JSON that came another way.
+            as_written = _BRACE not in data or _encode(tree) == data
+            if not as_written:
+                refuse_repeated_keys(data)
+            if as_written and not _may_have_tags(data) and not self._too_deep(data, tree):
+                return tree
+            return Untagger(class_for(hint), self.max_depth).value(tree)
+        except RecursionError as error:
+            raise ValueError("the data is nested too deeply to be read") from error
+        except Exception as error:  # what a malformed tree makes a constructor raise is as various as the constructors
+            raise ValueError(f"the data cannot be read: {said(error)}") from error
+
+    def digest(self, value: Any) -> bytes | None:
+        """16 bytes that are equal for equal values of equal types, in every process; None for what cannot be encoded."""
+        try:
+            return blake2b(self._canonical(value), digest_size=16).digest()
+        except Exception:  # noqa: BLE001 - refused, or code of the user's class raised: either way there is no canonical form
+            return None
+
+    def conform(self, value: Any, hint: Any) -> Any:
+        """A value from outside as its annotation describes it; `ValueError` with path and reason when it does not fit."""
+        return conform(value, hint, "value")
+
+    def _plain(self, value: Any) -> tuple[bytes, Any] | None:
+        """The value's JSON and its copy if its tree is the value itself, otherwise None."""
+        try:
+            if (kind := type(value)) in _SCALARS:
+                data = _encode(value)
+                # null for a float is nan or inf; the digits of an integer may be too many for another process.
+                is_plain = (kind is not float or data != b"null") and (kind is not int or len(data) <= 640)
+                return (data, value) if is_plain else None
+            if kind is not list and kind is not dict:
+                return None
+            data = _encode(value)
+            copy = _decode(data)
+            # Compared first: marshal sorts sets, in time that doubles with each level, and what equals JSON has no sets.
+            if copy != value:
+                return None
+            marshal.dumps(value, 2)
+        except Exception:  # noqa: BLE001 - not plain, too deep, circular, or no Unicode: the tagging walk knows, and says where
+            return None
+        if _may_have_tags(data) or _has_long_number(data) or self._too_deep(data, copy):
+            return None
+        return data, copy
+
+    def _tagged(self, value: Any, hint: Any, losses: list[Loss] | None, path: str) -> tuple[bytes, Any]:
+        tagger = Tagger(name_for(hint), self.max_depth, room=self.max_bytes, losses=losses)
+        try:
+            data = _encode(tagger.tag(value, path))
+            return data, Untagger(class_for(hint), self.max_depth).value(_decode(data))
+        except ValueNotStorable:
+            raise
+        except RecursionError as error:
+            raise ValueNotStorable(path, "it is nested too deeply for the stack that is left") from error
+        except Exception as error:  # the user's classes have a say here: __hash__, a Struct's __post_init__, an Enum's _missing_
+            if losses is None:
+                raise ValueNotStorable(path, f"it could not be rebuilt: {type(error).__name__}: {said(error)}") from error
+            losses.append(Loss(path, "encode-failed"))
+            return b"null", None
+
+    def _canonical(self, value: Any) -> bytes:
+        is_tuple = type(value) is tuple
+        items = list(value) if is_tuple else value
+        if (plain := self._plain(items)) is None:
+            return _encode_sorted(Tagger(name_of, self.max_depth, room=self.max_bytes, canonical=True).tag(value, "value"))
+        data = _encode_sorted(items) if _BRACE in plain[0] else plain[0]
+        # The tree of a tuple, without the walk.
+        return b'{"$tuple":' + data + b"}" if is_tuple else data
+
+    def _too_deep(self, data: bytes, plain: Any) -> bool:
+        # Each level takes two bytes and opens one bracket, so nearly every value is told by a glance at its JSON.
+        if len(data) <= 2 * self.max_depth or data.count(b"[") + data.count(b"{") <= self.max_depth:
+            return False
+        return _is_deeper(plain, self.max_depth)
+
+
+def _may_have_tags(data: bytes) -> bool:
+    return _DOLLAR in data and b'"$' in data
+
+
+def _is_deeper(plain: Any, limit: int) -> bool:
+    level = [plain]
+    for _ in range(limit + 1):
+        inside = [part.values() if type(part) is dict else part for part in level if type(part) is dict or type(part) is list]
+        if not inside:
+            return False
+        level = [part for parts in inside for part in parts if type(part) is dict or type(part) is list]
+    return True
+
+
+def _has_long_number(data: bytes) -> bool:
+    # Python may refuse to convert more than 640 digits, so such integers are tagged. That many digits in a row fill at
+    # least one of these blocks.
+    return len(data) > 640 and any(data[start : start + 320].isdigit() for start in range(0, len(data), 320))
+
+
+def refuse_repeated_keys(data: bytes) -> None:
+    """Raise `ValueError` if an object in this JSON has a key twice, which msgspec takes without a word."""
+    import json
+
+    json.loads(data, object_pairs_hook=_without_repeats)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise ValueError(f"the key {key[:80]!r} stands twice in one object")
+        seen.add(key)

@@ -1,0 +1,253 @@
+"""Every exception perdure raises.
+
+    Exception
+    ├── PerdureError
+    │   ├── RunNotFound            no run has this id
+    │   ├── RunConflict            this id belongs to a run with another input or workflow
+    │   ├── RunFinished            the run has ended, so it takes nothing more
+    │   ├── RunCancelled           the run was cancelled
+    │   ├── RunDead                the run stopped its worker too often and was set aside
+    │   ├── LeaseLost              another worker holds the run now; nothing was written
+    │   ├── LeaseHeld              a live worker drives the run
+    │   ├── DuplicateStep          one key used twice in one run
+    │   ├── StepFailed             a step returned Err, or its exception's class is not known here
+    │   ├── StepChanged            a recorded key was asked for as something else
+    │   ├── StepTimeout            (also TimeoutError) an attempt took longer than timeout=
+    │   ├── InvalidInput           arguments do not fit the workflow's parameters
+    │   ├── ValueNotStorable       a value cannot be written so that it reads back the same
+    │   ├── PersistenceError       the store could not write; the run stopped where it was
+    │   ├── StoreCapabilityError   the store cannot do this, and says so rather than pretend
+    │   ├── StreamFull             a stream holds as many items as it may
+    │   └── SnapshotError
+    │       └── SnapshotCorrupt    stored data cannot be read back
+    ├── PerdureWarning (UserWarning)
+    asyncio.CancelledError
+    └── Unloaded                   the run left memory; its body must not go on
+
+The values that explain an error are its `args`, and the sentence is made in `__str__`, so an error that was recorded
+and rebuilt says the same thing again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+
+class PerdureError(Exception):
+    """Base of all errors that perdure raises on purpose."""
+
+
+class RunNotFound(PerdureError):
+    """No run has this id."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id)
+
+    def __str__(self) -> str:
+        return f"there is no run {self.args[0]!r} in this store; check the id and the store, or start it first"
+
+
+class RunConflict(PerdureError):
+    """The id is taken by a run with another input or of another workflow."""
+
+    def __init__(self, run_id: str, reason: str) -> None:
+        super().__init__(run_id, reason)
+
+    def __str__(self) -> str:
+        return f"run {self.args[0]!r} exists already with {self.args[1]}; use another id, or pass the same input to get that run"
+
+
+class RunFinished(PerdureError):
+    """The run has ended and takes nothing more."""
+
+    def __init__(self, run_id: str, status: str) -> None:
+        super().__init__(run_id, status)
+
+    def __str__(self) -> str:
+        return f"run {self.args[0]!r} has ended ({self.args[1]}) and takes nothing more"
+
+
+class RunCancelled(PerdureError):
+    """The run was cancelled."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id)
+
+    def __str__(self) -> str:
+        return f"run {self.args[0]!r} was cancelled"
+
+
+class RunDead(PerdureError):
+    """The run was claimed again and again without recording anything, and was set aside."""
+
+    def __init__(self, run_id: str, attempts: int) -> None:
+        super().__init__(run_id, attempts)
+
+    def __str__(self) -> str:
+        return (
+            f"run {self.args[0]!r} was claimed {self.args[1]} times without recording a step (does it kill its worker?) "
+            "and was set aside; fix the cause, then runtime.retry() it"
+        )
+
+
+class LeaseLost(PerdureError):
+    """Another worker holds the run now, or nobody does; the write was refused and nothing changed."""
+
+    def __init__(self, run_id: str, epoch: int) -> None:
+        super().__init__(run_id, epoch)
+
+    def __str__(self) -> str:
+        return f"the lease on run {self.args[0]!r} (epoch {self.args[1]}) is no longer the current one; nothing was written"
+
+
+class LeaseHeld(PerdureError):
+    """Somebody else has the run: a live worker, or an operator who put it on hold."""
+
+    def __init__(self, run_id: str, by: str) -> None:
+        super().__init__(run_id, by)
+
+    def __str__(self) -> str:
+        return f"run {self.args[0]!r} is held by {self.args[1]}"
+
+
+class DuplicateStep(PerdureError):
+    """One key was used twice in one run. Never recorded: fix the code and retry the run."""
+
+    def __init__(self, run_id: str, key: str) -> None:
+        super().__init__(run_id, key)
+
+    def __str__(self) -> str:
+        return f"step key {self.args[1]!r} was used twice in run {self.args[0]!r}; pass key= to tell them apart"
+
+
+class StepFailed(PerdureError):
+    """A step returned `Err`, or raised an exception whose class cannot be rebuilt here.
+
+    `error` is what was inside the `Err`, or the recorded error's type name; `cause` is what is known about its cause.
+    """
+
+    def __init__(self, key: str, error: Any, message: str | None = None) -> None:
+        super().__init__(key, error, message)
+
+    @property
+    def key(self) -> str:
+        return str(self.args[0])
+
+    @property
+    def error(self) -> Any:
+        return self.args[1]
+
+    @property
+    def was_returned(self) -> bool:
+        """Whether the step returned `Err(error)`, rather than raise."""
+        return self.args[2] is None
+
+    def __str__(self) -> str:
+        if self.was_returned:
+            return f"step {self.args[0]!r} returned Err({self.args[1]!r})"
+        return f"step {self.args[0]!r} failed: {self.args[1]}: {self.args[2]}"
+
+
+class StepChanged(PerdureError):
+    """A recorded key was asked for as another kind of step, or, if so configured, with other arguments."""
+
+    def __init__(self, run_id: str, key: str, recorded: str, asked: str) -> None:
+        super().__init__(run_id, key, recorded, asked)
+
+    def __str__(self) -> str:
+        run_id, key, recorded, asked = self.args
+        return (
+            f"run {run_id!r} recorded {key!r} as {recorded}, but the code now asks for it as {asked}; "
+            "give the new step a key of its own"
+        )
+
+
+class StepTimeout(PerdureError, TimeoutError):
+    """An attempt of a step took longer than its `timeout=`."""
+
+    def __init__(self, key: str, seconds: float) -> None:
+        super().__init__(key, seconds)
+
+    def __str__(self) -> str:
+        return f"step {self.args[0]!r} did not finish within {self.args[1]:g} s"
+
+
+class InvalidInput(PerdureError):
+    """The arguments do not fit the workflow's parameters; nothing was written."""
+
+    def __init__(self, workflow: str, reason: str) -> None:
+        super().__init__(workflow, reason)
+
+    def __str__(self) -> str:
+        return f"workflow {self.args[0]!r} cannot take this input: {self.args[1]}"
+
+
+class ValueNotStorable(PerdureError):
+    """A value cannot be written so that it reads back the same; `path` says which part of it."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+
+    @property
+    def path(self) -> str:
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        return f"the value at {self.args[0]} cannot be stored: {self.args[1]}"
+
+
+class PersistenceError(PerdureError):
+    """The store could not write, so the run stopped; what was acknowledged before is safe."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(what, reason)
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}: {self.args[1]}"
+
+
+class StoreCapabilityError(PerdureError):
+    """The store cannot do this."""
+
+    def __init__(self, store: str, capability: str) -> None:
+        super().__init__(store, capability)
+
+    def __str__(self) -> str:
+        return f"the {self.args[0]} store has no {self.args[1]}; use a store that has (see the table of stores in the README)"
+
+
+class StreamFull(PerdureError):
+    """A stream of a run holds as many items as it may."""
+
+    def __init__(self, run_id: str, stream: str, limit: int) -> None:
+        super().__init__(run_id, stream, limit)
+
+    def __str__(self) -> str:
+        return f"stream {self.args[1]!r} of run {self.args[0]!r} holds {self.args[2]} items, which is its limit"
+
+
+class SnapshotError(PerdureError):
+    """Recorded state cannot be used."""
+
+
+class SnapshotCorrupt(SnapshotError):
+    """Stored data of a run cannot be read back. It is left as it is, and the run is not started afresh."""
+
+    def __init__(self, run_id: str, what: str, reason: str) -> None:
+        super().__init__(run_id, what, reason)
+
+    def __str__(self) -> str:
+        run_id, what, reason = self.args
+        return f"{what} of run {run_id!r} cannot be read back ({reason}); it was left untouched"
+
+
+class Unloaded(asyncio.CancelledError):
+    """The run left memory while this code still ran; it will be replayed, so this code must not go on.
+
+    A `CancelledError`, hence invisible to `except Exception`.
+    """
+
+
+class PerdureWarning(UserWarning):
+    """Something works, but probably not as you meant it."""

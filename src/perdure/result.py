@@ -1,0 +1,60 @@
+"""How a run, or a step, came out: `Ok`, `Err`, `Suspended`.
+
+    match await checkout.run(order, id="order-1"):
+        case Ok(receipt): ...
+        case Err(error): ...
+        case Suspended(wake_at=at): ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
+
+T_co = TypeVar("T_co", covariant=True)
+E_co = TypeVar("E_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Ok(Generic[T_co]):
+    """It went well; `value` is the result."""
+
+    value: T_co
+
+    def unwrap(self) -> T_co:
+        """The value."""
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Err(Generic[E_co]):
+    """It did not; `error` is an exception, or whatever the function put into `Err`."""
+
+    error: E_co
+    cause: Any = None
+
+    def unwrap(self) -> NoReturn:
+        """Raise the error; one that is no exception is raised inside `StepFailed`."""
+        if isinstance(self.error, BaseException):
+            raise self.error
+        from perdure.errors import StepFailed
+
+        raise StepFailed("result", self.error) from (self.cause if isinstance(self.cause, BaseException) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """It waits: until `wake_at`, for one of the signals in `waiting_for`, or for whichever comes first."""
+
+    run_id: str
+    wake_at: datetime | None = None
+    waiting_for: tuple[str, ...] = ()
+
+    def unwrap(self) -> NoReturn:
+        """Raise: there is no value yet."""
+        raise RuntimeError(f"run {self.run_id!r} is suspended and has no value yet; await the run, or signal it")
+
+
+T = TypeVar("T")
+Outcome: TypeAlias = Ok[T] | Err[Any] | Suspended

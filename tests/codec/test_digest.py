@@ -1,0 +1,106 @@
+"""A digest is the same wherever it is taken, and differs where values or their types differ."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.codec import Codec
+from tests.codec.models import Color, Item, Level, Order, Point
+from tests.codec.same import same
+from tests.codec.test_values import VALUES
+
+codec = Codec()
+
+PROGRAM = """
+import sys
+from datetime import datetime, UTC
+from dataclasses import dataclass
+from perdure.codec import Codec
+@dataclass(frozen=True)
+class P:
+    name: str
+    tags: frozenset
+values = [
+    ("a", 1), {"b": 1, "a": {"d": 2, "c": 3}}, {"a", "b", "c", "d"}, {("x", 1): {"q", "r"}, "y": 2, 3: 4},
+    P("n", frozenset("abcdef")), {P("n", frozenset("ab")), P("m", frozenset("cd"))}, (datetime(2024, 1, 1, tzinfo=UTC), b"x"),
+]
+print(*[Codec().digest(value).hex() for value in values])
+"""
+
+
+def test_digests_do_not_depend_on_the_hash_seed() -> None:
+    source = str(Path(__file__).parents[2] / "src")
+    shown = {
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={"PYTHONPATH": source, "PYTHONHASHSEED": str(seed)},
+        ).stdout
+        for seed in range(20)
+    }
+    assert len(shown) == 1
+
+
+def test_values_of_different_types_have_different_digests() -> None:
+    values: list[Any] = [
+        1, 1.0, True, "1", b"1", None, [], (), {}, set(), frozenset(), [1], (1,), {1}, frozenset({1}), {"1": 1}, {1: 1}, {1.0: 1},
+        {"a": None}, {}, "", 0, 0.0, -0.0, False, float("nan"), "null", [[1], 2], [1, [2]], ((1,),), [(1,)], ([1],), "\ud800",
+        {"$tuple": [1]}, {"$$tuple": [1]}, Item("a"), {"sku": "a"}, Point(1, 2), Point(1.0, 2), Color.BLUE, "blue", Level.LOW,
+        Order(1, []), 10**640, hex(10**640), bytearray(b"1"),
+    ]  # fmt: skip
+    distinct = [value for index, value in enumerate(values) if not any(same(value, other) for other in values[:index])]
+    digests = [codec.digest(value) for value in distinct]
+    assert None not in digests
+    assert len(set(digests)) == len(distinct)
+
+
+@given(VALUES)
+def test_equal_values_have_equal_digests_of_16_bytes(value: Any) -> None:
+    digest = codec.digest(value)
+    assert digest is not None
+    assert len(digest) == 16
+    assert codec.digest(codec.dump(value)[1]) == digest
+
+
+@given(st.dictionaries(st.text() | st.integers(), VALUES), st.randoms(use_true_random=False))
+def test_the_order_of_a_dict_does_not_matter(value: dict[Any, Any], random: Any) -> None:
+    shuffled = list(value.items())
+    random.shuffle(shuffled)
+    assert codec.digest(dict(shuffled)) == codec.digest(value)
+    assert codec.digest((1, dict(shuffled))) == codec.digest((1, value))
+
+
+@given(st.lists(VALUES, min_size=2, max_size=5))
+def test_values_that_differ_have_different_digests(values: list[Any]) -> None:
+    for left, right in combinations(values, 2):
+        if codec.digest(left) == codec.digest(right):
+            assert _unordered(left, right)
+
+
+def _unordered(left: Any, right: Any) -> bool:
+    """Whether two values are the same but for the order of dicts; told by their reprs' characters."""
+    return type(left) is type(right) and sorted(repr(left)) == sorted(repr(right))
+
+
+def test_a_class_needs_no_annotation_and_its_name_counts() -> None:
+    assert codec.digest(Item("a")) == codec.digest(Item("a")) is not None
+    assert codec.digest(Item("a")) != codec.digest(Item("b"))
+
+
+def test_what_cannot_be_encoded_has_no_digest() -> None:
+    circular: list[Any] = []
+    circular.append(circular)
+    deep: Any = 0
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (object(), [len], (1, object()), {"a": circular}, circular, deep, {len: 1}):
+        assert codec.digest(value) is None
