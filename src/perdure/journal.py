@@ -1,0 +1,52 @@
+"""The journal: what a run has recorded, as an append-only list of entries.
+
+An entry opens something that may outlive the process (a wait's deadline, a retry's next try, an intent to run at most
+once), closes it with its outcome, or drops earlier entries so that a failed run can go on. Entries are matched by key,
+never by position; `seq` only says in which order their results reached the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
+
+import msgspec
+
+Phase: TypeAlias = Literal["open", "close", "drop"]
+# What a key stands for. A recorded key asked for as another kind is StepChanged.
+Kind: TypeAlias = Literal["step", "sleep", "signal", "timeout", "race", "child", "run"]
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the journal. `payload` is encoded by the codec: a value, an error, or what an open entry must remember."""
+
+    seq: int
+    key: str
+    phase: Phase = "close"
+    kind: Kind = "step"
+    name: str = ""
+    ok: bool = True
+    payload: bytes = b"null"
+    attempt: int = 1
+    args_hash: bytes | None = None
+    started_at: int = 0
+    ended_at: int = 0
+    epoch: int = 0
+
+
+def drop_entry(seq: int, keys: Iterable[str], at: int, epoch: int) -> Entry:
+    """An entry that sets aside everything recorded so far under `keys`; the rows themselves stay as history."""
+    payload = msgspec.json.encode(sorted(keys))
+    return Entry(seq=seq, key="", phase="drop", kind="run", payload=payload, started_at=at, ended_at=at, epoch=epoch)
+
+
+def in_force(entries: Iterable[Entry]) -> list[Entry]:
+    """The entries that still count, by `seq`: without drop entries and what they set aside. Raises ValueError."""
+    kept: list[Entry] = []
+    for entry in sorted(entries, key=lambda entry: entry.seq):
+        if entry.phase == "drop":
+            dropped = frozenset(msgspec.json.decode(entry.payload, type=list[str]))
+            kept = [earlier for earlier in kept if earlier.key not in dropped]
+        else:
+            kept.append(entry)
+    return kept

@@ -1,0 +1,463 @@
+"""The store contract: what a database must do so that runs survive.
+
+A store owns atomicity, the engine owns meaning. Each verb is one atomic transition. Every verb that a *driver* calls takes
+its `Lease` and is refused with `LeaseLost` when the run's epoch or token is another by now, in the same transaction that
+writes, which also keeps `claim` and `acquire` out until it ends: a stale worker can never change a run. `create`, `signal`,
+`cancel`, `hold` and `unhold` come from outside, take no lease and touch only the inbox and the request columns.
+
+Instants are integer microseconds UTC by the store's own clock, unless a test passes `now=`; lengths are seconds. Payloads are
+opaque bytes. Run ids and keys have been checked (`check_id`) and are compared byte for byte.
+
+`perdure.testing.contract` holds the suite that every store passes, sentence by sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+import msgspec
+
+from perdure.duration import moment
+from perdure.journal import Entry
+
+Status: TypeAlias = Literal["pending", "running", "suspended", "completed", "failed", "cancelled", "dead"]
+EndStatus: TypeAlias = Literal["completed", "failed", "cancelled", "dead"]
+ENDED: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled", "dead"})
+STATUSES: Final[frozenset[str]] = ENDED | {"pending", "running", "suspended"}
+
+Durability: TypeAlias = Literal["process", "disk", "replicated"]
+# shared: several processes may use it at once. durable: what was acknowledged is there after reopening.
+# transaction: `transaction(lease)` lets a step's own writes commit together with its record.
+Capability: TypeAlias = Literal["shared", "durable", "transaction"]
+
+MAX_ID_BYTES: Final = 1024
+
+
+def check_id(text: object, what: str) -> str:
+    """`text` as a run id or key: a non-empty str of at most 1,024 UTF-8 bytes without NUL or lone surrogates."""
+    if not isinstance(text, str):
+        raise TypeError(f"{what} must be a str, not {type(text).__name__}")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"{what} {text!r} contains a lone surrogate, which not every store can hold") from None
+    if not text or size > MAX_ID_BYTES or "\0" in text:
+        shown = text if len(text) < 80 else text[:77] + "..."
+        raise ValueError(f"{what} {shown!r} must have 1 to {MAX_ID_BYTES} UTF-8 bytes and no NUL (it has {size} bytes)")
+    return text
+
+
+class Awaited(msgspec.Struct, frozen=True, array_like=True):
+    """What a suspended run waits for: a signal by name, or a child's outcome by key."""
+
+    kind: Literal["signal", "child"]
+    name: str
+
+
+class Signal(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of a run's inbox. `seq` counts from 1 in order of arrival."""
+
+    seq: int
+    name: str
+    payload: bytes
+    kind: Literal["signal", "child"] = "signal"
+    dedupe: str | None = None
+    consumed_by: str | None = None
+
+    @property
+    def address(self) -> Awaited:
+        """What a run must wait for to get this row."""
+        return Awaited(self.kind, self.name)
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """An item of a run's output stream. `n` counts from 0 in each stream."""
+
+    stream: str
+    n: int
+    payload: bytes
+
+
+class NewRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What is written when a run is created."""
+
+    id: str
+    workflow: str
+    input: bytes
+    input_hash: bytes
+    seed: bytes
+    definition_hash: str | None = None
+    metadata: bytes = b"{}"
+    queue: str = "default"
+    priority: int = 0
+    limit_key: str | None = None
+    start_at: int | None = None
+    deadline: int | None = None
+    parent_id: str | None = None
+    parent_key: str | None = None
+
+
+class RunRow(NewRun, frozen=True, kw_only=True):
+    """A run as the store holds it, without journal and inbox.
+
+    `wake_at` is the instant from which it may be claimed: a pending run's start, a running one's lease end, a suspended
+    one's timer. None: only a signal, a cancel or nothing at all moves it. `waiting_for` is empty unless it is suspended.
+    `updated_at` changes when the run is created, leased, renewed, released, suspended, finished or reopened, and at nothing else.
+    """
+
+    status: Status
+    wake_at: int | None
+    waiting_for: tuple[Awaited, ...] = ()
+    epoch: int = 0
+    lease_owner: str | None = None
+    lease_until: int | None = None
+    attempts: int = 0
+    held: bool = False
+    progress: bytes | None = None
+    cancel_requested: bool = False
+    outcome: bytes | None = None
+    parent_notified: bool = False
+    created_at: int
+    updated_at: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run takes nothing more."""
+        return self.status in ENDED
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `list`."""
+
+    id: str
+    workflow: str
+    status: Status
+    updated_at: datetime
+
+    @classmethod
+    def of(cls, run_id: str, workflow: str, status: Status, updated_at: int) -> RunInfo:
+        """The line for a run whose row was last changed at the instant `updated_at`."""
+        return cls(id=run_id, workflow=workflow, status=status, updated_at=moment(updated_at))
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """The right to drive a run. `epoch` only ever grows, also over delete and create; `token` is random per acquisition.
+
+    A lease is good as long as the run has this epoch and token, also past `until` if nobody took over. An epoch is the one before
+    plus one, or the store's clock if that is higher.
+    """
+
+    run_id: str
+    epoch: int
+    token: str
+    until: int
+
+
+class Pulse(msgspec.Struct, frozen=True):
+    """What the holder learns with every write and renewal: the highest inbox seq, and whether to stop."""
+
+    inbox_seq: int
+    cancel_requested: bool
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A run given to this worker: the lease, the row, the whole journal by seq, and the inbox rows not yet consumed.
+
+    `inbox_seq` is the highest seq in the inbox, consumed or not. `item_counts` has the length of each stream.
+    """
+
+    lease: Lease
+    run: RunRow
+    journal: list[Entry]
+    inbox: list[Signal]
+    inbox_seq: int
+    item_counts: dict[str, int]
+
+
+class Created(msgspec.Struct, frozen=True, kw_only=True):
+    """What `create` found or made. `claim` is set when the run is new and a `ttl` was given."""
+
+    run: RunRow
+    is_new: bool
+    claim: Claim | None = None
+
+
+class Claims(msgspec.Struct, frozen=True, kw_only=True):
+    """What `claim` gave, and the earliest instant after now at which more may come due (it may be early, never late)."""
+
+    claims: list[Claim]
+    next_wake_at: int | None
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A workflow to start again and again. `spec` is the engine's text for when; the store only compares `next_at`."""
+
+    id: str
+    workflow: str
+    spec: str
+    input: bytes
+    next_at: int | None
+    metadata: bytes = b"{}"
+
+
+class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How many runs of a queue may be leased at once: in all, and for each `limit_key`. None: no limit."""
+
+    concurrency: int | None = None
+    key_concurrency: int | None = None
+
+
+class Transaction(Protocol):
+    """A database transaction in which a step's own writes and its record are one."""
+
+    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement and give its rows."""
+        ...
+
+    async def record(self, entries: Sequence[Entry], consume: Sequence[int] = ()) -> Pulse:
+        """As `Store.record`, committed with everything else in this transaction."""
+        ...
+
+
+class Store(Protocol):
+    """A database that holds runs. All verbs may be called from any event loop and from many tasks at once."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Which database and namespace this is; equal keys in one process mean the same runs."""
+        ...
+
+    @property
+    def durability(self) -> Durability:
+        """What an acknowledged write survives, read from the settings in force."""
+        ...
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What this store can do beyond the core; what is not named here is refused with `StoreCapabilityError`.
+
+        Without `transaction` that is `transaction()`; without `shared`, pickling the store. Without `durable`, `durability` is
+        `process`.
+        """
+        ...
+
+    async def setup(self) -> None:
+        """Create or upgrade the schema. Safe when many processes do it at once; otherwise done by the first verb."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections and threads once everything submitted was answered; a `watch` under way returns.
+
+        A closed store refuses every verb with `PersistenceError`; closing it again does nothing.
+        """
+        ...
+
+    def sibling(self) -> Store:
+        """A handle on the same runs whose `renew` does not depend on the caller's event loop: for the heartbeat's thread."""
+        ...
+
+    async def create(self, run: NewRun, *, ttl: float | None = None, now: int | None = None) -> Created:
+        """Insert the run, pending and due at `start_at` or now; with `ttl` it is running and leased at once.
+
+        That lease counts as the first attempt and is given whatever the queue's limit. The same id with the same workflow and
+        input hash gives the run that is there, unchanged and unclaimed; with others it raises `RunConflict`.
+        """
+        ...
+
+    async def claim(
+        self,
+        limit: int,
+        ttl: float,
+        workflows: Collection[str],
+        queues: Collection[str] | None = None,
+        *,
+        now: int | None = None,
+    ) -> Claims:
+        """Lease up to `limit` due runs of these workflows: highest priority first, then longest due, then by id.
+
+        No run is given to two callers. Runs on hold, of other workflows, in other queues or over their queue's limit are
+        passed over and hold up nobody; only leases that have not expired count for that limit. Counts an attempt, from one again
+        when the journal grew since the last claim.
+        """
+        ...
+
+    async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
+        """Lease this run, whatever its queue. None when it has ended or (with `due_only`) is not due.
+
+        Counts an attempt as `claim` does. Raises `RunNotFound`; `LeaseHeld` when a live lease or an operator holds it.
+        """
+        ...
+
+    async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> list[Pulse | None]:
+        """Prolong each lease by `ttl` from now; None in the place of each that is no longer current."""
+        ...
+
+    async def release(self, lease: Lease, *, now: int | None = None) -> None:
+        """Give the run back, pending and due at once, without counting the attempt. Raises `LeaseLost`."""
+        ...
+
+    async def record(
+        self,
+        lease: Lease,
+        entries: Sequence[Entry] = (),
+        *,
+        consume: Sequence[int] = (),
+        items: Sequence[Item] = (),
+        now: int | None = None,
+    ) -> Pulse:
+        """Append entries and items and consume inbox rows, all or nothing; the run's row is not touched.
+
+        Sent twice under the same lease it is a lost reply and changes nothing: entries and items that are there already, the
+        same, are left alone and only the others added, and a row is consumed once. Another entry or item under a number that is
+        taken raises `PersistenceError`. Raises `LeaseLost`.
+        """
+        ...
+
+    async def suspend(
+        self,
+        lease: Lease,
+        *,
+        wake_at: int | None,
+        waiting_for: Collection[Awaited] = (),
+        entries: Sequence[Entry] = (),
+        consume: Sequence[int] = (),
+        now: int | None = None,
+    ) -> list[Signal]:
+        """Record, then give up the lease until `wake_at` or an awaited inbox row, if none is there yet.
+
+        Awaited rows that are there and unconsumed are returned, in order; then the lease is kept and the run goes on. When a
+        cancel was requested the run is suspended but due at once. Attempts start from zero. Raises `LeaseLost`.
+        """
+        ...
+
+    async def finish(
+        self,
+        lease: Lease,
+        status: EndStatus,
+        outcome: bytes,
+        *,
+        entries: Sequence[Entry] = (),
+        consume: Sequence[int] = (),
+        now: int | None = None,
+    ) -> None:
+        """Record and end the run, and put the outcome into its parent's inbox, all or nothing. Raises `LeaseLost`.
+
+        The parent gets a row of kind `child` named `parent_key` and is woken if it waits for it; one that has ended or is gone
+        gets nothing. Then `parent_notified` is true.
+        """
+        ...
+
+    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
+        """Make a failed, cancelled or dead run pending and due, under a new epoch, without what it recorded for `drop`.
+
+        Appends one drop entry, after the highest seq, and changes no other row; outcome and cancel request are withdrawn,
+        attempts start from zero, and its next end is told to its parent again. Raises `RunNotFound`, `RunFinished` when it
+        completed, `LeaseHeld` when it has not ended.
+        """
+        ...
+
+    async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
+        """Put a signal into the run's inbox, wake the run if it waits for it, and give the inbox seq.
+
+        A run that is due already keeps its place in the line. A repeated `dedupe` for the same name gives the first one's seq and
+        changes nothing, also when that was consumed or the run has ended since. Raises `RunNotFound`, `RunFinished`.
+        """
+        ...
+
+    async def cancel(self, run_id: str, *, now: int | None = None) -> None:
+        """Ask the run to stop and make it due if nobody holds it. Raises `RunNotFound`, `RunFinished`."""
+        ...
+
+    async def hold(self, run_id: str) -> None:
+        """Keep the run from being claimed or acquired until `unhold`; its present holder goes on. Raises `RunNotFound`."""
+        ...
+
+    async def unhold(self, run_id: str) -> None:
+        """Undo `hold`. Raises `RunNotFound`."""
+        ...
+
+    async def report(self, lease: Lease, progress: bytes) -> None:
+        """Replace the run's progress. Raises `LeaseLost`."""
+        ...
+
+    async def get(self, run_id: str) -> RunRow | None:
+        """The run's row, or None."""
+        ...
+
+    async def journal(self, run_id: str, *, after: int = 0) -> list[Entry]:
+        """The run's entries with a seq above `after`, by seq."""
+        ...
+
+    async def inbox(self, run_id: str, *, after: int = 0) -> list[Signal]:
+        """The unconsumed inbox rows with a seq above `after`, by seq."""
+        ...
+
+    async def items(self, run_id: str, stream: str, *, after: int = -1, limit: int = 100) -> list[Item]:
+        """Items of a stream numbered above `after`, in order."""
+        ...
+
+    async def list(
+        self,
+        *,
+        prefix: str = "",
+        status: Status | None = None,
+        workflow: str | None = None,
+        before: tuple[int, str] | None = None,
+        limit: int = 100,
+    ) -> list[RunInfo]:
+        """Runs, last changed first, ties by id. `prefix` is literal. `before` is the (updated_at, id) of the last line seen."""
+        ...
+
+    async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
+        """How many runs `list` would give without a limit."""
+        ...
+
+    async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
+        """Ids of the runs that may be claimed now, whatever their queue, longest due first, then by id."""
+        ...
+
+    async def delete(self, run_id: str) -> None:
+        """Remove the run and everything of it. One that is not there is no error; a holder loses its lease."""
+        ...
+
+    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
+        """Delete up to `limit` ended runs not changed for at least `older_than` seconds, oldest first, and say how many."""
+        ...
+
+    async def watch(self, timeout: float) -> None:
+        """Return when something may have become due or ended since the call, at the latest after `timeout` seconds."""
+        ...
+
+    async def put_schedule(self, schedule: Schedule) -> None:
+        """Insert or replace the schedule with this id."""
+        ...
+
+    async def schedules(self) -> Sequence[Schedule]:
+        """All schedules, by id."""
+        ...
+
+    async def drop_schedule(self, schedule_id: str) -> bool:
+        """Remove the schedule; False when it was not there."""
+        ...
+
+    async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
+        """Move the schedule's `next_at` on and create the run, if it still is `expected_at`; a run that exists is left alone.
+
+        False when somebody else fired it, or it is gone.
+        """
+        ...
+
+    async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
+        """Set how many runs of a queue may be leased at once."""
+        ...
+
+    async def queue_limits(self) -> dict[str, QueueLimits]:
+        """The limits that were set, by queue."""
+        ...
+
+    def transaction(self, lease: Lease) -> AbstractAsyncContextManager[Transaction]:
+        """A fenced transaction: commits on exit, rolls back on an exception. Raises `LeaseLost`, `StoreCapabilityError`."""
+        ...

@@ -1,0 +1,225 @@
+"""Claiming: who gets which run, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+
+from perdure.errors import LeaseHeld, RunNotFound
+from perdure.store import Claim, Item, Lease
+from perdure.testing.contract.cases import promise
+from perdure.testing.contract.checks import equal, holds, refused
+from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, at, claimed_ids, entry, new_run, outcomes, signals
+
+
+@promise
+async def a_claim_brings_everything_the_driver_needs(world: World) -> None:
+    """A claim has the lease, the row, the journal by seq, the unconsumed inbox, its highest seq, and each stream's length."""
+    lease = await world.lease()
+    items = [Item(stream="log", n=n, payload=b"%d" % n) for n in range(3)] + [Item(stream="out", n=0, payload=b"x")]
+    for n in (1, 2, 3):
+        await world.a.signal("run", "go", b"%d" % n, now=NOW)
+    await world.a.record(lease, [entry(2), entry(1)], consume=[2, 3], items=items, now=NOW)
+    claims = await world.b.claim(1, TTL, ["flow"], now=EXPIRED)
+    claim = claims.claims[0]
+    equal(claim.journal, [entry(1), entry(2)], "the journal")
+    equal([(row.seq, row.name, row.payload) for row in claim.inbox], [(1, "go", b"1")], "the unconsumed inbox")
+    equal((claim.inbox_seq, claim.item_counts), (3, {"log": 3, "out": 1}), "inbox_seq and item_counts")
+    equal(claim.run, await world.row(), "the row")
+    equal((claim.run.status, claim.run.epoch), ("running", claim.lease.epoch), "status and epoch")
+    until = EXPIRED + round(TTL * 1_000_000)
+    equal((claim.lease.until, claim.run.lease_until, claim.run.wake_at), (until, until, until), "the end of the lease")
+
+
+@promise
+async def acquire_brings_the_same_as_claim(world: World) -> None:
+    """`acquire` of one run gives the same claim as `claim` would."""
+    lease = await world.lease()
+    await world.a.signal("run", "go", b"1", now=NOW)
+    await world.a.record(lease, [entry(1)], items=[Item(stream="log", n=0, payload=b"0")], now=NOW)
+    claim = await world.take()
+    equal((claim.journal, claim.inbox_seq, claim.item_counts), ([entry(1)], 1, {"log": 1}), "journal, inbox_seq and item_counts")
+    equal([row.seq for row in claim.inbox], [1], "the inbox")
+    equal((claim.run, claim.run.status, claim.run.epoch), (await world.row(), "running", claim.lease.epoch), "the row")
+    equal((claim.lease.until, claim.run.wake_at), (claim.run.lease_until, claim.run.lease_until), "the end of the lease")
+
+
+@promise
+async def priority_goes_first_then_longest_due_then_id(world: World) -> None:
+    """`claim` takes the highest priority first, then the longest due, then the lowest id."""
+    await world.a.create(new_run("d-late", start_at=at(-1)), now=NOW)
+    await world.a.create(new_run("z-early", start_at=at(-2)), now=NOW)
+    await world.a.create(new_run("b-late", start_at=at(-1)), now=NOW)
+    await world.a.create(new_run("low", start_at=at(-9), priority=-1), now=NOW)
+    await world.a.create(new_run("high", start_at=at(-1), priority=7), now=NOW)
+    expected = ["high", "z-early", "b-late", "d-late", "low"]
+    equal(await claimed_ids(world.a, 2), expected[:2], "the first two")
+    equal(await claimed_ids(world.b), expected[2:], "the others")
+
+
+@promise
+async def no_run_is_given_to_two_callers(world: World) -> None:
+    """Many workers claiming at once on two handles share the due runs out: each is given once, and none is forgotten."""
+    for n in range(60):
+        await world.a.create(new_run(f"run-{n:02}"), now=NOW)
+
+    async def work(worker: int) -> list[str]:
+        store = (world.a, world.b)[worker % 2]
+        mine: list[str] = []
+        while got := await claimed_ids(store, 1 + worker % 3, now=at(1)):
+            mine += got
+        return mine
+
+    shares = await asyncio.gather(*(work(worker) for worker in range(12)))
+    equal(sorted(run_id for share in shares for run_id in share), [f"run-{n:02}" for n in range(60)], "what was given out")
+
+
+@promise
+async def one_of_many_acquires_one_run(world: World) -> None:
+    """When many acquire the same run at once, one gets it and the others are told that it is held."""
+    await world.a.create(new_run(), now=NOW)
+    answers = await outcomes(store.acquire("run", TTL, now=NOW) for store in (world.a, world.b) * 8)
+    equal(sum(isinstance(answer, Claim) for answer in answers), 1, "how many got it")
+    equal(sum(isinstance(answer, LeaseHeld) for answer in answers), 15, "how many were told that it is held")
+
+
+@promise
+async def an_expired_lease_has_one_successor(world: World) -> None:
+    """When a lease expires and many claim, one gets the run."""
+    await world.lease()
+    shares = await asyncio.gather(*(claimed_ids(store, now=EXPIRED) for store in (world.a, world.b) * 10))
+    equal([run_id for share in shares for run_id in share], ["run"], "what was given out")
+
+
+@promise
+async def a_lease_is_alive_until_its_end(world: World) -> None:
+    """A leased run is given to nobody before `until`, and to the next who asks from then on."""
+    await world.lease()
+    await world.lease("other", workflow="other")
+    last = at(TTL) - 1
+    equal(await claimed_ids(world.b, now=last), [], "claimed one microsecond before the end")
+    with refused(LeaseHeld, "acquire one microsecond before the end"):
+        await world.b.acquire("run", TTL, now=last)
+    equal(await claimed_ids(world.b, now=at(TTL)), ["run"], "claimed at the end")
+    equal((await world.take("other", now=at(TTL))).run.status, "running", "the status of a run acquired at the end of its lease")
+
+
+@promise
+async def runs_that_cannot_be_claimed_hold_up_nobody(world: World) -> None:
+    """Runs of other workflows, in other queues or on hold are passed over, however many are due before."""
+    for n in range(40):
+        await world.a.create(new_run(f"unknown-{n}", workflow="gone", priority=9), now=NOW)
+        await world.a.create(new_run(f"queued-{n}", queue="other", priority=9), now=NOW)
+        await world.a.create(new_run(f"held-{n}", priority=9), now=NOW)
+        await world.a.hold(f"held-{n}")
+    await world.a.create(new_run("ready"), now=at(1))
+    equal(await claimed_ids(world.b, 1, now=at(1), queues=["default"]), ["ready"], "what is claimed")
+    equal((await world.row("unknown-0")).status, "pending", "the status of a run whose workflow nobody asked for")
+
+
+@promise
+async def a_run_that_kills_its_workers_goes_to_the_end_of_the_line(world: World) -> None:
+    """A run whose lease expires again and again is behind those that were due before its last lease ended."""
+    await world.lease("poisoned")
+    for n in range(3):
+        await world.a.create(new_run(f"ready-{n}"), now=at(TTL - 1))
+    got = [(await claimed_ids(world.b, 1, now=EXPIRED))[0] for _ in range(4)]
+    equal(got, ["ready-0", "ready-1", "ready-2", "poisoned"], "the order of claims")
+
+
+@promise
+async def claim_takes_only_what_was_asked_for(world: World) -> None:
+    """`claim` keeps to its limit, its workflows and its queues; no workflows means nothing, no queues means all."""
+    for name in ("one", "two"):
+        await world.a.create(new_run(f"{name}-mail", workflow=name, queue="mail"), now=NOW)
+        await world.a.create(new_run(f"{name}-default", workflow=name), now=NOW)
+    equal(await claimed_ids(world.b, 0, workflows=["one", "two"]), [], "with limit 0")
+    equal(await claimed_ids(world.b, workflows=[]), [], "without workflows")
+    equal(await claimed_ids(world.b, workflows=["one"], queues=[]), [], "with no queue at all")
+    equal(await claimed_ids(world.b, workflows=["one"], queues=["mail"]), ["one-mail"], "of one workflow in one queue")
+    equal(await claimed_ids(world.b, 1, workflows=["one", "two"]), ["one-default"], "one of the rest")
+    equal(await claimed_ids(world.b, workflows={"one", "two"}), ["two-default", "two-mail"], "the rest")
+
+
+@promise
+async def claim_tells_when_more_may_come_due(world: World) -> None:
+    """`next_wake_at` is the earliest instant after now at which a run comes due: a timer's, a start's, or the end of a lease."""
+    equal((await world.a.claim(5, TTL, ["flow"], now=NOW)).next_wake_at, None, "next_wake_at of an empty store")
+    await world.a.create(new_run("later", start_at=at(500)), now=NOW)
+    await world.suspended("timer", wake_at=at(300))
+    await world.suspended("untimed", waiting_for=signals("go"))
+    equal((await world.b.claim(5, TTL, ["flow"], now=NOW)).next_wake_at, at(300), "next_wake_at with timers")
+    await world.start("leased")
+    equal((await world.b.claim(5, TTL, ["flow"], now=NOW)).next_wake_at, at(TTL), "next_wake_at with another's lease")
+    for run_id in ("due-1", "due-2"):
+        await world.a.create(new_run(run_id, start_at=at(2)), now=NOW)
+    await world.a.create(new_run("soon", start_at=at(3)), now=NOW)
+    equal((await world.b.claim(1, TTL, ["flow"], now=at(2))).next_wake_at, at(3), "next_wake_at with more due than was asked for")
+
+
+@promise
+async def acquire_gives_only_what_is_due(world: World) -> None:
+    """`acquire` gives None for a run that is not due, unless `due_only=False`, and None for one that has ended."""
+    await world.a.create(new_run("later", start_at=at(60)), now=NOW)
+    await world.suspended("waiting", waiting_for=signals("go"))
+    await world.ended("over")
+    for run_id in ("later", "waiting"):
+        equal(await world.b.acquire(run_id, TTL, now=NOW), None, f"acquire of {run_id!r}")
+        claim = await world.take(run_id, due_only=False, now=NOW)
+        equal((claim.run.status, claim.run.waiting_for), ("running", ()), "status and waiting_for once acquired")
+    for due_only in (True, False):
+        equal(await world.b.acquire("over", TTL, due_only=due_only, now=NOW), None, "acquire of a run that has ended")
+
+
+@promise
+async def acquire_refuses_what_somebody_holds(world: World) -> None:
+    """`acquire` raises `LeaseHeld` while a live lease or an operator holds the run, and `RunNotFound` for an unknown one."""
+    await world.lease("leased")
+    await world.a.create(new_run("held"), now=NOW)
+    await world.a.hold("held")
+    for run_id in ("leased", "held"):
+        for due_only in (True, False):
+            with refused(LeaseHeld, f"acquire of {run_id!r}"):
+                await world.b.acquire(run_id, TTL, due_only=due_only, now=at(1))
+    with refused(RunNotFound, "acquire of an unknown run"):
+        await world.b.acquire("unknown", TTL, now=NOW)
+
+
+@promise
+async def epochs_only_grow_and_tokens_never_repeat(world: World) -> None:
+    """Each acquisition has a higher epoch, also within one microsecond, and a token that nobody can guess."""
+    leases: list[Lease] = [await world.lease()]
+    for _ in range(5):
+        await world.a.release(leases[-1], now=NOW)
+        leases.append((await world.take(now=NOW)).lease)
+    epochs = [lease.epoch for lease in leases]
+    equal(epochs, sorted(set(epochs)), "the epochs of six acquisitions")
+    equal(len({lease.token for lease in leases}), 6, "how many tokens differ")
+    holds(all(len(lease.token) >= 16 for lease in leases), "a token has at least 16 characters")
+
+
+@promise
+async def an_epoch_is_at_least_the_time(world: World) -> None:
+    """The epoch is never below the store's clock in microseconds, so a deleted run needs no tombstone."""
+    first = (await world.start()).lease
+    holds(first.epoch >= NOW, f"epoch {first.epoch} is at least the time, {NOW}")
+    second = (await world.take(now=at(100))).lease
+    holds(second.epoch >= at(100), f"epoch {second.epoch} is at least the time, {at(100)}")
+    await world.a.delete("run")
+    third = (await world.start(now=at(200))).lease
+    holds(third.epoch > second.epoch, "the epoch grows over delete and create")
+
+
+@promise
+async def due_lists_what_may_be_claimed(world: World) -> None:
+    """`due` gives the ids that may be claimed now, in any queue, longest due first and then by id, up to the limit."""
+    await world.a.create(new_run("b", start_at=at(-1), priority=9), now=NOW)
+    await world.a.create(new_run("a", start_at=at(-1), queue="mail"), now=NOW)
+    await world.suspended("timer", wake_at=at(-5))
+    await world.a.create(new_run("later", start_at=at(1)), now=NOW)
+    await world.a.create(new_run("held", start_at=at(-9)), now=NOW)
+    await world.a.hold("held")
+    await world.lease("leased")
+    await world.ended("over")
+    equal(list(await world.b.due(now=NOW)), ["timer", "a", "b"], "what is due")
+    equal(list(await world.b.due(now=NOW, limit=2)), ["timer", "a"], "what is due first")
+    equal(list(await world.b.due(now=EXPIRED)), ["timer", "a", "b", "later", "leased"], "what is due when the lease has expired")

@@ -1,0 +1,81 @@
+"""Durability: what a restart leaves, and that a store which keeps nothing says so."""
+
+from __future__ import annotations
+
+from perdure.errors import LeaseLost
+from perdure.store import Item, QueueLimits
+from perdure.testing.contract.cases import promise_with, promise_without
+from perdure.testing.contract.checks import equal, holds, refused
+from perdure.testing.contract.handles import SCHEDULE
+from perdure.testing.contract.world import EXPIRED, NOW, World, at, claimed_ids, entry, new_run, signals
+
+
+@promise_without("durable")
+async def a_store_that_keeps_nothing_says_so(world: World) -> None:
+    """A store that is not durable says `process`, so that nobody takes its memory for a disk."""
+    equal(world.a.durability, "process", "store.durability")
+
+
+@promise_with("durable")
+async def a_durable_store_says_what_it_survives(world: World) -> None:
+    """A durable store's acknowledged writes survive on disk or on several machines, and it says which."""
+    holds(world.a.durability in {"disk", "replicated"}, f"durability is disk or replicated, not {world.a.durability!r}")
+
+
+@promise_with("durable")
+async def everything_acknowledged_survives_a_restart(world: World) -> None:
+    """Rows, journals, inboxes, items, schedules and queue limits are the same after a restart, byte for byte."""
+    lease = await world.lease("driven", metadata=b"\x00\xff")
+    await world.a.signal("driven", "go", b"1", dedupe="d", now=NOW)
+    await world.a.record(lease, [entry(1), entry(2)], consume=[1], items=[Item(stream="log", n=0, payload=b"0")], now=NOW)
+    await world.a.report(lease, b"half")
+    await world.suspended("asleep", waiting_for=signals("go"), wake_at=at(60))
+    await world.a.create(new_run("held", start_at=at(5)), now=NOW)
+    await world.a.hold("held")
+    await world.ended("over", "failed")
+    await world.a.put_schedule(SCHEDULE)
+    await world.a.limit_queue("default", QueueLimits(concurrency=2))
+    names = ("driven", "asleep", "held", "over")
+    before = await world.dump(*names)
+    await world.restart()
+    equal(await world.dump(*names), before, "everything of the runs")
+    equal(list(await world.a.schedules()), [SCHEDULE], "the schedules")
+    equal(await world.a.queue_limits(), {"default": QueueLimits(concurrency=2)}, "the queue limits")
+    equal(await world.a.signal("driven", "go", b"2", dedupe="d", now=NOW), 1, "a signal that was sent before the restart")
+
+
+@promise_with("durable")
+async def a_run_goes_on_after_a_restart(world: World) -> None:
+    """After a restart a run is claimed with everything it recorded, and wakes by its timer and its signals as before."""
+    lease = await world.lease("driven")
+    await world.a.record(lease, [entry(1)], now=NOW)
+    await world.suspended("timer", wake_at=at(60))
+    await world.suspended("waiting", waiting_for=signals("go"))
+    await world.restart()
+    await world.a.signal("waiting", "go", b"1", now=at(1))
+    claim = await world.take("driven", now=EXPIRED)
+    equal((claim.journal, claim.run.attempts), ([entry(1)], 1), "journal and attempts of the next claim")
+    equal(await claimed_ids(world.b, now=at(60)), ["waiting", "driven", "timer"], "what comes due, in order")
+
+
+@promise_with("durable")
+async def a_restart_does_not_revive_a_stale_lease(world: World) -> None:
+    """A lease that was superseded before a restart is refused after it, and epochs go on growing."""
+    stale = await world.lease()
+    taken = await world.take()
+    await world.restart()
+    with refused(LeaseLost, "record with a lease that was superseded before the restart"):
+        await world.a.record(stale, [entry(1)], now=EXPIRED)
+    holds((await world.take(now=at(99))).lease.epoch > taken.lease.epoch, "the epoch grows over a restart")
+
+
+@promise_with("durable")
+async def a_deletion_survives_a_restart(world: World) -> None:
+    """What was deleted or purged stays away."""
+    await world.lease("deleted")
+    await world.ended("purged")
+    await world.ended("kept", now=at(50))
+    await world.a.delete("deleted")
+    await world.a.purge(10, now=at(20))
+    await world.restart()
+    equal([line.id for line in await world.a.list()], ["kept"], "the runs after the restart")

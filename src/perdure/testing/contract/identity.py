@@ -1,0 +1,132 @@
+"""Identity: names are compared byte for byte, wherever they stand."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perdure.store import Awaited, Item, QueueLimits, Schedule
+from perdure.testing.contract.cases import promise
+from perdure.testing.contract.checks import equal, holds
+from perdure.testing.contract.world import NOW, World, claimed_ids, entry, new_run
+
+# Written with escapes where an editor could change them: the first é is one code point, the second is two.
+NAMES: Final = (
+    "Order-1",
+    "order-1",
+    "order-1 ",
+    " order-1",
+    "\u00f3rder-1",
+    "o\u0301rder-1",
+    "a%b_c*d?[e]",
+    "aXb_c*d?[e]",
+    "../x",
+    "/etc/passwd",
+    "..",
+    "line\nbreak",
+    "line\r\nbreak",
+    "tab\t",
+    "__proto__",
+    "$ne",
+    '{"$ne": null}',
+    "a.b",
+    "a/b",
+    "a:b",
+    "back\\",
+    "back\\\\",
+    "it's",
+    '"quoted"',
+    "; drop table runs; --",
+    "CON",
+    "\U0001f600",
+    "\U0001f601",
+    "\U0010ffff",
+    "\ufeffbom",
+    "ß",
+    "ss",
+    "İ",
+    "i",
+    "1",
+    "01",
+    "1.0",
+    "null",
+    "x" * 500,
+    "x" * 499 + "y",
+    "x" * 1024,
+    "é" * 512,
+)
+
+
+@promise
+async def run_ids_that_differ_are_different_runs(world: World) -> None:
+    """Ids that differ in case, accents, spaces, normal form or anything else are different runs, and come back as given."""
+    for name in NAMES:
+        created = await world.a.create(new_run(name, input=name.encode(), input_hash=name.encode()), now=NOW)
+        holds(created.is_new, f"run {name!r} is a new one")
+    for name in NAMES:
+        row = await world.row(name)
+        equal((row.id, row.input), (name, name.encode()), f"run {name!r}")
+    equal({line.id for line in await world.b.list(limit=1000)}, set(NAMES), "the ids in a list")
+    equal(list(await world.b.due(now=NOW, limit=1000)), sorted(NAMES), "the ids that are due, in the order of their bytes")
+    await world.a.delete("order-1")
+    equal({line.id for line in await world.b.list(limit=1000)}, set(NAMES) - {"order-1"}, "the ids after one was deleted")
+
+
+@promise
+async def signal_names_that_differ_are_different_signals(world: World) -> None:
+    """Signal names, dedupe keys and what a run waits for are compared byte for byte."""
+    await world.a.create(new_run("inbox"), now=NOW)
+    seqs = [await world.a.signal("inbox", name, b"1", dedupe="d", now=NOW) for name in NAMES]
+    seqs += [await world.a.signal("inbox", "go", b"1", dedupe=name, now=NOW) for name in NAMES]
+    equal(seqs, list(range(1, 2 * len(NAMES) + 1)), "the seqs of signals that differ only in their names")
+    rows = await world.b.inbox("inbox")
+    equal([row.name for row in rows[: len(NAMES)]], list(NAMES), "the names in the inbox")
+    equal([row.dedupe for row in rows[len(NAMES) :]], list(NAMES), "the dedupe keys in the inbox")
+
+
+@promise
+async def a_run_wakes_for_exactly_what_it_waits_for(world: World) -> None:
+    """A signal wakes only the run that waits for just that name, not for one that looks like it."""
+    for index, name in enumerate(NAMES):
+        await world.suspended(f"run-{index}", waiting_for=[Awaited("signal", name)])
+        for other in NAMES:
+            if other != name:
+                await world.a.signal(f"run-{index}", other, b"1", now=NOW)
+        equal(
+            (await world.row(f"run-{index}")).wake_at, None, f"wake_at of a run that waits for {name!r}, after all other signals"
+        )
+    await world.a.signal("run-0", NAMES[0], b"1", now=NOW)
+    equal((await world.row("run-0")).wake_at, NOW, "wake_at once its own signal came")
+
+
+@promise
+async def keys_and_streams_that_differ_stay_apart(world: World) -> None:
+    """Step keys and stream names come back as given, and streams that look alike are counted apart."""
+    lease = await world.lease()
+    entries = [entry(seq, name, name=name) for seq, name in enumerate(NAMES, 1)]
+    items = [Item(stream=name, n=0, payload=name.encode()) for name in NAMES]
+    await world.a.record(lease, entries, items=items, now=NOW)
+    equal(await world.b.journal("run"), entries, "the journal")
+    for item in items:
+        equal(await world.b.items("run", item.stream), [item], f"stream {item.stream!r}")
+
+
+@promise
+async def workflows_and_queues_that_differ_stay_apart(world: World) -> None:
+    """Workflow names, queue names and limit keys are compared byte for byte."""
+    for index, name in enumerate(NAMES):
+        await world.a.create(new_run(f"run-{index:02}", workflow=name, queue=name, limit_key=name), now=NOW)
+        await world.a.limit_queue(name, QueueLimits(concurrency=1, key_concurrency=1))
+    equal(set(await world.b.queue_limits()), set(NAMES), "the queues with limits")
+    for index, name in enumerate(NAMES):
+        equal(await world.b.count(workflow=name), 1, f"runs of workflow {name!r}")
+        equal(await claimed_ids(world.b, workflows=[name], queues=[name]), [f"run-{index:02}"], f"claimed from queue {name!r}")
+
+
+@promise
+async def schedules_that_differ_stay_apart(world: World) -> None:
+    """Schedule ids are compared byte for byte and listed in that order."""
+    for name in NAMES:
+        await world.a.put_schedule(Schedule(id=name, workflow=name, spec=name, input=b"[]", next_at=NOW))
+    equal([schedule.id for schedule in await world.b.schedules()], sorted(NAMES), "the schedules")
+    equal(await world.b.drop_schedule("order-1"), True, "dropping one")
+    equal(len(await world.b.schedules()), len(NAMES) - 1, "the number of schedules that are left")

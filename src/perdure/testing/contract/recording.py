@@ -1,0 +1,209 @@
+"""Recording: the journal only grows, and what is in it never changes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from perdure.errors import LeaseLost, PersistenceError
+from perdure.journal import Entry
+from perdure.store import Item, Pulse, QueueLimits
+from perdure.testing.contract.cases import promise
+from perdure.testing.contract.checks import equal, refused
+from perdure.testing.contract.world import EXPIRED, NOW, World, at, entry, new_run, signals
+
+FULL: Final = Entry(
+    seq=4,
+    key="charge/é",
+    phase="open",
+    kind="signal",
+    name="charge",
+    ok=False,
+    payload=b"\x00\xff\xfe{",
+    attempt=3,
+    args_hash=b"\x00\xff",
+    started_at=at(1),
+    ended_at=at(2),
+    epoch=NOW,
+)
+PAYLOADS: Final = (b"", b"null", b"\x00", b"a\x00b", b"\xff\xfe", b"\xed\xa0\x80", bytes(range(256)), b"'; --", b"x" * 100_000)
+
+
+@promise
+async def an_entry_reads_back_as_it_was_written(world: World) -> None:
+    """Every field of an entry reads back the same, on every handle."""
+    lease = await world.lease()
+    plain = entry(5, args_hash=None)
+    await world.a.record(lease, [FULL, plain], now=NOW)
+    equal(await world.b.journal("run"), [FULL, plain], "the journal")
+
+
+@promise
+async def payloads_are_opaque_bytes(world: World) -> None:
+    """Any bytes are kept as they are in inputs, entries, items, signals, progress and outcomes, with NUL and without UTF-8."""
+    for n, payload in enumerate(PAYLOADS):
+        run_id = f"run-{n}"
+        claim = await world.start(run_id, input=payload, input_hash=payload, seed=payload, metadata=payload)
+        await world.a.signal(run_id, "go", payload, now=NOW)
+        item = Item(stream="log", n=0, payload=payload)
+        await world.a.record(claim.lease, [entry(1, payload=payload, args_hash=payload)], items=[item], now=NOW)
+        await world.a.report(claim.lease, payload)
+        equal([row.payload for row in await world.b.inbox(run_id)], [payload], "the signal's payload")
+        equal((await world.b.journal(run_id))[0], entry(1, payload=payload, args_hash=payload), "the entry")
+        equal(await world.b.items(run_id, "log"), [item], "the item")
+        await world.a.finish(claim.lease, "completed", payload, now=NOW)
+        row = await world.row(run_id)
+        equal({row.input, row.input_hash, row.seed, row.metadata, row.progress, row.outcome}, {payload}, "the row's payloads")
+
+
+@promise
+async def the_journal_is_by_seq(world: World) -> None:
+    """`journal` gives entries by seq, whatever the order of writing, only those above `after`, and none for an unknown run."""
+    lease = await world.lease()
+    await world.a.record(lease, [entry(12), entry(2)], now=NOW)
+    await world.a.record(lease, [entry(1)], now=NOW)
+    equal([line.seq for line in await world.b.journal("run")], [1, 2, 12], "all seqs")
+    equal([line.seq for line in await world.b.journal("run", after=2)], [12], "seqs above 2")
+    equal(await world.b.journal("unknown"), [], "the journal of an unknown run")
+
+
+@promise
+async def a_record_does_not_touch_the_row(world: World) -> None:
+    """`record` only inserts: the run's row stays as it is."""
+    claim = await world.start()
+    await world.a.signal("run", "go", b"1", now=NOW)
+    item = Item(stream="log", n=0, payload=b"0")
+    await world.a.record(claim.lease, [entry(1)], consume=[1], items=[item], now=at(1))
+    equal(await world.row(), claim.run, "the row")
+
+
+@promise
+async def a_lost_reply_can_be_sent_again(world: World) -> None:
+    """The same record sent twice under one lease changes nothing the second time and gives the same answer."""
+    lease = await world.lease()
+    await world.a.signal("run", "go", b"1", now=NOW)
+    batch = [entry(1), entry(2)]
+    items = [Item(stream="log", n=0, payload=b"0")]
+    first = await world.a.record(lease, batch, consume=[1], items=items, now=NOW)
+    before = await world.dump("run")
+    second = await world.a.record(lease, batch, consume=[1], items=items, now=at(1))
+    equal((first, second), (Pulse(1, False), Pulse(1, False)), "both answers")
+    equal(await world.dump("run"), before, "everything of the run")
+
+
+@promise
+async def a_lost_reply_may_be_sent_again_with_more(world: World) -> None:
+    """When some entries or items of a record are there already, the same as before, only the others are added."""
+    lease = await world.lease()
+    items = [Item(stream="log", n=n, payload=b"%d" % n) for n in range(3)]
+    await world.a.record(lease, [entry(1), entry(2)], items=items[:1], now=NOW)
+    await world.a.record(lease, [entry(1), entry(2), entry(3)], items=items, now=NOW)
+    await world.a.suspend(lease, wake_at=None, entries=[entry(3), entry(4)], now=NOW)
+    equal(await world.b.journal("run"), [entry(1), entry(2), entry(3), entry(4)], "the journal")
+    equal(await world.b.items("run", "log"), items, "the items")
+
+
+@promise
+async def what_is_recorded_is_never_overwritten(world: World) -> None:
+    """Another entry or item under a number that is taken raises `PersistenceError`, and nothing of that record is written."""
+    lease = await world.lease()
+    await world.a.signal("run", "go", b"1", now=NOW)
+    taken = Item(stream="log", n=0, payload=b"0")
+    await world.a.record(lease, [entry(1)], items=[taken], now=NOW)
+    before = await world.dump("run")
+    other = entry(1, payload=b"other")
+    with refused(PersistenceError, "record of another entry under a seq that is taken"):
+        await world.a.record(lease, [entry(2), other], consume=[1], now=NOW)
+    with refused(PersistenceError, "record of another item under a number that is taken"):
+        items = [Item(stream="log", n=1, payload=b"1"), Item(stream="log", n=0, payload=b"other")]
+        await world.a.record(lease, [entry(2)], consume=[1], items=items, now=NOW)
+    with refused(PersistenceError, "suspend with another entry under a seq that is taken"):
+        await world.a.suspend(lease, wake_at=None, entries=[other], consume=[1], now=NOW)
+    with refused(PersistenceError, "finish with another entry under a seq that is taken"):
+        await world.a.finish(lease, "completed", b"1", entries=[other], consume=[1], now=NOW)
+    equal(await world.dump("run"), before, "everything of the run")
+
+
+@promise
+async def a_wait_closes_and_its_signal_is_consumed_together(world: World) -> None:
+    """Entries and consumed inbox rows of one record are there together or not at all."""
+    lease = await world.lease()
+    await world.a.signal("run", "go", b"1", now=NOW)
+    await world.take()
+    with refused(LeaseLost, "record with a stale lease"):
+        await world.a.record(lease, [entry(1)], consume=[1], now=EXPIRED)
+    equal([row.seq for row in await world.b.inbox("run")], [1], "the inbox, as the signal's wait was not recorded")
+    equal(await world.b.journal("run"), [], "the journal")
+    claim = await world.take(now=at(99))
+    await world.b.record(claim.lease, [entry(1)], consume=[1], now=at(99))
+    equal((await world.a.inbox("run"), await world.a.journal("run")), ([], [entry(1)]), "inbox and journal once it was recorded")
+
+
+@promise
+async def every_closing_verb_records_first(world: World) -> None:
+    """`suspend` and `finish` write their entries and consume their inbox rows in the same transition."""
+    first = await world.lease("suspending")
+    second = await world.lease("finishing")
+    for run_id in ("suspending", "finishing"):
+        await world.a.signal(run_id, "go", b"1", now=NOW)
+    await world.a.suspend(first, wake_at=None, waiting_for=signals("go"), entries=[entry(1)], consume=[1], now=NOW)
+    await world.a.finish(second, "failed", b"1", entries=[entry(1)], consume=[1], now=NOW)
+    for run_id, status in (("suspending", "suspended"), ("finishing", "failed")):
+        equal((await world.row(run_id)).status, status, "the status")
+        equal((await world.b.journal(run_id), await world.b.inbox(run_id)), ([entry(1)], []), "journal and inbox")
+
+
+@promise
+async def a_holder_may_submit_many_records_at_once(world: World) -> None:
+    """Records submitted by many tasks of the holder, on both handles, are all there."""
+    leases = [await world.lease(f"run-{n}") for n in range(4)]
+    calls = [
+        (world.a, world.b)[seq % 2].record(lease, [entry(seq)], items=[Item(stream="log", n=seq - 1, payload=b"x")], now=NOW)
+        for seq in range(1, 26)
+        for lease in leases
+    ]
+    equal(await asyncio.gather(*calls), [Pulse(0, False)] * 100, "the answers")
+    for lease in leases:
+        equal([line.seq for line in await world.b.journal(lease.run_id)], list(range(1, 26)), "the seqs in the journal")
+        equal(len(await world.b.items(lease.run_id, "log")), 25, "the number of items")
+
+
+@promise
+async def what_was_passed_in_can_be_changed_afterwards(world: World) -> None:
+    """The store keeps nothing of the caller's: lists changed after a call, or filled for the next one, change no run."""
+    lease = await world.lease()
+    batch, items, waiting = [entry(1)], [Item(stream="log", n=0, payload=b"0")], signals("go")
+    await world.a.record(lease, batch, items=items, now=NOW)
+    batch.append(entry(2))
+    items.clear()
+    await world.a.suspend(lease, wake_at=None, waiting_for=waiting, entries=batch, now=NOW)
+    waiting.clear()
+    batch.clear()
+    equal([line.seq for line in await world.a.journal("run")], [1, 2], "the journal")
+    equal(len(await world.a.items("run", "log")), 1, "the number of items")
+    equal(list((await world.row()).waiting_for), signals("go"), "what the run waits for")
+
+
+@promise
+async def what_was_returned_can_be_changed_afterwards(world: World) -> None:
+    """What a store returns is the caller's: changing it changes no run."""
+    lease = await world.lease()
+    await world.a.signal("run", "go", b"1", now=NOW)
+    await world.a.record(lease, [entry(1)], items=[Item(stream="log", n=0, payload=b"0")], now=NOW)
+    before = await world.dump("run")
+    (await world.a.journal("run")).clear()
+    (await world.a.inbox("run")).clear()
+    (await world.a.items("run", "log")).clear()
+    (await world.a.list()).clear()
+    await world.a.limit_queue("mail", QueueLimits(concurrency=1))
+    (await world.a.queue_limits()).clear()
+    equal(await world.dump("run"), before, "everything of the run")
+    equal(await world.a.queue_limits(), {"mail": QueueLimits(concurrency=1)}, "the queue limits")
+    claim = await world.take()
+    claim.journal.append(entry(9))
+    claim.inbox.clear()
+    claim.item_counts["log"] = 7
+    again = await world.take(now=at(99))
+    equal((len(again.journal), len(again.inbox), again.item_counts), (1, 1, {"log": 1}), "what the next claim brings")
+    await world.a.create(new_run("fresh"), now=NOW)
+    equal(await world.a.journal("fresh"), [], "the journal of another run")

@@ -1,0 +1,167 @@
+"""Watching: a worker that waits is woken, and by whom does not matter.
+
+These are the only cases in real time: they wait for an event, and the limits below are how long a broken store is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from perdure.store import Awaited, Schedule, Store
+from perdure.testing.contract.cases import Check, add, promise
+from perdure.testing.contract.checks import holds
+from perdure.testing.contract.world import TTL, World, in_another_loop, new_run, signals
+
+PATIENCE: Final = 5.0
+
+Event = Callable[[Store], Awaitable[object]]
+Stage = Callable[[World], Awaitable[Event]]
+
+
+async def _created(_: World) -> Event:
+    return lambda store: store.create(new_run())
+
+
+async def _signalled(world: World) -> Event:
+    await _suspend(world, signals("go"))
+    return lambda store: store.signal("run", "go", b"1")
+
+
+async def _cancelled(world: World) -> Event:
+    await _suspend(world, [])
+    return lambda store: store.cancel("run")
+
+
+async def _finished(world: World) -> Event:
+    claim = (await world.a.create(new_run(), ttl=TTL)).claim
+    return lambda store: store.finish(claim.lease, "completed", b"1") if claim else store.setup()
+
+
+async def _released(world: World) -> Event:
+    claim = (await world.a.create(new_run(), ttl=TTL)).claim
+    return lambda store: store.release(claim.lease) if claim else store.setup()
+
+
+async def _suspended(world: World) -> Event:
+    claim = (await world.a.create(new_run(), ttl=TTL)).claim
+    return lambda store: store.suspend(claim.lease, wake_at=1) if claim else store.setup()
+
+
+async def _reopened(world: World) -> Event:
+    claim = (await world.a.create(new_run(), ttl=TTL)).claim
+    if claim is not None:
+        await world.a.finish(claim.lease, "failed", b"1")
+    return lambda store: store.reopen("run", [])
+
+
+async def _unheld(world: World) -> Event:
+    await world.a.create(new_run())
+    await world.a.hold("run")
+    return lambda store: store.unhold("run")
+
+
+async def _fired(world: World) -> Event:
+    await world.a.put_schedule(Schedule(id="daily", workflow="flow", spec="", input=b"[]", next_at=1))
+    return lambda store: store.fire("daily", expected_at=1, next_at=None, run=new_run())
+
+
+async def _child_finished(world: World) -> Event:
+    await _suspend(world, [Awaited("child", "pay")])
+    claim = (await world.a.create(new_run("child", parent_id="run", parent_key="pay"), ttl=TTL)).claim
+    return lambda store: store.finish(claim.lease, "completed", b"1") if claim else store.setup()
+
+
+STAGES: Final[dict[str, tuple[Stage, str]]] = {
+    "create": (_created, "A worker that watches is woken when another process creates a run."),
+    "signal": (_signalled, "A worker that watches is woken when another process signals a run that waits."),
+    "cancel": (_cancelled, "A worker that watches is woken when another process cancels a suspended run."),
+    "finish": (_finished, "Whoever waits for a run's end is woken when another process finishes it."),
+    "child_finish": (_child_finished, "A worker that watches is woken when a child's end makes its parent due."),
+    "release": (_released, "A worker that watches is woken when another process gives a run back."),
+    "suspend": (_suspended, "A worker that watches is woken when another process suspends a run whose timer has passed."),
+    "reopen": (_reopened, "A worker that watches is woken when another process reopens a run."),
+    "unhold": (_unheld, "A worker that watches is woken when an operator lets a run go on."),
+    "fire": (_fired, "A worker that watches is woken when another process fires a schedule."),
+}
+
+
+async def _suspend(world: World, waiting_for: list[Awaited]) -> None:
+    claim = (await world.a.create(new_run(), ttl=TTL)).claim
+    if claim is not None:
+        await world.a.suspend(claim.lease, wake_at=None, waiting_for=waiting_for)
+
+
+async def _woken(watching: asyncio.Task[None]) -> None:
+    done, _ = await asyncio.wait([watching], timeout=PATIENCE)
+    watching.cancel()
+    holds(done, f"the watcher was woken within {PATIENCE:g} s")
+
+
+def _wake_case(stage: Stage) -> Check:
+    async def check(world: World) -> None:
+        event = await stage(world)
+        watching = asyncio.create_task(world.b.watch(60))
+        await asyncio.sleep(0)
+        await event(world.a)
+        await _woken(watching)
+
+    return check
+
+
+for _name, (_stage, _sentence) in STAGES.items():
+    add(_wake_case(_stage), f"watch_is_woken_by_{_name}", _sentence)
+
+
+@promise
+async def watch_wakes_everybody_who_watches(world: World) -> None:
+    """All watchers of both handles are woken by one event."""
+    watching = [asyncio.create_task(store.watch(60)) for store in (world.a, world.b) * 3]
+    await asyncio.sleep(0)
+    await world.a.create(new_run())
+    for task in watching:
+        await _woken(task)
+
+
+@promise
+async def watch_works_across_event_loops(world: World) -> None:
+    """A watcher is woken by what happens in another thread's event loop."""
+    watching = asyncio.create_task(world.a.watch(60))
+    await asyncio.sleep(0)
+    await in_another_loop(lambda: world.b.create(new_run()))
+    await _woken(watching)
+
+
+@promise
+async def watch_returns_at_the_latest_after_its_timeout(world: World) -> None:
+    """When nothing happens `watch` waits, but no longer than its timeout."""
+    waited: list[float] = []
+    for _ in range(5):
+        before = time.monotonic()
+        await asyncio.wait_for(world.a.watch(0.03), PATIENCE)
+        waited.append(time.monotonic() - before)
+    holds(max(waited) >= 0.02, f"at least one of five watches waited (they took {waited})")
+
+
+@promise
+async def closing_a_store_ends_its_watches(world: World) -> None:
+    """A watch under way on a store that is closed returns, as there is nothing left to wait for."""
+    watching = asyncio.create_task(world.a.watch(60))
+    await asyncio.sleep(0)
+    await asyncio.wait_for(world.a.close(), PATIENCE)
+    await _woken(watching)
+
+
+@promise
+async def a_cancelled_watch_leaves_nothing_behind(world: World) -> None:
+    """A watch that was cancelled disturbs no later one, and the store goes on."""
+    first = asyncio.create_task(world.a.watch(60))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    watching = asyncio.create_task(world.a.watch(60))
+    await asyncio.sleep(0)
+    await world.b.create(new_run())
+    await _woken(watching)

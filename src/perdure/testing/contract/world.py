@@ -1,0 +1,182 @@
+"""The world of a case: one fresh database, two handles on it, and a clock that stands still until the case moves it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from perdure.duration import MICROSECOND
+from perdure.journal import Entry
+from perdure.store import Awaited, Claim, EndStatus, Lease, NewRun, RunRow, Store
+from perdure.testing.contract.checks import holds
+from perdure.testing.contract.factory import StoreFactory
+
+T = TypeVar("T")
+
+# Later than today, so that a store which goes by its own clock though it was given `now=` is found out.
+NOW: Final = 2_000_000_000 * MICROSECOND
+TTL: Final = 10.0
+# How many turns of the event loop one of two racing calls is held back, at most.
+STAGGER: Final = 6
+
+
+def at(seconds: float) -> int:
+    """The instant so many seconds after `NOW`."""
+    return NOW + round(seconds * MICROSECOND)
+
+
+EXPIRED: Final = at(TTL + 1)
+
+
+def new_run(run_id: str = "run", **columns: Any) -> NewRun:
+    """A run of workflow `flow`, unless the columns say otherwise."""
+    return NewRun(**{"id": run_id, "workflow": "flow", "input": b"[]", "input_hash": b"hash", "seed": b"seed", **columns})
+
+
+def entry(seq: int, key: str = "", **fields: Any) -> Entry:
+    """A closed step, its key made from its seq unless given."""
+    return Entry(**{"seq": seq, "key": key or f"step-{seq}", "payload": b"%d" % seq, **fields})
+
+
+def signals(*names: str) -> list[Awaited]:
+    """To wait for these signals."""
+    return [Awaited("signal", name) for name in names]
+
+
+@dataclass(slots=True)
+class World:
+    """`a` and `b` are two handles on one database: two processes, as far as a store can tell in one."""
+
+    factory: StoreFactory
+    handles: list[Store] = field(default_factory=list)
+    factories: list[StoreFactory] = field(default_factory=list)
+
+    @property
+    def a(self) -> Store:
+        return self.handles[0]
+
+    @property
+    def b(self) -> Store:
+        return self.handles[1]
+
+    async def open(self) -> None:
+        """Open the two handles."""
+        for _ in range(2):
+            self.handles.append(await self.factory.open())
+
+    async def open_namespace(self, prefix: str) -> Store:
+        """A third handle, in another namespace of the same database."""
+        store = await self.factory.open(prefix)
+        self.handles.append(store)
+        return store
+
+    async def open_other_database(self) -> Store:
+        """A handle on another database."""
+        factory = type(self.factory)()
+        self.factories.append(factory)
+        store = await factory.open()
+        self.handles.append(store)
+        return store
+
+    async def restart(self) -> None:
+        """End both processes and start two new ones."""
+        await self._close_handles()
+        await self.factory.restart()
+        await self.open()
+
+    async def close(self) -> None:
+        """Close the handles and remove the databases."""
+        await self._close_handles()
+        for factory in [self.factory, *self.factories]:
+            await factory.close()
+
+    async def _close_handles(self) -> None:
+        handles, self.handles = self.handles, []
+        for store in handles:
+            await store.close()
+
+    async def start(self, run_id: str = "run", *, now: int = NOW, ttl: float = TTL, **columns: Any) -> Claim:
+        """Create a run and lease it at once."""
+        created = await self.a.create(new_run(run_id, **columns), ttl=ttl, now=now)
+        holds(created.claim is not None, "a new run created with ttl= is leased at once")
+        return _given(created.claim)
+
+    async def lease(self, run_id: str = "run", *, now: int = NOW, **columns: Any) -> Lease:
+        """Create a run and give only its lease."""
+        return (await self.start(run_id, now=now, **columns)).lease
+
+    async def suspended(
+        self,
+        run_id: str = "run",
+        *,
+        wake_at: int | None = None,
+        waiting_for: Iterable[Awaited] = (),
+        now: int = NOW,
+        **columns: Any,
+    ) -> Lease:
+        """Create a run and suspend it; its old lease is given."""
+        lease = await self.lease(run_id, now=now, **columns)
+        await self.a.suspend(lease, wake_at=wake_at, waiting_for=list(waiting_for), now=now)
+        return lease
+
+    async def ended(self, run_id: str = "run", status: EndStatus = "completed", *, now: int = NOW, **columns: Any) -> Lease:
+        """Create a run and end it; its old lease is given."""
+        lease = await self.lease(run_id, now=now, **columns)
+        await self.a.finish(lease, status, b'"outcome"', now=now)
+        return lease
+
+    async def take(self, run_id: str = "run", *, now: int = EXPIRED, due_only: bool = True, ttl: float = TTL) -> Claim:
+        """Acquire the run on the other handle, which must succeed."""
+        claim = await self.b.acquire(run_id, ttl, due_only=due_only, now=now)
+        holds(claim is not None, f"run {run_id!r} can be acquired")
+        return _given(claim)
+
+    async def row(self, run_id: str = "run") -> RunRow:
+        """The run's row as the other handle sees it."""
+        row = await self.b.get(run_id)
+        if row is None:
+            raise AssertionError(f"run {run_id!r} is there, but get() gives None")
+        return row
+
+    async def dump(self, *run_ids: str, streams: Iterable[str] = ("log",)) -> bytes:
+        """Everything that can be read of these runs, as bytes to compare."""
+        seen: list[Any] = []
+        for run_id in run_ids:
+            items = [await self.b.items(run_id, stream) for stream in streams]
+            seen += [await self.b.get(run_id), await self.b.journal(run_id), await self.b.inbox(run_id), items]
+        return msgspec.msgpack.encode(seen)
+
+
+async def claimed_ids(
+    store: Store, limit: int = 100, *, now: int = NOW, workflows: Iterable[str] = ("flow",), **options: Any
+) -> list[str]:
+    """The ids that one `claim` gives, in its order."""
+    claims = await store.claim(limit, TTL, list(workflows), now=now, **options)
+    return [claim.run.id for claim in claims.claims]
+
+
+async def after(turns: int, call: Callable[[], Awaitable[T]]) -> T:
+    """The call's answer, started so many turns of the event loop later."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    return await call()
+
+
+async def outcomes(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
+    """What many calls at once gave or raised, in their order."""
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def in_another_loop(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """The call's answer, given in a thread with an event loop of its own."""
+    return await asyncio.to_thread(lambda: asyncio.run(call()))
+
+
+def _given(claim: Claim | None) -> Claim:
+    if claim is None:
+        raise AssertionError("there is a claim")
+    return claim

@@ -1,0 +1,144 @@
+"""Broken creation, broken claims, broken counting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from perdure.journal import Entry
+from perdure.store import Claim, Claims, Created, Lease, NewRun, Pulse, QueueLimits, Schedule
+from perdure.stores.memory_store import MemoryStore
+from tests.contract.broken.table import breaks
+
+
+@breaks("another_input_under_the_same_id_is_a_conflict")
+@breaks("the_same_start_again_gives_the_run_that_is_there")
+class LastCreateWins(MemoryStore):
+    async def create(self, run: NewRun, **options: Any) -> Created:
+        await self.delete(run.id)
+        return await super().create(run, **options)
+
+
+@breaks("many_creators_make_one_run")
+class LooksBeforeItCreates(LastCreateWins):
+    async def create(self, run: NewRun, **options: Any) -> Created:
+        found = await self.get(run.id)
+        await asyncio.sleep(0)
+        if found is None:
+            return await super().create(run, **options)
+        return Created(run=found, is_new=False)
+
+
+@breaks("a_deleted_run_leaves_nothing")
+@breaks("an_epoch_is_at_least_the_time")
+class EpochsCountFromOne(MemoryStore):
+    async def create(self, run: NewRun, **options: Any) -> Created:
+        created = await super().create(run, **options)
+        if created.claim is None:
+            return created
+        with self._locked() as namespace:
+            namespace.runs[run.id].change(epoch=1)
+            row = namespace.runs[run.id].row
+        lease = msgspec.structs.replace(created.claim.lease, epoch=1)
+        return Created(run=row, is_new=True, claim=msgspec.structs.replace(created.claim, lease=lease, run=row))
+
+
+@breaks("many_workers_keep_to_the_limit")
+@breaks("an_expired_lease_has_one_successor")
+@breaks("no_run_is_given_to_two_callers")
+class ChoosesThenMarks(MemoryStore):
+    """Takes its pick, thinks, and leases what it picked, though others may have picked the same."""
+
+    async def claim(self, limit: int, ttl: float, *which: Any, now: int | None = None, **options: Any) -> Claims:
+        with self._locked() as namespace:
+            before = {run_id: replace(run) for run_id, run in namespace.runs.items()}
+        picked = await super().claim(limit, ttl, *which, now=now, **options)
+        with self._locked() as namespace:
+            namespace.runs.update(before)
+        await asyncio.sleep(0)
+        with self._locked() as namespace:
+            claims = [namespace.runs[claim.run.id].give(ttl, now or 0) for claim in picked.claims]
+        return Claims(claims=claims, next_wake_at=None)
+
+
+@breaks("one_of_many_acquires_one_run")
+@breaks("acquire_refuses_what_somebody_holds")
+@breaks("a_lease_is_alive_until_its_end")
+class TakesWhatSomebodyHolds(MemoryStore):
+    async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
+        with self._locked() as namespace:
+            return namespace.find(run_id).give(ttl, now or 0)
+
+
+@breaks("runs_that_cannot_be_claimed_hold_up_nobody")
+@breaks("a_full_queue_holds_up_nobody")
+class LimitsBeforeItFilters(MemoryStore):
+    async def claim(self, limit: int, ttl: float, *which: Any, now: int | None = None, **options: Any) -> Claims:
+        with self._locked() as namespace:
+            due = sorted((run for run in namespace.claimable() if run.due(now or 0)), key=lambda run: -run.row.priority)[:limit]
+            names = {run.row.id for run in due}
+            hidden, namespace.live = namespace.live, namespace.live & names
+        try:
+            return await super().claim(limit, ttl, *which, now=now, **options)
+        finally:
+            namespace.live = hidden
+
+
+@breaks("no_more_runs_are_claimed_than_the_queue_allows")
+@breaks("each_limit_key_has_its_own_limit")
+@breaks("both_limits_hold_together")
+class NoQueueLimits(MemoryStore):
+    async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
+        with self._locked():
+            pass
+
+
+@breaks("a_lease_is_alive_until_its_end")
+@breaks("a_run_is_due_at_once_or_at_its_start")
+class GoesByItsOwnClock(MemoryStore):
+    async def claim(self, limit: int, ttl: float, *which: Any, now: int | None = None, **options: Any) -> Claims:
+        return await super().claim(limit, ttl, *which, **options)
+
+
+@breaks("attempts_count_claims_without_progress")
+class AttemptsOnlyGrow(MemoryStore):
+    async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
+        pulse = await super().record(lease, entries, **options)
+        with self._locked() as namespace:
+            namespace.runs[lease.run_id].claimed_length += len(entries)
+        return pulse
+
+
+@breaks("a_released_attempt_does_not_count")
+class ReleaseCounts(MemoryStore):
+    async def release(self, lease: Lease, *, now: int | None = None) -> None:
+        row = await self.get(lease.run_id)
+        await super().release(lease, now=now)
+        with self._locked() as namespace:
+            namespace.runs[lease.run_id].change(attempts=row.attempts if row else 0)
+
+
+@breaks("firing_leaves_a_run_that_exists_alone")
+@breaks("two_processes_fire_a_schedule_once")
+class FiresTwice(MemoryStore):
+    """Reads the schedule, thinks, and fires."""
+
+    async def fire(self, schedule_id: str, *, run: NewRun, **options: Any) -> bool:
+        known = {schedule.id: schedule for schedule in await self.schedules()}
+        await asyncio.sleep(0)
+        schedule: Schedule | None = known.get(schedule_id)
+        if schedule is None or schedule.next_at != options["expected_at"]:
+            return False
+        await self.put_schedule(msgspec.structs.replace(schedule, next_at=options["next_at"]))
+        return (await self.create(run, now=options["now"])).is_new
+
+
+@breaks("a_schedule_fires_once_for_each_instant")
+class FiresAlways(MemoryStore):
+    async def fire(self, schedule_id: str, *, run: NewRun, **options: Any) -> bool:
+        await self.create(run, now=options["now"])
+        return True

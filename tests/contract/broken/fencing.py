@@ -1,0 +1,160 @@
+"""Broken fences and broken records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from perdure.errors import LeaseLost
+from perdure.journal import Entry
+from perdure.store import EndStatus, Lease, Pulse, QueueLimits, Signal
+from perdure.stores.memory_database import Namespace, StoredRun
+from perdure.stores.memory_store import MemoryStore
+from tests.contract.broken.table import breaks
+
+
+@breaks("a_lease_superseded_by_claim_cannot_write")
+@breaks("a_lease_of_a_finished_run_cannot_write")
+class NoFencing(MemoryStore):
+    def _fenced(self, namespace: Namespace, lease: Lease) -> StoredRun:
+        if lease.run_id not in namespace.runs:
+            raise LeaseLost(lease.run_id, lease.epoch)
+        return namespace.runs[lease.run_id]
+
+
+@breaks("a_lease_with_another_token_cannot_write")
+@breaks("a_lease_of_a_run_recreated_in_the_same_instant_cannot_write")
+class TokenIgnored(NoFencing):
+    def _fenced(self, namespace: Namespace, lease: Lease) -> StoredRun:
+        run = super()._fenced(namespace, lease)
+        if run.row.epoch != lease.epoch or run.token is None:
+            raise LeaseLost(lease.run_id, lease.epoch)
+        return run
+
+
+@breaks("a_lease_with_a_higher_epoch_cannot_write")
+@breaks("a_lease_with_a_lower_epoch_cannot_write")
+class EpochIgnored(NoFencing):
+    def _fenced(self, namespace: Namespace, lease: Lease) -> StoredRun:
+        run = super()._fenced(namespace, lease)
+        if run.token != lease.token:
+            raise LeaseLost(lease.run_id, lease.epoch)
+        return run
+
+
+@breaks("a_lease_of_a_recreated_run_cannot_write")
+class FencedByIdAndLeaseOnly(NoFencing):
+    def _fenced(self, namespace: Namespace, lease: Lease) -> StoredRun:
+        run = super()._fenced(namespace, lease)
+        if run.token is None or run.row.epoch > lease.epoch + 10**9:
+            raise LeaseLost(lease.run_id, lease.epoch)
+        return run
+
+
+@breaks("a_lease_superseded_by_acquire_cannot_write")
+class RenewRevivesAStaleLease(MemoryStore):
+    def _renew(self, namespace: Namespace, lease: Lease, until: int, now: int) -> Pulse | None:
+        if lease.run_id in namespace.live:
+            run = namespace.runs[lease.run_id]
+            run.token = lease.token
+            run.change(epoch=lease.epoch)
+        return super()._renew(namespace, lease, until, now)
+
+
+@breaks("a_lease_that_was_released_and_taken_cannot_write")
+class ReleaseByAnybody(MemoryStore):
+    async def release(self, lease: Lease, *, now: int | None = None) -> None:
+        with self._waking() as namespace:
+            if lease.run_id in namespace.live:
+                namespace.runs[lease.run_id].free(status="pending", wake_at=now)
+
+
+@breaks("a_lease_of_a_suspended_run_cannot_write")
+class ReportByAnybody(MemoryStore):
+    async def report(self, lease: Lease, progress: bytes) -> None:
+        with self._locked() as namespace:
+            namespace.runs[lease.run_id].change(progress=progress)
+
+
+@breaks("an_expired_lease_that_nobody_took_still_writes")
+class ExpiryIsTheFence(MemoryStore):
+    async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
+        if options["now"] > lease.until:
+            raise LeaseLost(lease.run_id, lease.epoch)
+        return await super().record(lease, entries, **options)
+
+
+@breaks("what_a_new_holder_loaded_is_all_there_is")
+class RecordChecksFirstAndWritesLater(MemoryStore):
+    async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
+        with self._locked() as namespace:
+            run = self._fenced(namespace, lease)
+        await asyncio.sleep(0)
+        run.write(lease, entries, options.get("consume", ()), options.get("items", ()))
+        return run.pulse()
+
+
+@breaks("a_run_is_ended_or_taken_over_but_not_both")
+class FinishChecksFirstAndWritesLater(MemoryStore):
+    async def finish(self, lease: Lease, status: EndStatus, outcome: bytes, **options: Any) -> None:
+        with self._locked() as namespace:
+            run = self._fenced(namespace, lease)
+        await asyncio.sleep(0)
+        run.free(status=status, outcome=outcome, wake_at=None)
+
+
+@breaks("a_wait_closes_and_its_signal_is_consumed_together")
+class ConsumesBeforeItRecords(MemoryStore):
+    async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
+        with self._locked() as namespace:
+            namespace.runs[lease.run_id].write(lease, (), options.get("consume", ()))
+        return await super().record(lease, entries, **{**options, "consume": ()})
+
+
+@breaks("what_is_recorded_is_never_overwritten")
+class LastRecordWins(MemoryStore):
+    async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
+        with self._locked() as namespace:
+            run = self._fenced(namespace, lease)
+            run.entries.update({entry.seq: entry for entry in entries})
+        return await super().record(lease, (), **options)
+
+
+@breaks("a_lost_reply_can_be_sent_again")
+class RepetitionIsAConflict(MemoryStore):
+    async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
+        seqs = {entry.seq for entry in await self.journal(lease.run_id)}
+        if seqs & {entry.seq for entry in entries}:
+            raise LeaseLost(lease.run_id, lease.epoch)
+        return await super().record(lease, entries, **options)
+
+
+@breaks("a_record_does_not_touch_the_row")
+class RecordTouchesTheRow(MemoryStore):
+    async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
+        with self._locked() as namespace:
+            self._fenced(namespace, lease).change(updated_at=options["now"])
+        return await super().record(lease, entries, **options)
+
+
+@breaks("payloads_are_opaque_bytes")
+class PayloadsAreText(MemoryStore):
+    async def report(self, lease: Lease, progress: bytes) -> None:
+        await super().report(lease, progress.decode(errors="replace").encode())
+
+
+@breaks("what_was_returned_can_be_changed_afterwards")
+class ReturnsItsOwnLists(MemoryStore):
+    async def queue_limits(self) -> dict[str, QueueLimits]:
+        with self._locked() as namespace:
+            return namespace.limits
+
+
+@breaks("what_was_passed_in_can_be_changed_afterwards")
+class KeepsTheCallersLists(MemoryStore):
+    async def suspend(self, lease: Lease, **options: Any) -> list[Signal]:
+        arrived = await super().suspend(lease, **options)
+        with self._locked() as namespace:
+            namespace.runs[lease.run_id].change(waiting_for=options.get("waiting_for", ()))
+        return arrived

@@ -1,0 +1,160 @@
+"""Broken names, broken lists, and stores that say what is not so."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+
+from perdure.store import Capability, Created, Durability, Lease, NewRun, RunInfo, RunRow, Transaction
+from perdure.stores.memory_database import Namespace
+from perdure.stores.memory_store import MemoryStore
+from tests.contract.broken.table import breaks
+
+
+@breaks("a_prefix_is_literal")
+class ListsByPattern(MemoryStore):
+    """A prefix becomes a pattern, as with LIKE or glob."""
+
+    async def list(self, *, prefix: str = "", limit: int = 100, **options: Any) -> list[RunInfo]:
+        lines = await super().list(limit=10**6, **options)
+        pattern = prefix.replace("_", "?").replace("%", "*") + "*"
+        return [line for line in lines if fnmatchcase(line.id, pattern)][:limit]
+
+
+@breaks("a_prefix_may_end_in_the_highest_character")
+class ListsByRange(MemoryStore):
+    async def list(self, *, prefix: str = "", limit: int = 100, **options: Any) -> list[RunInfo]:
+        lines = await super().list(limit=10**6, **options)
+        return [line for line in lines if prefix <= line.id <= prefix + "\uffff"][:limit]
+
+
+@breaks("lists_begin_with_what_changed_last")
+class ListsTheOldestFirst(MemoryStore):
+    async def list(self, *, prefix: str = "", limit: int = 100, **options: Any) -> list[RunInfo]:
+        lines = await super().list(prefix=prefix, limit=10**6, **options)
+        return lines[::-1][:limit]
+
+
+@breaks("a_list_goes_on_after_the_last_line_seen")
+class ListsTiesOnce(MemoryStore):
+    async def list(self, *, prefix: str = "", limit: int = 100, **options: Any) -> list[RunInfo]:
+        before = options.get("before") and (options["before"][0], "\U0010ffff")
+        return await super().list(prefix=prefix, limit=limit, **{**options, "before": before})
+
+
+@breaks("run_ids_that_differ_are_different_runs")
+class FoldsIds(MemoryStore):
+    """Ids go through a function that makes some of them equal."""
+
+    @staticmethod
+    def fold(text: str) -> str:
+        return text.lower()
+
+    async def create(self, run: NewRun, **options: Any) -> Created:
+        return await super().create(msgspec.structs.replace(run, id=self.fold(run.id)), **options)
+
+    async def get(self, run_id: str) -> RunRow | None:
+        return await super().get(self.fold(run_id))
+
+
+@breaks("run_ids_that_differ_are_different_runs")
+class NormalizesIds(FoldsIds):
+    @staticmethod
+    def fold(text: str) -> str:
+        return unicodedata.normalize("NFC", text)
+
+
+@breaks("run_ids_that_differ_are_different_runs")
+class PadsIds(FoldsIds):
+    @staticmethod
+    def fold(text: str) -> str:
+        return text.rstrip(" ")
+
+
+@breaks("run_ids_that_differ_are_different_runs")
+class CutsIds(FoldsIds):
+    @staticmethod
+    def fold(text: str) -> str:
+        return text[:255]
+
+
+@breaks("signal_names_that_differ_are_different_signals")
+class FoldsSignalNames(MemoryStore):
+    async def signal(self, run_id: str, name: str, payload: bytes, **options: Any) -> int:
+        return await super().signal(run_id, name.lower(), payload, **options)
+
+
+@breaks("namespaces_do_not_see_each_other")
+class JoinsPrefixAndId(MemoryStore):
+    """The namespace is a string in front of the id."""
+
+    @contextmanager
+    def _locked(self) -> Iterator[Namespace]:
+        prefix, self._prefix = self._prefix, ""
+        try:
+            with super()._locked() as namespace:
+                yield namespace
+        finally:
+            self._prefix = prefix
+
+    async def create(self, run: NewRun, **options: Any) -> Created:
+        return await super().create(msgspec.structs.replace(run, id=self._prefix + run.id), **options)
+
+    async def get(self, run_id: str) -> RunRow | None:
+        return await super().get(self._prefix + run_id)
+
+
+@breaks("a_closed_store_refuses_every_verb")
+class ClosesNothing(MemoryStore):
+    async def close(self) -> None:
+        pass
+
+
+@breaks("a_store_for_one_process_cannot_be_carried_into_another")
+class CanBePickled(MemoryStore):
+    def __reduce__(self) -> Any:
+        return (MemoryStore, ())
+
+
+@breaks("a_store_that_keeps_nothing_says_so")
+class SaysItIsOnDisk(MemoryStore):
+    @property
+    def durability(self) -> Durability:
+        return "disk"
+
+
+@breaks("a_store_declares_what_its_factory_declares")
+class DeclaresTooMuch(MemoryStore):
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({"transaction"})
+
+
+@breaks("a_store_without_transactions_refuses_them")
+class PretendsTransactions(MemoryStore):
+    def transaction(self, lease: Lease) -> AbstractAsyncContextManager[Transaction]:
+        @asynccontextmanager
+        async def pretend() -> AsyncIterator[Transaction]:
+            yield None  # type: ignore[misc]
+
+        return pretend()
+
+
+@breaks("processes_share_the_due_runs_out", "durable", "shared")
+@breaks("a_run_goes_on_after_a_restart", "durable", "shared")
+@breaks("everything_acknowledged_survives_a_restart", "durable", "shared")
+class Durable(MemoryStore):
+    """Says that it is durable and shared; whether that is true depends on what its factory's restart leaves."""
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({"durable", "shared"})
+
+    @property
+    def durability(self) -> Durability:
+        return "disk"

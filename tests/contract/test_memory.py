@@ -1,0 +1,18 @@
+from perdure.store import Store
+from perdure.stores.memory_database import MemoryDatabase
+from perdure.stores.memory_store import MemoryStore
+from perdure.testing.contract import StoreFactory, contract_tests
+
+
+class MemoryFactory(StoreFactory):
+    def __init__(self) -> None:
+        self.database = MemoryDatabase()
+
+    async def open(self, prefix: str = "") -> Store:
+        return MemoryStore(self.database, prefix=prefix)
+
+    async def restart(self) -> None:
+        self.database = MemoryDatabase()
+
+
+test_contract = contract_tests(MemoryFactory)

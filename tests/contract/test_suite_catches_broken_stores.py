@@ -1,0 +1,138 @@
+"""The suite is itself under test: it finds what is wrong, has nothing to say against what is right, and leaves out no verb."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from typing import ClassVar
+
+import pytest
+
+from perdure.errors import PerdureError
+from perdure.store import Capability, Store
+from perdure.stores.memory_database import MemoryDatabase
+from perdure.stores.memory_store import MemoryStore
+from perdure.testing.contract import Case, StoreFactory, all_cases, contract_tests, fencing, handles, watching
+from tests.contract.broken import claiming, reading, table, transactions, waking
+from tests.contract.broken import fencing as broken_fencing
+
+CASES = {case.name: case for case in all_cases()}
+# Importing the modules of broken stores fills their table.
+BROKEN = table.BROKEN
+PARTS = (broken_fencing, claiming, waking, reading, transactions)
+
+
+class Factory(StoreFactory):
+    store: ClassVar[type[MemoryStore]] = MemoryStore
+
+    def __init__(self) -> None:
+        self.database = MemoryDatabase()
+
+    def __reduce__(self) -> tuple[type[Factory], tuple[()]]:
+        return (Factory, ())  # what "shared" means to a store that is not: every process gets a database of its own
+
+    async def open(self, prefix: str = "") -> Store:
+        return self.store(self.database, prefix=prefix)
+
+    async def restart(self) -> None:
+        self.database = MemoryDatabase()
+
+
+class Keeping(Factory):
+    async def restart(self) -> None:
+        pass
+
+
+def factory_of(base: type[Factory], store_class: type[MemoryStore], declared: frozenset[Capability]) -> type[Factory]:
+    class Made(base):  # type: ignore[misc, valid-type]
+        store = store_class
+        capabilities = declared
+
+    return Made
+
+
+def keeps(case: Case, factory: type[StoreFactory]) -> bool:
+    """Any other error would be a mistake in the broken store, and prove nothing."""
+    try:
+        asyncio.run(case.run(factory()))
+    except (AssertionError, PerdureError, TimeoutError):
+        return False
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "PATIENCE", 0.2)
+
+
+@pytest.mark.parametrize(
+    ("store", "promise", "declared"),
+    BROKEN,
+    ids=[f"{store.__name__}-{promise}" for store, promise, _ in BROKEN],
+)
+def test_a_broken_store_is_caught(store: type[MemoryStore], promise: str, declared: frozenset[Capability]) -> None:
+    case = CASES[promise]
+    assert case.concerns(declared)
+    assert not keeps(case, factory_of(Factory, store, declared))
+
+
+@pytest.mark.parametrize("name", [case.name for case in all_cases() if case.needs == "durable"])
+def test_a_store_that_keeps_its_data_is_durable(name: str) -> None:
+    asyncio.run(CASES[name].run(factory_of(Keeping, reading.Durable, frozenset({"durable", "shared"}))()))
+
+
+@pytest.mark.parametrize("name", [case.name for case in all_cases() if case.concerns(frozenset({"transaction"}))])
+def test_a_store_with_transactions_keeps_every_promise(name: str) -> None:
+    asyncio.run(CASES[name].run(factory_of(Factory, transactions.Transactional, frozenset({"transaction"}))()))
+
+
+def test_every_broken_store_is_in_the_table() -> None:
+    classes = {value for part in PARTS for value in vars(part).values() if inspect.isclass(value)}
+    written = {value for value in classes if issubclass(value, MemoryStore)}
+    assert written - {store for store, _, _ in BROKEN} == {MemoryStore, transactions.Transactional}
+
+
+def test_every_verb_is_refused_by_a_closed_store() -> None:
+    verbs = {name for name, verb in vars(Store).items() if inspect.iscoroutinefunction(verb) and not name.startswith("_")}
+    assert verbs - {"close"} == set(handles.VERBS)
+
+
+def test_every_verb_that_takes_a_lease_is_fenced() -> None:
+    takers = {
+        name
+        for name, verb in vars(Store).items()
+        if inspect.isfunction(verb) and {"lease", "leases"} & set(inspect.signature(verb).parameters)
+    }
+    assert takers == {name.partition(" ")[0] for name in fencing.WRITES} | {"transaction"}
+
+
+def test_every_case_is_a_documented_promise() -> None:
+    for case in all_cases():
+        assert re.fullmatch(r"[a-z][a-z0-9_]+", case.name), case.name
+        assert re.fullmatch(r"[A-Z`][^\n]*\.", case.sentence), f"{case.name}: {case.sentence!r}"
+
+
+def test_a_capability_only_swaps_cases() -> None:
+    for capability in ("shared", "durable", "transaction"):
+        without = [case for case in all_cases() if case.lacks == capability]
+        assert without, f"a store without {capability} has something to show for it"
+
+
+def test_a_factory_cannot_skip() -> None:
+    class Skipping(Factory):
+        async def open(self, prefix: str = "") -> Store:
+            pytest.skip("no database here")
+
+    with pytest.raises(pytest.fail.Exception, match="cannot be left out"):
+        contract_tests(Skipping)(CASES["get_gives_the_row_or_none"])
+
+
+def test_a_store_that_hangs_fails_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(MemoryStore):
+        async def count(self, **_: object) -> int:
+            await asyncio.sleep(3600)
+            return 0
+
+    monkeypatch.setattr("perdure.testing.contract.cases.PATIENCE", 0.05)
+    assert not keeps(CASES["lists_are_bounded_unless_told"], factory_of(Factory, Hanging, frozenset()))
