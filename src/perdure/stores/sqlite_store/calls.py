@@ -1,0 +1,91 @@
+"""What is handed to a thread, and how the answer comes back to the caller's event loop.
+
+The thread answers through one wake-up of each event loop per batch. A caller that was cancelled, or whose loop is closed,
+changes nothing: its verb runs or not, and nobody hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from perdure.stores.sqlite_store.connection import mapped
+
+T = TypeVar("T")
+
+
+class Call(Generic[T]):
+    """A verb under way. `probe` may answer it from a plain read, without a transaction."""
+
+    __slots__ = ("alone", "error", "future", "loop", "probe", "result", "verb", "wakes")
+
+    def __init__(
+        self,
+        verb: Callable[[sqlite3.Connection], T],
+        *,
+        wakes: bool = False,
+        alone: bool = False,
+        probe: Callable[[sqlite3.Connection], T | None] | None = None,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[T] = self.loop.create_future()
+        self.verb = verb
+        self.wakes = wakes
+        self.alone = alone
+        self.probe = probe
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+    def fail(self, error: BaseException, path: str) -> None:
+        """Answer with the error, as the caller shall see it."""
+        self.error = mapped(error, path)
+
+    def settle(self) -> None:
+        """Answer the caller. Runs on its loop."""
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)  # type: ignore[arg-type]  # set by the verb whenever there is no error
+
+
+class Watcher:
+    """Somebody who waits for a change. `left` is set by the one who waits, and read by the thread."""
+
+    __slots__ = ("future", "left", "loop")
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[None] = self.loop.create_future()
+        self.left = False
+
+    def settle(self) -> None:
+        """Wake the one who waits. Runs on its loop."""
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+def _settle_all(answered: Sequence[Call[Any] | Watcher]) -> None:
+    for one in answered:
+        one.settle()
+
+
+def answer(answered: Sequence[Call[Any] | Watcher]) -> None:
+    """Wake every loop concerned, once."""
+    if len(answered) == 1:
+        _wake(answered[0].loop, answered)
+        return
+    by_loop: dict[asyncio.AbstractEventLoop, list[Call[Any] | Watcher]] = {}
+    for one in answered:
+        by_loop.setdefault(one.loop, []).append(one)
+    for loop, mine in by_loop.items():
+        _wake(loop, mine)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, answered: Sequence[Call[Any] | Watcher]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        loop.call_soon_threadsafe(_settle_all, answered)

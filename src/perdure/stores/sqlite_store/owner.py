@@ -1,0 +1,150 @@
+"""Who holds a lease: a process, named so that others on the same machine can tell that it is gone.
+
+An owner is `host/boot/namespaces/pid/start`. A process can be looked up only from the same host, boot and PID namespace (and
+time namespace: start times are shown shifted by it). Whatever cannot be looked up counts as alive, and only expiry ends its
+lease: a live process must never be taken for a dead one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+_PROC: Final = "/proc"
+_UNKNOWN: Final = "-"
+_BELIEVE_ALIVE_FOR: Final = 0.2
+_REMEMBERED: Final = 1000
+
+
+class Owner(NamedTuple):
+    """A process, or (with unknown parts) at least its name."""
+
+    host: str
+    boot: str
+    namespaces: str
+    pid: int
+    start: str
+
+    def __str__(self) -> str:
+        return "/".join(map(str, self))
+
+    @classmethod
+    def parse(cls, text: str) -> Owner | None:
+        """The owner a lease names, or None when the text is not one of ours."""
+        parts = text.split("/")
+        if len(parts) != len(cls._fields) or not parts[3].isdecimal():
+            return None
+        return cls(parts[0], parts[1], parts[2], int(parts[3]), parts[4])
+
+    @property
+    def label(self) -> str:
+        """As an error message names it."""
+        return f"process {self.pid} on host {self.host}"
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _host() -> str:
+    return quote(_read("/etc/machine-id") or socket.gethostname(), safe="") or _UNKNOWN
+
+
+def _namespaces() -> str:
+    try:
+        pid = os.readlink(f"{_PROC}/self/ns/pid")
+    except OSError:
+        return _UNKNOWN
+    try:
+        clock = os.readlink(f"{_PROC}/self/ns/time")
+    except OSError:
+        clock = ""  # kernels before 5.6 have no time namespaces
+    return quote(pid + clock, safe=":[]")
+
+
+class _Stat(NamedTuple):
+    pid: int
+    state: str
+    threads: int
+    start: str
+
+
+def _stat(pid: int | str) -> _Stat | None:
+    """What /proc says about a process. The command's name may contain anything, so fields are counted from its end."""
+    text = _read(f"{_PROC}/{pid}/stat")
+    fields = text[text.rfind(")") + 1 :].split()
+    if len(fields) < 20:
+        return None
+    return _Stat(int(text.split(" ", 1)[0]), fields[0], int(fields[17]), fields[19])
+
+
+def current() -> Owner:
+    """This process."""
+    here = _stat("self")
+    if here is None or here.pid != os.getpid():  # no /proc, or that of another PID namespace
+        return Owner(_host(), _UNKNOWN, _UNKNOWN, os.getpid(), _UNKNOWN)
+    boot = _read(f"{_PROC}/sys/kernel/random/boot_id") or _UNKNOWN
+    return Owner(_host(), boot, _namespaces(), here.pid, here.start)
+
+
+class Owners:
+    """Knows this process's own name and which other holders are gone. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._here: Owner | None = None
+        self._text = ""
+        self._alive_until: dict[str, float] = {}
+
+    @property
+    def here(self) -> str:
+        """The name this process puts into its leases; a forked child has another than its parent."""
+        if self._here is None or self._here.pid != os.getpid():
+            self._here = current()
+            self._text = str(self._here)
+        return self._text
+
+    def gone(self, text: str) -> bool:
+        """Whether the process is certainly no more. That it lives is believed for a moment."""
+        if text == self.here or self._alive_until.get(text, 0.0) > time.monotonic():
+            return False
+        if self._is_gone(Owner.parse(text)):
+            return True
+        if len(self._alive_until) > _REMEMBERED:
+            self._alive_until.clear()
+        self._alive_until[text] = time.monotonic() + _BELIEVE_ALIVE_FOR
+        return False
+
+    def _is_gone(self, owner: Owner | None) -> bool:
+        here = self._here
+        if owner is None or here is None or _UNKNOWN in (owner.boot, here.boot) or owner.host != here.host:
+            return False
+        if owner.boot != here.boot:
+            return True
+        if owner.namespaces != here.namespaces or _UNKNOWN in (owner.namespaces, owner.start):
+            return False
+        return _has_ended(owner)
+
+
+def _has_ended(owner: Owner) -> bool:
+    stat = _stat(owner.pid)
+    if stat is None:  # gone, or hidden from us (hidepid): only the first has no such process
+        return not _exists(owner.pid)
+    # A zombie's threads are gone; a process whose first thread alone has ended shows Z too, but counts the others.
+    return stat.start != owner.start or (stat.state in "ZX" and stat.threads <= 1)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True

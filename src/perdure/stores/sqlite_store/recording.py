@@ -1,0 +1,177 @@
+"""What the holder of a lease writes. Each function looks at the fence before it writes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple
+
+from perdure.errors import LeaseLost, PersistenceError
+from perdure.journal import Entry
+from perdure.store import Awaited, EndStatus, Item, Lease, Pulse, Signal
+from perdure.stores.sqlite_store import inbox
+from perdure.stores.sqlite_store.rows import ENTRY_COLUMNS, awaited_text, clock, entry_from
+from perdure.stores.sqlite_store.schema import Session
+
+_FENCE: Final = """
+    SELECT epoch, lease_token, cancel_requested,
+        (SELECT max(seq) FROM $signals WHERE namespace = ?1 AND run_id = ?2),
+        (SELECT max(seq) FROM $steps WHERE namespace = ?1 AND run_id = ?2)
+    FROM $runs WHERE namespace = ?1 AND id = ?2
+"""
+_ENTRY_AT: Final = f"SELECT {ENTRY_COLUMNS} FROM $steps WHERE namespace = ?1 AND run_id = ?2 AND seq = ?3"
+_ITEM_AT: Final = "SELECT payload FROM $items WHERE namespace = ?1 AND run_id = ?2 AND stream = ?3 AND n = ?4"
+_APPEND: Final = f"""
+    INSERT INTO $steps (namespace, run_id, {ENTRY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT DO NOTHING
+"""
+_CONSUME: Final = """
+    UPDATE $signals SET consumed_by = ?4 WHERE namespace = ?1 AND run_id = ?2 AND seq = ?3 AND consumed_by IS NULL
+"""
+_ADD_ITEM: Final = """
+    INSERT INTO $items (namespace, run_id, stream, n, payload) VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT DO NOTHING
+"""
+_SUSPEND: Final = """
+    UPDATE $runs SET status = 'suspended', wake_at = ?3, waiting_for = ?4, updated_at = ?5, attempts = 0,
+        lease_token = NULL, lease_owner = NULL, lease_until = NULL
+    WHERE namespace = ?1 AND id = ?2
+"""
+_FINISH: Final = """
+    UPDATE $runs SET status = ?3, outcome = ?4, updated_at = ?5, wake_at = NULL, waiting_for = '[]',
+        lease_token = NULL, lease_owner = NULL, lease_until = NULL
+    WHERE namespace = ?1 AND id = ?2 RETURNING parent_id, parent_key
+"""
+_PARENT_NOTIFIED: Final = "UPDATE $runs SET parent_notified = 1 WHERE namespace = ?1 AND id = ?2"
+_REPORT: Final = "UPDATE $runs SET progress = ?3 WHERE namespace = ?1 AND id = ?2"
+
+
+class Fence(NamedTuple):
+    """What the fence let through: the request to stop, and how long inbox and journal are."""
+
+    cancel_requested: bool
+    inbox_seq: int
+    journal_seq: int
+
+    @property
+    def pulse(self) -> Pulse:
+        """What the holder is told."""
+        return Pulse(self.inbox_seq, self.cancel_requested)
+
+
+def fence(db: Session, lease: Lease) -> Fence:
+    """Let the holder of the run's current lease pass. Raises `LeaseLost`."""
+    row = db.one(_FENCE, lease.run_id)
+    if row is None or row[0] != lease.epoch or row[1] != lease.token:
+        raise LeaseLost(lease.run_id, lease.epoch)
+    return Fence(bool(row[2]), row[3] or 0, row[4] or 0)
+
+
+def record(db: Session, lease: Lease, entries: Sequence[Entry], consume: Sequence[int] = (), items: Sequence[Item] = ()) -> Fence:
+    """Append entries and items and consume signals. What is there already, and the same, is a lost reply."""
+    state = fence(db, lease)
+    for entry in entries:
+        if entry.seq <= state.journal_seq:
+            _refuse_overwriting(db, lease, entry)
+    for item in items:
+        _refuse_overwriting_item(db, lease, item)
+    _refuse_missing(lease, consume, state.inbox_seq)
+    if entries:
+        append(db, lease.run_id, entries)
+    for seq in consume:
+        db.run(_CONSUME, lease.run_id, seq, str(lease.epoch))
+    for item in items:
+        db.run(_ADD_ITEM, lease.run_id, item.stream, item.n, item.payload)
+    return state
+
+
+def _refuse_overwriting(db: Session, lease: Lease, entry: Entry) -> None:
+    values = db.one(_ENTRY_AT, lease.run_id, entry.seq)
+    there = entry if values is None else entry_from(values)
+    if there.epoch != entry.epoch:
+        raise LeaseLost(lease.run_id, lease.epoch)
+    if there != entry:
+        raise _refusal(lease, f"something else is recorded under seq {entry.seq} already")
+
+
+def _refuse_overwriting_item(db: Session, lease: Lease, item: Item) -> None:
+    there = db.one(_ITEM_AT, lease.run_id, item.stream, item.n)
+    if there is not None and there[0] != item.payload:
+        raise _refusal(lease, f"stream {item.stream!r} has another item {item.n} already")
+
+
+def _refuse_missing(lease: Lease, consume: Sequence[int], inbox_seq: int) -> None:
+    for seq in consume:
+        if not 0 < seq <= inbox_seq:
+            raise _refusal(lease, f"its inbox has no row {seq} to consume")
+
+
+def _refusal(lease: Lease, reason: str) -> PersistenceError:
+    return PersistenceError(f"run {lease.run_id!r}", f"{reason}; nothing was written")
+
+
+def append(db: Session, run_id: str, entries: Sequence[Entry]) -> None:
+    """Insert the entries; one whose seq is taken is left out."""
+    rows = [
+        (
+            db.namespace,
+            run_id,
+            entry.seq,
+            entry.epoch,
+            entry.key,
+            entry.phase,
+            entry.kind,
+            entry.name,
+            entry.ok,
+            entry.attempt,
+            entry.started_at,
+            entry.ended_at,
+            entry.args_hash,
+            entry.payload,
+        )
+        for entry in entries
+    ]
+    db.run_each(_APPEND, rows)
+
+
+def suspend(
+    db: Session,
+    lease: Lease,
+    wake_at: int | None,
+    waiting_for: Collection[Awaited],
+    entries: Sequence[Entry],
+    consume: Sequence[int],
+    now: int | None,
+) -> list[Signal]:
+    """Record, then give up the lease unless something awaited is there, which is returned."""
+    state = record(db, lease, entries, consume)
+    there = inbox.waiting(db, lease.run_id, waiting_for)
+    if there:
+        return there
+    at = clock(now)
+    if state.cancel_requested:
+        wake_at = at if wake_at is None else min(wake_at, at)
+    db.run(_SUSPEND, lease.run_id, wake_at, awaited_text(waiting_for), at)
+    return []
+
+
+def finish(
+    db: Session,
+    lease: Lease,
+    status: EndStatus,
+    outcome: bytes,
+    entries: Sequence[Entry],
+    consume: Sequence[int],
+    now: int | None,
+) -> None:
+    """Record, end the run and tell its parent."""
+    record(db, lease, entries, consume)
+    at = clock(now)
+    ended = db.one(_FINISH, lease.run_id, status, outcome, at)
+    if ended is not None and ended[0] is not None:
+        inbox.tell_parent(db, ended[0], ended[1], outcome, at)
+        db.run(_PARENT_NOTIFIED, lease.run_id)
+
+
+def report(db: Session, lease: Lease, progress: bytes) -> None:
+    """Replace the run's progress."""
+    fence(db, lease)
+    db.run(_REPORT, lease.run_id, progress)

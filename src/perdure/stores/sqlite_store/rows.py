@@ -1,0 +1,87 @@
+"""Rows of the tables as the contract's values, and back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from perdure.duration import microseconds
+from perdure.journal import Entry
+from perdure.store import Awaited, RunRow, Signal
+
+# The run's columns in the order of RunRow's fields, so that a row and a RunRow are the same sequence of values.
+RUN_FIELDS: Final = RunRow.__struct_fields__
+RUN_COLUMNS: Final = ", ".join(RUN_FIELDS)
+_BOOLEANS: Final = ("held", "cancel_requested", "parent_notified")
+
+ENTRY_COLUMNS: Final = 'seq, epoch, "key", phase, kind, name, ok, attempt, started_at, ended_at, args_hash, payload'
+SIGNAL_COLUMNS: Final = "seq, kind, name, payload, dedupe, consumed_by"
+
+_awaited = msgspec.json.Decoder(tuple[Awaited, ...])
+
+
+def clock(now: int | None) -> int:
+    """The store's present instant, or the one a test gave."""
+    return time.time_ns() // 1000 if now is None else now
+
+
+def lease_microseconds(ttl: float) -> int:
+    """The length of a lease. Raises `ValueError` unless it is finite and above zero."""
+    length = microseconds(ttl, what="ttl")
+    if length <= 0:
+        raise ValueError(f"ttl must be above zero, not {ttl!r}")
+    return length
+
+
+def awaited_text(waiting_for: Collection[Awaited]) -> str:
+    """What a run waits for, as JSON."""
+    return msgspec.json.encode(sorted(set(waiting_for), key=lambda awaited: (awaited.kind, awaited.name))).decode()
+
+
+def awaited_from(text: str) -> tuple[Awaited, ...]:
+    """What a run waits for."""
+    return _awaited.decode(text)
+
+
+def run_from(values: Sequence[Any]) -> RunRow:
+    """The run of a row with `RUN_COLUMNS`."""
+    fields = dict(zip(RUN_FIELDS, values, strict=True))
+    fields["waiting_for"] = awaited_from(fields["waiting_for"])
+    for name in _BOOLEANS:
+        fields[name] = bool(fields[name])
+    return RunRow(**fields)
+
+
+def values_of(run: RunRow) -> list[Any]:
+    """The values of `RUN_COLUMNS` for this run."""
+    fields = {name: getattr(run, name) for name in RUN_FIELDS}
+    fields["waiting_for"] = awaited_text(run.waiting_for)
+    return list(fields.values())
+
+
+def entry_from(values: Sequence[Any]) -> Entry:
+    """The entry of a row with `ENTRY_COLUMNS`."""
+    seq, epoch, key, phase, kind, name, ok, attempt, started_at, ended_at, args_hash, payload = values
+    return Entry(
+        seq=seq,
+        key=key,
+        phase=phase,
+        kind=kind,
+        name=name,
+        ok=bool(ok),
+        payload=payload,
+        attempt=attempt,
+        args_hash=args_hash,
+        started_at=started_at,
+        ended_at=ended_at,
+        epoch=epoch,
+    )
+
+
+def signal_from(values: Sequence[Any]) -> Signal:
+    """The signal of a row with `SIGNAL_COLUMNS`."""
+    seq, kind, name, payload, dedupe, consumed_by = values
+    return Signal(seq=seq, kind=kind, name=name, payload=payload, dedupe=dedupe, consumed_by=consumed_by)

@@ -1,0 +1,118 @@
+-- perdure's tables, version 1. A name after a dollar sign stands for a quoted identifier with the store's table stem.
+-- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one.
+-- Instants are microseconds UTC. Narrow columns come first, so that the fence never reads a payload's overflow pages.
+
+CREATE TABLE $meta (
+    name TEXT PRIMARY KEY,
+    value INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE $runs (
+    namespace TEXT NOT NULL,
+    id TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    lease_token TEXT,
+    cancel_requested INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    held INTEGER NOT NULL,
+    wake_at INTEGER,
+    lease_until INTEGER,
+    lease_owner TEXT,
+    attempts INTEGER NOT NULL,
+    journal_length INTEGER NOT NULL,
+    workflow TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    priority INTEGER NOT NULL,
+    limit_key TEXT,
+    created_at INTEGER NOT NULL,
+    updated_at INTEGER NOT NULL,
+    start_at INTEGER,
+    deadline INTEGER,
+    parent_id TEXT,
+    parent_key TEXT,
+    parent_notified INTEGER NOT NULL,
+    definition_hash TEXT,
+    seed BLOB NOT NULL,
+    input_hash BLOB NOT NULL,
+    waiting_for TEXT NOT NULL,
+    metadata BLOB NOT NULL,
+    progress BLOB,
+    outcome BLOB,
+    input BLOB NOT NULL,
+    PRIMARY KEY (namespace, id)
+) STRICT, WITHOUT ROWID;
+
+-- What may be claimed, group by group: claim walks the distinct (workflow, queue, priority) and never a sleeping run.
+CREATE INDEX $runs_wake ON $runs (namespace, workflow, queue, priority, wake_at, id, limit_key, held)
+WHERE wake_at IS NOT NULL AND held = 0;
+
+-- Who holds runs, and how many of each queue.
+CREATE INDEX $runs_leased ON $runs (namespace, lease_owner, queue, limit_key, lease_until)
+WHERE lease_owner IS NOT NULL;
+
+-- Lists and purges, group by group.
+CREATE INDEX $runs_changed ON $runs (namespace, workflow, status, updated_at DESC, id);
+
+CREATE TABLE $steps (
+    namespace TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    "key" TEXT NOT NULL,
+    phase TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    ok INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    started_at INTEGER NOT NULL,
+    ended_at INTEGER NOT NULL,
+    args_hash BLOB,
+    payload BLOB NOT NULL,
+    PRIMARY KEY (namespace, run_id, seq)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE $signals (
+    namespace TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    dedupe TEXT,
+    consumed_by TEXT,
+    payload BLOB NOT NULL,
+    PRIMARY KEY (namespace, run_id, seq)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX $signals_waiting ON $signals (namespace, run_id, kind, name, seq)
+WHERE consumed_by IS NULL;
+
+CREATE UNIQUE INDEX $signals_dedupe ON $signals (namespace, run_id, name, dedupe)
+WHERE dedupe IS NOT NULL;
+
+CREATE TABLE $items (
+    namespace TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    stream TEXT NOT NULL,
+    n INTEGER NOT NULL,
+    payload BLOB NOT NULL,
+    PRIMARY KEY (namespace, run_id, stream, n)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE $queues (
+    namespace TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    concurrency INTEGER,
+    key_concurrency INTEGER,
+    PRIMARY KEY (namespace, queue)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE $schedules (
+    namespace TEXT NOT NULL,
+    id TEXT NOT NULL,
+    workflow TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    next_at INTEGER,
+    metadata BLOB NOT NULL,
+    input BLOB NOT NULL,
+    PRIMARY KEY (namespace, id)
+) STRICT, WITHOUT ROWID;

@@ -1,0 +1,166 @@
+"""A transaction in which a step's own writes and its record are one.
+
+It has a connection and a thread of its own and holds the database's write lock from its beginning, so every other writer of
+the file waits until it ends: it should be short, and must not await other verbs of the same store.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from perdure.errors import PerdureError, PersistenceError
+from perdure.journal import Entry
+from perdure.store import Lease, Pulse
+from perdure.stores.sqlite_store.calls import Call, Watcher
+from perdure.stores.sqlite_store.connection import is_fault
+from perdure.stores.sqlite_store.database import Database
+from perdure.stores.sqlite_store.recording import fence, record
+from perdure.stores.sqlite_store.schema import Session
+from perdure.stores.sqlite_store.worker import Worker
+
+T = TypeVar("T")
+
+_REFUSED: Final = {
+    sqlite3.SQLITE_TRANSACTION: "BEGIN, COMMIT, END and ROLLBACK",
+    sqlite3.SQLITE_SAVEPOINT: "SAVEPOINT, RELEASE and ROLLBACK TO",
+    sqlite3.SQLITE_ATTACH: "ATTACH",
+    sqlite3.SQLITE_DETACH: "DETACH",
+    sqlite3.SQLITE_PRAGMA: "PRAGMA",
+}
+
+
+class _StatementError(Exception):
+    """Carries an error of the caller's own statement past the mapping of the store's errors."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class _TransactionWorker(Worker):
+    """A thread whose connection outlives the errors of the caller's own statements."""
+
+    def _run_alone(self, call: Call[Any]) -> None:
+        try:
+            call.result = call.verb(self._open())
+        except (_StatementError, PerdureError, ValueError) as error:
+            call.error = error
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller hears of it and the thread lives on
+            call.fail(error, self.file.path)
+            self._let_go()
+
+
+class SQLiteTransaction:
+    """What `transaction(lease)` gives. Usable until the context is left."""
+
+    def __init__(self, worker: Worker, session: Callable[[sqlite3.Connection], Session], lease: Lease) -> None:
+        self._worker = worker
+        self._session = session
+        self._lease = lease
+        self._is_open = True
+
+    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement of the caller's and give its rows. SQLite's complaints about it are raised as they are.
+
+        Raises `ValueError` for a statement that would end the transaction or reach beyond it.
+        """
+        try:
+            return await self._call(lambda connection: _execute(connection, sql, parameters))
+        except _StatementError as carrier:
+            raise carrier.error from None
+
+    async def record(self, entries: Sequence[Entry], consume: Sequence[int] = ()) -> Pulse:
+        """As `Store.record`, committed with everything else in this transaction."""
+        verb = partial(record, lease=self._lease, entries=tuple(entries), consume=tuple(consume))
+        return await self._call(lambda connection: verb(self._session(connection)).pulse)
+
+    async def begin(self) -> None:
+        """Take the write lock and pass the fence."""
+        await submit(self._worker, lambda connection: _begin(self._session(connection), self._lease))
+
+    async def commit(self) -> None:
+        """Make it last."""
+        await self._call(_commit)
+
+    def end(self, done: Watcher) -> None:
+        """Take no more statements; once the thread has ended, and what was not committed was rolled back, `done` is told."""
+        self._is_open = False
+        self._worker.stop(done)
+
+    async def _call(self, verb: Callable[[sqlite3.Connection], T]) -> T:
+        if not self._is_open:
+            raise PersistenceError("SQLite transaction", "it has ended; use it inside `async with store.transaction(...)`")
+        return await submit(self._worker, lambda connection: verb(_under_way(connection)))
+
+
+@asynccontextmanager
+async def transaction(
+    database: Database, session: Callable[[sqlite3.Connection], Session], lease: Lease
+) -> AsyncIterator[SQLiteTransaction]:
+    """A fenced transaction on the database: commits on exit, rolls back on an exception or cancellation."""
+    worker = _TransactionWorker(database.file, "transaction")
+    under_way = SQLiteTransaction(worker, session, lease)
+    database.add_transaction(worker)
+    ended = Watcher()
+    try:
+        await under_way.begin()
+    except BaseException:
+        under_way.end(ended)  # not awaited: it may wait for the write lock for long, and then lets go of it
+        raise
+    try:
+        yield under_way
+        await under_way.commit()
+    finally:
+        under_way.end(ended)
+        await ended.future
+
+
+async def submit(worker: Worker, verb: Callable[[sqlite3.Connection], T]) -> T:
+    """Run the verb on the worker's thread."""
+    call = Call(verb)
+    worker.put(call)
+    return await call.future
+
+
+def _begin(db: Session, lease: Lease) -> None:
+    db.connection.execute("BEGIN IMMEDIATE")
+    fence(db, lease)
+
+
+def _commit(connection: sqlite3.Connection) -> None:
+    connection.execute("COMMIT")
+
+
+def _under_way(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """The connection, if its transaction is still the one that was begun: SQLite ends it by itself after some errors."""
+    if not connection.in_transaction:
+        raise PersistenceError("SQLite transaction", "SQLite rolled it back after an earlier error; nothing of it was written")
+    return connection
+
+
+def _execute(connection: sqlite3.Connection, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+    refused: list[str] = []
+
+    def authorize(action: int, *_: object) -> int:
+        if action in _REFUSED:
+            refused.append(_REFUSED[action])
+            return sqlite3.SQLITE_DENY
+        return sqlite3.SQLITE_OK
+
+    connection.set_authorizer(authorize)
+    try:
+        return connection.execute(sql, parameters).fetchall()
+    except Exception as error:
+        if refused:
+            raise ValueError(
+                f"{refused[0]} cannot be used inside a transaction(): it begins, commits and rolls back by itself"
+            ) from None
+        if is_fault(error):
+            raise
+        raise _StatementError(error) from error
+    finally:
+        connection.set_authorizer(None)

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.errors import LeaseLost, PersistenceError
+from perdure.journal import Entry
+from perdure.store import Lease, Pulse
+from perdure.stores.sqlite_store import SQLiteStore, connection
+from tests.campaign import times
+from tests.sqlite.child import new_run, record, started
+
+
+def entry(seq: int, **fields: Any) -> Entry:
+    return Entry(**{"seq": seq, "key": f"step-{seq}", **fields})
+
+
+def commits(store: SQLiteStore) -> int:
+    return store._database.writer.commits
+
+
+async def test_a_hundred_records_at_once_share_commits(store: SQLiteStore) -> None:
+    leases = [await started(store, f"run-{n}") for n in range(100)]
+    before = commits(store)
+    await asyncio.gather(*(store.record(lease, [entry(1)]) for lease in leases))
+    assert 0 < commits(store) - before < 20
+
+
+async def test_a_one_step_run_costs_two_commits(store: SQLiteStore) -> None:
+    await store.setup()
+    before = commits(store)
+    lease = await started(store, "run")
+    await store.finish(lease, "completed", b"1", entries=[entry(1)])
+    assert commits(store) - before == 2
+
+
+async def test_a_claim_of_nothing_takes_no_lock(store: SQLiteStore, path: Path) -> None:
+    await store.create(new_run("later"), now=0)
+    await store.hold("later")
+    other = await asyncio.to_thread(_locking, path)
+    try:
+        assert (await store.claim(10, 60, ["flow"])).claims == []
+    finally:
+        await asyncio.to_thread(other.close)
+
+
+def _locking(path: Path) -> sqlite3.Connection:
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    return other
+
+
+async def test_one_culprit_in_a_batch_fails_alone(store: SQLiteStore) -> None:
+    leases = [await started(store, f"run-{n}") for n in range(20)]
+    too_large = entry(1, attempt=2**64)  # SQLite cannot hold it, and no check sees it before
+    stale = Lease(run_id="run-7", epoch=1, token="", until=0)
+    calls = [store.record(stale if n == 7 else lease, [too_large if n == 13 else entry(1)]) for n, lease in enumerate(leases)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(answers[7], LeaseLost)
+    assert isinstance(answers[13], OverflowError)
+    assert [n for n, answer in enumerate(answers) if not isinstance(answer, Pulse)] == [7, 13]
+    assert [len(await store.journal(f"run-{n}")) for n in range(20)] == [0 if n in {7, 13} else 1 for n in range(20)]
+
+
+async def test_a_refusal_leaves_its_batch_one_commit(store: SQLiteStore) -> None:
+    lease = await started(store, "run")
+    await started(store, "other")
+    before = commits(store)
+    stale = Lease(run_id="other", epoch=1, token="", until=0)
+    answers = await asyncio.gather(
+        store.record(stale, [entry(1)]),
+        store.record(lease, [entry(1)]),
+        store.signal("nobody", "go", b""),
+        return_exceptions=True,
+    )
+    assert [type(answer).__name__ for answer in answers] == ["LeaseLost", "Pulse", "RunNotFound"]
+    assert commits(store) - before == 1
+
+
+async def test_a_caller_that_is_cancelled_disturbs_nobody(store: SQLiteStore) -> None:
+    lease = await started(store, "run")
+    randomness = random.Random(7)
+    for round_ in range(times(300)):
+        tasks = [asyncio.create_task(store.record(lease, [entry(round_ * 10 + n + 1)])) for n in range(10)]
+        cancelled = randomness.sample(range(10), 5)
+        for _ in range(randomness.randrange(4)):
+            await asyncio.sleep(0)
+        for n in cancelled:
+            tasks[n].cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        kept = [answer for n, answer in enumerate(answers) if n not in cancelled]
+        assert kept == [Pulse(0, False)] * 5
+    written = {entry.seq for entry in await store.journal("run")}
+    assert len(written) >= times(300) * 5
+    await store.finish(lease, "completed", b"1")
+
+
+async def test_a_cancelled_verb_leaves_the_store_closable(store: SQLiteStore) -> None:
+    lease = await started(store, "run")
+    tasks: list[asyncio.Task[Any]] = [
+        asyncio.create_task(store.record(lease, [entry(1)])),
+        asyncio.create_task(store.claim(1, 60, ["flow"])),
+        asyncio.create_task(store.acquire("run", 60)),
+        asyncio.create_task(store.watch(60)),
+        asyncio.create_task(store.list()),
+    ]
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    async with asyncio.timeout(10):
+        await store.close()
+
+
+def test_a_loop_that_was_closed_meanwhile_disturbs_nobody(store: SQLiteStore) -> None:
+    lease = asyncio.run(started(store, "run"))
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(store.record(lease, [entry(1)]))
+    loop.call_soon(loop.stop)
+    loop.run_forever()  # one turn: the record is with the thread
+    task.cancel()
+    loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+    loop.close()
+    asyncio.run(record(store, lease, range(2, 4)))
+    assert [line.seq for line in asyncio.run(store.journal("run"))][-2:] == [2, 3]
+
+
+def test_thirty_two_threads_share_one_store(store: SQLiteStore) -> None:
+    failures: list[BaseException] = []
+
+    def work(name: str) -> None:
+        try:
+            lease = asyncio.run(started(store, name))
+            asyncio.run(record(store, lease, range(1, 6)))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(f"run-{n}",)) for n in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert asyncio.run(store.count()) == 32
+
+
+class _FailingCommit:
+    """A connection whose next COMMIT fails as the disk would."""
+
+    def __init__(self, real: sqlite3.Connection) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def execute(self, sql: str, *rest: Any) -> sqlite3.Cursor:
+        if sql == "COMMIT":
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+        return self._real.execute(sql, *rest)
+
+
+async def test_a_failed_commit_fails_the_batch_and_the_next_one_goes_on(store: SQLiteStore) -> None:
+    leases = [await started(store, f"run-{n}") for n in range(5)]
+    writer = store._database.writer
+    real = writer._connection
+    assert real is not None
+    failing: Any = _FailingCommit(real)
+    writer._connection = failing
+    answers = await asyncio.gather(*(store.record(lease, [entry(1)]) for lease in leases), return_exceptions=True)
+    assert {type(answer) for answer in answers} == {PersistenceError}
+    assert "input/output" in str(answers[0])
+    assert isinstance(answers[0], PersistenceError)
+    assert isinstance(answers[0].__cause__, sqlite3.OperationalError)
+    assert writer._connection is None
+    await asyncio.gather(*(store.record(lease, [entry(1)]) for lease in leases))
+    assert [len(await store.journal(lease.run_id)) for lease in leases] == [1] * 5
+
+
+async def test_a_database_locked_for_too_long_is_an_error_and_then_works_again(store: SQLiteStore, path: Path) -> None:
+    store._database.file.busy_timeout = 0.05
+    lease = await started(store, "run")
+    other = await asyncio.to_thread(_locking, path)
+    with pytest.raises(PersistenceError, match="locked"):
+        await store.record(lease, [entry(1)])
+    await asyncio.to_thread(other.close)
+    await store.record(lease, [entry(1)])
+
+
+async def test_a_full_disk_is_an_error_and_keeps_what_was_acknowledged(store: SQLiteStore) -> None:
+    lease = await started(store, "run")
+    await store.record(lease, [entry(1)])
+    pages = await store._write(lambda db: _limit_pages(db.connection))
+    assert pages > 0
+    with pytest.raises(PersistenceError, match="full"):
+        await store.record(lease, [entry(2, payload=b"x" * 2_000_000)])
+    assert [line.seq for line in await store.journal("run")] == [1]
+    await store.record(lease, [entry(2)])
+    assert [line.seq for line in await store.journal("run")] == [1, 2]
+
+
+def _limit_pages(database: sqlite3.Connection) -> int:
+    (pages,) = database.execute("PRAGMA page_count").fetchall()[0]
+    database.execute(f"PRAGMA max_page_count = {pages + 20}").fetchall()
+    return int(pages)
+
+
+async def test_reads_go_on_while_a_write_waits_for_the_lock(store: SQLiteStore, path: Path) -> None:
+    lease = await started(store, "run")
+    other = await asyncio.to_thread(_locking, path)
+    waiting = asyncio.create_task(store.record(lease, [entry(1)]))
+    async with asyncio.timeout(10):
+        assert await store.get("run") is not None
+        assert await store.journal("run") == []
+    await asyncio.to_thread(other.close)
+    await waiting
+
+
+async def test_an_error_of_sqlite_is_mapped_in_one_place(store: SQLiteStore) -> None:
+    error = sqlite3.DatabaseError("file is not a database")
+    error.sqlite_errorcode = sqlite3.SQLITE_NOTADB
+    assert "not an SQLite database" in str(connection.mapped(error, "x.db"))
+    own = ValueError("own")
+    assert connection.mapped(own, "x.db") is own
+
+
+@pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), 1e18])
+async def test_a_lease_of_no_sensible_length_is_refused_before_anything_is_asked_of_the_disk(
+    store: SQLiteStore, ttl: float
+) -> None:
+    lease = await started(store, "run")
+    before = commits(store)
+    for call in (
+        store.create(new_run("other"), ttl=ttl),
+        store.claim(1, ttl, ["flow"]),
+        store.acquire("run", ttl),
+        store.renew([lease], ttl),
+    ):
+        with pytest.raises(ValueError, match="ttl"):
+            await call
+    assert commits(store) == before
+
+
+async def test_what_is_passed_in_may_be_changed_while_it_is_under_way(store: SQLiteStore) -> None:
+    lease = await started(store, "run")
+    entries = [entry(1)]
+    recording = asyncio.create_task(store.record(lease, entries))
+    await asyncio.sleep(0)
+    entries.clear()
+    await recording
+    assert [line.seq for line in await store.journal("run")] == [1]
