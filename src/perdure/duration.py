@@ -38,7 +38,8 @@ def _parse(text: str, what: str) -> float:
     compact = text.strip().replace(" ", "")
     parts = _PART.findall(compact)
     if not parts or "".join(number + unit for number, unit in parts) != compact:
-        raise ValueError(f"{what} {text!r} is not a length of time; write it like '90s', '1h30m' or '2d' (units: {', '.join(_UNITS)})")
+        units = ", ".join(_UNITS)
+        raise ValueError(f"{what} {text!r} is not a length of time; write it like '90s', '1h30m' or '2d' (units: {units})")
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 

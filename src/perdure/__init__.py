@@ -1,0 +1,79 @@
+"""Ordinary Python functions made durable.
+
+Every finished step is recorded, and after a crash, a deploy, a day-long sleep or a human's answer the function goes on where it
+stopped.
+
+Names are imported when first used, so that `import perdure` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perdure import errors as errors
+    from perdure import stores as stores
+    from perdure.branches import StepInfo as StepInfo
+    from perdure.branches import current_step as current_step
+    from perdure.codec import register as register
+    from perdure.context import Context as Context
+    from perdure.definition import Workflow as Workflow
+    from perdure.definition import workflow as workflow
+    from perdure.duration import Duration as Duration
+    from perdure.errors import PerdureError as PerdureError
+    from perdure.errors import PerdureWarning as PerdureWarning
+    from perdure.result import Err as Err
+    from perdure.result import Ok as Ok
+    from perdure.result import Outcome as Outcome
+    from perdure.result import Suspended as Suspended
+    from perdure.retry import Retry as Retry
+    from perdure.run import Run as Run
+    from perdure.runtime import Runtime as Runtime
+    from perdure.stepspec import step as step
+    from perdure.stores import open_store as open_store
+
+__version__ = "0.1.0"
+
+# Where each public name lives; None is a module of that name.
+_HOMES: dict[str, str | None] = {
+    "Context": "context",
+    "Duration": "duration",
+    "Err": "result",
+    "Ok": "result",
+    "Outcome": "result",
+    "PerdureError": "errors",
+    "PerdureWarning": "errors",
+    "Retry": "retry",
+    "Run": "run",
+    "Runtime": "runtime",
+    "StepInfo": "branches",
+    "Suspended": "result",
+    "Workflow": "definition",
+    "current_step": "branches",
+    "errors": None,
+    "open_store": "stores",
+    "register": "codec",
+    "step": "stepspec",
+    "stores": None,
+    "workflow": "definition",
+}
+
+__all__ = [  # noqa: PLE0604 - built from the table, so that it cannot drift from it
+    *sorted(_HOMES),
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'perdure' has no attribute {name!r}")
+    home = _HOMES[name]
+    if home is None:
+        return importlib.import_module(f"perdure.{name}")
+    value = getattr(importlib.import_module(f"perdure.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,28 @@
+"""Store verbs whose answer must be known, whatever happens to the task that asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def answered(verb: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:
+    """What `verb` gives. Cancelled meanwhile, the cancellation goes on only when the verb was answered, and `undo` is done."""
+    asking = asyncio.ensure_future(verb)
+    try:
+        return await asyncio.shield(asking)
+    except asyncio.CancelledError:
+        await _ended(asking)
+        if undo is not None and not asking.cancelled() and asking.exception() is None:
+            await _ended(asyncio.ensure_future(undo(asking.result())))
+        raise
+
+
+async def _ended(task: asyncio.Future[Any]) -> None:
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):  # one is on its way already
+            await asyncio.wait([task])

@@ -1,0 +1,314 @@
+"""Running a step: recorded result or live attempts, with retry, time-out and the at-most-once promise.
+
+A plain step is one record: its result. A step that is tried again records, before each pause, which attempt comes next and
+when, so that neither the count nor the pause starts over after a crash. A step that must not run twice records its intent
+first; found without a result, it has failed in a way nobody can know more about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from perdure.branches import StepInfo, place
+from perdure.codec import dump_error
+from perdure.duration import MICROSECOND, moment
+from perdure.engine import Call, Drive
+from perdure.errors import PerdureWarning, StepChanged, StepFailed, StepTimeout, ValueNotStorable
+from perdure.journal import Entry
+from perdure.outcomes import as_replayed, load_failure, store_err, store_exception, store_value
+from perdure.result import Err, Ok
+from perdure.retry import Retry
+from perdure.waits import Wait
+
+
+class NextTry(msgspec.Struct, frozen=True):
+    """What the open entry of a retried step remembers."""
+
+    at: int
+    error: msgspec.Raw
+
+
+@dataclass(frozen=True, slots=True)
+class StepCall:
+    """A step as it was called: the function with its arguments, and the options in force."""
+
+    key: str
+    name: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    is_async: bool
+    returns: Any
+    fails_with: Any
+    retry: Retry
+    timeout: float | None
+    abandon: bool
+    at_most_once: bool
+
+
+@dataclass(slots=True)
+class Result:
+    """What an attempt came to: the entry's fields, and what the body gets for them."""
+
+    ok: bool
+    payload: bytes
+    value: Any = None
+    error: Exception | None = None
+
+
+async def run_step(drive: Drive, step: StepCall) -> Any:
+    """The step's value, recorded or fresh; raises what it raised."""
+    call = drive.begin(step.key, "step")
+    args_hash = drive.codec.digest(step.args) if step.args else None
+    entry = drive.turnstile.take(step.key)
+    if entry is not None:
+        return replayed(drive, step, entry, args_hash)
+    if call.branch is not None:
+        call.branch.ours()
+    try:
+        entry = await drive.turn(call)
+        if entry is not None:
+            return replayed(drive, step, entry, args_hash)
+        return await _Attempts(drive, call, step, args_hash).run()
+    except asyncio.CancelledError:
+        drive.free(call)
+        raise
+    finally:
+        if call.branch is not None:
+            call.branch.leave()
+
+
+def replayed(drive: Drive, step: StepCall, entry: Entry, args_hash: bytes | None) -> Any:
+    """What a recorded step gives the body."""
+    if entry.args_hash is not None and args_hash is not None and entry.args_hash != args_hash:
+        _arguments_changed(drive, step.key)
+    try:
+        if entry.ok:
+            return drive.codec.load(entry.payload, step.returns)
+        error = load_failure(drive.codec, entry.payload, step.key, step.fails_with)
+    except (ValueError, msgspec.MsgspecError) as reason:
+        drive.corrupt(f"the record of step {step.key!r}", reason)
+    raise error
+
+
+def _arguments_changed(drive: Drive, key: str) -> None:
+    if drive.options.on_changed_arguments == "error":
+        raise StepChanged(drive.run.id, key, "called with other arguments", "called with these")
+    if drive.options.on_changed_arguments == "warn":
+        warnings.warn(
+            f"step {key!r} of run {drive.run.id!r} was recorded with other arguments than it is called with now; "
+            "the recorded result is used",
+            PerdureWarning,
+            stacklevel=2,
+        )
+
+
+class _Attempts:
+    """The live attempts of one step."""
+
+    def __init__(self, drive: Drive, call: Call, step: StepCall, args_hash: bytes | None) -> None:
+        self._drive = drive
+        self._call = call
+        self._step = step
+        self._args_hash = args_hash
+        self._attempt = 1
+        # A plain function that timed out and still runs in its thread.
+        self._lingering: asyncio.Future[Any] | None = None
+
+    async def run(self) -> Any:
+        drive = self._drive
+        drive.turnstile.busy += 1
+        try:
+            started_at, result = await self._until_done()
+            entry = drive.recorder.append(
+                key=self._step.key,
+                name=self._step.name,
+                ok=result.ok,
+                payload=result.payload,
+                attempt=self._attempt,
+                args_hash=self._args_hash,
+                started_at=started_at,
+                ended_at=drive.clock.now(),
+            )
+            await drive.hand_over(self._call, entry)
+        finally:
+            drive.turnstile.busy -= 1
+        if result.error is not None:
+            raise result.error
+        return result.value
+
+    async def _until_done(self) -> tuple[int, Result]:
+        opened = self._drive.opened.get(self._step.key)
+        if opened is not None:
+            if self._step.at_most_once:
+                return opened.started_at, self._outcome_unknown(opened)
+            await self._resume_after(opened)
+        if self._step.at_most_once:
+            self._open(payload=b"null")
+        while True:
+            await self._drive.may_start()
+            started_at = self._drive.clock.now()
+            try:
+                value = await self._invoke()
+            except _NoMoreThreads:
+                self._drive.stop()
+            except Exception as error:  # noqa: BLE001 - a step may raise anything; it is recorded
+                if not self._step.retry.wants(error, self._attempt):
+                    return started_at, self._failed(error)
+                await self._pause(error)
+            else:
+                return started_at, self._succeeded(value)
+
+    def _outcome_unknown(self, opened: Entry) -> Result:
+        error = StepFailed(
+            self._step.key,
+            "OutcomeUnknown",
+            f"it was started at {moment(opened.started_at).isoformat()} and it, or its process, ended without a result; "
+            "with at_most_once=True it is not run again, so find out what it did",
+        )
+        return self._failed(error)
+
+    def _succeeded(self, value: Any) -> Result:
+        codec, step = self._drive.codec, self._step
+        try:
+            if isinstance(value, Err):
+                payload = store_err(codec, value, step.fails_with, is_strict=self._drive.is_strict)
+                return Result(False, payload, error=load_failure(codec, payload, step.key, step.fails_with))
+            value = value.value if isinstance(value, Ok) else value
+            payload, kept = store_value(codec, value, step.returns, is_strict=self._drive.is_strict)
+        except ValueNotStorable as error:
+            # The effect has happened: recorded as failed, or it would be repeated for ever.
+            error.add_note(f"step {step.key!r} ran, but what it returned cannot be recorded")
+            return self._failed(error)
+        return Result(True, payload, value=kept)
+
+    def _failed(self, error: Exception) -> Result:
+        return Result(False, store_exception(error), error=as_replayed(error, self._step.key))
+
+    def _open(self, payload: bytes) -> Entry:
+        now = self._drive.clock.now()
+        entry = self._drive.recorder.append(
+            key=self._step.key,
+            name=self._step.name,
+            phase="open",
+            payload=payload,
+            attempt=self._attempt,
+            args_hash=self._args_hash,
+            started_at=now,
+            ended_at=now,
+        )
+        # For a later call in this attempt of the run too: this one may be cancelled and its key used again.
+        self._drive.opened[self._step.key] = entry
+        return entry
+
+    async def _pause(self, error: Exception) -> None:
+        """Record which attempt is next and when, wait until then, and for a thread that is still at it."""
+        at = self._drive.clock.now() + round(self._step.retry.wait_after(self._attempt) * MICROSECOND)
+        self._attempt += 1
+        opened = self._open(msgspec.json.encode(NextTry(at, msgspec.Raw(dump_error(error)))))
+        await self._wait_until(at, opened.seq)
+        if self._lingering is not None and not self._step.abandon:
+            await asyncio.wait([self._lingering])
+        self._lingering = None
+
+    async def _resume_after(self, opened: Entry) -> None:
+        try:
+            next_try = msgspec.json.decode(opened.payload, type=NextTry)
+        except msgspec.MsgspecError as reason:
+            self._drive.corrupt(f"the next try of step {self._step.key!r}", reason)
+        self._attempt = opened.attempt
+        await self._wait_until(next_try.at, opened.seq)
+
+    async def _wait_until(self, at: int, seq: int) -> None:
+        """Pause; unless a thread of ours still runs, the run may leave memory meanwhile."""
+        drive, call = self._drive, self._call
+        future = call.park()
+        wait = Wait(seq, at, on_due=lambda: None if future.done() else future.set_result(None))
+        may_unload = self._lingering is None or self._lingering.done()
+        drive.turnstile.busy -= may_unload
+        try:
+            drive.waits.add(wait)
+            drive.turnstile.touch()
+            await drive.parked(call, future)
+        finally:
+            drive.turnstile.busy += may_unload
+            drive.waits.remove(wait)
+
+    async def _invoke(self) -> Any:
+        """Call the function once. Its own code, and what it starts, runs outside the body."""
+        token = place.set(StepInfo(self._drive.run.id, self._step.key, self._attempt))
+        self._drive.executing(1)
+        try:
+            if self._step.timeout is None:
+                return await self._call_it()
+            return await self._call_in_time(self._step.timeout)
+        finally:
+            self._drive.executing(-1)
+            place.reset(token)
+
+    async def _call_in_time(self, timeout: float) -> Any:
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                return await self._call_it()
+        except TimeoutError as error:
+            if limit.expired():
+                raise StepTimeout(self._step.key, timeout) from error
+            raise
+
+    async def _call_it(self) -> Any:
+        if self._step.is_async:
+            return await self._step.fn(*self._step.args)
+        call = _ThreadCall(self._step.fn, self._step.args)
+        in_context = functools.partial(contextvars.copy_context().run, call)
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._drive.settings.executor, in_context)
+        except RuntimeError as reason:
+            raise _NoMoreThreads from reason
+        self._lingering = running
+        try:
+            # Shielded: cancelling cannot stop a thread, and whether it has ended must stay known.
+            value = await asyncio.shield(running)
+        except asyncio.CancelledError:
+            call.is_dropped = True
+            running.add_done_callback(_close_result)
+            raise
+        self._lingering = None
+        return await value if inspect.isawaitable(value) else value
+
+
+class _NoMoreThreads(Exception):
+    """The threads are shut down because this process ends. That says nothing about the step, which was not called."""
+
+
+class _ThreadCall:
+    """A plain function on its way to a thread. Dropped before it got one, it is not called."""
+
+    __slots__ = ("args", "fn", "is_dropped")
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.fn = fn
+        self.args = args
+        self.is_dropped = False
+
+    def __call__(self) -> Any:
+        if self.is_dropped:
+            return None
+        try:
+            return self.fn(*self.args)
+        except StopIteration as error:
+            # No future can carry it, so the step would never end. Python turns it into this in a coroutine.
+            raise RuntimeError("the step's function raised StopIteration") from error
+
+
+def _close_result(running: asyncio.Future[Any]) -> None:
+    """Close the coroutine that a plain function returned after nobody waited for it any more."""
+    if not running.cancelled() and running.exception() is None and inspect.iscoroutine(running.result()):
+        running.result().close()

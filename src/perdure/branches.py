@@ -1,0 +1,205 @@
+"""The tasks of a body: which of them run, which wait for us, and which wait for something else.
+
+Replay hands over one recorded result at a time and lets the body come to rest before the next, and a run may leave memory
+when all its tasks wait for us. Both need to know what the body's tasks are doing. A drive runs its body in a context of its
+own; a wrapper around the loop's task factory notices tasks created in that context and wraps their coroutines in a `Branch`,
+which sees every time the task runs and what it then waits for. Step functions run outside that context, so what they start is
+no branch. Only public interfaces are used: the task factory, context variables and the coroutine protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+
+class StepInfo(msgspec.Struct, frozen=True):
+    """What a step's function may know about itself. `idempotency_key` is the same for every attempt and every replay."""
+
+    run_id: str
+    key: str
+    attempt: int
+
+    @property
+    def idempotency_key(self) -> str:
+        """A text to hand to services that tell repeated requests apart."""
+        return f"{self.run_id}/{self.key}"
+
+
+# Where the running code is: in a run's body, in a step, or (None) in neither.
+place: contextvars.ContextVar[Branches | StepInfo | None] = contextvars.ContextVar("perdure_place", default=None)
+
+
+class Branches:
+    """The living tasks of one body."""
+
+    __slots__ = ("_changed", "alive", "ended", "joining", "ours", "outside", "running", "stirs")
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self.alive: set[Branch] = set()
+        # How many are inside a ctx call, waiting for us. The rest are about to run, or in `outside`.
+        self.ours = 0
+        # How many wait, through ctx.map or ctx.race, for nothing but other branches. They are in `outside` too.
+        self.joining = 0
+        # What each of the others waits for; None is a bare yield.
+        self.outside: dict[Branch, Any] = {}
+        self.running: Branch | None = None
+        # Grows whenever a branch runs; `ended` whenever one ends.
+        self.stirs = 0
+        self.ended = 0
+
+    def all_ours(self) -> bool:
+        """Whether every branch waits for us, so that nothing but us can move the body."""
+        return len(self.alive) == self.ours
+
+    def others_ours(self) -> bool:
+        """Whether every branch but the one that runs waits for us."""
+        running = self.running
+        return running is not None and len(self.alive) == self.ours + (not running.is_ours)
+
+    def all_parked(self) -> bool:
+        """Whether every branch waits for us or for other branches."""
+        return len(self.alive) == self.ours + self.joining
+
+    def can_move(self) -> bool:
+        """Whether some branch is about to run as far as can be seen; a callback on its way to one cannot be seen."""
+        if len(self.alive) > self.ours + len(self.outside):
+            return True
+        return any(waited is None or waited.done() for waited in self.outside.values())
+
+    def enter(self, branch: Branch) -> None:
+        """`branch` runs now."""
+        self.stirs += 1
+        self.running = branch
+        self.outside.pop(branch, None)
+
+    def wait(self, branch: Branch, waited: Any) -> None:
+        """`branch` waits for `waited` now."""
+        self.running = None
+        if not branch.is_ours:
+            self.outside[branch] = waited if waited is None or hasattr(waited, "done") else None
+            self._changed()
+
+    def end(self, branch: Branch) -> None:
+        """`branch` has ended."""
+        self.running = None
+        self.ended += 1
+        branch.leave()
+        self.alive.discard(branch)
+        self._changed()
+
+
+class Branch(Coroutine[Any, Any, Any]):
+    """The coroutine of one of the body's tasks, telling `Branches` what it does."""
+
+    __slots__ = ("__weakref__", "_branches", "_coro", "called", "is_ours", "task")
+
+    def __init__(self, branches: Branches, coro: Coroutine[Any, Any, Any]) -> None:
+        self._branches = branches
+        self._coro = coro
+        self.is_ours = False
+        # Whether it ever made a ctx call: only such tasks are cancelled when the run leaves memory.
+        self.called = False
+        self.task: asyncio.Future[Any] | None = None
+        branches.alive.add(self)
+
+    def ours(self) -> None:
+        """It is inside a ctx call from now on."""
+        if not self.is_ours:
+            self.is_ours = True
+            self._branches.ours += 1
+
+    def leave(self) -> None:
+        """It is about to run its own code again."""
+        if self.is_ours:
+            self.is_ours = False
+            self._branches.ours -= 1
+
+    def send(self, value: Any) -> Any:
+        self._branches.enter(self)
+        try:
+            waited = self._coro.send(value)
+        except BaseException:
+            self._branches.end(self)
+            raise
+        self._branches.wait(self, waited)
+        return waited
+
+    def throw(self, typ: Any, val: BaseException | object = None, tb: TracebackType | None = None) -> Any:
+        self._branches.enter(self)
+        try:
+            waited = self._coro.throw(typ) if val is None and tb is None else self._coro.throw(typ, val, tb)
+        except BaseException:
+            self._branches.end(self)
+            raise
+        self._branches.wait(self, waited)
+        return waited
+
+    def close(self) -> None:
+        self._coro.close()
+        self._branches.end(self)
+
+    def __await__(self) -> Any:
+        return self._coro.__await__()
+
+    # What debuggers and Task.print_stack() look at.
+    @property
+    def cr_frame(self) -> Any:
+        return getattr(self._coro, "cr_frame", None)
+
+    @property
+    def cr_await(self) -> Any:
+        return getattr(self._coro, "cr_await", None)
+
+    @property
+    def cr_code(self) -> Any:
+        return getattr(self._coro, "cr_code", None)
+
+    @property
+    def cr_running(self) -> bool:
+        return bool(getattr(self._coro, "cr_running", False))
+
+    def __repr__(self) -> str:
+        return f"<Branch {getattr(self._coro, '__qualname__', self._coro)!s}>"
+
+
+class _NotingFactory:
+    """A task factory that wraps coroutines started by a body, and leaves the rest to the factory that was there."""
+
+    def __init__(self, previous: Callable[..., Any] | None) -> None:
+        self.previous = previous
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+        context = options.get("context")
+        branches = place.get() if context is None else context.get(place)
+        branch = Branch(branches, coro) if isinstance(branches, Branches) else None
+        make = self.previous or _make_task
+        task = make(loop, coro if branch is None else branch, **options)
+        if branch is not None:
+            branch.task = task
+        return task
+
+
+def _make_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+    return asyncio.Task(coro, loop=loop, **options)
+
+
+def note_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """See to it that tasks created by bodies on this loop are noticed. Stays installed: for other tasks it is one look-up."""
+    current = loop.get_task_factory()
+    if not isinstance(current, _NotingFactory):
+        loop.set_task_factory(_NotingFactory(current))
+
+
+def current_step() -> StepInfo:
+    """What the running step may know about itself; raises outside a step's function."""
+    here = place.get()
+    if isinstance(here, StepInfo):
+        return here
+    raise RuntimeError("current_step() was called outside a step's function; it only works in a function run by ctx.step")

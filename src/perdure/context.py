@@ -1,0 +1,362 @@
+"""`Context`: what a workflow's body uses to do anything durable.
+
+Everything here is recorded under a key and gives the same again on a replay. Reads `engine` and the operations built on it; holds
+no state of its own but the names of its scope.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, Literal, Required, TypeAlias, TypeVar, TypeVarTuple, Unpack, cast, overload
+
+from perdure.attempts import StepCall, run_step
+from perdure.branches import Branches, StepInfo, place
+from perdure.duration import MAX_INSTANT, Duration, instant, microseconds, moment, seconds
+from perdure.engine import Drive
+from perdure.fanout import OnError, run_map, run_race
+from perdure.keys import escape, full_key
+from perdure.pauses import MISSING, TimeLimit, sleep, wait_for_signal
+from perdure.result import Err, Ok
+from perdure.retry import Retry
+from perdure.stepspec import StepDefaults, StepOptions, StepSpec, checked, spec_of
+from perdure.store import check_id
+
+T = TypeVar("T")
+U = TypeVar("U")
+I = TypeVar("I")  # noqa: E741 - an item
+Ts = TypeVarTuple("Ts")
+if TYPE_CHECKING:
+    # Known to checkers without being installed: a bare `Context` is `Context[Any]`.
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    D = TypeVarWithDefault("D", default=Any)
+else:
+    D = TypeVar("D")
+
+Result: TypeAlias = Ok[T] | Err[Any]
+Racer: TypeAlias = Coroutine[Any, Any, T]
+
+
+class _EachOptions(StepDefaults, total=False):
+    """Those of a step, with a key made from each item, and how many may run at once."""
+
+    key: Callable[[Any], str]
+    concurrency: int
+
+
+class MapOptions(_EachOptions, total=False):
+    """Options of `ctx.map` when the first error cancels the rest."""
+
+    on_error: Literal["raise"]
+
+
+class CollectOptions(_EachOptions, total=False):
+    """Options of `ctx.map` when errors are results."""
+
+    on_error: Required[Literal["collect"]]
+
+
+class Context(Generic[D]):
+    """The durable side of a body. Valid while that body runs; a call after that raises."""
+
+    __slots__ = ("_drive", "_scope")
+
+    def __init__(self, drive: Drive, scope: tuple[str, ...] = ()) -> None:
+        self._drive = drive
+        self._scope = scope
+
+    @property
+    def run_id(self) -> str:
+        """The id of this run."""
+        return self._drive.run.id
+
+    @property
+    def deps(self) -> D:
+        """What was passed as `deps=`; a mapping's items are also attributes."""
+        deps = self._drive.options.deps
+        return cast("D", _Attributes(deps) if isinstance(deps, Mapping) else deps)
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether recorded results are still being handed over: for logging, never for decisions."""
+        return self._drive.is_replaying
+
+    def idempotency_key(self, key: str) -> str:
+        """What `current_step().idempotency_key` gives in the step with this key: the same for every attempt and replay."""
+        return StepInfo(self.run_id, self._key(key), 1).idempotency_key
+
+    def scope(self, name: str) -> Context[D]:
+        """A Context whose keys are its own, for helpers that are called more than once."""
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"a scope's name is a non-empty str, not {name!r}")
+        return Context(self._drive, (*self._scope, name))
+
+    @overload
+    async def step(
+        self,
+        fn: Callable[[Unpack[Ts]], Awaitable[Result[T]] | Result[T]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[StepOptions],
+    ) -> T: ...
+    @overload
+    async def step(self, fn: Callable[[Unpack[Ts]], Awaitable[T]], /, *args: Unpack[Ts], **options: Unpack[StepOptions]) -> T: ...
+    @overload
+    async def step(self, fn: Callable[[Unpack[Ts]], T], /, *args: Unpack[Ts], **options: Unpack[StepOptions]) -> T: ...
+    @overload
+    async def step(
+        self,
+        name: str,
+        fn: Callable[[Unpack[Ts]], Awaitable[Result[T]] | Result[T]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[StepOptions],
+    ) -> T: ...
+    @overload
+    async def step(
+        self, name: str, fn: Callable[[Unpack[Ts]], Awaitable[T]], /, *args: Unpack[Ts], **options: Unpack[StepOptions]
+    ) -> T: ...
+    @overload
+    async def step(self, name: str, fn: Callable[[Unpack[Ts]], T], /, *args: Unpack[Ts], **options: Unpack[StepOptions]) -> T: ...
+    async def step(self, *call: Any, **options: Any) -> Any:  # type: ignore[misc]  # mypy holds ** against required arguments
+        """What `fn(*args)` gives, run once and recorded; on a replay the recorded result, or the recorded error raised.
+
+        `fn` is async or plain (then it runs in a thread). The key defaults to the name, which defaults to the function's; one
+        key is used once in a run. `retry=`, `timeout=` (for each attempt), `at_most_once=True` and `returns=` (the type to
+        rebuild, when `fn` is not annotated) are options, which `@step(...)` can set beside the function.
+        """
+        name, fn, args = _named(call)
+        return await run_step(self._drive, self._step_call(name, fn, args, options))
+
+    @overload
+    async def map(
+        self, fn: Callable[[I], Awaitable[Result[T]] | Result[T]], items: Iterable[I], /, **options: Unpack[MapOptions]
+    ) -> list[T]: ...
+    @overload
+    async def map(
+        self, fn: Callable[[I], Awaitable[Result[T]] | Result[T]], items: Iterable[I], /, **options: Unpack[CollectOptions]
+    ) -> list[Result[T]]: ...
+    @overload
+    async def map(self, fn: Callable[[I], Awaitable[T]], items: Iterable[I], /, **options: Unpack[MapOptions]) -> list[T]: ...
+    @overload
+    async def map(
+        self, fn: Callable[[I], Awaitable[T]], items: Iterable[I], /, **options: Unpack[CollectOptions]
+    ) -> list[Result[T]]: ...
+    @overload
+    async def map(self, fn: Callable[[I], T], items: Iterable[I], /, **options: Unpack[MapOptions]) -> list[T]: ...
+    @overload
+    async def map(self, fn: Callable[[I], T], items: Iterable[I], /, **options: Unpack[CollectOptions]) -> list[Result[T]]: ...
+    @overload
+    async def map(
+        self,
+        name: str,
+        fn: Callable[[I], Awaitable[Result[T]] | Result[T]],
+        items: Iterable[I],
+        /,
+        **options: Unpack[MapOptions],
+    ) -> list[T]: ...
+    @overload
+    async def map(
+        self,
+        name: str,
+        fn: Callable[[I], Awaitable[Result[T]] | Result[T]],
+        items: Iterable[I],
+        /,
+        **options: Unpack[CollectOptions],
+    ) -> list[Result[T]]: ...
+    @overload
+    async def map(
+        self, name: str, fn: Callable[[I], Awaitable[T]], items: Iterable[I], /, **options: Unpack[MapOptions]
+    ) -> list[T]: ...
+    @overload
+    async def map(
+        self, name: str, fn: Callable[[I], Awaitable[T]], items: Iterable[I], /, **options: Unpack[CollectOptions]
+    ) -> list[Result[T]]: ...
+    @overload
+    async def map(self, name: str, fn: Callable[[I], T], items: Iterable[I], /, **options: Unpack[MapOptions]) -> list[T]: ...
+    @overload
+    async def map(
+        self, name: str, fn: Callable[[I], T], items: Iterable[I], /, **options: Unpack[CollectOptions]
+    ) -> list[Result[T]]: ...
+    async def map(self, *call: Any, on_error: OnError = "raise", **options: Any) -> list[Any]:
+        """`fn(item)` as a step for every item, at most `concurrency` at a time, results in the order of the items.
+
+        Items are keyed `name[i]`, or by `key(item)`, and must come from the input or from a step. With `on_error="collect"` the
+        list holds `Ok` and `Err`; otherwise the first error cancels the rest.
+        """
+        name, fn, items = _mapped(call)
+        if on_error not in ("raise", "collect"):
+            raise ValueError(f'on_error is "raise" or "collect", not {on_error!r}')
+        concurrency = _positive(options.pop("concurrency", 32), "concurrency")
+        key = options.pop("key", None)
+
+        async def each(index: int, item: Any) -> Any:
+            item_key = f"{name}[{index}]" if key is None else key(item)
+            return await run_step(self._drive, self._step_call(name, fn, (item,), {**options, "key": item_key}))
+
+        return await run_map(self._drive, items, each, concurrency, on_error)
+
+    @overload
+    async def race(self, a: Racer[T], b: Racer[U], /, *, key: str | None = None) -> T | U: ...
+    @overload
+    async def race(self, *racers: Racer[T], key: str | None = None) -> T: ...
+    @overload
+    async def race(self, name: str, a: Racer[T], b: Racer[U], /, *, key: str | None = None) -> T | U: ...
+    @overload
+    async def race(self, name: str, /, *racers: Racer[T], key: str | None = None) -> T: ...
+    async def race(self, *call: Any, key: str | None = None) -> Any:
+        """What the first of these coroutines to end gives, or raises; the others are cancelled.
+
+        `await ctx.race(ctx.wait_for_signal("paid"), remind_every_day(ctx))`
+        """
+        name, racers = (call[0], call[1:]) if call and isinstance(call[0], str) else ("race", call)
+        if not racers or not all(asyncio.iscoroutine(racer) for racer in racers):
+            raise TypeError("ctx.race takes coroutines: ctx.race(ctx.step(a), ctx.step(b))")
+        return await run_race(self._drive, self._key(name if key is None else key), name, racers)
+
+    async def sleep(self, name: str, duration: Duration, *, key: str | None = None) -> None:
+        """Return when `duration` has passed since the first time this was reached, whatever happened meanwhile."""
+        length = microseconds(duration)
+        await sleep(self._drive, self._key(name if key is None else key), name, lambda: self._drive.clock.now() + length)
+
+    async def sleep_until(self, name: str, at: datetime, *, key: str | None = None) -> None:
+        """Return when the (aware) datetime `at`, as it was the first time this was reached, has come."""
+        deadline = instant(at, what="sleep_until")
+        await sleep(self._drive, self._key(name if key is None else key), name, lambda: deadline)
+
+    async def wait_for_signal(
+        self,
+        name: str,
+        *,
+        key: str | None = None,
+        timeout: Duration | None = None,
+        default: Any = MISSING,
+        returns: Any = Any,
+    ) -> Any:
+        """The payload of the next signal called `name`: also one that came before this wait. `returns=` is its type.
+
+        With `timeout=`, `TimeoutError` is raised when none came in time, or `default` given.
+        """
+        deadline: Callable[[], int] | None = None
+        if timeout is not None:
+            length = microseconds(timeout, what="timeout")
+            deadline = lambda: min(self._drive.clock.now() + length, MAX_INSTANT)  # noqa: E731
+        full_key((), name)
+        return await wait_for_signal(self._drive, self._key(name if key is None else key), name, deadline, default, returns)
+
+    def timeout(self, name: str, duration: Duration, *, key: str | None = None) -> TimeLimit:
+        """`async with ctx.timeout("review", "2d"):` cancels the block and raises `TimeoutError` when the time is up."""
+        length = microseconds(duration, what="timeout")
+        return TimeLimit(self._drive, self._key(name if key is None else key), name, lambda: self._drive.clock.now() + length)
+
+    def now(self) -> datetime:
+        """The time of the last recorded result that reached the body: the same on every replay."""
+        return moment(self._drive.turnstile.last_at)
+
+    def uuid4(self, *, key: str | None = None) -> uuid.UUID:
+        """A random-looking UUID, the same on every replay. Numbered in this scope; `key=` makes it independent of order."""
+        return uuid.UUID(bytes=self._derived("uuid4", key, 16), version=4)
+
+    def random(self, *, key: str | None = None) -> float:
+        """A random-looking number from 0.0 up to 1.0, the same on every replay. Numbered in this scope, or by `key=`."""
+        return int.from_bytes(self._derived("random", key, 7), "big") / (1 << 56)
+
+    def _derived(self, what: str, key: str | None, size: int) -> bytes:
+        here = place.get()
+        if not isinstance(here, Branches):
+            raise RuntimeError(f"ctx.{what}() belongs in the body of a workflow; in a step use the standard library")
+        if key is None:
+            number = self._drive.counters.get((self._scope, what), 0)
+            self._drive.counters[self._scope, what] = number + 1
+            label = f"#{number}"
+        else:
+            label = f"={escape(check_id(key, 'a key'))}"
+        text = "/".join([what, *map(escape, self._scope), label])
+        return hashlib.blake2b(text.encode(), key=self._drive.run.seed, digest_size=size).digest()
+
+    def _key(self, key: str) -> str:
+        return full_key(self._scope, key)
+
+    def _step_call(self, name: str | None, fn: Any, args: tuple[Any, ...], options: dict[str, Any]) -> StepCall:
+        spec = spec_of(fn)
+        if spec.options or options:
+            options = {**spec.options, **options}
+            checked(options)
+        return self._made(name or _name(spec, fn), fn, args, spec, options)
+
+    def _made(self, name: str, fn: Any, args: tuple[Any, ...], spec: StepSpec, options: dict[str, Any]) -> StepCall:
+        timeout, key = options.get("timeout"), options.get("key")
+        return StepCall(
+            key=self._key(name if key is None else key),
+            name=name,
+            fn=fn,
+            args=args,
+            is_async=spec.is_async,
+            returns=options.get("returns", spec.returns),
+            fails_with=spec.fails_with,
+            retry=Retry.of(options.get("retry")),
+            timeout=None if timeout is None else seconds(timeout, what="timeout"),
+            abandon=bool(options.get("abandon")),
+            at_most_once=bool(options.get("at_most_once")),
+        )
+
+
+class _Attributes(Mapping[str, Any]):
+    """A mapping whose items are attributes as well."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[str, Any]) -> None:
+        self._items = items
+
+    def __getitem__(self, name: str) -> Any:
+        return self._items[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._items[name]
+        except KeyError:
+            raise AttributeError(
+                f"deps has no {name!r}; it has {', '.join(sorted(map(str, self._items))) or 'nothing'}"
+            ) from None
+
+
+def _named(call: tuple[Any, ...]) -> tuple[str | None, Any, tuple[Any, ...]]:
+    """A call's positional arguments as (name or None, function, the rest)."""
+    if call and isinstance(call[0], str):
+        if len(call) == 1:
+            raise TypeError(f"ctx.step({call[0]!r}) has a name but no function")
+        return call[0], call[1], call[2:]
+    if not call:
+        raise TypeError("ctx.step takes a function and its arguments")
+    return None, call[0], call[1:]
+
+
+def _mapped(call: tuple[Any, ...]) -> tuple[str, Any, list[Any]]:
+    """The positional arguments of ctx.map as (name, function, items)."""
+    name, fn, rest = _named(call)
+    if len(rest) != 1:
+        raise TypeError("ctx.map takes a function and the items: ctx.map(fn, items) or ctx.map(name, fn, items)")
+    return name or _name(spec_of(fn), fn), fn, list(rest[0])
+
+
+def _positive(number: Any, what: str) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(f"{what} must be a whole number of at least 1, not {number!r}")
+    return number
+
+
+def _name(spec: StepSpec, fn: Any) -> str:
+    if spec.name is None:
+        raise TypeError(f"{fn!r} has no name to be recorded under; pass one first: ctx.step('charge', {fn!r})")
+    return spec.name

@@ -1,0 +1,251 @@
+"""`@workflow` and `Workflow`: a function, seen as something that can be run durably.
+
+A Workflow knows its name, its function, and how its arguments and result are checked and rebuilt. Running it is `runtime`'s work.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
+
+from perdure.branches import Branches, place
+from perdure.codec import Codec
+from perdure.context import Context
+from perdure.direct import call_in_memory
+from perdure.engine import Drive
+from perdure.errors import InvalidInput, ValueNotStorable
+from perdure.once import run_once, start_once
+from perdure.options import ProcessOptions, RunOptions, checked
+from perdure.outcomes import Hints
+from perdure.result import Err, Ok, Outcome
+from perdure.run import Run
+from perdure.stepspec import split_result
+from perdure.store import check_id
+from perdure.sync import block_on
+
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+D = TypeVar("D")
+Ts = TypeVarTuple("Ts")
+
+
+class Input(NamedTuple):
+    """Checked arguments, as stored and as the body gets them."""
+
+    encoded: bytes
+    digest: bytes
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Workflow(Generic[P, T_co]):
+    """A durable function. Call it, `run` it with an id and a store, or give it to a `Runtime`."""
+
+    is_perdure_workflow: Final = True
+
+    def __init__(
+        self,
+        name: str,
+        fn: Callable[Concatenate[Context[Any], P], Coroutine[Any, Any, T_co]],
+        **options: Unpack[ProcessOptions],
+    ) -> None:
+        if not inspect.iscoroutinefunction(fn):
+            raise TypeError(f"a workflow is an async function: write `async def {getattr(fn, '__name__', name)}(ctx, ...)`")
+        self.name = check_id(name, "a workflow's name")
+        self.fn = fn
+        self.process_options = checked(options, ProcessOptions)
+        self.__doc__ = fn.__doc__
+        self.__name__ = getattr(fn, "__name__", name)
+        self.__wrapped__ = fn
+        self._signature = _payload_signature(fn)
+        self._annotations = _annotations(fn)
+        parameters = [self._annotations.get(each, Any) for each in self._signature.parameters]
+        self._input_hint: Any = tuple[tuple(parameters)] if parameters else Any  # type: ignore[misc]  # made at run time
+        self.hints = Hints(*split_result(self._annotations.get("return", Any)))
+
+    def __repr__(self) -> str:
+        return f"<Workflow {self.name}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T_co]:
+        """Run it here and now, in memory: the value, or the exception."""
+        if isinstance(place.get(), Branches):
+            raise RuntimeError(
+                f"workflow {self.name!r} was called in another workflow's body, where it would not be recorded; "
+                "start it as a run of its own from a step"
+            )
+        bound = self.bound(args, kwargs)
+        return call_in_memory(self, bound.args, bound.kwargs)
+
+    @overload
+    async def run(
+        self: Callable[[Unpack[Ts]], Coroutine[Any, Any, Ok[T] | Err[Any]]],
+        *args: Unpack[Ts],
+        **options: Unpack[RunOptions],
+    ) -> Outcome[T]: ...
+    @overload
+    async def run(
+        self: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]], *args: Unpack[Ts], **options: Unpack[RunOptions]
+    ) -> Outcome[T]: ...
+    @overload
+    async def run(self: Workflow[P, Ok[T] | Err[Any]], *args: P.args, **kwargs: P.kwargs) -> Outcome[T]: ...
+    @overload
+    async def run(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[T_co]: ...
+    async def run(self, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
+        """Drive a run until it ends or suspends, and give its outcome. With `id=` and `store=` it survives this process.
+
+        The same id with the same input is the same run: it goes on, or gives its outcome. Every keyword is an option; arguments
+        are positional, or use `wf.options(id=...).run(...)`.
+        """
+        return await run_once(self, args, {}, **checked(options, RunOptions))
+
+    @overload
+    async def start(
+        self: Callable[[Unpack[Ts]], Coroutine[Any, Any, Ok[T] | Err[Any]]],
+        *args: Unpack[Ts],
+        **options: Unpack[RunOptions],
+    ) -> Run[T]: ...
+    @overload
+    async def start(
+        self: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]], *args: Unpack[Ts], **options: Unpack[RunOptions]
+    ) -> Run[T]: ...
+    @overload
+    async def start(self: Workflow[P, Ok[T] | Err[Any]], *args: P.args, **kwargs: P.kwargs) -> Run[T]: ...
+    @overload
+    async def start(self, *args: P.args, **kwargs: P.kwargs) -> Run[T_co]: ...
+    async def start(self, *args: Any, **options: Any) -> Run[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
+        """Start a run in the background of this process and give its `Run`; without `id=` and `store=`, in memory."""
+        return await start_once(self, args, {}, **checked(options, RunOptions))
+
+    @overload
+    def run_sync(
+        self: Callable[[Unpack[Ts]], Coroutine[Any, Any, Ok[T] | Err[Any]]],
+        *args: Unpack[Ts],
+        **options: Unpack[RunOptions],
+    ) -> Outcome[T]: ...
+    @overload
+    def run_sync(
+        self: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]], *args: Unpack[Ts], **options: Unpack[RunOptions]
+    ) -> Outcome[T]: ...
+    @overload
+    def run_sync(self: Workflow[P, Ok[T] | Err[Any]], *args: P.args, **kwargs: P.kwargs) -> Outcome[T]: ...
+    @overload
+    def run_sync(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[T_co]: ...
+    def run_sync(self, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
+        """`run` for programs without an event loop: blocks until the run ends or suspends."""
+        return block_on(run_once(self, args, {}, **checked(options, RunOptions)))
+
+    @overload
+    def options(self: Workflow[P, Ok[T] | Err[Any]], **options: Unpack[RunOptions]) -> Configured[P, T]: ...
+    @overload
+    def options(self, **options: Unpack[RunOptions]) -> Configured[P, T_co]: ...
+    def options(self, **options: Any) -> Configured[P, Any]:
+        """This workflow with options set, so that `run` and `start` take its own arguments, keywords included."""
+        return Configured(self, checked(options, RunOptions))
+
+    def body(self, drive: Drive, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
+        """The function at work on one attempt of a run."""
+        context: Context[Any] = Context(drive)
+        call: Callable[..., Coroutine[Any, Any, Any]] = self.fn
+        return call(context, *args, **kwargs)
+
+    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+        """The arguments as the function would take them. Raises `InvalidInput`."""
+        try:
+            return self._signature.bind(*args, **kwargs)
+        except TypeError as reason:
+            raise InvalidInput(self.name, str(reason)) from None
+
+    def input(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Input:
+        """The arguments checked against the annotations and encoded. Raises `InvalidInput`."""
+        bound = self.bound(args, kwargs)
+        try:
+            for name, value in bound.arguments.items():
+                bound.arguments[name] = self._conformed(codec, name, value)
+            encoded, kept = codec.dump([list(bound.args), bound.kwargs], self._input_hint, path="input")
+        except (ValueError, ValueNotStorable) as reason:
+            raise InvalidInput(self.name, str(reason)) from reason
+        digest = codec.digest([list(bound.args), bound.kwargs]) or b""
+        return Input(encoded, digest, tuple(kept[0]), kept[1])
+
+    def decoded(self, codec: Codec, encoded: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a stored run. Raises ValueError."""
+        match codec.load(encoded, self._input_hint):
+            case [list() as args, dict() as kwargs]:
+                return tuple(args), kwargs
+        raise ValueError("it is not a list of arguments and a dict of keyword arguments")
+
+    def _conformed(self, codec: Codec, name: str, value: Any) -> Any:
+        hint = self._annotations.get(name, Any)
+        kind = self._signature.parameters[name].kind
+        try:
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                return tuple(codec.conform(each, hint) for each in value)
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                return {key: codec.conform(each, hint) for key, each in value.items()}
+            return codec.conform(value, hint)
+        except ValueError as reason:
+            raise ValueError(f"{name}: {reason}") from reason
+
+
+class Configured(Generic[P, T_co]):
+    """A workflow with options."""
+
+    def __init__(self, workflow: Workflow[P, Any], options: dict[str, Any]) -> None:
+        self._workflow = workflow
+        self._options = options
+
+    async def run(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[T_co]:
+        """As `Workflow.run`, with the arguments of the function."""
+        return await run_once(self._workflow, args, kwargs, **self._options)
+
+    async def start(self, *args: P.args, **kwargs: P.kwargs) -> Run[T_co]:
+        """As `Workflow.start`, with the arguments of the function."""
+        return await start_once(self._workflow, args, kwargs, **self._options)
+
+    def run_sync(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[T_co]:
+        """As `Workflow.run_sync`, with the arguments of the function."""
+        return block_on(run_once(self._workflow, args, kwargs, **self._options))
+
+
+@overload
+def workflow(fn: Callable[Concatenate[Context[D], P], Coroutine[Any, Any, T]], /) -> Workflow[P, T]: ...
+@overload
+def workflow(
+    *, name: str | None = None, **options: Unpack[ProcessOptions]
+) -> Callable[[Callable[Concatenate[Context[D], P], Coroutine[Any, Any, T]]], Workflow[P, T]]: ...
+def workflow(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
+    """Make an async function whose first parameter is a `Context` a `Workflow`, named after the function or by `name=`."""
+
+    def make(function: Any) -> Workflow[Any, Any]:
+        if not callable(function):
+            raise TypeError(f"@workflow decorates a function, not {function!r}; a name is given as @workflow(name=...)")
+        default = str(getattr(function, "__name__", type(function).__name__))
+        return Workflow(default if name is None else name, function, **options)
+
+    return make if fn is None else make(fn)
+
+
+def _payload_signature(fn: Callable[..., Any]) -> inspect.Signature:
+    """The function's signature without its first parameter, the Context."""
+    parameters = list(inspect.signature(fn).parameters.values())
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if not parameters or parameters[0].kind not in positional:
+        raise TypeError(f"the first parameter of workflow {getattr(fn, '__name__', fn)!r} must be its Context: (ctx, ...)")
+    clash = [
+        each.name
+        for each in parameters
+        if each.kind is inspect.Parameter.KEYWORD_ONLY and each.name in RunOptions.__annotations__
+    ]
+    if clash:
+        raise TypeError(f"the keyword-only parameter {clash[0]!r} has the name of an option of run(); give it another name")
+    return inspect.Signature(parameters[1:])
+
+
+def _annotations(fn: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(fn, include_extras=True)
+    except Exception:  # noqa: BLE001 - whatever an annotation raises, it only means that there is nothing to check against
+        return {}

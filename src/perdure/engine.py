@@ -1,0 +1,557 @@
+"""Driving one attempt of a run: the body runs from the top, and what it recorded before is handed to it again.
+
+A `Drive` owns the body's task and everything around it: `Turnstile` (when a result reaches the body), `Recorder` (what the store
+has), `Waits` (timers and signals), `Branches` (what the body's tasks do). It ends in one of five ways: the body ended, the run
+suspended, it was cancelled, it was stopped (a deploy), or it failed to record and gave up. After that whatever the body still
+does is discarded, and every ctx call in it raises.
+
+Whatever may be cancelled here leaves this behind: the write under way is awaited to its answer, and the lease is released or
+left to expire only after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import traceback
+import warnings
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NoReturn
+
+from perdure.answers import answered
+from perdure.branches import Branch, Branches, StepInfo, note_tasks, place
+from perdure.clock import Clock, SystemClock
+from perdure.codec import Codec
+from perdure.duration import MICROSECOND, moment
+from perdure.errors import (
+    DuplicateStep,
+    LeaseLost,
+    PerdureError,
+    PerdureWarning,
+    PersistenceError,
+    RunCancelled,
+    RunDead,
+    RunFinished,
+    SnapshotCorrupt,
+    StepChanged,
+    Unloaded,
+)
+from perdure.heartbeat import Heartbeat, HeldLease
+from perdure.journal import Entry, Kind, in_force
+from perdure.options import Options
+from perdure.outcomes import Ending, Hints, ended_with
+from perdure.recorder import Recorder, Unrecorded
+from perdure.result import Err, Outcome, Suspended
+from perdure.store import Claim, Pulse, Signal, Store
+from perdure.turnstile import Receiver, Turnstile
+from perdure.waits import Wait, Waits
+
+# How long a body may take to end once it was cancelled. It is discarded then; only its own clean-up is cut short.
+CLOSING_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all drives of one runtime share."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    codec: Codec = field(default_factory=Codec)
+    executor: Executor | None = None
+    unload_grace: int = MICROSECOND
+    max_attempts: int = 10
+    drain_after: float = 10.0
+
+
+class Parked(asyncio.Future[Any]):
+    """What a branch waits for inside a ctx call. A branch whose wait is cancelled is about to run again, and no longer ours."""
+
+    branch: Branch | None = None
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        cancelled = super().cancel(msg)
+        if cancelled and self.branch is not None:
+            self.branch.leave()
+        return cancelled
+
+
+class Call:
+    """One ctx call under way: a key, the branch that made it, and the future it waits on."""
+
+    __slots__ = ("branch", "future", "key", "kind")
+
+    def __init__(self, key: str, kind: Kind, branch: Branch | None) -> None:
+        self.key = key
+        self.kind = kind
+        self.branch = branch
+        self.future: Parked | None = None
+
+    def park(self) -> Parked:
+        """A new future for this call to wait on."""
+        self.future = Parked()
+        self.future.branch = self.branch
+        return self.future
+
+    def deliver(self, entry: Entry) -> bool:
+        """Let the call go on, and its branch with it; False when it was cancelled."""
+        if self.future is None or self.future.done():
+            return False
+        if self.branch is not None:
+            self.branch.leave()
+        self.future.set_result(entry)
+        return True
+
+
+class Drive:
+    """One attempt of one run."""
+
+    def __init__(
+        self,
+        body: Callable[[Drive], Coroutine[Any, Any, Any]],
+        hints: Hints,
+        claim: Claim,
+        settings: Settings,
+        options: Options,
+        store: Store | None = None,
+        heartbeat: Heartbeat | None = None,
+        ttl: float = 0.0,
+    ) -> None:
+        self.run = claim.run
+        self.settings = settings
+        self.options = options
+        self.codec = settings.codec
+        self.clock = settings.clock
+        self.is_strict = options.strict if options.strict is not None else store is not None
+        self._body = body
+        self._hints = hints
+        self._claim = claim
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        entries, self._unreadable = _readable(claim)
+        closes = [entry for entry in entries if entry.phase == "close" and entry.kind != "race"]
+        # Who won is not handed over: it says which branch to wait for, and what that branch does is in order by itself.
+        self.winners = {entry.key: entry for entry in entries if entry.kind == "race"}
+        self._kinds: dict[str, Kind] = {entry.key: entry.kind for entry in entries}
+        self._closed_keys: set[str] = {entry.key for entry in closes}
+        self.opened: dict[str, Entry] = {entry.key: entry for entry in entries if entry.phase == "open"}
+        self._used: set[str] = set()
+        # How many numbers ctx.random() and ctx.uuid4() have given in each scope.
+        self.counters: dict[tuple[tuple[str, ...], str], int] = {}
+        self.branches = Branches(self._branches_changed)
+        self.turnstile = Turnstile(
+            self.branches,
+            self.clock,
+            settings.unload_grace,
+            closes,
+            on_live=self._went_live,
+            on_idle=self._is_idle,
+        )
+        self.turnstile.last_at = claim.run.created_at
+        if claim.run.cancel_requested:
+            # The body comes to its first wait, as on a replay, and is cancelled there rather than before it began.
+            self.turnstile.is_live = False
+        self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq)
+        last_seq = max((entry.seq for entry in claim.journal), default=0)
+        self.recorder: Unrecorded = Unrecorded()
+        self._held: HeldLease | None = None
+        self._heartbeat = heartbeat
+        if store is not None:
+            self.recorder = Recorder(store, claim.lease, self.clock, last_seq, on_pulse=self._pulsed, on_failure=self._give_up)
+        if heartbeat is not None:
+            self._held = HeldLease(claim.lease, ttl, self._pulsed, self._lost)
+            heartbeat.hold(self._held)
+        self._live_waiters: list[Call] = []
+        self._suspending: asyncio.Future[None] | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._closed: Literal["unloaded", "ended"] | None = None
+        # What the next turn of `drive` has to deal with.
+        self._attention = asyncio.Event()
+        self._ending: Ending | None = None
+        self._failure: BaseException | None = None
+        self._must_suspend = False
+        self._must_stop = False
+        self._cancel_requested = claim.run.cancel_requested
+        self._is_cancelling = False
+        # Step functions that are running right now.
+        self._executing = 0
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether recorded results are still being handed over."""
+        return not self.turnstile.is_used_up
+
+    async def drive(self) -> Outcome[Any]:
+        """Drive the run until it ends or suspends, and give its outcome. Raises when it had to give up."""
+        try:
+            if self.run.attempts > self.settings.max_attempts:
+                return await self._finish(self._dead())
+            if self._unreadable is not None:
+                return await self._finish(ended_with(self.codec, Err(self._unreadable), self._hints))
+            self._start_body()
+            while True:
+                await self._attention.wait()
+                self._attention.clear()
+                outcome = await self._react()
+                if outcome is not None:
+                    return outcome
+        except asyncio.CancelledError:
+            await self._abandon()
+            raise
+        finally:
+            self._close("ended")
+            if self._heartbeat is not None and self._held is not None:
+                self._heartbeat.drop(self._held)
+
+    def stop(self) -> None:
+        """Start no step any more; when those that run have ended, or were given time enough, give the run back."""
+        self._must_stop = True
+        if self._executing:
+            self._loop.call_later(self.settings.drain_after, self._attention.set)
+        else:
+            self._attention.set()
+
+    def cancel(self) -> None:
+        """End the run as cancelled: CancelledError is raised at the body's waits, once the journal is used up."""
+        self._cancel_requested = True
+        if self.turnstile.is_live:
+            self._cancel_body()
+
+    def look_at_inbox(self) -> None:
+        """Somebody may have sent a signal: fetch what is new, unless nothing waits for one."""
+        if self._store is not None and self._closed is None and self.waits.addresses():
+            self._loop.create_task(self._fetch_inbox(self._store), context=contextvars.Context())
+
+    def receive(self, signals: list[Signal], inbox_seq: int) -> None:
+        """Take inbox rows."""
+        self.waits.receive(signals, inbox_seq)
+
+    # What operations (a step, a sleep, ...) are made of.
+
+    def begin(self, key: str, kind: Kind) -> Call:
+        """A new call under `key`, or the error that says why there cannot be one."""
+        if self._closed is not None or self._is_cancelling:
+            self._refuse()
+        if isinstance(place.get(), StepInfo):
+            raise RuntimeError(
+                f"ctx was used inside a step's function (for {key!r}); return a value and use ctx in the body instead"
+            )
+        if key in self._used:
+            raise DuplicateStep(self.run.id, key)
+        recorded = self._kinds.setdefault(key, kind)
+        if recorded != kind:
+            raise StepChanged(self.run.id, key, f"a {recorded}", f"a {kind}")
+        self._used.add(key)
+        branch = self.branches.running
+        if branch is not None:
+            branch.called = True
+        return Call(key, kind, branch)
+
+    def free(self, call: Call) -> None:
+        """The call was cancelled, so its key may be used again."""
+        self._used.discard(call.key)
+
+    async def turn(self, call: Call) -> Entry | None:
+        """The record of this call when its turn comes; None when there is none and the run is live."""
+        if call.key in self._closed_keys:
+            return await self._ask(call)
+        if self._suspending is not None:
+            await asyncio.shield(self._suspending)
+        if not self.turnstile.is_live:
+            self._live_waiters.append(call)
+            self.turnstile.touch()
+            await self.parked(call, call.park())
+        if self._closed is not None:
+            self._refuse()
+        self.turnstile.touch()
+        return None
+
+    async def hand_over(self, call: Call, entry: Entry) -> None:
+        """Return when the result just recorded may reach the body."""
+        self._closed_keys.add(call.key)
+        if self.turnstile.pass_through():
+            self.turnstile.last_at = max(self.turnstile.last_at, entry.ended_at)
+            return
+        self.turnstile.recorded(entry)
+        await self._ask(call)
+
+    def resolve(self, entry: Entry, receiver: Receiver) -> None:
+        """Something was decided outside the body; `receiver` gets the record when its turn comes."""
+        self._closed_keys.add(entry.key)
+        self.turnstile.recorded(entry)
+        self.turnstile.ask(entry.key, receiver)
+
+    def is_recorded(self, key: str) -> bool:
+        """Whether the journal has the outcome of `key`."""
+        return key in self._closed_keys
+
+    async def parked(self, call: Call, future: Parked) -> Any:
+        """What `future` gives; `Unloaded` when the run left memory instead."""
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._withdraw(call, future)
+            if self._closed == "unloaded":
+                self._refuse()
+            raise
+
+    async def wait(self, call: Call, wait: Wait) -> Entry:
+        """The record that resolves `wait`. While it waits the run may leave memory."""
+        future = call.park()
+        self.waits.add(wait)
+        self.turnstile.touch()
+        try:
+            entry: Entry = await self.parked(call, future)
+        finally:
+            self.waits.remove(wait)
+        return entry
+
+    async def may_start(self) -> None:
+        """Return when a step function may be called: all before it is recorded, and the run is ours."""
+        await self.recorder.acknowledged()
+        if self._closed is not None or self._is_cancelling:
+            self._refuse()
+        if self._must_stop:
+            await asyncio.get_running_loop().create_future()
+        if self._held is not None and not self._held.is_ours():
+            self._lost()
+            self._refuse()
+
+    def executing(self, change: int) -> None:
+        """A step function was started (1) or ended (-1)."""
+        self._executing += change
+        if self._must_stop and not self._executing:
+            self._attention.set()
+
+    def fail(self, error: PerdureError) -> NoReturn:
+        """End the run as failed without letting the body see it: what is recorded cannot be used."""
+        if self._ending is None:
+            self._ending = ended_with(self.codec, Err(error), self._hints)
+            self._attention.set()
+        self._close("unloaded")
+        self._refuse()
+
+    def corrupt(self, what: str, reason: Exception) -> NoReturn:
+        """Recorded data cannot be read back: end the run as failed, and touch nothing."""
+        self.fail(SnapshotCorrupt(self.run.id, what, str(reason)))
+
+    # From here on: how it starts, goes on and ends.
+
+    def _start_body(self) -> None:
+        note_tasks(self._loop)
+        context = contextvars.copy_context()
+        context.run(place.set, self.branches)
+        self._main = self._loop.create_task(self._run_body(), context=context, name=f"perdure:{self.run.id}")
+        self._main.add_done_callback(self._main_done)
+        if self.turnstile.is_live:
+            self._went_live()
+        else:
+            self.turnstile.look_soon()
+
+    async def _run_body(self) -> None:
+        try:
+            value = await self._body(self)
+        except (KeyboardInterrupt, SystemExit) as interrupt:
+            self._failure = interrupt
+            self._attention.set()
+            raise
+        except BaseException as error:  # noqa: BLE001 - the body's end is recorded, whatever it is
+            self._body_ended(Err(error))
+        else:
+            self._body_ended(value)
+
+    def _main_done(self, main: asyncio.Task[None]) -> None:
+        # Cancelled before its first step, a task never enters its coroutine, so that nobody was told.
+        if main.cancelled():
+            self._body_ended(Err(asyncio.CancelledError()))
+
+    def _body_ended(self, result: Any) -> None:
+        if self._closed is None and self._ending is None:
+            self.recorder.take_over()
+            if self._is_cancelling:
+                self._ending = Ending("cancelled", b"null", Err(RunCancelled(self.run.id)))
+            else:
+                self._ending = ended_with(self.codec, result, self._hints, is_strict=self.is_strict)
+        self._attention.set()
+
+    def _dead(self) -> Ending:
+        error = RunDead(self.run.id, self.run.attempts - 1)
+        return Ending("dead", ended_with(self.codec, Err(error), self._hints).payload, Err(error))
+
+    async def _react(self) -> Outcome[Any] | None:
+        if self._failure is not None:
+            await self._end_body()
+            await self._let_go()
+            raise self._failure
+        if self._ending is not None:
+            return await self._finish(self._ending)
+        if self._must_stop:
+            await self._end_body()
+            await self.recorder.release()
+            return Suspended(self.run.id, moment(self.clock.now()))
+        if self._must_suspend:
+            self._must_suspend = False
+            return await self._suspend()
+        return None
+
+    async def _finish(self, ending: Ending) -> Outcome[Any]:
+        self._close("ended")
+        self.recorder.take_over()
+        await self._end_body()
+        await self.recorder.finish(ending.status, ending.payload)
+        return ending.outcome
+
+    async def _suspend(self) -> Outcome[Any] | None:
+        if not self.turnstile.is_idle:
+            return None
+        # From here to the store's answer nothing is resolved and no call gets through, so that what is said stays true.
+        self.waits.is_live = False
+        wake_at, awaited = self.waits.wake_at(), self.waits.addresses()
+        self._suspending = self._loop.create_future()
+        try:
+            signals = await self.recorder.suspend(wake_at, awaited)
+        finally:
+            suspending, self._suspending = self._suspending, None
+            suspending.set_result(None)
+        if signals:
+            self.waits.is_live = True
+            self.waits.receive(signals, max(signal.seq for signal in signals))
+            return None
+        await self._end_body()
+        names = tuple(address.name for address in awaited)
+        return Suspended(self.run.id, None if wake_at is None else moment(wake_at), names)
+
+    async def _let_go(self) -> None:
+        """After a failure: nothing more is written; the run is given back if the store lets us."""
+        await self.recorder.abandon()
+        if self._store is None or isinstance(self._failure, LeaseLost):
+            return
+        # Whatever a failing store raises now: the lease expires by itself, and the failure that is being raised says why.
+        with contextlib.suppress(Exception):
+            await answered(self._store.release(self._claim.lease, now=self.clock.store_now()))
+
+    async def _abandon(self) -> None:
+        """The drive itself was cancelled: let the write under way be answered, record what is done, and give the run back."""
+        await self._end_body()
+        if self._failure is not None:
+            await self._let_go()
+            return
+        with contextlib.suppress(PerdureError):  # the run ended or suspended after all, or its lease expires by itself
+            await self.recorder.release()
+
+    async def _end_body(self) -> None:
+        self._close("unloaded")
+        if self._main is not None:
+            await self._cancel_tasks([self._main])
+        called = [branch.task for branch in self.branches.alive if branch.called and branch.task is not None]
+        await self._cancel_tasks(called)
+
+    async def _cancel_tasks(self, tasks: list[Any]) -> None:
+        tasks = [task for task in tasks if not task.done()]
+        if not tasks:
+            return
+        for task in tasks:
+            task.cancel()
+        _, still = await asyncio.wait(tasks, timeout=CLOSING_SECONDS)
+        for task in still:
+            stack = "".join(traceback.format_list(traceback.extract_stack(task.get_stack()[-1]))) if task.get_stack() else ""
+            warnings.warn(
+                f"a task of run {self.run.id!r} did not end within {CLOSING_SECONDS:g} s of being cancelled\n{stack}",
+                PerdureWarning,
+                stacklevel=2,
+            )
+
+    def _close(self, why: Literal["unloaded", "ended"]) -> None:
+        if self._closed is None:
+            self._closed = why
+        self.turnstile.close()
+        self.waits.close()
+
+    def _refuse(self) -> NoReturn:
+        if self._closed == "ended":
+            raise RunFinished(self.run.id, "its body has returned, so its ctx cannot be used any more")
+        if self._closed is not None:
+            raise Unloaded(f"run {self.run.id!r} has left memory; this code will run again when the run is replayed")
+        raise asyncio.CancelledError(f"run {self.run.id!r} is being cancelled")
+
+    async def _ask(self, call: Call) -> Entry:
+        future = call.park()
+        self.turnstile.ask(call.key, call)
+        entry: Entry = await self.parked(call, future)
+        return entry
+
+    # What others tell the drive.
+
+    def _withdraw(self, call: Call, future: Parked) -> None:
+        """The body cancelled the call. What is recorded stays recorded, for a later call with the same key."""
+        self.turnstile.withdraw(call.key)
+        if not future.cancelled() and future.done() and isinstance(future.result(), Entry):
+            self.turnstile.give_back(future.result())
+        if call in self._live_waiters:
+            self._live_waiters.remove(call)
+
+    def _branches_changed(self) -> None:
+        self.turnstile.look_soon()
+
+    def _went_live(self) -> None:
+        if self._closed is not None:
+            return
+        if self._cancel_requested:
+            self._cancel_body()
+            return
+        waiters, self._live_waiters = self._live_waiters, []
+        for call in waiters:
+            if call.future is not None and not call.future.done():
+                call.future.set_result(None)
+        self.waits.is_live = True
+        self.waits.fire()
+
+    def _is_idle(self) -> None:
+        """Nothing but time or a signal can move the body: it need not stay in memory.
+
+        Unless no branch waits for either. Then it is busy with something of its own, which nothing in the store would wake again.
+        """
+        if not self.branches.ours:
+            return
+        wake_at = self.waits.wake_at()
+        soon = wake_at is not None and wake_at - self.clock.now() < self.settings.unload_grace
+        if self._store is not None and not soon and self._closed is None and self._ending is None:
+            self._must_suspend = True
+            self._attention.set()
+
+    def _pulsed(self, pulse: Pulse) -> None:
+        if pulse.cancel_requested and not self._cancel_requested:
+            self.cancel()
+        if pulse.inbox_seq > self.waits.inbox_seq:
+            self.look_at_inbox()
+
+    async def _fetch_inbox(self, store: Store) -> None:
+        try:
+            signals = await store.inbox(self.run.id, after=self.waits.inbox_seq)
+        except PersistenceError as failure:
+            self._give_up(failure)
+            return
+        self.waits.receive(signals, max((signal.seq for signal in signals), default=0))
+
+    def _cancel_body(self) -> None:
+        if not self._is_cancelling and self._main is not None and self._closed is None:
+            self._is_cancelling = True
+            self._main.cancel()
+
+    def _lost(self) -> None:
+        self._give_up(LeaseLost(self.run.id, self._claim.lease.epoch))
+
+    def _give_up(self, failure: BaseException) -> None:
+        if self._failure is None and self._ending is None:
+            self._failure = failure
+            self._close("unloaded")
+            self._attention.set()
+
+
+def _readable(claim: Claim) -> tuple[list[Entry], SnapshotCorrupt | None]:
+    """The entries in force, or the error that says why nobody can know which are."""
+    try:
+        return in_force(claim.journal), None
+    except ValueError as reason:
+        return [], SnapshotCorrupt(claim.run.id, "the journal", str(reason))

@@ -1,0 +1,123 @@
+"""Keeping leases alive from a thread, so that a step which blocks the event loop does not lose its run.
+
+One thread for the process, with an event loop of its own. Every third of their ttl it renews all leases on one store in one
+call. The holder goes by its own deadline, on a clock that also counts while the machine sleeps: when no renewal succeeded in
+time it stops by itself, before anybody else may start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from perdure.clock import Clock
+from perdure.loopthread import LoopThread
+from perdure.store import Lease, Pulse, Store
+
+# What is left of a lease when its holder stops starting steps: the margin for clocks that run at different speeds.
+MARGIN: Final = 0.1
+
+if hasattr(time, "CLOCK_BOOTTIME"):
+
+    def elapsed() -> float:
+        """Seconds on a clock that is never set and also counts while the machine sleeps."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+else:  # not Linux
+
+    def elapsed() -> float:
+        """Seconds on a clock that is never set."""
+        return time.monotonic()
+
+
+_thread: Final = LoopThread("perdure-heartbeat")
+
+
+class HeldLease:
+    """A lease that is being renewed, and how long it is ours for certain."""
+
+    def __init__(self, lease: Lease, ttl: float, on_pulse: Callable[[Pulse], None], on_lost: Callable[[], None]) -> None:
+        self.lease = lease
+        self._ttl = ttl
+        self._loop = asyncio.get_running_loop()
+        self._on_pulse = on_pulse
+        self._on_lost = on_lost
+        self._deadline = elapsed() + ttl
+
+    def is_ours(self) -> bool:
+        """Whether nobody else can have taken the run, so that a step may be started."""
+        return elapsed() < self._deadline - self._ttl * MARGIN
+
+    def renewed(self, asked_at: float, pulse: Pulse) -> None:
+        """The store prolonged it, counted from when it was asked at the latest."""
+        self._deadline = asked_at + self._ttl
+        self._tell(self._on_pulse, pulse)
+
+    def lost(self) -> None:
+        """The store says it is somebody else's, or time is up."""
+        self._deadline = 0.0
+        self._tell(self._on_lost)
+
+    def _tell(self, callback: Callable[..., None], *args: object) -> None:
+        # The holder's loop may be gone by now; then nobody is left to tell.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *args)
+
+
+class Heartbeat:
+    """Renews the leases on one store that are registered with it."""
+
+    def __init__(self, store: Store, ttl: float, clock: Clock) -> None:
+        self._store = store
+        self._ttl = ttl
+        self._clock = clock
+        # Guards the two below; never held during I/O.
+        self._lock = threading.Lock()
+        self._held: dict[str, HeldLease] = {}
+        self._is_beating = False
+
+    def hold(self, held: HeldLease) -> None:
+        """Renew this lease from now on."""
+        with self._lock:
+            self._held[held.lease.token] = held
+            must_start, self._is_beating = not self._is_beating, True
+        if must_start:
+            _thread.submit(self._beat())
+
+    def drop(self, held: HeldLease) -> None:
+        """Let this lease be."""
+        with self._lock:
+            self._held.pop(held.lease.token, None)
+
+    async def _beat(self) -> None:
+        store = self._store.sibling()
+        try:
+            while True:
+                await asyncio.sleep(self._ttl / 3)
+                with self._lock:
+                    held = list(self._held.values())
+                    self._is_beating = bool(held)
+                if not held:
+                    return
+                await self._renew(store, held)
+        finally:
+            if store is not self._store:
+                await store.close()
+
+    async def _renew(self, store: Store, held: list[HeldLease]) -> None:
+        asked_at = elapsed()
+        leases = [one.lease for one in held]
+        try:
+            pulses = await asyncio.wait_for(store.renew(leases, self._ttl, now=self._clock.store_now()), self._ttl / 3)
+        except Exception:  # noqa: BLE001 - whatever it was, it is tried again until the holders' own deadlines have passed
+            pulses = None
+        for index, one in enumerate(held):
+            pulse = pulses[index] if pulses is not None else None
+            if pulse is not None:
+                one.renewed(asked_at, pulse)
+            elif pulses is not None or not one.is_ours():
+                one.lost()
+                self.drop(one)

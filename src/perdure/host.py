@@ -1,0 +1,358 @@
+"""Runs of one store, driven in this process.
+
+A host turns calls into store verbs and drives: whatever runs a workflow, a `Runtime` or `wf.run`, does it through one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import uuid
+import warnings
+import weakref
+from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from perdure.answers import answered
+from perdure.driving import Driving, announce, drive_key, joinable
+from perdure.duration import instant, moment
+from perdure.engine import Drive, Settings
+from perdure.errors import (
+    InvalidInput,
+    LeaseHeld,
+    LeaseLost,
+    PerdureWarning,
+    RunFinished,
+    RunNotFound,
+    SnapshotCorrupt,
+    ValueNotStorable,
+)
+from perdure.heartbeat import Heartbeat
+from perdure.journal import in_force
+from perdure.options import Options, StoredOptions, checked_priority, encoded_metadata
+from perdure.outcomes import Hints, outcome_of
+from perdure.result import Outcome, Suspended
+from perdure.store import Claim, Claims, Created, NewRun, RunRow, Store, check_id
+
+if TYPE_CHECKING:
+    from perdure.definition import Workflow
+
+T = TypeVar("T")
+log: Final = logging.getLogger("perdure")
+
+# How long a change in the store may go unnoticed where the store cannot tell of it.
+POLL_SECONDS: Final = 1.0
+STEP_THREADS: Final = 100
+
+
+# Runs that were started without a runtime: a loop alone would let go of their tasks.
+_seen_through: set[asyncio.Task[None]] = set()
+# Stores in memory that nobody asked for, and about which that was said.
+_told: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+@lru_cache(maxsize=1)
+def shared_threads() -> ThreadPoolExecutor:
+    """The threads for plain step functions outside a Runtime."""
+    return ThreadPoolExecutor(STEP_THREADS, thread_name_prefix="perdure-step")
+
+
+class Host:
+    """What it takes to drive runs of one store here."""
+
+    def __init__(
+        self, store: Store, settings: Settings, *, lease_ttl: float, options: dict[str, Any], is_implicit: bool = False
+    ) -> None:
+        self.store = store
+        self.settings = settings if settings.executor is not None else replace(settings, executor=shared_threads())
+        self.clock = settings.clock
+        self.lease_ttl = lease_ttl
+        self.workflows: dict[str, Workflow[Any, Any]] = {}
+        # Process options for all workflows driven here.
+        self.process_options = options
+        self._heartbeat = Heartbeat(store, lease_ttl, settings.clock)
+        self._drives: set[Driving] = set()
+        # An in-memory store that nobody asked for: whoever relies on it by suspending is told.
+        self._is_implicit = is_implicit
+
+    def register(self, workflow: Workflow[Any, Any]) -> None:
+        """Let runs of this workflow be driven here."""
+        if not getattr(workflow, "is_perdure_workflow", False):
+            raise TypeError(f"{workflow!r} is not a workflow; decorate the function with @workflow")
+        known = self.workflows.setdefault(workflow.name, workflow)
+        if known is not workflow and known.fn is not workflow.fn:
+            raise ValueError(f"two workflows are called {workflow.name!r}; give one another name: @workflow(name=...)")
+        self.workflows[workflow.name] = workflow
+
+    def new_run(
+        self, workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: StoredOptions
+    ) -> NewRun:
+        """The run as it is to be created. Raises `InvalidInput` and refuses bad ids; nothing is written."""
+        given = workflow.input(self.settings.codec, args, kwargs)
+        start_at = options.get("start_at")
+        return NewRun(
+            id=check_id(options["id"], "a run's id") if "id" in options else str(uuid.uuid4()),
+            workflow=workflow.name,
+            input=given.encoded,
+            input_hash=given.digest,
+            seed=os.urandom(16),
+            queue=check_id(options.get("queue", "default"), "a queue's name"),
+            priority=checked_priority(options.get("priority", 0)),
+            start_at=None if start_at is None else instant(start_at, what="start_at"),
+            metadata=encoded_metadata(options.get("metadata") or {}),
+        )
+
+    async def run(
+        self, workflow: Workflow[Any, Any], new: NewRun, near: dict[str, Any], *, retry_failed: bool, wait: bool
+    ) -> Outcome[Any]:
+        """Create the run, or find it, and drive it until it ends or suspends."""
+        joined = joinable(self.store, new.id)
+        # A run that is to start later is left to whoever works then.
+        ttl = None if joined or new.start_at is not None else self.lease_ttl
+        created = await self.create(new, ttl)
+        if created.claim is not None:
+            return await self.drive(workflow, created.claim, near).joined()
+        if retry_failed and created.run.ended and created.run.status != "completed":
+            await self.reopen(new.id)
+        return await self.go_on(new.id, workflow, near, wait=wait)
+
+    async def go_on(self, run_id: str, workflow: Workflow[Any, Any] | None, near: dict[str, Any], *, wait: bool) -> Outcome[Any]:
+        """Drive a run that exists if it is due; otherwise give its present state. Waits for a live worker that has it."""
+
+        async def look() -> Outcome[Any] | None:
+            joined = joinable(self.store, run_id)
+            if joined is not None:
+                return await joined.joined()
+            row = await self.row(run_id)
+            if row.ended:
+                return self.ended(row)
+            definition = workflow or self.definition(row.workflow)
+            try:
+                claim = await answered(self.store.acquire(run_id, self.lease_ttl, now=self.clock.store_now()), self._give_back)
+            except LeaseHeld:
+                if not wait or row.held:
+                    raise
+                return None
+            if claim is None:  # not due, or ended since it was looked at
+                return self._standing(await self.row(run_id))
+            return await self.drive(definition, claim, near).joined()
+
+        return await self.until(look)
+
+    async def create(self, new: NewRun, ttl: float | None) -> Created:
+        """Create the run, or find it; with `ttl` a new one is leased."""
+        return await answered(self.store.create(new, ttl=ttl, now=self.clock.store_now()), self._give_back_created)
+
+    async def claim(self, limit: int, queues: Collection[str] | None) -> Claims:
+        """Claim due runs of the workflows known here."""
+        verb = self.store.claim(limit, self.lease_ttl, tuple(self.workflows), queues, now=self.clock.store_now())
+        return await answered(verb, self._give_back_claims)
+
+    async def _give_back(self, claim: Claim | None) -> None:
+        """Whoever asked for it was cancelled. If this does not work, the lease expires by itself."""
+        if claim is not None:
+            with contextlib.suppress(Exception):
+                await self.store.release(claim.lease, now=self.clock.store_now())
+
+    async def _give_back_created(self, created: Created) -> None:
+        await self._give_back(created.claim)
+
+    async def _give_back_claims(self, claims: Claims) -> None:
+        for claim in claims.claims:
+            await self._give_back(claim)
+
+    def drive(self, workflow: Workflow[Any, Any], claim: Claim, near: dict[str, Any], *, is_background: bool = False) -> Driving:
+        """Start driving a claimed run."""
+        drive = Drive(
+            _body(workflow, claim, self.settings),
+            workflow.hints,
+            claim,
+            self.settings,
+            Options.nearest(workflow.process_options, self.process_options, near),
+            self.store,
+            self._heartbeat,
+            self.lease_ttl,
+        )
+        driving = Driving(drive, is_background=is_background)
+        announce(drive_key(self.store, claim.run.id), driving)
+        self._drives.add(driving)
+        driving.task.add_done_callback(lambda task: self._driven(driving, task))
+        return driving
+
+    def see_through(self, run_id: str, workflow: Workflow[Any, Any], near: dict[str, Any]) -> None:
+        """Drive the run in the background whenever it is due, until it has ended."""
+        seeing = self._drive_whenever_due(run_id, workflow, near)
+        task = asyncio.get_running_loop().create_task(seeing, name=f"perdure-run:{run_id}")
+        _seen_through.add(task)
+        task.add_done_callback(lambda task: _no_longer_seen_through(run_id, task))
+
+    async def _drive_whenever_due(self, run_id: str, workflow: Workflow[Any, Any], near: dict[str, Any]) -> None:
+        while True:
+            watch = asyncio.ensure_future(self.store.watch(POLL_SECONDS))
+            timer = None
+            try:
+                await asyncio.sleep(0)  # the watch begins before the look, so that nothing happens in between
+                outcome = await self._driven_once(run_id, workflow, near)
+                if not isinstance(outcome, Suspended):
+                    return
+                if outcome.wake_at is not None:
+                    timer = self.clock.call_at(instant(outcome.wake_at), watch.cancel)
+                await asyncio.wait([watch])
+                if not watch.cancelled():
+                    watch.result()
+            finally:
+                watch.cancel()
+                if timer is not None:
+                    timer.cancel()
+
+    async def _driven_once(self, run_id: str, workflow: Workflow[Any, Any], near: dict[str, Any]) -> Outcome[Any] | None:
+        """How the run stands after it was driven, if it was due; None when it is gone."""
+        try:
+            return await self.go_on(run_id, workflow, near, wait=True)
+        except (LeaseHeld, LeaseLost):  # an operator or another worker has it, for the time being
+            return Suspended(run_id)
+        except RunNotFound:
+            return None
+
+    async def outcome(self, run_id: str, *, through_waits: bool = False) -> Outcome[Any]:
+        """The outcome when the run has ended, or (unless `through_waits`) is suspended; waits while it is neither."""
+
+        async def look() -> Outcome[Any] | None:
+            joined = joinable(self.store, run_id)
+            if joined is not None:
+                outcome = await joined.joined()
+                return None if through_waits and isinstance(outcome, Suspended) else outcome
+            row = await self.row(run_id)
+            if row.ended:
+                return self.ended(row)
+            is_waiting = row.status == "suspended" and not self._is_due(row)
+            return _suspended(row) if is_waiting and not through_waits else None
+
+        return await self.until(look)
+
+    async def until(self, look: Callable[[], Awaitable[T | None]]) -> T:
+        """What `look` gives once it gives something; looked for again whenever the store may have changed."""
+        while True:
+            watch = asyncio.ensure_future(self.store.watch(POLL_SECONDS))
+            try:
+                await asyncio.sleep(0)  # the watch begins before the look, so that nothing happens in between
+                found = await look()
+                if found is not None:
+                    return found
+                await watch
+            finally:
+                watch.cancel()
+
+    async def signal(self, run_id: str, name: str, payload: Any, *, dedupe: str | None) -> None:
+        """Put a signal into the run's inbox and let a drive here know."""
+        check_id(name, "a signal's name")
+        try:
+            encoded, _ = self.settings.codec.dump(payload, path="payload")
+        except ValueNotStorable as reason:
+            raise InvalidInput(f"signal {name}", str(reason)) from reason
+        now = self.clock.store_now()
+        await self.store.signal(check_id(run_id, "a run's id"), name, encoded, dedupe=dedupe, now=now)
+        joined = joinable(self.store, run_id)
+        if joined is not None:
+            joined.drive.look_at_inbox()
+
+    async def cancel(self, run_id: str) -> None:
+        """Ask the run to stop and let a drive here know."""
+        await self.store.cancel(check_id(run_id, "a run's id"), now=self.clock.store_now())
+        joined = joinable(self.store, run_id)
+        if joined is not None:
+            joined.drive.cancel()
+
+    async def reopen(self, run_id: str) -> None:
+        """Let a failed, cancelled or dead run go on without what failed."""
+        row = await self.row(run_id)
+        if row.status == "completed":
+            raise RunFinished(run_id, row.status)
+        try:
+            entries = in_force(await self.store.journal(run_id))
+        except ValueError as reason:
+            raise SnapshotCorrupt(run_id, "the journal", str(reason)) from reason
+        failed = {entry.key for entry in entries if _has_failed(entry.ok, entry.phase)}
+        await self.store.reopen(run_id, failed, now=self.clock.store_now())
+
+    async def row(self, run_id: str) -> RunRow:
+        """The run's row. Raises `RunNotFound`."""
+        row = await self.store.get(check_id(run_id, "a run's id"))
+        if row is None:
+            raise RunNotFound(run_id)
+        return row
+
+    def ended(self, row: RunRow) -> Outcome[Any]:
+        """The outcome of a run that has ended."""
+        workflow = self.workflows.get(row.workflow)
+        return outcome_of(self.settings.codec, row, workflow.hints if workflow is not None else Hints())
+
+    def _standing(self, row: RunRow) -> Outcome[Any] | None:
+        """How a run stands that nobody drives; None when somebody does by now."""
+        if row.ended:
+            return self.ended(row)
+        return None if row.status == "running" else _suspended(row)
+
+    def definition(self, name: str) -> Workflow[Any, Any]:
+        """The registered workflow with this name."""
+        try:
+            return self.workflows[name]
+        except KeyError:
+            known = ", ".join(sorted(self.workflows)) or "none"
+            raise LookupError(f"workflow {name!r} is not registered here (registered: {known}); pass it in workflows=") from None
+
+    async def drain(self) -> None:
+        """Let the steps that run here end, and give every run back. Those who wait for one are told that it is suspended."""
+        for driving in self._drives:
+            driving.drive.stop()
+        if self._drives:
+            await asyncio.wait([driving.task for driving in self._drives])
+
+    def _is_due(self, row: RunRow) -> bool:
+        return row.wake_at is not None and row.wake_at <= self.clock.now()
+
+    def _driven(self, driving: Driving, task: asyncio.Task[Outcome[Any]]) -> None:
+        self._drives.discard(driving)
+        if task.cancelled() or task.exception() is not None:
+            return
+        if self._is_implicit and self.store not in _told and isinstance(task.result(), Suspended):
+            _told.add(self.store)
+            warnings.warn(
+                f"run {driving.drive.run.id!r} is suspended in memory and gone when this process ends; "
+                'pass store="sqlite:///app.db" or set PERDURE_STORE',
+                PerdureWarning,
+                stacklevel=2,
+            )
+
+
+def _body(workflow: Workflow[Any, Any], claim: Claim, settings: Settings) -> Callable[[Drive], Any]:
+    try:
+        args, kwargs = workflow.decoded(settings.codec, claim.run.input)
+    except ValueError as reason:
+        corrupt = SnapshotCorrupt(claim.run.id, "the input", str(reason))
+
+        async def refuse(drive: Drive) -> Any:
+            drive.fail(corrupt)
+
+        return refuse
+    return lambda drive: workflow.body(drive, args, kwargs)
+
+
+def _suspended(row: RunRow) -> Suspended:
+    wake_at = None if row.wake_at is None else moment(row.wake_at)
+    return Suspended(row.id, wake_at, tuple(address.name for address in row.waiting_for))
+
+
+def _has_failed(ok: bool, phase: str) -> bool:  # noqa: FBT001 - two fields of an entry
+    return phase == "close" and not ok
+
+
+def _no_longer_seen_through(run_id: str, task: asyncio.Task[None]) -> None:
+    _seen_through.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("run %r is no longer driven here: %s", run_id, error)

@@ -1,0 +1,124 @@
+"""Options: what is stored with a run, what holds in this process only, and where each may be given.
+
+Another worker may take a run over, so only stored options can be given to `runtime.start`. Process options belong to the
+workflow, the runtime and `wf.run`; the nearest one given wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
+
+import msgspec
+
+from perdure.store import Store
+
+OnChange: TypeAlias = Literal["warn", "error", "ignore"]
+
+# What the narrowest integer column of all stores holds.
+MAX_PRIORITY: Final = 2**31 - 1
+
+
+class StoredOptions(TypedDict, total=False):
+    """Options that are stored with a run, so that they hold for whoever drives it."""
+
+    id: str
+    queue: str
+    priority: int
+    start_at: datetime
+    metadata: dict[str, Any]
+
+
+class ProcessOptions(TypedDict, total=False):
+    """Options of a workflow in this process; the nearest one given wins."""
+
+    deps: Any
+    strict: bool
+    on_changed_arguments: OnChange
+
+
+class RunOptions(StoredOptions, ProcessOptions, total=False):
+    """Options of `wf.run` and `wf.start`."""
+
+    store: Store | str
+    retry_failed: bool
+    wait: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The process options in force for a drive."""
+
+    deps: Any = None
+    strict: bool | None = None
+    on_changed_arguments: OnChange = "warn"
+
+    @classmethod
+    def nearest(cls, *given: Mapping[str, Any]) -> Options:
+        """Those given, from the farthest to the nearest."""
+        merged: dict[str, Any] = {}
+        for options in given:
+            merged |= only(ProcessOptions, options)
+        return cls(**merged)
+
+
+def only(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are of this kind."""
+    return {name: options[name] for name in kind.__annotations__ if name in options}
+
+
+def checked(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """The options, all of this kind and with values they can have."""
+    unknown = options.keys() - kind.__annotations__.keys()
+    if unknown:
+        raise TypeError(
+            f"unknown option {', '.join(sorted(unknown))}; there are {', '.join(sorted(kind.__annotations__))} "
+            "(a workflow's own keyword arguments go through wf.options(...).run(...))"
+        )
+    choice = options.get("on_changed_arguments")
+    if choice not in (None, *get_args(OnChange)):
+        raise ValueError(f"on_changed_arguments is one of {', '.join(get_args(OnChange))}, not {choice!r}")
+    return dict(options)
+
+
+def stored_only(options: Mapping[str, Any]) -> StoredOptions:
+    """The options of `runtime.start` and `runtime.run`; others are refused with the reason."""
+    refused = options.keys() - StoredOptions.__annotations__.keys()
+    if refused:
+        raise TypeError(
+            f"runtime.start and runtime.run do not take {', '.join(sorted(refused))}: another worker may take the run over, "
+            f"so only what is stored with it counts ({', '.join(sorted(StoredOptions.__annotations__))}); "
+            "set the rest on Runtime or @workflow, and pass the workflow's own arguments by position"
+        )
+    return stored_part(options)
+
+
+def stored_part(options: Mapping[str, Any]) -> StoredOptions:
+    """Those of the options that are stored."""
+    part: Any = only(StoredOptions, options)
+    stored: StoredOptions = part
+    return stored
+
+
+def checked_priority(number: Any) -> int:
+    """A priority that every store can hold."""
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"priority must be a whole number, not {number!r}")
+    if not -MAX_PRIORITY <= number <= MAX_PRIORITY:
+        raise ValueError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY}, not {number}")
+    return number
+
+
+def encoded_metadata(metadata: Any) -> bytes:
+    """Metadata as JSON: a dict that reads back as it is."""
+    if not isinstance(metadata, dict):
+        raise TypeError(f"metadata must be a dict of JSON values, not {metadata!r}")
+    try:
+        encoded = msgspec.json.encode(metadata)
+    except (TypeError, ValueError) as reason:
+        raise TypeError(f"metadata must be a dict of JSON values: {reason}") from reason
+    if msgspec.json.decode(encoded) != metadata:
+        raise TypeError(f"metadata must be a dict of JSON values, which {metadata!r} is not")
+    return encoded

@@ -1,0 +1,118 @@
+"""How a step or a run came out, as stored bytes and back.
+
+A success is the encoded value. A failure says where it came from: an `Err` that was returned, or an exception that was raised.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from perdure.codec import Codec, Loss, dump_error, load_error, rebuildable
+from perdure.errors import RunCancelled, SnapshotCorrupt, StepFailed, ValueNotStorable
+from perdure.result import Err, Ok, Outcome
+from perdure.store import EndStatus, RunRow
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A failure as it is stored. `error` is an encoded value (origin result) or a described exception (origin throw)."""
+
+    origin: Literal["result", "throw"]
+    error: msgspec.Raw
+    cause: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Hints(NamedTuple):
+    """The annotations of what a function gives back: of its value, and of what is inside an `Err`."""
+
+    value: Any = Any
+    error: Any = Any
+
+
+class Ending(NamedTuple):
+    """How a run ended: for the store, and for whoever waits for it."""
+
+    status: EndStatus
+    payload: bytes
+    outcome: Outcome[Any]
+
+
+def store_value(codec: Codec, value: Any, hint: Any, *, is_strict: bool) -> tuple[bytes, Any]:
+    """The value as bytes and as a replay would give it. Not strict: what cannot be stored becomes None."""
+    losses: list[Loss] | None = None if is_strict else []
+    return codec.dump(value, hint, losses=losses)
+
+
+def store_exception(error: BaseException) -> bytes:
+    """A raised exception as bytes."""
+    return msgspec.json.encode(Failure("throw", msgspec.Raw(dump_error(error))))
+
+
+def store_err(codec: Codec, err: Err[Any], hint: Any, *, is_strict: bool) -> bytes:
+    """A returned `Err` as bytes."""
+    error, _ = store_value(codec, err.error, hint, is_strict=is_strict)
+    cause = dump_error(err.cause) if isinstance(err.cause, BaseException) else codec.dump(err.cause, losses=[])[0]
+    return msgspec.json.encode(Failure("result", msgspec.Raw(error), msgspec.Raw(cause)))
+
+
+def load_failure(codec: Codec, payload: bytes, key: str, hint: Any = Any) -> Exception:
+    """What a recorded failure raises. Raises ValueError when it cannot be read."""
+    failure = msgspec.json.decode(payload, type=Failure)
+    if failure.origin == "throw":
+        return load_error(bytes(failure.error), key)
+    return StepFailed(key, codec.load(bytes(failure.error), hint))
+
+
+def as_replayed(error: Exception, key: str) -> Exception:
+    """What the first run raises for `error`: itself if a replay would raise the same class, else what a replay would raise."""
+    if rebuildable(error):
+        return error
+    replayed = load_error(dump_error(error), key)
+    replayed.__cause__ = error
+    return replayed
+
+
+def ended_with(codec: Codec, result: Any, hints: Hints, *, is_strict: bool = True) -> Ending:
+    """How a run ends whose body returned `result`, or `Err(exception)` for one that raised."""
+    try:
+        match result:
+            case Err(error=StepFailed() as failed) if failed.was_returned:
+                # A step returned Err and the body let it pass: that Err is the run's outcome.
+                return _returned(codec, Err(failed.error), failed.key, hints, is_strict=is_strict)
+            case Err(error=BaseException() as error):
+                return Ending("failed", store_exception(error), result)
+            case Err():
+                return _returned(codec, result, "result", hints, is_strict=is_strict)
+            case Ok(value=value):
+                payload, kept = store_value(codec, value, hints.value, is_strict=is_strict)
+            case _:
+                payload, kept = store_value(codec, result, hints.value, is_strict=is_strict)
+    except ValueNotStorable as error:
+        return Ending("failed", store_exception(error), Err(error))
+    return Ending("completed", payload, Ok(kept))
+
+
+def _returned(codec: Codec, err: Err[Any], key: str, hints: Hints, *, is_strict: bool) -> Ending:
+    try:
+        return Ending("failed", store_err(codec, err, hints.error, is_strict=True), err)
+    except ValueNotStorable as reason:
+        if not is_strict:
+            return Ending("failed", b"null", err)
+        # Losing the error would be worse than losing its class: describe it, and say how to keep it.
+        described = StepFailed(key, type(err.error).__name__, f"{err.error!r} ({reason})")
+        return Ending("failed", store_exception(described), Err(described))
+
+
+def outcome_of(codec: Codec, run: RunRow, hints: Hints = Hints()) -> Ok[Any] | Err[Any]:  # noqa: B008 - immutable
+    """The outcome of a run that has ended."""
+    payload = run.outcome if run.outcome is not None else b"null"
+    try:
+        if run.status == "completed":
+            return Ok(codec.load(payload, hints.value))
+        if run.status == "cancelled":
+            return Err(RunCancelled(run.id))
+        error = load_failure(codec, payload, run.id, hints.error)
+    except (ValueError, msgspec.MsgspecError) as reason:
+        raise SnapshotCorrupt(run.id, "the outcome", str(reason)) from reason
+    return Err(error.error if isinstance(error, StepFailed) and error.was_returned else error)

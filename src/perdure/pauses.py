@@ -1,0 +1,187 @@
+"""The durable waits of a body: sleeping, waiting for a signal, and a time limit around a block of code.
+
+Each opens with an entry that holds its absolute deadline and closes with one that says how it came out, both under its key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from perdure.duration import MAX_INSTANT
+from perdure.engine import Call, Drive
+from perdure.errors import InvalidInput
+from perdure.journal import Entry, Kind
+from perdure.store import Awaited, Signal
+from perdure.waits import Wait
+
+
+class _Missing:
+    """The default of `default=`: no default, a time-out raises."""
+
+    def __repr__(self) -> str:
+        return "no default"
+
+
+MISSING: Final = _Missing()
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """What the open entry of a wait remembers."""
+
+    deadline: int | None
+
+
+async def sleep(drive: Drive, key: str, name: str, deadline: Callable[[], int]) -> None:
+    """Return when the deadline, fixed the first time, has passed."""
+    await _pause(drive, key, name, "sleep", deadline, None)
+
+
+async def wait_for_signal(
+    drive: Drive, key: str, name: str, deadline: Callable[[], int] | None, default: Any, returns: Any
+) -> Any:
+    """The payload of the next signal with this name; a time-out raises `TimeoutError` or gives `default`."""
+    entry = await _pause(drive, key, name, "signal", deadline, Awaited("signal", name))
+    if entry.ok:
+        return _payload(drive, name, entry.payload, returns)
+    if isinstance(default, _Missing):
+        raise TimeoutError(f"no signal {name!r} came in time for run {drive.run.id!r}; pass default= to go on without one")
+    return default
+
+
+def _payload(drive: Drive, name: str, payload: bytes, returns: Any) -> Any:
+    try:
+        value = drive.codec.load(payload, returns)
+    except ValueError as reason:
+        drive.corrupt(f"the signal {name!r}", reason)
+    try:
+        return drive.codec.conform(value, returns)
+    except ValueError as reason:
+        raise InvalidInput(drive.run.workflow, f"signal {name!r}: {reason}") from reason
+
+
+async def _pause(
+    drive: Drive, key: str, name: str, kind: Kind, deadline: Callable[[], int] | None, address: Awaited | None
+) -> Entry:
+    call = drive.begin(key, kind)
+    recorded = drive.turnstile.take(key)
+    if recorded is not None:
+        return recorded
+    if call.branch is not None:
+        call.branch.ours()
+    try:
+        recorded = await drive.turn(call)
+        if recorded is not None:
+            return recorded
+        return await drive.wait(call, _open_wait(drive, call, name, deadline, address))
+    except asyncio.CancelledError:
+        drive.free(call)
+        raise
+    finally:
+        if call.branch is not None:
+            call.branch.leave()
+
+
+def _open_wait(drive: Drive, call: Call, name: str, deadline: Callable[[], int] | None, address: Awaited | None) -> Wait:
+    opened = _opened(drive, call, name, deadline)
+    started_at, until = opened.started_at, _deadline(drive, opened)
+
+    def close(ok: bool, payload: bytes = b"null", consume: int | None = None) -> None:  # noqa: FBT001 - three uses, below
+        entry = drive.recorder.append(
+            key=call.key,
+            kind=call.kind,
+            name=name,
+            ok=ok,
+            payload=payload,
+            started_at=started_at,
+            ended_at=drive.clock.now(),
+            consume=consume,
+        )
+        drive.resolve(entry, call)
+
+    def on_signal(signal: Signal) -> None:
+        close(True, signal.payload, signal.seq)
+
+    # A sleep that is over went well; a signal that did not come did not.
+    return Wait(opened.seq, until, lambda: close(address is None), address, on_signal)
+
+
+def _opened(drive: Drive, call: Call, name: str, deadline: Callable[[], int] | None) -> Entry:
+    """The open entry of this wait, recorded now if it was not before."""
+    found = drive.opened.get(call.key)
+    if found is not None:
+        return found
+    until = None if deadline is None else min(deadline(), MAX_INSTANT)
+    now = drive.clock.now()
+    entry = drive.recorder.append(
+        key=call.key,
+        kind=call.kind,
+        name=name,
+        phase="open",
+        payload=msgspec.json.encode(Opened(until)),
+        started_at=now,
+        ended_at=now,
+    )
+    drive.opened[call.key] = entry
+    return entry
+
+
+def _deadline(drive: Drive, opened: Entry) -> int | None:
+    try:
+        return msgspec.json.decode(opened.payload, type=Opened).deadline
+    except msgspec.MsgspecError as reason:
+        drive.corrupt(f"the deadline of {opened.key!r}", reason)
+
+
+class TimeLimit:
+    """`async with ctx.timeout(name, length)`: the block is cancelled and `TimeoutError` raised when the deadline passes.
+
+    The deadline is fixed the first time and the expiry is recorded, so a replay cuts the block off at the same place.
+    """
+
+    def __init__(self, drive: Drive, key: str, name: str, deadline: Callable[[], int]) -> None:
+        self._drive = drive
+        self._key = key
+        self._name = name
+        self._deadline = deadline
+        self._is_over = False
+        self._wait: Wait | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+
+    async def __aenter__(self) -> Self:
+        drive = self._drive
+        call = drive.begin(self._key, "timeout")
+        self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
+        if drive.is_recorded(self._key):
+            drive.turnstile.ask(self._key, self)
+            return self
+        opened = _opened(drive, call, self._name, self._deadline)
+        self._wait = Wait(opened.seq, _deadline(drive, opened), self._due)
+        drive.waits.add(self._wait)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._wait is not None:
+            self._drive.waits.remove(self._wait)
+        self._drive.turnstile.withdraw(self._key)
+        if not self._is_over or self._task is None:
+            return
+        if self._task.uncancel() <= self._cancelling and kind is not None and issubclass(kind, asyncio.CancelledError):
+            raise TimeoutError(f"the time limit {self._name!r} of run {self._drive.run.id!r} has passed") from error
+
+    def deliver(self, entry: Entry) -> bool:
+        """The deadline has passed, and it is this record's turn."""
+        del entry
+        self._is_over = True
+        return self._task is not None and self._task.cancel()
+
+    def _due(self) -> None:
+        now = self._drive.clock.now()
+        entry = self._drive.recorder.append(key=self._key, kind="timeout", name=self._name, started_at=now, ended_at=now)
+        self._drive.resolve(entry, self)

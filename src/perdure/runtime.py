@@ -1,0 +1,321 @@
+"""`Runtime`: a store, the workflows known here, and a worker.
+
+    async with Runtime(store="sqlite:///app.db", workflows=[checkout]) as runtime:
+        run = await runtime.start(checkout, order, id="order-1")
+        receipt = await run
+
+Inside `async with` it works in the background and drains on exit. Outside it is a client: `start` writes the row and others drive
+it; `work()` is the worker in the foreground, `sweep()` resumes what is due once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
+
+from perdure.clock import Clock, NotBefore, SystemClock
+from perdure.duration import Duration, instant, microseconds, seconds
+from perdure.engine import Settings
+from perdure.host import STEP_THREADS, Host
+from perdure.options import OnChange, ProcessOptions, StoredOptions, checked, stored_only
+from perdure.result import Err, Ok, Outcome
+from perdure.run import Run
+from perdure.store import RunInfo, Status, Store, check_id
+from perdure.storechoice import choose_store
+from perdure.worker import Worker
+
+if TYPE_CHECKING:
+    from perdure.definition import Workflow
+    from perdure.syncruntime import SyncRuntime
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Tuning(TypedDict, total=False):
+    """Rarely needed: how soon an idle run leaves memory, how often a run may stop its worker, how long a drain waits."""
+
+    unload_grace: Duration
+    max_attempts: int
+    drain_after: Duration
+    clock: Clock
+
+
+class Runtime:
+    """Starts, drives, signals and lists the runs of one store."""
+
+    def __init__(
+        self,
+        store: Store | str | None = None,
+        workflows: Iterable[Workflow[Any, Any]] = (),
+        *,
+        deps: Any = None,
+        strict: bool | None = None,
+        on_changed_arguments: OnChange | None = None,
+        concurrency: int = 100,
+        lease_ttl: Duration = "30s",
+        queues: Collection[str] | None = None,
+        **tuning: Unpack[Tuning],
+    ) -> None:
+        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 0:
+            raise ValueError(f"concurrency must be a whole number, 0 for a client only, not {concurrency!r}")
+        ttl = seconds(lease_ttl, what="lease_ttl")
+        if ttl <= 0:
+            raise ValueError("lease_ttl must be longer than zero")
+        self._concurrency = concurrency
+        self._queues = queues
+        self._store, self._is_owned, is_implicit = choose_store(store)
+        # A client drives too, in `run` and `sweep`.
+        self._threads = ThreadPoolExecutor(concurrency or STEP_THREADS, thread_name_prefix="perdure-step")
+        near = {"deps": deps, "strict": strict, "on_changed_arguments": on_changed_arguments}
+        checked(near, ProcessOptions)
+        self._host = Host(
+            self._store,
+            replace(_settings(tuning), executor=self._threads),
+            lease_ttl=ttl,
+            options={name: value for name, value in near.items() if value is not None},
+            is_implicit=is_implicit,
+        )
+        self._worker: Worker | None = None
+        self._working: asyncio.Task[None] | None = None
+        for workflow in workflows:
+            self.register(workflow)
+
+    async def __aenter__(self) -> Self:
+        await self._store.setup()
+        if self._concurrency:
+            self._worker = self._new_worker()
+            self._working = asyncio.get_running_loop().create_task(self._worker.work(), name="perdure-worker")
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if self._worker is not None and self._working is not None:
+                self._worker.stop()
+                await self._working  # also raises what ended it before
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Give back what is still driven here; let go of threads, and of the store if it was opened here."""
+        await self._host.drain()
+        self._threads.shutdown(wait=False)
+        if self._is_owned:
+            await self._store.close()
+
+    @property
+    def store(self) -> Store:
+        """The store this runtime works on."""
+        return self._store
+
+    @property
+    def sync(self) -> SyncRuntime:
+        """The same methods, blocking, for programs without an event loop."""
+        from perdure.syncruntime import SyncRuntime
+
+        return SyncRuntime(self)
+
+    def register(self, workflow: Workflow[Any, Any]) -> None:
+        """Let runs of this workflow be driven here."""
+        self._host.register(workflow)
+
+    async def work(self) -> None:
+        """Work in the foreground until SIGTERM, SIGINT or cancellation; then let running steps end and give the runs back."""
+        if not self._concurrency:
+            raise ValueError("a runtime with concurrency=0 is a client and works on nothing; give it a higher one")
+        await self._store.setup()
+        worker = self._worker = self._new_worker()
+        with _stop_on_signals(worker.stop):
+            try:
+                await worker.work()
+            finally:
+                self._worker = None
+
+    async def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]:
+        """Resume up to `limit` due runs once, and give the outcome of each. One that fails to be driven is an `Err` here."""
+        host = self._host
+        if now is not None:
+            host = self._at(NotBefore(host.clock, instant(now, what="now")))
+        claims = await host.claim(limit, self._queues)
+        drives = {claim.run.id: host.drive(host.workflows[claim.run.workflow], claim, {}) for claim in claims.claims}
+        outcomes = await asyncio.gather(*(driving.joined() for driving in drives.values()), return_exceptions=True)
+        return {
+            run_id: Err(outcome) if isinstance(outcome, BaseException) else outcome
+            for run_id, outcome in zip(drives, outcomes, strict=True)
+        }
+
+    @overload
+    async def start(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, Ok[T] | Err[Any]]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[StoredOptions],
+    ) -> Run[T]: ...
+    @overload
+    async def start(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[StoredOptions],
+    ) -> Run[T]: ...
+    @overload
+    async def start(self, workflow: str, /, *args: Any, **options: Unpack[StoredOptions]) -> Run[Any]: ...
+    async def start(self, workflow: Any, /, *args: Any, **options: Any) -> Run[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
+        """Create a run and give it at once; a worker drives it. The same id with the same input is the same run."""
+        definition = self._definition(workflow)
+        new = self._host.new_run(definition, args, {}, stored_only(options))
+        worker = self._worker
+        # Taken at once when there is room, so that a start costs one write; otherwise left to be claimed.
+        takes_it = worker is not None and worker.has_room() and new.start_at is None and self._serves(new.queue)
+        ttl = self._host.lease_ttl if takes_it else None
+        created = await self._host.create(new, ttl)
+        claim = created.claim
+        if worker is not None and claim is not None:
+            worker.adopt(self._host.drive(definition, claim, {}, is_background=True))
+        return Run(self._host, new.id)
+
+    @overload
+    async def run(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, Ok[T] | Err[Any]]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[StoredOptions],
+    ) -> Outcome[T]: ...
+    @overload
+    async def run(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[StoredOptions],
+    ) -> Outcome[T]: ...
+    @overload
+    async def run(self, workflow: str, /, *args: Any, **options: Unpack[StoredOptions]) -> Outcome[Any]: ...
+    async def run(self, workflow: Any, /, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
+        """Create a run, or find it, drive it here until it ends or suspends, and give its outcome."""
+        definition = self._definition(workflow)
+        new = self._host.new_run(definition, args, {}, stored_only(options))
+        return await self._host.run(definition, new, {}, retry_failed=False, wait=True)
+
+    async def resume(self, run_id: str) -> Outcome[Any]:
+        """Drive the run if it is due; otherwise change nothing and give its present state."""
+        return await self._host.go_on(check_id(run_id, "a run's id"), None, {}, wait=True)
+
+    async def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
+        """Put a signal into the run's inbox and return. The run gets it exactly once, also when it does not wait yet.
+
+        A repeated `dedupe` is ignored, so that a webhook may be delivered twice. Raises `RunNotFound`, `RunFinished`.
+        """
+        await self._host.signal(run_id, name, payload, dedupe=dedupe)
+
+    async def get(self, run_id: str) -> Run[Any] | None:
+        """The run with this id, or None."""
+        row = await self._store.get(check_id(run_id, "a run's id"))
+        return None if row is None else Run(self._host, run_id)
+
+    async def list(
+        self,
+        *,
+        workflow: Workflow[Any, Any] | str | None = None,
+        status: Status | None = None,
+        prefix: str = "",
+        limit: int = 100,
+        cursor: RunInfo | None = None,
+    ) -> list[RunInfo]:
+        """Runs, last changed first. `cursor` is the last line of the page before."""
+        name = workflow if workflow is None or isinstance(workflow, str) else workflow.name
+        before = None if cursor is None else (instant(cursor.updated_at), cursor.id)
+        return await self._store.list(prefix=prefix, status=status, workflow=name, before=before, limit=limit)
+
+    async def cancel(self, run_id: str) -> None:
+        """Ask the run to stop: CancelledError is raised at its waits. Raises `RunNotFound`, `RunFinished`."""
+        await self._host.cancel(run_id)
+
+    async def retry(self, run_id: str) -> Run[Any]:
+        """Let a failed, cancelled or dead run go on: what failed is set aside, what succeeded is kept."""
+        await self._host.reopen(check_id(run_id, "a run's id"))
+        return Run(self._host, run_id)
+
+    async def hold(self, run_id: str) -> None:
+        """Keep the run from being driven until `unhold`; an attempt under way goes on until it suspends or ends."""
+        await self._store.hold(check_id(run_id, "a run's id"))
+
+    async def unhold(self, run_id: str) -> None:
+        """Undo `hold`."""
+        await self._store.unhold(check_id(run_id, "a run's id"))
+
+    async def delete(self, run_id: str) -> None:
+        """Remove the run and everything recorded for it."""
+        await self._store.delete(check_id(run_id, "a run's id"))
+
+    async def purge(self, older_than: Duration) -> int:
+        """Delete runs that ended longer ago than this, and say how many."""
+        age, total = seconds(older_than, what="older_than"), 0
+        while deleted := await self._store.purge(age, now=self._host.clock.store_now()):
+            total += deleted
+        return total
+
+    def _definition(self, workflow: Any) -> Workflow[Any, Any]:
+        if isinstance(workflow, str):
+            return self._host.definition(workflow)
+        if not getattr(workflow, "is_perdure_workflow", False):
+            raise TypeError(f"start and run take a workflow or its name, not {workflow!r}; decorate the function with @workflow")
+        self.register(workflow)
+        definition: Workflow[Any, Any] = workflow
+        return definition
+
+    def _serves(self, queue: str) -> bool:
+        return self._queues is None or queue in self._queues
+
+    def _new_worker(self) -> Worker:
+        return Worker(self._host, self._concurrency, self._queues)
+
+    def _at(self, clock: Clock) -> Host:
+        host = Host(
+            self._store,
+            replace(self._host.settings, clock=clock),
+            lease_ttl=self._host.lease_ttl,
+            options=self._host.process_options,
+        )
+        host.workflows = self._host.workflows
+        return host
+
+
+def _settings(tuning: Tuning) -> Settings:
+    unknown = tuning.keys() - Tuning.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"Runtime has no option {', '.join(sorted(unknown))}; see help(Runtime) for those it has")
+    return Settings(
+        clock=tuning.get("clock") or SystemClock(),
+        unload_grace=microseconds(tuning.get("unload_grace", 1), what="unload_grace"),
+        max_attempts=tuning.get("max_attempts", 10),
+        drain_after=seconds(tuning.get("drain_after", 10), what="drain_after"),
+    )
+
+
+@contextlib.contextmanager
+def _stop_on_signals(stop: Callable[[], None]) -> Any:
+    """Call `stop` on SIGTERM and SIGINT, where signals can be handled."""
+    loop = asyncio.get_running_loop()
+    handled = []
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(NotImplementedError):  # Windows: cancellation is the way there
+                loop.add_signal_handler(number, stop)
+                handled.append(number)
+    try:
+        yield
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,172 @@
+"""What there is to know about a step's function before it is called: how to call it, and what it returns."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypedDict, TypeVar, Unpack
+
+from perdure.duration import Duration, seconds
+from perdure.result import Err, Ok
+from perdure.retry import Retry
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class StepDefaults(TypedDict, total=False):
+    """Options of `@step(...)`: defaults beside the function."""
+
+    retry: Retry | int | None
+    timeout: Duration | None
+    abandon: bool
+    returns: Any
+    at_most_once: bool
+
+
+class StepOptions(StepDefaults, total=False):
+    """Options of `ctx.step`."""
+
+    key: str
+
+
+OPTION_NAMES: Final = frozenset(StepOptions.__annotations__)
+_ATTRIBUTE: Final = "__perdure_step__"
+
+
+def step(**options: Unpack[StepDefaults]) -> Callable[[F], F]:
+    """Attach default options to a step's function, which stays an ordinary function. The call's own options win."""
+    if "key" in options:
+        raise TypeError("@step takes no key=: a key belongs to one call, so pass it to ctx.step")
+    checked(options)
+
+    def attach(fn: F) -> F:
+        if not callable(fn):
+            raise TypeError(f"@step(...) decorates a function, not {fn!r}")
+        setattr(fn, _ATTRIBUTE, dict(options))
+        return fn
+
+    return attach
+
+
+def checked(options: Mapping[str, Any]) -> None:
+    """Refuse options that are unknown or contradict each other."""
+    unknown = options.keys() - OPTION_NAMES
+    if unknown:
+        raise TypeError(f"unknown step option {', '.join(sorted(unknown))}; there are {', '.join(sorted(OPTION_NAMES))}")
+    if options.get("at_most_once") and Retry.of(options.get("retry")).attempts > 1:
+        raise ValueError("at_most_once=True and retry= contradict each other: a step that must not run twice has one attempt")
+    timeout = options.get("timeout")
+    if timeout is not None and seconds(timeout, what="timeout") == 0:
+        raise ValueError("timeout must be longer than zero")
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpec:
+    """A function, seen as a step."""
+
+    name: str | None
+    is_async: bool
+    returns: Any
+    fails_with: Any
+    options: dict[str, Any]
+
+
+_specs: weakref.WeakKeyDictionary[Any, StepSpec] = weakref.WeakKeyDictionary()
+
+
+def spec_of(fn: Any) -> StepSpec:
+    """The spec of `fn`, worked out once for each function: bound methods and partials share that of what they wrap.
+
+    A partial that `@step(...)` decorated has options of its own.
+    """
+    if isinstance(fn, functools.partial) and _ATTRIBUTE in vars(fn):
+        inner = spec_of(fn.func)
+        return replace(inner, options={**inner.options, **vars(fn)[_ATTRIBUTE]})
+    plain = _innermost(fn)
+    try:
+        return _specs[plain]
+    except (KeyError, TypeError):
+        spec = _inspect(plain)
+    try:
+        _specs[plain] = spec
+    except TypeError:  # not hashable, or takes no weak reference: worked out each time
+        return spec
+    return spec
+
+
+def _inspect(fn: Any) -> StepSpec:
+    if inspect.iscoroutine(fn):
+        fn.close()
+        raise TypeError(
+            "ctx.step takes a function and its arguments, not a coroutine: write ctx.step(fetch, 1), not ctx.step(fetch(1))"
+        )
+    if not callable(fn):
+        raise TypeError(f"ctx.step takes a function, not {fn!r}")
+    if getattr(fn, "is_perdure_workflow", False):
+        raise TypeError(f"{fn!r} is a workflow, not a step; call the function it wraps, or start it as a run of its own")
+    name = getattr(fn, "__name__", None)
+    value, error = _results(fn)
+    return StepSpec(
+        name=None if name == "<lambda>" else name,
+        # A plain function that returns an awaitable is not known to be async before it is called; its result is awaited then.
+        is_async=inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(_call_of(fn)),
+        returns=value,
+        fails_with=error,
+        options=dict(getattr(fn, _ATTRIBUTE, {})),
+    )
+
+
+def _innermost(fn: Any) -> Any:
+    while True:
+        if isinstance(fn, functools.partial):
+            fn = fn.func
+        elif isinstance(fn, types.MethodType):
+            fn = fn.__func__
+        else:
+            return fn
+
+
+def _call_of(fn: Any) -> Any:
+    """The `__call__` of a callable object; None for functions and classes."""
+    return None if inspect.isroutine(fn) or isinstance(fn, type) else getattr(type(fn), "__call__", None)  # noqa: B004
+
+
+def _results(fn: Any) -> tuple[Any, Any]:
+    """The annotations of what comes back: the value's, and that of what is inside `Err`."""
+    if isinstance(fn, type):
+        return fn, Any
+    try:
+        hint = typing.get_type_hints(_call_of(fn) or fn, include_extras=True).get("return", Any)
+    except Exception:  # noqa: BLE001 - whatever an annotation raises, it only means that there is nothing to go by
+        return Any, Any
+    return split_result(_awaited(hint))
+
+
+def _awaited(hint: Any) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(origin, type) and issubclass(origin, Awaitable) and args:
+        return args[2] if issubclass(origin, Coroutine) and len(args) == 3 else args[0]
+    return hint
+
+
+def split_result(hint: Any) -> tuple[Any, Any]:
+    """`Ok[T] | Err[E]` as (T, E); any other annotation as (itself, Any)."""
+    members = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    values: list[Any] = []
+    errors: list[Any] = []
+    for member in members:
+        origin = typing.get_origin(member) or member
+        inner = typing.get_args(member)[0] if typing.get_args(member) else Any
+        (errors if origin is Err else values).append(inner if origin in (Ok, Err) else member)
+    if not values:
+        return Any, _union(errors)
+    return _union(values), _union(errors) if errors else Any
+
+
+def _union(members: list[Any]) -> Any:
+    return members[0] if len(members) == 1 else typing.Union[tuple(members)]  # noqa: UP007 - made at run time

@@ -1,0 +1,182 @@
+"""`runtime.sync`: the methods of `Runtime`, blocking.
+
+with Runtime(store="sqlite:///app.db", workflows=[checkout]).sync as runtime:
+    run = runtime.start(checkout, order, id="order-1")
+    receipt = run.result()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, TypeVarTuple, Unpack, overload
+
+from perdure.duration import Duration
+from perdure.options import StoredOptions
+from perdure.result import Err, Ok, Outcome
+from perdure.run import Run
+from perdure.store import RunInfo, Status
+from perdure.sync import block_on
+
+if TYPE_CHECKING:
+    from perdure.definition import Workflow
+    from perdure.runtime import Runtime
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Ts = TypeVarTuple("Ts")
+
+
+class SyncRun(Generic[T_co]):
+    """A `Run` whose methods block."""
+
+    def __init__(self, run: Run[T_co]) -> None:
+        self._run = run
+        self.id = run.id
+
+    def __repr__(self) -> str:
+        return f"<SyncRun {self.id}>"
+
+    def result(self) -> T_co:
+        """The run's value when it has ended, or its error raised: what `await run` is elsewhere."""
+        return block_on(self._result())
+
+    def status(self) -> Status:
+        """Where the run stands now."""
+        return block_on(self._run.status())
+
+    def outcome(self) -> Outcome[T_co]:
+        """How the run stands when it has ended, or suspended for the first time from now."""
+        return block_on(self._run.outcome())
+
+    def signal(self, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
+        """Put a signal into the run's inbox."""
+        block_on(self._run.signal(name, payload, dedupe=dedupe))
+
+    def cancel(self) -> None:
+        """Ask the run to stop."""
+        block_on(self._run.cancel())
+
+    async def _result(self) -> T_co:
+        return await self._run
+
+
+class SyncRuntime:
+    """A `Runtime` whose methods block. `with` works in the background, as `async with` does there."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def __enter__(self) -> Self:
+        block_on(self._runtime.__aenter__())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        block_on(self._runtime.__aexit__(kind, error, trace))
+
+    def close(self) -> None:
+        """Let go of threads, and of the store if it was opened by this runtime."""
+        block_on(self._runtime.close())
+
+    def register(self, workflow: Workflow[Any, Any]) -> None:
+        """Let runs of this workflow be driven here."""
+        self._runtime.register(workflow)
+
+    @overload
+    def start(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, Ok[T] | Err[Any]]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[StoredOptions],
+    ) -> SyncRun[T]: ...
+    @overload
+    def start(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[StoredOptions],
+    ) -> SyncRun[T]: ...
+    @overload
+    def start(self, workflow: str, /, *args: Any, **options: Unpack[StoredOptions]) -> SyncRun[Any]: ...
+    def start(self, workflow: Any, /, *args: Any, **options: Any) -> SyncRun[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
+        """Create a run and give it at once; a worker drives it."""
+        return SyncRun(block_on(self._runtime.start(workflow, *args, **options)))
+
+    @overload
+    def run(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, Ok[T] | Err[Any]]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[StoredOptions],
+    ) -> Outcome[T]: ...
+    @overload
+    def run(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[StoredOptions],
+    ) -> Outcome[T]: ...
+    @overload
+    def run(self, workflow: str, /, *args: Any, **options: Unpack[StoredOptions]) -> Outcome[Any]: ...
+    def run(self, workflow: Any, /, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
+        """Drive a run until it ends or suspends, and give its outcome."""
+        outcome: Outcome[Any] = block_on(self._runtime.run(workflow, *args, **options))
+        return outcome
+
+    def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]:
+        """Resume what is due once, and give the outcome of each run."""
+        return block_on(self._runtime.sweep(now, limit))
+
+    def resume(self, run_id: str) -> Outcome[Any]:
+        """Drive the run if it is due; otherwise give its present state."""
+        return block_on(self._runtime.resume(run_id))
+
+    def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
+        """Put a signal into the run's inbox."""
+        block_on(self._runtime.signal(run_id, name, payload, dedupe=dedupe))
+
+    def get(self, run_id: str) -> SyncRun[Any] | None:
+        """The run with this id, or None."""
+        run = block_on(self._runtime.get(run_id))
+        return None if run is None else SyncRun(run)
+
+    def list(
+        self,
+        *,
+        workflow: Workflow[Any, Any] | str | None = None,
+        status: Status | None = None,
+        prefix: str = "",
+        limit: int = 100,
+        cursor: RunInfo | None = None,
+    ) -> list[RunInfo]:
+        """Runs, last changed first."""
+        return block_on(self._runtime.list(workflow=workflow, status=status, prefix=prefix, limit=limit, cursor=cursor))
+
+    def cancel(self, run_id: str) -> None:
+        """Ask the run to stop."""
+        block_on(self._runtime.cancel(run_id))
+
+    def retry(self, run_id: str) -> SyncRun[Any]:
+        """Let a failed, cancelled or dead run go on."""
+        return SyncRun(block_on(self._runtime.retry(run_id)))
+
+    def hold(self, run_id: str) -> None:
+        """Keep the run from being driven until `unhold`."""
+        block_on(self._runtime.hold(run_id))
+
+    def unhold(self, run_id: str) -> None:
+        """Undo `hold`."""
+        block_on(self._runtime.unhold(run_id))
+
+    def delete(self, run_id: str) -> None:
+        """Remove the run and everything recorded for it."""
+        block_on(self._runtime.delete(run_id))
+
+    def purge(self, older_than: Duration) -> int:
+        """Delete runs that ended longer ago than this, and say how many."""
+        return block_on(self._runtime.purge(older_than))

@@ -1,0 +1,458 @@
+"""Attempts: how often, when, how long, and what a crash, a time-out or a cancelled call leaves of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure import Context, Err, Ok, Outcome, Retry, Runtime, Suspended, Workflow, current_step, stores, workflow
+from perdure.errors import PersistenceError, StepFailed, StepTimeout
+from perdure.testing import ManualClock
+from tests.engine.replays import raised, twice
+from tests.engine.worlds import world
+from tests.simulation import LoopClock, MortalStore, simulate
+
+EPOCH = datetime.fromisoformat("2026-01-01T00:00:00Z")
+
+
+def steady(attempts: int, wait: float) -> Retry:
+    """So many attempts, always the same pause."""
+    return Retry(attempts, wait_initial=wait, wait_exp_base=1, wait_jitter=0, wait_max=wait)
+
+
+class Flaky:
+    """Fails so many times, then works; knows which attempts there were, and when."""
+
+    def __init__(self, failures: int, error: type[Exception] = ValueError) -> None:
+        self.failures = failures
+        self.error = error
+        self.attempts: list[int] = []
+        self.at: list[float] = []
+
+    async def __call__(self) -> str:
+        self.attempts.append(current_step().attempt)
+        self.at.append(asyncio.get_running_loop().time())
+        if self.attempts[-1] <= self.failures:
+            raise self.error("not yet")
+        return "done"
+
+
+async def test_the_first_attempt_that_works_is_the_last() -> None:
+    flaky = Flaky(2)
+
+    async def body(ctx: Context[Any]) -> Any:
+        return await ctx.step("flaky", flaky, retry=Retry(5, wait_initial=0, wait_jitter=0))
+
+    assert await twice(body) == ("done", "done")
+    assert flaky.attempts == [1, 2, 3]
+
+
+async def test_after_the_last_attempt_its_error_is_raised_without_another_pause() -> None:
+    flaky = Flaky(99)
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        return await ctx.step("flaky", flaky, retry=steady(3, 10))
+
+    async with world(flow) as here:
+        assert await here.runtime.run(flow, id="run") == Suspended("run", EPOCH + timedelta(seconds=10))
+        assert await here.later("10s") == {"run": Suspended("run", EPOCH + timedelta(seconds=20))}
+        outcome = (await here.later("10s"))["run"]
+        assert isinstance(outcome, Err)
+        assert isinstance(outcome.error, ValueError)
+        journal = await here.runtime.store.journal("run")
+        assert [(entry.phase, entry.attempt) for entry in journal] == [("open", 2), ("open", 3), ("close", 3)]
+    assert flaky.attempts == [1, 2, 3]
+
+
+async def test_a_pause_ends_when_it_would_have_ended_however_often_the_run_is_looked_at() -> None:
+    flaky = Flaky(1)
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        return await ctx.step("flaky", flaky, retry=steady(2, 3600))
+
+    async with world(flow) as here:
+        assert isinstance(await here.runtime.run(flow, id="run"), Suspended)
+        row = await here.runtime.store.get("run")
+        assert row is not None
+        assert row.lease_until is None, "nobody holds a run that waits for its next attempt"
+        for _ in range(5):
+            assert await here.later("10m") == {}
+            assert await here.runtime.resume("run") == Suspended("run", EPOCH + timedelta(hours=1))
+        assert await here.later("10m") == {"run": Ok("done")}
+    assert flaky.attempts == [1, 2]
+
+
+async def test_a_pause_shorter_than_the_grace_stays_in_memory() -> None:
+    flaky = Flaky(1)
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        return await ctx.step("flaky", flaky, retry=steady(2, 0.002))
+
+    assert await flow() == "done"
+    assert await flow.run(id="short pause") == Ok("done")
+
+
+async def go_on(store: Any, flow: Workflow[[], Any]) -> Outcome[Any] | None:
+    """The outcome of the run, through suspensions; None when the process died on the way."""
+    runtime = Runtime(store, [flow], clock=LoopClock(), concurrency=0)
+    try:
+        outcome: Outcome[Any] = await runtime.run(flow, id="run")
+        while isinstance(outcome, Suspended):
+            await asyncio.sleep(0.5)
+            outcome = await runtime.resume("run")
+    except PersistenceError:
+        return None
+    finally:
+        await runtime.close()
+    return outcome
+
+
+@pytest.mark.parametrize("after_commit", [False, True])
+def test_no_crash_starts_the_count_or_a_pause_over(after_commit: bool) -> None:
+    attempts, pause = 4, 40.0
+
+    async def main(dies_at: int) -> Flaky:
+        flaky, store = Flaky(attempts - 1), stores.memory()
+
+        async def flow(ctx: Context[Any]) -> Any:
+            return await ctx.step("flaky", flaky, retry=steady(attempts, pause))
+
+        definition = Workflow("flow", flow)
+        mortal = MortalStore(store, dies_at, after_commit=after_commit)
+        outcome = await go_on(mortal, definition)
+        if outcome is None:
+            await asyncio.sleep(31)  # the lease expires
+            outcome = await go_on(store, definition)
+        assert outcome == Ok("done")
+        return flaky
+
+    for dies_at in range(1, 12):
+        flaky = simulate(main(dies_at))
+        assert flaky.attempts == sorted(flaky.attempts)
+        assert set(flaky.attempts) == set(range(1, attempts + 1))
+        assert len(flaky.attempts) <= attempts + 1, "one crash repeats one attempt at most"
+        for number in range(1, attempts):
+            since = flaky.at[flaky.attempts.index(number + 1)] - flaky.at[flaky.attempts.index(number)]
+            assert pause <= since < pause + 40
+
+
+async def test_the_count_goes_on_when_a_call_is_cancelled_in_its_pause_and_made_again() -> None:
+    flaky = Flaky(2)
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        retry = steady(3, 0.01)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await ctx.step("flaky", flaky, retry=retry)
+        return await ctx.step("flaky", flaky, retry=retry)
+
+    assert await flow() == "done"
+    assert flaky.attempts == [1, 2, 3]
+
+
+durations = st.floats(0, 1e9)
+
+
+@given(
+    attempt=st.integers(1, 10**15),
+    initial=durations,
+    most=durations,
+    base=st.floats(1, allow_infinity=True) | st.integers(1, 10**9),
+    jitter=durations,
+)
+def test_no_pause_is_longer_than_wait_max_or_shorter_than_the_exponent_says(
+    attempt: int, initial: float, most: float, base: float, jitter: float
+) -> None:
+    retry = Retry(wait_initial=initial, wait_max=most, wait_exp_base=base, wait_jitter=jitter)
+    wait = retry.wait_after(attempt)
+    assert 0 <= wait <= most
+    assert wait >= min(most, initial)
+
+
+def test_pauses_grow_by_the_base_and_jitter_is_added() -> None:
+    exact = Retry(9, wait_initial="1s", wait_exp_base=3, wait_jitter=0, wait_max="1m")
+    assert [exact.wait_after(attempt) for attempt in range(1, 7)] == [1, 3, 9, 27, 60, 60]
+    spread = {Retry(wait_initial=1, wait_jitter="500ms").wait_after(1) for _ in range(200)}
+    assert len(spread) > 100
+    assert all(1 <= wait <= 1.5 for wait in spread)
+
+
+@pytest.mark.parametrize(
+    ("on", "attempts"),
+    [(Exception, 3), (ValueError, 3), ((KeyError, ValueError), 3), (KeyError, 1), ((), 1), (LookupError, 1)],
+    ids=repr,
+)
+async def test_only_errors_worth_another_attempt_get_one(on: Any, attempts: int) -> None:
+    flaky = Flaky(99, ValueError)
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        return await ctx.step("flaky", flaky, retry=Retry(3, on=on, wait_initial=0, wait_jitter=0))
+
+    with pytest.raises(ValueError, match="not yet"):
+        await flow()
+    assert len(flaky.attempts) == attempts
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"attempts": 0},
+        {"attempts": -1},
+        {"attempts": True},
+        {"attempts": 2.0},
+        {"attempts": "3"},
+        {"on": KeyboardInterrupt},
+        {"on": BaseException},
+        {"on": ValueError("x")},
+        {"on": (ValueError, "OSError")},
+        {"on": [ValueError]},
+        {"wait_initial": -1},
+        {"wait_max": float("nan")},
+        {"wait_max": float("inf")},
+        {"wait_jitter": "soon"},
+        {"wait_jitter": None},
+        {"wait_exp_base": 0.5},
+        {"wait_exp_base": float("nan")},
+    ],
+    ids=repr,
+)
+def test_a_retry_that_makes_no_sense_is_refused_where_it_is_written(parameters: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Retry(**parameters)
+
+
+async def test_each_attempt_has_the_whole_time_and_a_time_out_is_worth_another() -> None:
+    tried: list[int] = []
+
+    async def slow_at_first() -> str:
+        tried.append(current_step().attempt)
+        await asyncio.sleep(3600 if len(tried) < 3 else 0)
+        return "done"
+
+    async def body(ctx: Context[Any]) -> Any:
+        options = Retry(3, on=TimeoutError, wait_initial=0, wait_jitter=0)
+        return await ctx.step(slow_at_first, timeout=0.002, retry=options)
+
+    assert await twice(body) == ("done", "done")
+    assert tried == [1, 2, 3]
+
+
+async def test_a_functions_own_timeout_error_is_not_taken_for_ours() -> None:
+    async def own() -> None:
+        async with asyncio.timeout(0):
+            await asyncio.sleep(1)
+
+    def plain() -> None:
+        raise TimeoutError("the socket's")
+
+    async def body(ctx: Context[Any]) -> Any:
+        errors = [await raised(ctx.step(own, timeout="1h")), await raised(ctx.step(plain, timeout="1h"))]
+        return [(type(error), str(error)) for error in errors]
+
+    expected = [(TimeoutError, ""), (TimeoutError, "the socket's")]
+    assert await twice(body) == (expected, expected)
+
+
+@asynccontextmanager
+async def threaded(flow: Workflow[Any, Any]) -> AsyncIterator[Runtime]:
+    """A runtime with threads enough that none waits for another."""
+    runtime = Runtime(stores.memory(), [flow], clock=ManualClock(), unload_grace=0, concurrency=4)
+    try:
+        yield runtime
+    finally:
+        await runtime.close()
+
+
+class Overlap:
+    """A plain function whose first call blocks until it is let go; knows how many ran at once."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+        self.running = 0
+        self.most = 0
+        self.calls = 0
+        self.lock = threading.Lock()
+
+    def __call__(self) -> str:
+        with self.lock:
+            self.calls += 1
+            call = self.calls
+            self.running += 1
+            self.most = max(self.most, self.running)
+        if call == 1:
+            self.let_go.wait(5)
+        with self.lock:
+            self.running -= 1
+        return f"call {call}"
+
+
+async def test_the_next_attempt_waits_for_a_thread_that_is_still_at_the_last() -> None:
+    overlap = Overlap()
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        return await ctx.step("overlap", overlap, timeout=0.05, retry=Retry(2, wait_initial=0, wait_jitter=0))
+
+    async with threaded(flow) as runtime:
+        running = asyncio.create_task(runtime.run(flow, id="run"))
+        for _ in range(1000):
+            if journal := await runtime.store.journal("run"):
+                break
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(0.005)
+        assert not running.done(), "the run must not leave memory while its thread is at work"
+        assert [(entry.phase, entry.attempt) for entry in journal] == [("open", 2)], "the time-out is recorded at once"
+        assert overlap.calls == 1
+        overlap.let_go.set()
+        assert await running == Ok("call 2")
+    assert overlap.most == 1
+
+
+async def test_an_abandoned_thread_is_not_waited_for() -> None:
+    overlap = Overlap()
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        return await ctx.step("overlap", overlap, timeout=0.05, retry=Retry(2, wait_initial=0, wait_jitter=0), abandon=True)
+
+    async with threaded(flow) as runtime:
+        try:
+            assert await runtime.run(flow, id="run") == Ok("call 2")
+        finally:
+            overlap.let_go.set()
+    assert overlap.most == 2
+
+
+async def test_the_last_attempt_of_a_plain_function_times_out_without_waiting_for_its_thread() -> None:
+    overlap = Overlap()
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        return await ctx.step("overlap", overlap, timeout=0.05)
+
+    async with threaded(flow) as runtime:
+        try:
+            outcome = await runtime.run(flow, id="run")
+        finally:
+            overlap.let_go.set()
+        assert isinstance(outcome, Err)
+        assert isinstance(outcome.error, StepTimeout)
+
+
+class Effect:
+    """Something that must not happen twice, and takes a while."""
+
+    def __init__(self, seconds: float = 0.001) -> None:
+        self.seconds = seconds
+        self.happened = 0
+        self.has_begun = asyncio.Event()
+
+    async def __call__(self) -> str:
+        self.happened += 1
+        self.has_begun.set()
+        await asyncio.sleep(self.seconds)
+        return "paid"
+
+
+def pay_once(effect: Effect) -> Workflow[[], Any]:
+    async def flow(ctx: Context[Any]) -> Any:
+        try:
+            return await ctx.step("pay", effect, at_most_once=True)
+        finally:
+            await ctx.step("report", asyncio.sleep, 0)
+
+    return Workflow("pay_once", flow)
+
+
+async def test_at_most_once_records_its_intent_and_then_its_result() -> None:
+    effect = Effect()
+    flow = pay_once(effect)
+    async with world(flow) as here:
+        assert await here.runtime.run(flow, id="run") == Ok("paid")
+        journal = await here.runtime.store.journal("run")
+        assert [(entry.key, entry.phase) for entry in journal] == [("pay", "open"), ("pay", "close"), ("report", "close")]
+    assert effect.happened == 1
+
+
+@pytest.mark.parametrize("after_commit", [False, True])
+def test_at_most_once_holds_wherever_the_process_dies(after_commit: bool) -> None:
+    # The writes are: create, intent, result, and the end of the run.
+    async def main(dies_at: int) -> tuple[Outcome[Any] | None, Effect, int]:
+        effect, store = Effect(), stores.memory()
+        flow = pay_once(effect)
+        assert await go_on(MortalStore(store, dies_at, after_commit=after_commit), flow) is None
+        happened = effect.happened
+        await asyncio.sleep(31)
+        return await go_on(store, flow), effect, happened
+
+    for dies_at in (0, 1, 2, 3):
+        outcome, effect, happened = simulate(main(dies_at))
+        assert happened == (dies_at >= 2), "the function runs only when its intent is acknowledged"
+        knows = dies_at + after_commit >= 3 or dies_at + after_commit <= 1
+        if knows:
+            assert outcome == Ok("paid")
+            assert effect.happened == 1
+        else:
+            assert isinstance(outcome, Err)
+            assert isinstance(outcome.error, StepFailed)
+            assert "OutcomeUnknown" in str(outcome.error)
+            assert "find out what it did" in str(outcome.error)
+            assert effect.happened == happened, "it was not called again"
+
+
+async def test_at_most_once_holds_when_the_call_is_cancelled_and_made_again() -> None:
+    effect = Effect(3600)
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> str:
+        effect.has_begun.clear()
+        task = asyncio.create_task(ctx.step("pay", effect, at_most_once=True))
+        await effect.has_begun.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        return str(await raised(ctx.step("pay", effect, at_most_once=True)))
+
+    assert "OutcomeUnknown" in await flow()
+    async with world(flow) as here:
+        outcome = await here.runtime.run(flow, id="run")
+        assert isinstance(outcome, Ok)
+        assert "OutcomeUnknown" in outcome.value
+        assert await here.keys("run") == ["pay"]
+    assert effect.happened == 2, "once in each of the two runs"
+
+
+async def test_at_most_once_may_be_caught_like_any_failure_and_is_recorded_as_such() -> None:
+    effect = Effect()
+
+    async def flow(ctx: Context[Any]) -> Any:
+        try:
+            await ctx.step("pay", effect, at_most_once=True)
+        except StepFailed as error:
+            await ctx.sleep("ask somebody", "1h")
+            return error.error
+        return None
+
+    definition, clock = Workflow("flow", flow), ManualClock()
+    store = stores.memory()
+    mortal: Any = MortalStore(store, 2, after_commit=False)
+    with pytest.raises(PersistenceError):
+        await Runtime(mortal, [definition], clock=clock, concurrency=0).run(definition, id="run")
+    clock.advance("31s")
+    runtime = Runtime(store, [definition], clock=clock, concurrency=0)
+    assert isinstance((await runtime.sweep())["run"], Suspended)
+    clock.advance("1h")
+    assert await runtime.sweep() == {"run": Ok("OutcomeUnknown")}
+    assert effect.happened == 1
