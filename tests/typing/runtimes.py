@@ -1,0 +1,105 @@
+"""What `Runtime` and `runtime.sync` infer."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, assert_type
+
+from perdure import Context, Err, Ok, Outcome, Run, Runtime, Suspended, stores, workflow
+from perdure.store import RunInfo, Status, Store
+from perdure.syncruntime import SyncRun, SyncRuntime
+
+
+@workflow
+async def greet(ctx: Context, name: str, mark: str = "!", times: int = 1) -> str:
+    return ctx.run_id + (name + mark) * times
+
+
+@workflow
+async def review(ctx: Context, number: int) -> Ok[int] | Err[str]:
+    return Ok(number) if ctx.run_id else Err("no")
+
+
+@workflow
+async def tick(ctx: Context) -> None:
+    assert ctx.run_id
+
+
+async def made_with() -> None:
+    Runtime()
+    Runtime("sqlite:///app.db", [greet, review])
+    Runtime(store=stores.memory(), workflows=(greet,), deps={"url": ""}, concurrency=0, lease_ttl=timedelta(seconds=30))
+    Runtime(stores.sqlite("app.db"), queues={"slow"}, strict=True, on_changed_arguments="error")
+    Runtime(unload_grace="5s", max_attempts=3, drain_after=1.5)
+    async with Runtime(workflows=[greet]) as runtime:
+        assert_type(runtime, Runtime)
+        assert_type(runtime.store, Store)
+        assert_type(runtime.sync, SyncRuntime)
+        assert_type(await runtime.work(), None)
+
+
+async def started(runtime: Runtime) -> None:
+    assert_type(await runtime.start(greet, "Ada", "?", 2, id="g1"), Run[str])
+    assert_type(await runtime.start(greet, "Ada"), Run[str])
+    assert_type(await runtime.start(greet, "Ada", "?", id="g1"), Run[str])
+    assert_type(await (await runtime.start(greet, "Ada")), str)
+    assert_type(await runtime.start(review, 1), Run[int])
+    assert_type(await runtime.start(tick), Run[None])
+    assert_type(await runtime.start(tick, queue="slow", priority=3, metadata={"by": "ada"}), Run[None])
+    assert_type(await runtime.start(tick, start_at=datetime(2026, 1, 1, tzinfo=UTC)), Run[None])
+    assert_type(await runtime.start("greet", "Ada", id="g1"), Run[Any])
+
+
+async def run_to_its_end_or_first_wait(runtime: Runtime) -> None:
+    assert_type(await runtime.run(greet, "Ada", "?", 2, id="g1"), Outcome[str])
+    assert_type(await runtime.run(greet, "Ada"), Outcome[str])
+    assert_type(await runtime.run(review, 1), Outcome[int])
+    assert_type(await runtime.run(tick), Outcome[None])
+    assert_type(await runtime.run("greet", "Ada", id="g1"), Outcome[Any])
+    match await runtime.run(greet, "Ada"):
+        case Ok(text):
+            assert_type(text, str)
+        case Err() | Suspended():
+            pass
+
+
+async def the_other_verbs(runtime: Runtime) -> None:
+    assert_type(await runtime.resume("g1"), Outcome[Any])
+    assert_type(await runtime.signal("g1", "approved", {"by": "ada"}, dedupe="1"), None)
+    assert_type(await runtime.get("g1"), Run[Any] | None)
+    assert_type(await runtime.list(workflow=greet, status="failed", prefix="g", limit=10), list[RunInfo])
+    assert_type(await runtime.list(workflow="greet", cursor=(await runtime.list())[-1]), list[RunInfo])
+    assert_type(await runtime.sweep(datetime(2026, 1, 1, tzinfo=UTC), limit=10), dict[str, Outcome[Any]])
+    assert_type(await runtime.retry("g1"), Run[Any])
+    assert_type(await runtime.purge("30d"), int)
+    assert_type(await runtime.cancel("g1"), None)
+    assert_type(await runtime.hold("g1"), None)
+    assert_type(await runtime.unhold("g1"), None)
+    assert_type(await runtime.delete("g1"), None)
+
+
+async def of_a_run(run: Run[str]) -> None:
+    assert_type(await run.status(), Status)
+    assert_type(await run.outcome(), Outcome[str])
+    assert_type(await run, str)
+
+
+def blocking() -> None:
+    with Runtime("sqlite:///app.db", [greet]).sync as runtime:
+        assert_type(runtime, SyncRuntime)
+        run = runtime.start(greet, "Ada", id="g1")
+        assert_type(run, SyncRun[str])
+        assert_type(run.result(), str)
+        assert_type(run.status(), Status)
+        assert_type(run.outcome(), Outcome[str])
+        assert_type(runtime.start(review, 1), SyncRun[int])
+        assert_type(runtime.start("greet", "Ada"), SyncRun[Any])
+        assert_type(runtime.run(greet, "Ada", "?"), Outcome[str])
+        assert_type(runtime.run(review, 1), Outcome[int])
+        assert_type(runtime.run("greet", "Ada"), Outcome[Any])
+        assert_type(runtime.sweep(), dict[str, Outcome[Any]])
+        assert_type(runtime.resume("g1"), Outcome[Any])
+        assert_type(runtime.get("g1"), SyncRun[Any] | None)
+        assert_type(runtime.list(status="failed"), list[RunInfo])
+        assert_type(runtime.retry("g1"), SyncRun[Any])
+        assert_type(runtime.purge(timedelta(days=30)), int)
