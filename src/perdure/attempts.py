@@ -19,9 +19,10 @@ from typing import Any
 import msgspec
 
 from perdure.branches import StepInfo, place
+from perdure.calls import Call
 from perdure.codec import dump_error
 from perdure.duration import MICROSECOND, moment
-from perdure.engine import Call, Drive
+from perdure.engine import Drive
 from perdure.errors import PerdureWarning, StepChanged, StepFailed, StepTimeout, ValueNotStorable
 from perdure.journal import Entry
 from perdure.outcomes import as_replayed, load_failure, store_err, store_exception, store_value
@@ -66,24 +67,16 @@ class Result:
 
 async def run_step(drive: Drive, step: StepCall) -> Any:
     """The step's value, recorded or fresh; raises what it raised."""
-    call = drive.begin(step.key, "step")
+    call = drive.calls.begin(step.key, "step")
     args_hash = drive.codec.digest(step.args) if step.args else None
     entry = drive.turnstile.take(step.key)
     if entry is not None:
         return replayed(drive, step, entry, args_hash)
-    if call.branch is not None:
-        call.branch.ours()
-    try:
-        entry = await drive.turn(call)
+    with call:
+        entry = await drive.calls.turn(call)
         if entry is not None:
             return replayed(drive, step, entry, args_hash)
         return await _Attempts(drive, call, step, args_hash).run()
-    except asyncio.CancelledError:
-        drive.free(call)
-        raise
-    finally:
-        if call.branch is not None:
-            call.branch.leave()
 
 
 def replayed(drive: Drive, step: StepCall, entry: Entry, args_hash: bytes | None) -> Any:
@@ -138,7 +131,7 @@ class _Attempts:
                 started_at=started_at,
                 ended_at=drive.clock.now(),
             )
-            await drive.hand_over(self._call, entry)
+            await drive.calls.hand_over(self._call, entry)
         finally:
             drive.turnstile.busy -= 1
         if result.error is not None:
@@ -146,7 +139,7 @@ class _Attempts:
         return result.value
 
     async def _until_done(self) -> tuple[int, Result]:
-        opened = self._drive.opened.get(self._step.key)
+        opened = self._drive.calls.opened.get(self._step.key)
         if opened is not None:
             if self._step.at_most_once:
                 return opened.started_at, self._outcome_unknown(opened)
@@ -206,7 +199,7 @@ class _Attempts:
             ended_at=now,
         )
         # For a later call in this attempt of the run too: this one may be cancelled and its key used again.
-        self._drive.opened[self._step.key] = entry
+        self._drive.calls.opened[self._step.key] = entry
         return entry
 
     async def _pause(self, error: Exception) -> None:
@@ -237,7 +230,7 @@ class _Attempts:
         try:
             drive.waits.add(wait)
             drive.turnstile.touch()
-            await drive.parked(call, future)
+            await drive.calls.parked(call, future)
         finally:
             drive.turnstile.busy += may_unload
             drive.waits.remove(wait)

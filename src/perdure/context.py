@@ -270,8 +270,8 @@ class Context(Generic[D]):
         if not isinstance(here, Branches):
             raise RuntimeError(f"ctx.{what}() belongs in the body of a workflow; in a step use the standard library")
         if key is None:
-            number = self._drive.counters.get((self._scope, what), 0)
-            self._drive.counters[self._scope, what] = number + 1
+            number = self._drive.calls.counters.get((self._scope, what), 0)
+            self._drive.calls.counters[self._scope, what] = number + 1
             label = f"#{number}"
         else:
             label = f"={escape(check_id(key, 'a key'))}"

@@ -1,9 +1,9 @@
 """Driving one attempt of a run: the body runs from the top, and what it recorded before is handed to it again.
 
-A `Drive` owns the body's task and everything around it: `Turnstile` (when a result reaches the body), `Recorder` (what the store
-has), `Waits` (timers and signals), `Branches` (what the body's tasks do). It ends in one of five ways: the body ended, the run
-suspended, it was cancelled, it was stopped (a deploy), or it failed to record and gave up. After that whatever the body still
-does is discarded, and every ctx call in it raises.
+A `Drive` owns the body's task and everything around it: `Calls` (what the body asked for), `Turnstile` (when a result reaches
+it), `Recorder` (what the store has), `Waits` (timers and signals), `Branches` (what the body's tasks do). It ends in one of five
+ways: the body ended, the run suspended, it was cancelled, it was stopped (a deploy), or it failed to record and gave up. After
+that whatever the body still does is discarded, and every ctx call in it raises.
 
 Whatever may be cancelled here leaves this behind: the write under way is awaited to its answer, and the lease is released or
 left to expire only after that.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import traceback
 import warnings
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
@@ -22,32 +21,29 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NoReturn
 
 from perdure.answers import answered
-from perdure.branches import Branch, Branches, StepInfo, note_tasks, place
+from perdure.branches import Branches, note_tasks, place
+from perdure.calls import Calls
 from perdure.clock import Clock, SystemClock
 from perdure.codec import Codec
 from perdure.duration import MICROSECOND, moment
 from perdure.errors import (
-    DuplicateStep,
     LeaseLost,
     PerdureError,
     PerdureWarning,
     PersistenceError,
     RunCancelled,
     RunDead,
-    RunFinished,
     SnapshotCorrupt,
-    StepChanged,
-    Unloaded,
 )
 from perdure.heartbeat import Heartbeat, HeldLease
-from perdure.journal import Entry, Kind, in_force
+from perdure.journal import Recorded
 from perdure.options import Options
 from perdure.outcomes import Ending, Hints, ended_with
 from perdure.recorder import Recorder, Unrecorded
 from perdure.result import Err, Outcome, Suspended
-from perdure.store import Claim, Pulse, Signal, Store
-from perdure.turnstile import Receiver, Turnstile
-from perdure.waits import Wait, Waits
+from perdure.store import Claim, Pulse, Store
+from perdure.turnstile import Turnstile
+from perdure.waits import Waits
 
 # How long a body may take to end once it was cancelled. It is discarded then; only its own clean-up is cut short.
 CLOSING_SECONDS: Final = 5.0
@@ -63,45 +59,6 @@ class Settings:
     unload_grace: int = MICROSECOND
     max_attempts: int = 10
     drain_after: float = 10.0
-
-
-class Parked(asyncio.Future[Any]):
-    """What a branch waits for inside a ctx call. A branch whose wait is cancelled is about to run again, and no longer ours."""
-
-    branch: Branch | None = None
-
-    def cancel(self, msg: Any | None = None) -> bool:
-        cancelled = super().cancel(msg)
-        if cancelled and self.branch is not None:
-            self.branch.leave()
-        return cancelled
-
-
-class Call:
-    """One ctx call under way: a key, the branch that made it, and the future it waits on."""
-
-    __slots__ = ("branch", "future", "key", "kind")
-
-    def __init__(self, key: str, kind: Kind, branch: Branch | None) -> None:
-        self.key = key
-        self.kind = kind
-        self.branch = branch
-        self.future: Parked | None = None
-
-    def park(self) -> Parked:
-        """A new future for this call to wait on."""
-        self.future = Parked()
-        self.future.branch = self.branch
-        return self.future
-
-    def deliver(self, entry: Entry) -> bool:
-        """Let the call go on, and its branch with it; False when it was cancelled."""
-        if self.future is None or self.future.done():
-            return False
-        if self.branch is not None:
-            self.branch.leave()
-        self.future.set_result(entry)
-        return True
 
 
 class Drive:
@@ -129,22 +86,13 @@ class Drive:
         self._claim = claim
         self._store = store
         self._loop = asyncio.get_running_loop()
-        entries, self._unreadable = _readable(claim)
-        closes = [entry for entry in entries if entry.phase == "close" and entry.kind != "race"]
-        # Who won is not handed over: it says which branch to wait for, and what that branch does is in order by itself.
-        self.winners = {entry.key: entry for entry in entries if entry.kind == "race"}
-        self._kinds: dict[str, Kind] = {entry.key: entry.kind for entry in entries}
-        self._closed_keys: set[str] = {entry.key for entry in closes}
-        self.opened: dict[str, Entry] = {entry.key: entry for entry in entries if entry.phase == "open"}
-        self._used: set[str] = set()
-        # How many numbers ctx.random() and ctx.uuid4() have given in each scope.
-        self.counters: dict[tuple[tuple[str, ...], str], int] = {}
+        recorded, self._unreadable = _readable(claim)
         self.branches = Branches(self._branches_changed)
         self.turnstile = Turnstile(
             self.branches,
             self.clock,
             settings.unload_grace,
-            closes,
+            recorded.closes,
             on_live=self._went_live,
             on_idle=self._is_idle,
         )
@@ -153,6 +101,7 @@ class Drive:
             # The body comes to its first wait, as on a replay, and is cancelled there rather than before it began.
             self.turnstile.is_live = False
         self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq)
+        self.calls = Calls(claim.run.id, recorded, self.branches, self.turnstile, self.waits)
         last_seq = max((entry.seq for entry in claim.journal), default=0)
         self.recorder: Unrecorded = Unrecorded()
         self._held: HeldLease | None = None
@@ -162,10 +111,7 @@ class Drive:
         if heartbeat is not None:
             self._held = HeldLease(claim.lease, ttl, self._pulsed, self._lost)
             heartbeat.hold(self._held)
-        self._live_waiters: list[Call] = []
-        self._suspending: asyncio.Future[None] | None = None
         self._main: asyncio.Task[None] | None = None
-        self._closed: Literal["unloaded", "ended"] | None = None
         # What the next turn of `drive` has to deal with.
         self._attention = asyncio.Event()
         self._ending: Ending | None = None
@@ -173,7 +119,8 @@ class Drive:
         self._must_suspend = False
         self._must_stop = False
         self._cancel_requested = claim.run.cancel_requested
-        self._is_cancelling = False
+        # Kept until they are done, because the loop alone would let go of them.
+        self._fetching: set[asyncio.Task[None]] = set()
         # Step functions that are running right now.
         self._executing = 0
 
@@ -220,103 +167,20 @@ class Drive:
 
     def look_at_inbox(self) -> None:
         """Somebody may have sent a signal: fetch what is new, unless nothing waits for one."""
-        if self._store is not None and self._closed is None and self.waits.addresses():
-            self._loop.create_task(self._fetch_inbox(self._store), context=contextvars.Context())
-
-    def receive(self, signals: list[Signal], inbox_seq: int) -> None:
-        """Take inbox rows."""
-        self.waits.receive(signals, inbox_seq)
-
-    # What operations (a step, a sleep, ...) are made of.
-
-    def begin(self, key: str, kind: Kind) -> Call:
-        """A new call under `key`, or the error that says why there cannot be one."""
-        if self._closed is not None or self._is_cancelling:
-            self._refuse()
-        if isinstance(place.get(), StepInfo):
-            raise RuntimeError(
-                f"ctx was used inside a step's function (for {key!r}); return a value and use ctx in the body instead"
-            )
-        if key in self._used:
-            raise DuplicateStep(self.run.id, key)
-        recorded = self._kinds.setdefault(key, kind)
-        if recorded != kind:
-            raise StepChanged(self.run.id, key, f"a {recorded}", f"a {kind}")
-        self._used.add(key)
-        branch = self.branches.running
-        if branch is not None:
-            branch.called = True
-        return Call(key, kind, branch)
-
-    def free(self, call: Call) -> None:
-        """The call was cancelled, so its key may be used again."""
-        self._used.discard(call.key)
-
-    async def turn(self, call: Call) -> Entry | None:
-        """The record of this call when its turn comes; None when there is none and the run is live."""
-        if call.key in self._closed_keys:
-            return await self._ask(call)
-        if self._suspending is not None:
-            await asyncio.shield(self._suspending)
-        if not self.turnstile.is_live:
-            self._live_waiters.append(call)
-            self.turnstile.touch()
-            await self.parked(call, call.park())
-        if self._closed is not None:
-            self._refuse()
-        self.turnstile.touch()
-        return None
-
-    async def hand_over(self, call: Call, entry: Entry) -> None:
-        """Return when the result just recorded may reach the body."""
-        self._closed_keys.add(call.key)
-        if self.turnstile.pass_through():
-            self.turnstile.last_at = max(self.turnstile.last_at, entry.ended_at)
-            return
-        self.turnstile.recorded(entry)
-        await self._ask(call)
-
-    def resolve(self, entry: Entry, receiver: Receiver) -> None:
-        """Something was decided outside the body; `receiver` gets the record when its turn comes."""
-        self._closed_keys.add(entry.key)
-        self.turnstile.recorded(entry)
-        self.turnstile.ask(entry.key, receiver)
-
-    def is_recorded(self, key: str) -> bool:
-        """Whether the journal has the outcome of `key`."""
-        return key in self._closed_keys
-
-    async def parked(self, call: Call, future: Parked) -> Any:
-        """What `future` gives; `Unloaded` when the run left memory instead."""
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._withdraw(call, future)
-            if self._closed == "unloaded":
-                self._refuse()
-            raise
-
-    async def wait(self, call: Call, wait: Wait) -> Entry:
-        """The record that resolves `wait`. While it waits the run may leave memory."""
-        future = call.park()
-        self.waits.add(wait)
-        self.turnstile.touch()
-        try:
-            entry: Entry = await self.parked(call, future)
-        finally:
-            self.waits.remove(wait)
-        return entry
+        if self._store is not None and self.calls.closed is None and self.waits.addresses():
+            fetching = self._loop.create_task(self._fetch_inbox(self._store), context=contextvars.Context())
+            self._fetching.add(fetching)
+            fetching.add_done_callback(self._fetching.discard)
 
     async def may_start(self) -> None:
         """Return when a step function may be called: all before it is recorded, and the run is ours."""
         await self.recorder.acknowledged()
-        if self._closed is not None or self._is_cancelling:
-            self._refuse()
+        self.calls.check()
         if self._must_stop:
             await asyncio.get_running_loop().create_future()
         if self._held is not None and not self._held.is_ours():
             self._lost()
-            self._refuse()
+            self.calls.refuse()
 
     def executing(self, change: int) -> None:
         """A step function was started (1) or ended (-1)."""
@@ -330,7 +194,7 @@ class Drive:
             self._ending = ended_with(self.codec, Err(error), self._hints)
             self._attention.set()
         self._close("unloaded")
-        self._refuse()
+        self.calls.refuse()
 
     def corrupt(self, what: str, reason: Exception) -> NoReturn:
         """Recorded data cannot be read back: end the run as failed, and touch nothing."""
@@ -367,9 +231,9 @@ class Drive:
             self._body_ended(Err(asyncio.CancelledError()))
 
     def _body_ended(self, result: Any) -> None:
-        if self._closed is None and self._ending is None:
+        if self.calls.closed is None and self._ending is None:
             self.recorder.take_over()
-            if self._is_cancelling:
+            if self.calls.is_cancelling:
                 self._ending = Ending("cancelled", b"null", Err(RunCancelled(self.run.id)))
             else:
                 self._ending = ended_with(self.codec, result, self._hints, is_strict=self.is_strict)
@@ -408,11 +272,11 @@ class Drive:
         # From here to the store's answer nothing is resolved and no call gets through, so that what is said stays true.
         self.waits.is_live = False
         wake_at, awaited = self.waits.wake_at(), self.waits.addresses()
-        self._suspending = self._loop.create_future()
+        self.calls.suspending = self._loop.create_future()
         try:
             signals = await self.recorder.suspend(wake_at, awaited)
         finally:
-            suspending, self._suspending = self._suspending, None
+            suspending, self.calls.suspending = self.calls.suspending, None
             suspending.set_result(None)
         if signals:
             self.waits.is_live = True
@@ -448,62 +312,34 @@ class Drive:
         await self._cancel_tasks(called)
 
     async def _cancel_tasks(self, tasks: list[Any]) -> None:
-        tasks = [task for task in tasks if not task.done()]
-        if not tasks:
-            return
+        """Cancel them; once more when they have not ended in a while; and then leave them alone and say so."""
+        for patience in (CLOSING_SECONDS, CLOSING_SECONDS / 5):
+            tasks = [task for task in tasks if not task.done()]
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=patience)
         for task in tasks:
-            task.cancel()
-        _, still = await asyncio.wait(tasks, timeout=CLOSING_SECONDS)
-        for task in still:
-            stack = "".join(traceback.format_list(traceback.extract_stack(task.get_stack()[-1]))) if task.get_stack() else ""
-            warnings.warn(
-                f"a task of run {self.run.id!r} did not end within {CLOSING_SECONDS:g} s of being cancelled\n{stack}",
-                PerdureWarning,
-                stacklevel=2,
-            )
+            if not task.done():
+                warnings.warn(f"run {self.run.id!r} left memory, but {_where(task)}", PerdureWarning, stacklevel=2)
 
     def _close(self, why: Literal["unloaded", "ended"]) -> None:
-        if self._closed is None:
-            self._closed = why
+        self.calls.close(why)
         self.turnstile.close()
         self.waits.close()
 
-    def _refuse(self) -> NoReturn:
-        if self._closed == "ended":
-            raise RunFinished(self.run.id, "its body has returned, so its ctx cannot be used any more")
-        if self._closed is not None:
-            raise Unloaded(f"run {self.run.id!r} has left memory; this code will run again when the run is replayed")
-        raise asyncio.CancelledError(f"run {self.run.id!r} is being cancelled")
-
-    async def _ask(self, call: Call) -> Entry:
-        future = call.park()
-        self.turnstile.ask(call.key, call)
-        entry: Entry = await self.parked(call, future)
-        return entry
-
     # What others tell the drive.
-
-    def _withdraw(self, call: Call, future: Parked) -> None:
-        """The body cancelled the call. What is recorded stays recorded, for a later call with the same key."""
-        self.turnstile.withdraw(call.key)
-        if not future.cancelled() and future.done() and isinstance(future.result(), Entry):
-            self.turnstile.give_back(future.result())
-        if call in self._live_waiters:
-            self._live_waiters.remove(call)
 
     def _branches_changed(self) -> None:
         self.turnstile.look_soon()
 
     def _went_live(self) -> None:
-        if self._closed is not None:
+        if self.calls.closed is not None:
             return
         if self._cancel_requested:
             self._cancel_body()
             return
-        waiters, self._live_waiters = self._live_waiters, []
-        for call in waiters:
-            if call.future is not None and not call.future.done():
-                call.future.set_result(None)
+        self.calls.go_live()
         self.waits.is_live = True
         self.waits.fire()
 
@@ -516,7 +352,7 @@ class Drive:
             return
         wake_at = self.waits.wake_at()
         soon = wake_at is not None and wake_at - self.clock.now() < self.settings.unload_grace
-        if self._store is not None and not soon and self._closed is None and self._ending is None:
+        if self._store is not None and not soon and self.calls.closed is None and self._ending is None:
             self._must_suspend = True
             self._attention.set()
 
@@ -535,9 +371,11 @@ class Drive:
         self.waits.receive(signals, max((signal.seq for signal in signals), default=0))
 
     def _cancel_body(self) -> None:
-        if not self._is_cancelling and self._main is not None and self._closed is None:
-            self._is_cancelling = True
+        if not self.calls.is_cancelling and self._main is not None and self.calls.closed is None:
+            self.calls.is_cancelling = True
             self._main.cancel()
+            # A body that swallows this and goes on has no more say after a while.
+            self._loop.call_later(self.settings.drain_after, self._body_ended, None)
 
     def _lost(self) -> None:
         self._give_up(LeaseLost(self.run.id, self._claim.lease.epoch))
@@ -549,9 +387,16 @@ class Drive:
             self._attention.set()
 
 
-def _readable(claim: Claim) -> tuple[list[Entry], SnapshotCorrupt | None]:
-    """The entries in force, or the error that says why nobody can know which are."""
+def _readable(claim: Claim) -> tuple[Recorded, SnapshotCorrupt | None]:
+    """What the journal says, or the error that says why it cannot be read."""
     try:
-        return in_force(claim.journal), None
+        return Recorded.of(claim.journal), None
     except ValueError as reason:
-        return [], SnapshotCorrupt(claim.run.id, "the journal", str(reason))
+        return Recorded.of([]), SnapshotCorrupt(claim.run.id, "the journal", str(reason))
+
+
+def _where(task: asyncio.Task[Any]) -> str:
+    """What a task that does not end is at."""
+    frames = task.get_stack(limit=1)
+    line = f" at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
+    return f"a task of it{line} does not end when it is cancelled"

@@ -55,7 +55,7 @@ def _collecting(each: Callable[[int, Any], Awaitable[Any]]) -> Callable[[int, An
 async def run_race(drive: Drive, key: str, name: str, racers: Sequence[Coroutine[Any, Any, Any]]) -> Any:
     """What the first of the coroutines to end gives or raises; the others are cancelled. Which one it was is recorded."""
     try:
-        call = drive.begin(key, "race")
+        call = drive.calls.begin(key, "race")
         winner = _recorded_winner(drive, key, len(racers))
     except BaseException:
         for racer in racers:
@@ -70,7 +70,7 @@ async def run_race(drive: Drive, key: str, name: str, racers: Sequence[Coroutine
             payload = msgspec.json.encode(winner)
             drive.recorder.append(key=key, kind="race", name=name, payload=payload, started_at=now, ended_at=now)
     except asyncio.CancelledError:
-        drive.free(call)
+        call.free()
         raise
     finally:
         await _cancel(tasks)
@@ -78,7 +78,7 @@ async def run_race(drive: Drive, key: str, name: str, racers: Sequence[Coroutine
 
 
 def _recorded_winner(drive: Drive, key: str, racers: int) -> int | None:
-    entry = drive.winners.get(key)
+    entry = drive.calls.winners.get(key)
     if entry is None:
         return None
     try:

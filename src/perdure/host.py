@@ -225,8 +225,10 @@ class Host:
         async def look() -> Outcome[Any] | None:
             joined = joinable(self.store, run_id)
             if joined is not None:
-                outcome = await joined.joined()
-                return None if through_waits and isinstance(outcome, Suspended) else outcome
+                with contextlib.suppress(LeaseLost):  # then it goes on elsewhere, and so does the waiting
+                    outcome = await joined.joined()
+                    return None if through_waits and isinstance(outcome, Suspended) else outcome
+                return None
             row = await self.row(run_id)
             if row.ended:
                 return self.ended(row)

@@ -8,7 +8,7 @@ never by position; `seq` only says in which order their results reached the body
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -50,3 +50,24 @@ def in_force(entries: Iterable[Entry]) -> list[Entry]:
         else:
             kept.append(entry)
     return kept
+
+
+class Recorded(NamedTuple):
+    """What a journal says, by use: results in the order in which they were handed over, and what to look up by key."""
+
+    closes: list[Entry]
+    # Who won a race is not handed over: it says which branch to wait for, and what that branch does is in order by itself.
+    winners: dict[str, Entry]
+    opened: dict[str, Entry]
+    kinds: dict[str, Kind]
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> Recorded:
+        """The entries in force among these. Raises ValueError when nobody can know which they are."""
+        kept = in_force(entries)
+        return cls(
+            closes=[entry for entry in kept if entry.phase == "close" and entry.kind != "race"],
+            winners={entry.key: entry for entry in kept if entry.kind == "race"},
+            opened={entry.key: entry for entry in kept if entry.phase == "open"},
+            kinds={entry.key: entry.kind for entry in kept},
+        )

@@ -5,7 +5,7 @@ A success is the encoded value. A failure says where it came from: an `Err` that
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -14,6 +14,9 @@ from perdure.errors import RunCancelled, SnapshotCorrupt, StepFailed, ValueNotSt
 from perdure.result import Err, Ok, Outcome
 from perdure.store import EndStatus, RunRow
 
+# Stands for a step's key where the body itself failed.
+BODY: Final = "body"
+
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """A failure as it is stored. `error` is an encoded value (origin result) or a described exception (origin throw)."""
@@ -21,6 +24,8 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     origin: Literal["result", "throw"]
     error: msgspec.Raw
     cause: msgspec.Raw = msgspec.Raw(b"null")
+    # An exception that was returned inside Err rather than raised.
+    is_exception: bool = False
 
 
 class Hints(NamedTuple):
@@ -51,9 +56,10 @@ def store_exception(error: BaseException) -> bytes:
 
 def store_err(codec: Codec, err: Err[Any], hint: Any, *, is_strict: bool) -> bytes:
     """A returned `Err` as bytes."""
-    error, _ = store_value(codec, err.error, hint, is_strict=is_strict)
+    is_exception = isinstance(err.error, BaseException)
+    error = dump_error(err.error) if is_exception else store_value(codec, err.error, hint, is_strict=is_strict)[0]
     cause = dump_error(err.cause) if isinstance(err.cause, BaseException) else codec.dump(err.cause, losses=[])[0]
-    return msgspec.json.encode(Failure("result", msgspec.Raw(error), msgspec.Raw(cause)))
+    return msgspec.json.encode(Failure("result", msgspec.Raw(error), msgspec.Raw(cause), is_exception))
 
 
 def load_failure(codec: Codec, payload: bytes, key: str, hint: Any = Any) -> Exception:
@@ -61,7 +67,8 @@ def load_failure(codec: Codec, payload: bytes, key: str, hint: Any = Any) -> Exc
     failure = msgspec.json.decode(payload, type=Failure)
     if failure.origin == "throw":
         return load_error(bytes(failure.error), key)
-    return StepFailed(key, codec.load(bytes(failure.error), hint))
+    data = bytes(failure.error)
+    return StepFailed(key, load_error(data, key) if failure.is_exception else codec.load(data, hint))
 
 
 def as_replayed(error: Exception, key: str) -> Exception:
@@ -80,8 +87,12 @@ def ended_with(codec: Codec, result: Any, hints: Hints, *, is_strict: bool = Tru
             case Err(error=StepFailed() as failed) if failed.was_returned:
                 # A step returned Err and the body let it pass: that Err is the run's outcome.
                 return _returned(codec, Err(failed.error), failed.key, hints, is_strict=is_strict)
-            case Err(error=BaseException() as error):
+            case Err(error=Exception() as error):
                 return Ending("failed", store_exception(error), result)
+            case Err(error=BaseException() as error):
+                # Raised again it would stop whoever waits for the run; told apart from a run that was cancelled.
+                payload = store_exception(error)
+                return Ending("failed", payload, Err(load_failure(codec, payload, BODY)))
             case Err():
                 return _returned(codec, result, "result", hints, is_strict=is_strict)
             case Ok(value=value):
@@ -112,7 +123,7 @@ def outcome_of(codec: Codec, run: RunRow, hints: Hints = Hints()) -> Ok[Any] | E
             return Ok(codec.load(payload, hints.value))
         if run.status == "cancelled":
             return Err(RunCancelled(run.id))
-        error = load_failure(codec, payload, run.id, hints.error)
+        error = load_failure(codec, payload, BODY, hints.error)
     except (ValueError, msgspec.MsgspecError) as reason:
         raise SnapshotCorrupt(run.id, "the outcome", str(reason)) from reason
     return Err(error.error if isinstance(error, StepFailed) and error.was_returned else error)

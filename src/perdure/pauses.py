@@ -12,8 +12,9 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from perdure.calls import Call
 from perdure.duration import MAX_INSTANT
-from perdure.engine import Call, Drive
+from perdure.engine import Drive
 from perdure.errors import InvalidInput
 from perdure.journal import Entry, Kind
 from perdure.store import Awaited, Signal
@@ -67,23 +68,15 @@ def _payload(drive: Drive, name: str, payload: bytes, returns: Any) -> Any:
 async def _pause(
     drive: Drive, key: str, name: str, kind: Kind, deadline: Callable[[], int] | None, address: Awaited | None
 ) -> Entry:
-    call = drive.begin(key, kind)
+    call = drive.calls.begin(key, kind)
     recorded = drive.turnstile.take(key)
     if recorded is not None:
         return recorded
-    if call.branch is not None:
-        call.branch.ours()
-    try:
-        recorded = await drive.turn(call)
+    with call:
+        recorded = await drive.calls.turn(call)
         if recorded is not None:
             return recorded
-        return await drive.wait(call, _open_wait(drive, call, name, deadline, address))
-    except asyncio.CancelledError:
-        drive.free(call)
-        raise
-    finally:
-        if call.branch is not None:
-            call.branch.leave()
+        return await drive.calls.wait(call, _open_wait(drive, call, name, deadline, address))
 
 
 def _open_wait(drive: Drive, call: Call, name: str, deadline: Callable[[], int] | None, address: Awaited | None) -> Wait:
@@ -101,7 +94,7 @@ def _open_wait(drive: Drive, call: Call, name: str, deadline: Callable[[], int] 
             ended_at=drive.clock.now(),
             consume=consume,
         )
-        drive.resolve(entry, call)
+        drive.calls.resolve(entry, call)
 
     def on_signal(signal: Signal) -> None:
         close(True, signal.payload, signal.seq)
@@ -112,7 +105,7 @@ def _open_wait(drive: Drive, call: Call, name: str, deadline: Callable[[], int] 
 
 def _opened(drive: Drive, call: Call, name: str, deadline: Callable[[], int] | None) -> Entry:
     """The open entry of this wait, recorded now if it was not before."""
-    found = drive.opened.get(call.key)
+    found = drive.calls.opened.get(call.key)
     if found is not None:
         return found
     until = None if deadline is None else min(deadline(), MAX_INSTANT)
@@ -126,7 +119,7 @@ def _opened(drive: Drive, call: Call, name: str, deadline: Callable[[], int] | N
         started_at=now,
         ended_at=now,
     )
-    drive.opened[call.key] = entry
+    drive.calls.opened[call.key] = entry
     return entry
 
 
@@ -155,10 +148,10 @@ class TimeLimit:
 
     async def __aenter__(self) -> Self:
         drive = self._drive
-        call = drive.begin(self._key, "timeout")
+        call = drive.calls.begin(self._key, "timeout")
         self._task = asyncio.current_task()
         self._cancelling = self._task.cancelling() if self._task is not None else 0
-        if drive.is_recorded(self._key):
+        if drive.calls.is_recorded(self._key):
             drive.turnstile.ask(self._key, self)
             return self
         opened = _opened(drive, call, self._name, self._deadline)
@@ -184,4 +177,4 @@ class TimeLimit:
     def _due(self) -> None:
         now = self._drive.clock.now()
         entry = self._drive.recorder.append(key=self._key, kind="timeout", name=self._name, started_at=now, ended_at=now)
-        self._drive.resolve(entry, self)
+        self._drive.calls.resolve(entry, self)

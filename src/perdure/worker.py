@@ -31,10 +31,6 @@ class Worker:
         self._backoff = BACKOFF_SECONDS[0]
         self._drives: set[Driving] = set()
 
-    def poke(self) -> None:
-        """Look for work now."""
-        self._poke.set()
-
     def has_room(self) -> bool:
         """Whether one more run can be driven."""
         return not self._is_stopping and len(self._drives) < self._concurrency

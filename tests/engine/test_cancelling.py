@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, Err, Ok, Outcome, Retry, Runtime, Suspended, Workflow, stores, workflow
-from perdure.errors import RunCancelled, RunFinished, RunNotFound, Unloaded
+from perdure.errors import RunCancelled, RunFinished, RunNotFound, StepFailed, Unloaded
 from perdure.store import Store
 from perdure.testing import ManualClock
 from tests.engine.replays import stored
@@ -245,6 +245,37 @@ async def test_a_cancelled_run_can_be_taken_up_again_where_it_was() -> None:
         assert isinstance((await here.runtime.sweep())["run"], Suspended)
         assert await here.later("1h") == {"run": Ok("after")}
     assert log.ended == {"before": 1, "after": 1}
+
+
+async def test_a_body_that_swallows_its_cancellation_has_no_say_after_a_while() -> None:
+    @workflow
+    async def stubborn(ctx: Context[Any]) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await ctx.wait_for_signal("never")
+        await asyncio.Event().wait()
+
+    async with world(stubborn, drain_after="10ms") as here:
+        await here.runtime.start(stubborn, id="run")
+        await here.runtime.cancel("run")
+        outcomes = await here.runtime.sweep()
+        assert isinstance(outcomes["run"], Err)
+        assert isinstance(outcomes["run"].error, RunCancelled)
+
+
+async def test_a_body_that_raises_cancelled_error_by_itself_has_failed_and_stops_nobody_else() -> None:
+    @workflow
+    async def odd(ctx: Context[Any]) -> None:
+        await ctx.step("work", asyncio.sleep, 0)
+        raise asyncio.CancelledError("by itself")
+
+    async with world(odd) as here:
+        first = await here.runtime.run(odd, id="run")
+        again = await here.runtime.run(odd, id="run")
+        assert isinstance(first, Err)
+        assert isinstance(again, Err)
+        assert isinstance(first.error, StepFailed)
+        assert str(first.error) == str(again.error)
+        assert "by itself" in str(first.error)
 
 
 async def test_nobody_can_cancel_what_is_not_there() -> None:

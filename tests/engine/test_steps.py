@@ -462,10 +462,27 @@ async def test_what_is_no_exception_is_never_recorded_as_a_result(is_plain: bool
     async with world(flow) as here:
         outcome = await here.runtime.run(flow, id="run")
         assert isinstance(outcome, Err)
-        assert isinstance(outcome.error, Abrupt)
+        assert isinstance(outcome.error, StepFailed)
+        assert "Abrupt" in str(outcome.error)
         assert await here.keys("run") == []
         await here.runtime.retry("run")
         assert await here.runtime.sweep() == {"run": Ok("done")}
+
+
+async def test_an_exception_inside_err_is_what_the_run_ends_with() -> None:
+    async def refuse() -> Ok[str] | Err[ValueError]:
+        return Err(ValueError("too much"))
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> str:
+        return await ctx.step(refuse)
+
+    async with world(flow) as here:
+        for _ in range(2):
+            outcome = await here.runtime.run(flow, id="run")
+            assert isinstance(outcome, Err)
+            assert isinstance(outcome.error, ValueError)
+            assert str(outcome.error) == "too much"
 
 
 @pytest.mark.parametrize("use", ["step", "sleep", "wait_for_signal", "map", "race", "timeout", "uuid4", "random"])

@@ -110,6 +110,19 @@ async def test_the_heartbeat_notices_that_a_lease_is_lost_while_a_step_runs(stor
         assert gate.cancelled == 1
 
 
+async def test_whoever_awaits_a_run_goes_on_waiting_when_another_worker_took_it_over(store: Store) -> None:
+    clock, gate = ManualClock(), Gate()
+    async with Runtime(store, [gate.flow], clock=clock) as runtime, asyncio.timeout(PATIENCE):
+        run = await runtime.start(gate.flow, id="r1")
+        await gate.reached.wait()
+        waiting = asyncio.ensure_future(run.outcome())
+        thief = await _stolen(store, "r1", clock)
+        gate.opened.set()
+        await asyncio.sleep(0.01)
+        await store.finish(thief.lease, "completed", b'"elsewhere"')
+        assert await waiting == Ok("elsewhere")
+
+
 class Unreachable:
     """A store that the heartbeat cannot reach."""
 

@@ -1,0 +1,208 @@
+"""The ctx calls of a body: which keys it used, and when each call may go on.
+
+A call finds its record and gets it when its turn comes, or finds none and goes ahead when the run is live. Every operation (a
+step, a sleep, a race) is made of what is here. When the run has left memory or ended, or is being cancelled, calls are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any, Literal, NoReturn
+
+from perdure.branches import Branch, Branches, StepInfo, place
+from perdure.errors import DuplicateStep, RunFinished, StepChanged, Unloaded
+from perdure.journal import Entry, Kind, Recorded
+from perdure.turnstile import Receiver, Turnstile
+from perdure.waits import Wait, Waits
+
+
+class Parked(asyncio.Future[Any]):
+    """What a branch waits for inside a ctx call. A branch whose wait is cancelled is about to run again, and no longer ours."""
+
+    branch: Branch | None = None
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        cancelled = super().cancel(msg)
+        if cancelled and self.branch is not None:
+            self.branch.leave()
+        return cancelled
+
+
+class Call:
+    """One ctx call under way: a key, the branch that made it, and the future it waits on.
+
+    Inside `with call:` its branch waits for us. A call that is cancelled there frees its key.
+    """
+
+    __slots__ = ("_used", "branch", "future", "key", "kind")
+
+    def __init__(self, key: str, kind: Kind, branch: Branch | None, used: set[str]) -> None:
+        self.key = key
+        self.kind = kind
+        self.branch = branch
+        self.future: Parked | None = None
+        self._used = used
+
+    def __enter__(self) -> None:
+        if self.branch is not None:
+            self.branch.ours()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.branch is not None:
+            self.branch.leave()
+        if kind is not None and issubclass(kind, asyncio.CancelledError):
+            self.free()
+
+    def free(self) -> None:
+        """Let the key be used again."""
+        self._used.discard(self.key)
+
+    def park(self) -> Parked:
+        """A new future for this call to wait on."""
+        self.future = Parked()
+        self.future.branch = self.branch
+        return self.future
+
+    def deliver(self, entry: Entry) -> bool:
+        """Let the call go on, and its branch with it; False when it was cancelled."""
+        if self.future is None or self.future.done():
+            return False
+        if self.branch is not None:
+            self.branch.leave()
+        self.future.set_result(entry)
+        return True
+
+
+class Calls:
+    """The calls of one drive."""
+
+    def __init__(self, run_id: str, recorded: Recorded, branches: Branches, turnstile: Turnstile, waits: Waits) -> None:
+        self.opened = recorded.opened
+        self.winners = recorded.winners
+        self._run_id = run_id
+        self._branches = branches
+        self._turnstile = turnstile
+        self._waits = waits
+        self._kinds = recorded.kinds
+        self._closed_keys = {entry.key for entry in recorded.closes}
+        self._used: set[str] = set()
+        # How many numbers ctx.random() and ctx.uuid4() have given in each scope.
+        self.counters: dict[tuple[tuple[str, ...], str], int] = {}
+        self._live_waiters: list[Call] = []
+        # Set while the store is asked to suspend the run: calls wait for its answer.
+        self.suspending: asyncio.Future[None] | None = None
+        self.is_cancelling = False
+        self.closed: Literal["unloaded", "ended"] | None = None
+
+    def begin(self, key: str, kind: Kind) -> Call:
+        """A new call under `key`, or the error that says why there cannot be one."""
+        self.check()
+        if isinstance(place.get(), StepInfo):
+            raise RuntimeError(
+                f"ctx was used inside a step's function (for {key!r}); return a value and use ctx in the body instead"
+            )
+        if key in self._used:
+            raise DuplicateStep(self._run_id, key)
+        recorded = self._kinds.setdefault(key, kind)
+        if recorded != kind:
+            raise StepChanged(self._run_id, key, f"a {recorded}", f"a {kind}")
+        self._used.add(key)
+        branch = self._branches.running
+        if branch is not None:
+            branch.called = True
+        return Call(key, kind, branch, self._used)
+
+    async def turn(self, call: Call) -> Entry | None:
+        """The record of this call when its turn comes; None when there is none and the run is live."""
+        if call.key in self._closed_keys:
+            return await self._ask(call)
+        if self.suspending is not None:
+            await asyncio.shield(self.suspending)
+        if not self._turnstile.is_live:
+            self._live_waiters.append(call)
+            self._turnstile.touch()
+            await self.parked(call, call.park())
+        if self.closed is not None:
+            self.refuse()
+        self._turnstile.touch()
+        return None
+
+    async def hand_over(self, call: Call, entry: Entry) -> None:
+        """Return when the result just recorded may reach the body."""
+        self._closed_keys.add(call.key)
+        if self._turnstile.pass_through():
+            self._turnstile.last_at = max(self._turnstile.last_at, entry.ended_at)
+            return
+        self._turnstile.recorded(entry)
+        await self._ask(call)
+
+    def resolve(self, entry: Entry, receiver: Receiver) -> None:
+        """Something was decided outside the body; `receiver` gets the record when its turn comes."""
+        self._closed_keys.add(entry.key)
+        self._turnstile.recorded(entry)
+        self._turnstile.ask(entry.key, receiver)
+
+    def is_recorded(self, key: str) -> bool:
+        """Whether the journal has the outcome of `key`."""
+        return key in self._closed_keys
+
+    async def parked(self, call: Call, future: Parked) -> Any:
+        """What `future` gives; `Unloaded` when the run left memory instead."""
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._withdraw(call, future)
+            if self.closed == "unloaded":
+                self.refuse()
+            raise
+
+    async def wait(self, call: Call, wait: Wait) -> Entry:
+        """The record that resolves `wait`. While it waits the run may leave memory."""
+        future = call.park()
+        self._waits.add(wait)
+        self._turnstile.touch()
+        try:
+            entry: Entry = await self.parked(call, future)
+        finally:
+            self._waits.remove(wait)
+        return entry
+
+    async def _ask(self, call: Call) -> Entry:
+        future = call.park()
+        self._turnstile.ask(call.key, call)
+        entry: Entry = await self.parked(call, future)
+        return entry
+
+    def _withdraw(self, call: Call, future: Parked) -> None:
+        """The body cancelled the call. What is recorded stays recorded, for a later call with the same key."""
+        self._turnstile.withdraw(call.key)
+        if not future.cancelled() and future.done() and isinstance(future.result(), Entry):
+            self._turnstile.give_back(future.result())
+        if call in self._live_waiters:
+            self._live_waiters.remove(call)
+
+    def go_live(self) -> None:
+        """The journal is used up: let the calls that found no record go ahead, in the order in which they were made."""
+        waiters, self._live_waiters = self._live_waiters, []
+        for call in waiters:
+            if call.future is not None and not call.future.done():
+                call.future.set_result(None)
+
+    def close(self, why: Literal["unloaded", "ended"]) -> None:
+        """Refuse every call from now on."""
+        if self.closed is None:
+            self.closed = why
+
+    def check(self) -> None:
+        """Raise if calls are refused."""
+        if self.closed is not None or self.is_cancelling:
+            self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """Say why there can be no call."""
+        if self.closed == "ended":
+            raise RunFinished(self._run_id, "its body has returned, so its ctx cannot be used any more")
+        if self.closed is not None:
+            raise Unloaded(f"run {self._run_id!r} has left memory; this code will run again when the run is replayed")
+        raise asyncio.CancelledError(f"run {self._run_id!r} is being cancelled")
