@@ -33,6 +33,8 @@ HARMLESS: Final = (
     # A time zone is a small file that zoneinfo reads once and keeps: no worse than an import.
     ("zoneinfo/_tzpath.py", {"find_tzfile"}),
     ("zoneinfo/_common.py", {"load_data", "load_tzdata"}),
+    # A workflow reads its own source when it is defined, like an import; defined later the file might be another already.
+    ("perdure/fingerprint.py", {"definition_hash"}),
     # A store looks where its path leads when it is made, once; everything else it does in its threads.
     ("sqlite_store/store.py", {"_checked_path"}),
 )

@@ -22,6 +22,13 @@ async def answered(verb: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[A
         raise
 
 
+async def finished(work: Coroutine[Any, Any, None]) -> None:
+    """Do this to the end, however often the task that asked for it is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    await _ended(task)
+    task.result()
+
+
 async def _ended(task: asyncio.Future[Any]) -> None:
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):  # one is on its way already

@@ -11,7 +11,6 @@ import asyncio
 import contextvars
 import functools
 import inspect
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +22,9 @@ from perdure.calls import Call
 from perdure.codec import dump_error
 from perdure.duration import MICROSECOND, moment
 from perdure.engine import Drive
-from perdure.errors import PerdureWarning, StepChanged, StepFailed, StepTimeout, ValueNotStorable
+from perdure.errors import StepChanged, StepFailed, StepTimeout
 from perdure.journal import Entry
+from perdure.options import react
 from perdure.outcomes import as_replayed, load_failure, store_err, store_exception, store_value
 from perdure.result import Err, Ok
 from perdure.retry import Retry
@@ -67,6 +67,7 @@ class Result:
 
 async def run_step(drive: Drive, step: StepCall) -> Any:
     """The step's value, recorded or fresh; raises what it raised."""
+    await drive.calls.admitted()
     call = drive.calls.begin(step.key, "step")
     args_hash = drive.codec.digest(step.args) if step.args else None
     entry = drive.turnstile.take(step.key)
@@ -89,19 +90,13 @@ def replayed(drive: Drive, step: StepCall, entry: Entry, args_hash: bytes | None
         error = load_failure(drive.codec, entry.payload, step.key, step.fails_with)
     except (ValueError, msgspec.MsgspecError) as reason:
         drive.corrupt(f"the record of step {step.key!r}", reason)
+    drive.calls.raised(step.key, error)
     raise error
 
 
 def _arguments_changed(drive: Drive, key: str) -> None:
-    if drive.options.on_changed_arguments == "error":
-        raise StepChanged(drive.run.id, key, "called with other arguments", "called with these")
-    if drive.options.on_changed_arguments == "warn":
-        warnings.warn(
-            f"step {key!r} of run {drive.run.id!r} was recorded with other arguments than it is called with now; "
-            "the recorded result is used",
-            PerdureWarning,
-            stacklevel=2,
-        )
+    error = StepChanged(drive.run.id, key, "called with other arguments", "called with these")
+    react(drive.options.on_changed_arguments, error)
 
 
 class _Attempts:
@@ -135,17 +130,16 @@ class _Attempts:
         finally:
             drive.turnstile.busy -= 1
         if result.error is not None:
+            drive.calls.raised(self._step.key, result.error)
             raise result.error
         return result.value
 
     async def _until_done(self) -> tuple[int, Result]:
         opened = self._drive.calls.opened.get(self._step.key)
-        if opened is not None:
+        if opened:
             if self._step.at_most_once:
-                return opened.started_at, self._outcome_unknown(opened)
-            await self._resume_after(opened)
-        if self._step.at_most_once:
-            self._open(payload=b"null")
+                return opened[-1].started_at, self._outcome_unknown(opened[-1])
+            await self._resume_after(opened[-1])
         while True:
             await self._drive.may_start()
             started_at = self._drive.clock.now()
@@ -153,12 +147,22 @@ class _Attempts:
                 value = await self._invoke()
             except _NoMoreThreads:
                 self._drive.stop()
-            except Exception as error:  # noqa: BLE001 - a step may raise anything; it is recorded
+            except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - a step may raise anything; it is recorded
+                error = self._as_exception(raised)
                 if not self._step.retry.wants(error, self._attempt):
                     return started_at, self._failed(error)
                 await self._pause(error)
             else:
                 return started_at, self._succeeded(value)
+
+    def _as_exception(self, raised: Exception | asyncio.CancelledError) -> Exception:
+        """What the function raised. A CancelledError that nobody asked for is its own failure; any other goes on its way."""
+        if isinstance(raised, Exception):
+            return raised
+        task = asyncio.current_task()
+        if task is None or task.cancelling() or self._drive.calls.closed is not None:
+            raise raised
+        return StepFailed(self._step.key, "CancelledError", str(raised) or "raised by the step's function itself")
 
     def _outcome_unknown(self, opened: Entry) -> Result:
         error = StepFailed(
@@ -177,7 +181,7 @@ class _Attempts:
                 return Result(False, payload, error=load_failure(codec, payload, step.key, step.fails_with))
             value = value.value if isinstance(value, Ok) else value
             payload, kept = store_value(codec, value, step.returns, is_strict=self._drive.is_strict)
-        except ValueNotStorable as error:
+        except Exception as error:  # noqa: BLE001 - or what the value's own code raises when it is looked at
             # The effect has happened: recorded as failed, or it would be repeated for ever.
             error.add_note(f"step {step.key!r} ran, but what it returned cannot be recorded")
             return self._failed(error)
@@ -199,7 +203,7 @@ class _Attempts:
             ended_at=now,
         )
         # For a later call in this attempt of the run too: this one may be cancelled and its key used again.
-        self._drive.calls.opened[self._step.key] = entry
+        self._drive.calls.opened[self._step.key] = [entry]
         return entry
 
     async def _pause(self, error: Exception) -> None:
@@ -240,6 +244,9 @@ class _Attempts:
         token = place.set(StepInfo(self._drive.run.id, self._step.key, self._attempt))
         self._drive.executing(1)
         try:
+            if self._step.at_most_once:
+                self._open(payload=b"null")
+                await self._drive.recorded()
             if self._step.timeout is None:
                 return await self._call_it()
             return await self._call_in_time(self._step.timeout)

@@ -38,10 +38,10 @@ place: contextvars.ContextVar[Branches | StepInfo | None] = contextvars.ContextV
 class Branches:
     """The living tasks of one body."""
 
-    __slots__ = ("_changed", "alive", "ended", "joining", "ours", "outside", "running", "stirs")
+    __slots__ = ("alive", "changed", "ended", "joining", "ours", "outside", "running", "stirs", "unwinding")
 
     def __init__(self, changed: Callable[[], None]) -> None:
-        self._changed = changed
+        self.changed = changed
         self.alive: set[Branch] = set()
         # How many are inside a ctx call, waiting for us. The rest are about to run, or in `outside`.
         self.ours = 0
@@ -50,6 +50,8 @@ class Branches:
         # What each of the others waits for; None is a bare yield.
         self.outside: dict[Branch, Any] = {}
         self.running: Branch | None = None
+        # How many were cancelled inside a ctx call and are not out of it yet: a step's clean-up may take a while.
+        self.unwinding = 0
         # Grows whenever a branch runs; `ended` whenever one ends.
         self.stirs = 0
         self.ended = 0
@@ -81,32 +83,32 @@ class Branches:
 
     def wait(self, branch: Branch, waited: Any) -> None:
         """`branch` waits for `waited` now."""
-        self.running = None
         if not branch.is_ours:
             self.outside[branch] = waited if waited is None or hasattr(waited, "done") else None
-            self._changed()
+            self.changed()
 
     def end(self, branch: Branch) -> None:
         """`branch` has ended."""
-        self.running = None
         self.ended += 1
         branch.leave()
         self.alive.discard(branch)
-        self._changed()
+        self.changed()
 
 
 class Branch(Coroutine[Any, Any, Any]):
     """The coroutine of one of the body's tasks, telling `Branches` what it does."""
 
-    __slots__ = ("__weakref__", "_branches", "_coro", "called", "is_ours", "task")
+    __slots__ = ("__weakref__", "_branches", "_cancel_requests_before", "_coro", "called", "is_ours", "is_unwinding", "task")
 
     def __init__(self, branches: Branches, coro: Coroutine[Any, Any, Any]) -> None:
         self._branches = branches
         self._coro = coro
         self.is_ours = False
+        self.is_unwinding = False
+        self._cancel_requests_before = 0
         # Whether it ever made a ctx call: only such tasks are cancelled when the run leaves memory.
         self.called = False
-        self.task: asyncio.Future[Any] | None = None
+        self.task: asyncio.Task[Any] | None = None
         branches.alive.add(self)
 
     def ours(self) -> None:
@@ -114,31 +116,53 @@ class Branch(Coroutine[Any, Any, Any]):
         if not self.is_ours:
             self.is_ours = True
             self._branches.ours += 1
+            self._cancel_requests_before = self._cancel_requests()
 
     def leave(self) -> None:
         """It is about to run its own code again."""
         if self.is_ours:
             self.is_ours = False
             self._branches.ours -= 1
+        self.wound_up()
+
+    def wound_up(self) -> None:
+        """It is no longer on its way out of a call."""
+        if self.is_unwinding:
+            self.is_unwinding = False
+            self._branches.unwinding -= 1
+            self._branches.changed()
+
+    def _cancel_requests(self) -> int:
+        return self.task.cancelling() if self.task is not None else 0
+
+    def _unwind(self) -> None:
+        """It was cancelled inside a ctx call: nothing is handed over to others until it is out of it, as on a replay."""
+        if self.is_ours and not self.is_unwinding:
+            self.is_unwinding = True
+            self._branches.unwinding += 1
 
     def send(self, value: Any) -> Any:
-        self._branches.enter(self)
-        try:
-            waited = self._coro.send(value)
-        except BaseException:
-            self._branches.end(self)
-            raise
-        self._branches.wait(self, waited)
-        return waited
+        return self._step(self._coro.send, value)
 
     def throw(self, typ: Any, val: BaseException | object = None, tb: TracebackType | None = None) -> Any:
-        self._branches.enter(self)
+        self._unwind()
+        return self._step(self._coro.throw, typ) if val is None and tb is None else self._step(self._coro.throw, typ, val, tb)
+
+    def _step(self, advance: Callable[..., Any], *args: Any) -> Any:
+        branches = self._branches
+        # Not None when this task is started eagerly, inside another branch.
+        interrupted = branches.running
+        branches.enter(self)
         try:
-            waited = self._coro.throw(typ) if val is None and tb is None else self._coro.throw(typ, val, tb)
+            waited = advance(*args)
         except BaseException:
-            self._branches.end(self)
+            branches.running = interrupted
+            branches.end(self)
             raise
-        self._branches.wait(self, waited)
+        branches.running = interrupted
+        if self.is_unwinding and self._cancel_requests() <= self._cancel_requests_before:
+            self.wound_up()  # it was not the body that cancelled, but a time limit inside the step, which goes on
+        branches.wait(self, waited)
         return waited
 
     def close(self) -> None:

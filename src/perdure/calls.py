@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 from perdure.branches import Branch, Branches, StepInfo, place
 from perdure.errors import DuplicateStep, RunFinished, StepChanged, Unloaded
 from perdure.journal import Entry, Kind, Recorded
+from perdure.result import Err
 from perdure.turnstile import Receiver, Turnstile
 from perdure.waits import Wait, Waits
+
+# A body may try a few things on its way out; one that tries for ever must not keep the loop to itself.
+MOST_REFUSALS: Final = 100
 
 
 class Parked(asyncio.Future[Any]):
@@ -60,6 +64,8 @@ class Call:
 
     def park(self) -> Parked:
         """A new future for this call to wait on."""
+        if self.branch is not None:
+            self.branch.wound_up()
         self.future = Parked()
         self.future.branch = self.branch
         return self.future
@@ -87,12 +93,16 @@ class Calls:
         self._kinds = recorded.kinds
         self._closed_keys = {entry.key for entry in recorded.closes}
         self._used: set[str] = set()
+        # Recorded keys that the body has not asked for so far.
+        self.unasked = {*self._closed_keys, *self.winners}
         # How many numbers ctx.random() and ctx.uuid4() have given in each scope.
         self.counters: dict[tuple[tuple[str, ...], str], int] = {}
         self._live_waiters: list[Call] = []
         # Set while the store is asked to suspend the run: calls wait for its answer.
         self.suspending: asyncio.Future[None] | None = None
         self.is_cancelling = False
+        self._refusals = 0
+        self._raised: list[tuple[BaseException, str]] = []
         self.closed: Literal["unloaded", "ended"] | None = None
 
     def begin(self, key: str, kind: Kind) -> Call:
@@ -108,6 +118,8 @@ class Calls:
         if recorded != kind:
             raise StepChanged(self._run_id, key, f"a {recorded}", f"a {kind}")
         self._used.add(key)
+        if self.unasked:
+            self.unasked.discard(key)
         branch = self._branches.running
         if branch is not None:
             branch.called = True
@@ -194,6 +206,36 @@ class Calls:
         if self.closed is None:
             self.closed = why
 
+    async def admitted(self) -> None:
+        """Return at once while calls are taken.
+
+        Calls that are refused get their error at once. Code that swallows it and calls again and again waits in the end, until
+        its task is cancelled.
+        """
+        if self.closed is None and not self.is_cancelling:
+            return
+        self._refusals += 1
+        if self._refusals > MOST_REFUSALS:
+            await asyncio.get_running_loop().create_future()
+        self.refuse()
+
+    def take_opened(self, key: str) -> Entry | None:
+        """The open entry of the wait that begins now, if it was recorded before.
+
+        Used up by this: the key of a wait that is cancelled may be used again, for a wait with a deadline of its own.
+        """
+        opened = self.opened.get(key)
+        return opened.pop(0) if opened else None
+
+    def raised(self, key: str, error: BaseException) -> None:
+        """This error goes to the body as the outcome of `key`."""
+        self._raised.append((error, key))
+
+    def failed_keys(self, result: Any) -> list[str] | None:
+        """The keys whose errors ended the body, found among the causes of its own; None when there is none."""
+        behind = _behind(result.error if isinstance(result, Err) else None)
+        return sorted({key for known, key in self._raised if any(known is error for error in behind)}) or None
+
     def check(self) -> None:
         """Raise if calls are refused."""
         if self.closed is not None or self.is_cancelling:
@@ -206,3 +248,16 @@ class Calls:
         if self.closed is not None:
             raise Unloaded(f"run {self._run_id!r} has left memory; this code will run again when the run is replayed")
         raise asyncio.CancelledError(f"run {self._run_id!r} is being cancelled")
+
+
+def _behind(error: Any) -> list[BaseException]:
+    """The error, what it was raised from, and what is inside it if it is a group."""
+    found: list[BaseException] = []
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, BaseException) and not any(one is known for known in found):
+            found.append(one)
+            waiting += [one.__cause__, one.__context__]
+            waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else []
+    return found

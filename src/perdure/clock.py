@@ -53,17 +53,17 @@ class SystemClock:
 
 
 class NotBefore:
-    """Another clock, seen as if at least a given instant had come."""
+    """Another clock, seen as if a given instant had come already; it goes on from there."""
 
     def __init__(self, clock: Clock, at: int) -> None:
         self._clock = clock
-        self._at = at
+        self._offset = max(0, at - clock.now())
 
     def now(self) -> int:
-        return max(self._at, self._clock.now())
+        return self._clock.now() + self._offset
 
     def store_now(self) -> int | None:
         return self.now()
 
     def call_at(self, at: int, callback: Callable[..., Any], *args: Any) -> Timer:
-        return self._clock.call_at(at - self._at + self._clock.now() if at > self._at else 0, callback, *args)
+        return self._clock.call_at(at - self._offset, callback, *args)

@@ -193,6 +193,8 @@ class Context(Generic[D]):
             raise ValueError(f'on_error is "raise" or "collect", not {on_error!r}')
         concurrency = _positive(options.pop("concurrency", 32), "concurrency")
         key = options.pop("key", None)
+        if key is not None and not callable(key):
+            raise TypeError(f"key= of ctx.map is a function that makes a key from an item, not {key!r}")
 
         async def each(index: int, item: Any) -> Any:
             item_key = f"{name}[{index}]" if key is None else key(item)
@@ -241,11 +243,13 @@ class Context(Generic[D]):
 
         With `timeout=`, `TimeoutError` is raised when none came in time, or `default` given.
         """
+        check_id(name, "a signal's name")
+        if default is not MISSING and timeout is None:
+            raise ValueError("default= is what a time-out gives, so it needs timeout=")
         deadline: Callable[[], int] | None = None
         if timeout is not None:
             length = microseconds(timeout, what="timeout")
             deadline = lambda: min(self._drive.clock.now() + length, MAX_INSTANT)  # noqa: E731
-        full_key((), name)
         return await wait_for_signal(self._drive, self._key(name if key is None else key), name, deadline, default, returns)
 
     def timeout(self, name: str, duration: Duration, *, key: str | None = None) -> TimeLimit:
@@ -334,6 +338,7 @@ class _Attributes(Mapping[str, Any]):
 def _named(call: tuple[Any, ...]) -> tuple[str | None, Any, tuple[Any, ...]]:
     """A call's positional arguments as (name or None, function, the rest)."""
     if call and isinstance(call[0], str):
+        check_id(call[0], "a step's name")
         if len(call) == 1:
             raise TypeError(f"ctx.step({call[0]!r}) has a name but no function")
         return call[0], call[1], call[2:]
@@ -345,7 +350,7 @@ def _named(call: tuple[Any, ...]) -> tuple[str | None, Any, tuple[Any, ...]]:
 def _mapped(call: tuple[Any, ...]) -> tuple[str, Any, list[Any]]:
     """The positional arguments of ctx.map as (name, function, items)."""
     name, fn, rest = _named(call)
-    if len(rest) != 1:
+    if len(rest) != 1 or not isinstance(rest[0], Iterable):
         raise TypeError("ctx.map takes a function and the items: ctx.map(fn, items) or ctx.map(name, fn, items)")
     return name or _name(spec_of(fn), fn), fn, list(rest[0])
 
@@ -358,5 +363,5 @@ def _positive(number: Any, what: str) -> int:
 
 def _name(spec: StepSpec, fn: Any) -> str:
     if spec.name is None:
-        raise TypeError(f"{fn!r} has no name to be recorded under; pass one first: ctx.step('charge', {fn!r})")
+        raise TypeError(f"{fn!r} has no name to be recorded under; pass one before it: ctx.step('charge', lambda: ...)")
     return spec.name

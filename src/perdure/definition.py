@@ -16,6 +16,7 @@ from perdure.context import Context
 from perdure.direct import call_in_memory
 from perdure.engine import Drive
 from perdure.errors import InvalidInput, ValueNotStorable
+from perdure.fingerprint import definition_hash
 from perdure.once import run_once, start_once
 from perdure.options import ProcessOptions, RunOptions, checked
 from perdure.outcomes import Hints
@@ -64,6 +65,7 @@ class Workflow(Generic[P, T_co]):
         self._annotations = _annotations(fn)
         parameters = [self._annotations.get(each, Any) for each in self._signature.parameters]
         self._input_hint: Any = tuple[tuple(parameters)] if parameters else Any  # type: ignore[misc]  # made at run time
+        self.definition_hash = definition_hash(fn)
         self.hints = Hints(*split_result(self._annotations.get("return", Any)))
 
     def __repr__(self) -> str:
@@ -76,7 +78,7 @@ class Workflow(Generic[P, T_co]):
                 f"workflow {self.name!r} was called in another workflow's body, where it would not be recorded; "
                 "start it as a run of its own from a step"
             )
-        bound = self.bound(args, kwargs)
+        bound = self.conformed(Codec(), args, kwargs)
         return call_in_memory(self, bound.args, bound.kwargs)
 
     @overload
@@ -158,14 +160,22 @@ class Workflow(Generic[P, T_co]):
         except TypeError as reason:
             raise InvalidInput(self.name, str(reason)) from None
 
-    def input(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Input:
-        """The arguments checked against the annotations and encoded. Raises `InvalidInput`."""
+    def conformed(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+        """The arguments, checked against the annotations. Raises `InvalidInput`."""
         bound = self.bound(args, kwargs)
         try:
             for name, value in bound.arguments.items():
                 bound.arguments[name] = self._conformed(codec, name, value)
+        except ValueError as reason:
+            raise InvalidInput(self.name, str(reason)) from reason
+        return bound
+
+    def input(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Input:
+        """The arguments checked against the annotations and encoded. Raises `InvalidInput`."""
+        bound = self.conformed(codec, args, kwargs)
+        try:
             encoded, kept = codec.dump([list(bound.args), bound.kwargs], self._input_hint, path="input")
-        except (ValueError, ValueNotStorable) as reason:
+        except ValueNotStorable as reason:
             raise InvalidInput(self.name, str(reason)) from reason
         digest = codec.digest([list(bound.args), bound.kwargs]) or b""
         return Input(encoded, digest, tuple(kept[0]), kept[1])

@@ -20,7 +20,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NoReturn
 
-from perdure.answers import answered
+from perdure.answers import answered, finished
 from perdure.branches import Branches, note_tasks, place
 from perdure.calls import Calls
 from perdure.clock import Clock, SystemClock
@@ -34,10 +34,11 @@ from perdure.errors import (
     RunCancelled,
     RunDead,
     SnapshotCorrupt,
+    SnapshotMismatch,
 )
 from perdure.heartbeat import Heartbeat, HeldLease
 from perdure.journal import Recorded
-from perdure.options import Options
+from perdure.options import Options, react
 from perdure.outcomes import Ending, Hints, ended_with
 from perdure.recorder import Recorder, Unrecorded
 from perdure.result import Err, Outcome, Suspended
@@ -72,8 +73,10 @@ class Drive:
         settings: Settings,
         options: Options,
         store: Store | None = None,
+        *,
         heartbeat: Heartbeat | None = None,
         ttl: float = 0.0,
+        asked_at: float = 0.0,
     ) -> None:
         self.run = claim.run
         self.settings = settings
@@ -87,7 +90,8 @@ class Drive:
         self._store = store
         self._loop = asyncio.get_running_loop()
         recorded, self._unreadable = _readable(claim)
-        self.branches = Branches(self._branches_changed)
+        self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq, on_change=self._look_soon)
+        self.branches = Branches(self._look_soon)
         self.turnstile = Turnstile(
             self.branches,
             self.clock,
@@ -95,12 +99,13 @@ class Drive:
             recorded.closes,
             on_live=self._went_live,
             on_idle=self._is_idle,
+            has_event=self.waits.has_due,
+            next_event=self.waits.resolve_one,
         )
         self.turnstile.last_at = claim.run.created_at
         if claim.run.cancel_requested:
             # The body comes to its first wait, as on a replay, and is cancelled there rather than before it began.
             self.turnstile.is_live = False
-        self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq)
         self.calls = Calls(claim.run.id, recorded, self.branches, self.turnstile, self.waits)
         last_seq = max((entry.seq for entry in claim.journal), default=0)
         self.recorder: Unrecorded = Unrecorded()
@@ -109,7 +114,7 @@ class Drive:
         if store is not None:
             self.recorder = Recorder(store, claim.lease, self.clock, last_seq, on_pulse=self._pulsed, on_failure=self._give_up)
         if heartbeat is not None:
-            self._held = HeldLease(claim.lease, ttl, self._pulsed, self._lost)
+            self._held = HeldLease(claim.lease, ttl, asked_at, self._pulsed, self._lost)
             heartbeat.hold(self._held)
         self._main: asyncio.Task[None] | None = None
         # What the next turn of `drive` has to deal with.
@@ -118,6 +123,7 @@ class Drive:
         self._failure: BaseException | None = None
         self._must_suspend = False
         self._must_stop = False
+        self._is_drain_over = False
         self._cancel_requested = claim.run.cancel_requested
         # Kept until they are done, because the loop alone would let go of them.
         self._fetching: set[asyncio.Task[None]] = set()
@@ -132,32 +138,41 @@ class Drive:
     async def drive(self) -> Outcome[Any]:
         """Drive the run until it ends or suspends, and give its outcome. Raises when it had to give up."""
         try:
-            if self.run.attempts > self.settings.max_attempts:
-                return await self._finish(self._dead())
-            if self._unreadable is not None:
-                return await self._finish(ended_with(self.codec, Err(self._unreadable), self._hints))
-            self._start_body()
-            while True:
-                await self._attention.wait()
-                self._attention.clear()
-                outcome = await self._react()
-                if outcome is not None:
-                    return outcome
+            return await self._until_over()
         except asyncio.CancelledError:
-            await self._abandon()
+            await finished(self._abandon())
+            raise
+        except BaseException as failure:
+            self._failure = failure
+            await finished(self._let_go())
             raise
         finally:
             self._close("ended")
             if self._heartbeat is not None and self._held is not None:
                 self._heartbeat.drop(self._held)
 
+    async def _until_over(self) -> Outcome[Any]:
+        if self.run.attempts > self.settings.max_attempts:
+            return await self._finish(self._dead())
+        if self._unreadable is not None:
+            return await self._finish(ended_with(self.codec, Err(self._unreadable), self._hints))
+        self._start_body()
+        while True:
+            await self._attention.wait()
+            self._attention.clear()
+            outcome = await self._react()
+            if outcome is not None:
+                return outcome
+
     def stop(self) -> None:
         """Start no step any more; when those that run have ended, or were given time enough, give the run back."""
         self._must_stop = True
-        if self._executing:
-            self._loop.call_later(self.settings.drain_after, self._attention.set)
-        else:
-            self._attention.set()
+        self._loop.call_later(self.settings.drain_after, self._drain_is_over)
+        self._attention.set()
+
+    def _drain_is_over(self) -> None:
+        self._is_drain_over = True
+        self._attention.set()
 
     def cancel(self) -> None:
         """End the run as cancelled: CancelledError is raised at the body's waits, once the journal is used up."""
@@ -174,10 +189,14 @@ class Drive:
 
     async def may_start(self) -> None:
         """Return when a step function may be called: all before it is recorded, and the run is ours."""
-        await self.recorder.acknowledged()
-        self.calls.check()
+        await self.recorded()
         if self._must_stop:
             await asyncio.get_running_loop().create_future()
+
+    async def recorded(self) -> None:
+        """Return when everything so far is recorded, and the run is ours."""
+        await self.recorder.acknowledged()
+        self.calls.check()
         if self._held is not None and not self._held.is_ours():
             self._lost()
             self.calls.refuse()
@@ -229,15 +248,34 @@ class Drive:
         # Cancelled before its first step, a task never enters its coroutine, so that nobody was told.
         if main.cancelled():
             self._body_ended(Err(asyncio.CancelledError()))
+        elif (error := main.exception()) is not None and self._ending is None:
+            self._give_up(error)
 
     def _body_ended(self, result: Any) -> None:
         if self.calls.closed is None and self._ending is None:
             self.recorder.take_over()
-            if self.calls.is_cancelling:
-                self._ending = Ending("cancelled", b"null", Err(RunCancelled(self.run.id)))
-            else:
-                self._ending = ended_with(self.codec, result, self._hints, is_strict=self.is_strict)
+            self._ending = self._ending_for(result)
         self._attention.set()
+
+    def _ending_for(self, result: Any) -> Ending:
+        if self.calls.is_cancelling:
+            return Ending("cancelled", b"null", Err(RunCancelled(self.run.id)))
+        try:
+            return ended_with(self.codec, self._checked(result), self._hints, self.calls.failed_keys(result), self.is_strict)
+        except Exception as error:  # noqa: BLE001 - a result of the user's making, or a warning that is an error: the run has failed
+            return ended_with(self.codec, Err(error), self._hints)
+
+    def _checked(self, result: Any) -> Any:
+        """The body's result, unless there are recorded steps that it never asked for and that is an error."""
+        unknown = sorted(self.calls.unasked)
+        if unknown and not isinstance(result, Err):
+            shown = ", ".join(map(repr, unknown[:5])) + (" and others" if len(unknown) > 5 else "")
+            reason = f"it ended without asking for what is recorded under {shown}; was a step renamed or removed?"
+            try:
+                react(self.options.on_unknown_steps, SnapshotMismatch(self.run.id, reason))
+            except SnapshotMismatch as error:
+                return Err(error)
+        return result
 
     def _dead(self) -> Ending:
         error = RunDead(self.run.id, self.run.attempts - 1)
@@ -245,12 +283,10 @@ class Drive:
 
     async def _react(self) -> Outcome[Any] | None:
         if self._failure is not None:
-            await self._end_body()
-            await self._let_go()
             raise self._failure
         if self._ending is not None:
             return await self._finish(self._ending)
-        if self._must_stop:
+        if self._must_stop and (not self._executing or self._is_drain_over):
             await self._end_body()
             await self.recorder.release()
             return Suspended(self.run.id, moment(self.clock.now()))
@@ -267,7 +303,7 @@ class Drive:
         return ending.outcome
 
     async def _suspend(self) -> Outcome[Any] | None:
-        if not self.turnstile.is_idle:
+        if not self.turnstile.is_idle or self.waits.has_due():
             return None
         # From here to the store's answer nothing is resolved and no call gets through, so that what is said stays true.
         self.waits.is_live = False
@@ -280,7 +316,7 @@ class Drive:
             suspending.set_result(None)
         if signals:
             self.waits.is_live = True
-            self.waits.receive(signals, max(signal.seq for signal in signals))
+            self.waits.receive(signals)
             return None
         await self._end_body()
         names = tuple(address.name for address in awaited)
@@ -288,6 +324,7 @@ class Drive:
 
     async def _let_go(self) -> None:
         """After a failure: nothing more is written; the run is given back if the store lets us."""
+        await self._end_body()
         await self.recorder.abandon()
         if self._store is None or isinstance(self._failure, LeaseLost):
             return
@@ -297,10 +334,10 @@ class Drive:
 
     async def _abandon(self) -> None:
         """The drive itself was cancelled: let the write under way be answered, record what is done, and give the run back."""
-        await self._end_body()
         if self._failure is not None:
             await self._let_go()
             return
+        await self._end_body()
         with contextlib.suppress(PerdureError):  # the run ended or suspended after all, or its lease expires by itself
             await self.recorder.release()
 
@@ -330,7 +367,7 @@ class Drive:
 
     # What others tell the drive.
 
-    def _branches_changed(self) -> None:
+    def _look_soon(self) -> None:
         self.turnstile.look_soon()
 
     def _went_live(self) -> None:
@@ -341,14 +378,14 @@ class Drive:
             return
         self.calls.go_live()
         self.waits.is_live = True
-        self.waits.fire()
+        self.turnstile.look_soon()
 
     def _is_idle(self) -> None:
         """Nothing but time or a signal can move the body: it need not stay in memory.
 
         Unless no branch waits for either. Then it is busy with something of its own, which nothing in the store would wake again.
         """
-        if not self.branches.ours:
+        if not self.branches.ours or self.calls.suspending is not None:
             return
         wake_at = self.waits.wake_at()
         soon = wake_at is not None and wake_at - self.clock.now() < self.settings.unload_grace
@@ -368,7 +405,8 @@ class Drive:
         except PersistenceError as failure:
             self._give_up(failure)
             return
-        self.waits.receive(signals, max((signal.seq for signal in signals), default=0))
+        self.waits.receive(signals)
+        self.waits.inbox_seq = max((self.waits.inbox_seq, *(signal.seq for signal in signals)))
 
     def _cancel_body(self) -> None:
         if not self.calls.is_cancelling and self._main is not None and self.calls.closed is None:

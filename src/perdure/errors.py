@@ -19,6 +19,7 @@
     │   ├── StoreCapabilityError   the store cannot do this, and says so rather than pretend
     │   ├── StreamFull             a stream holds as many items as it may
     │   └── SnapshotError
+    │       ├── SnapshotMismatch   recorded state does not belong to this workflow, or to this version of it
     │       └── SnapshotCorrupt    stored data cannot be read back
     ├── PerdureWarning (UserWarning)
     asyncio.CancelledError
@@ -229,6 +230,16 @@ class StreamFull(PerdureError):
 
 class SnapshotError(PerdureError):
     """Recorded state cannot be used."""
+
+
+class SnapshotMismatch(SnapshotError):
+    """Recorded state does not belong to this workflow, or to this version of it."""
+
+    def __init__(self, run_id: str, reason: str) -> None:
+        super().__init__(run_id, reason)
+
+    def __str__(self) -> str:
+        return f"run {self.args[0]!r} does not fit this workflow: {self.args[1]}"
 
 
 class SnapshotCorrupt(SnapshotError):

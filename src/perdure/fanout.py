@@ -55,6 +55,7 @@ def _collecting(each: Callable[[int, Any], Awaitable[Any]]) -> Callable[[int, An
 async def run_race(drive: Drive, key: str, name: str, racers: Sequence[Coroutine[Any, Any, Any]]) -> Any:
     """What the first of the coroutines to end gives or raises; the others are cancelled. Which one it was is recorded."""
     try:
+        await drive.calls.admitted()
         call = drive.calls.begin(key, "race")
         winner = _recorded_winner(drive, key, len(racers))
     except BaseException:

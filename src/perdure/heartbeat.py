@@ -8,7 +8,6 @@ time it stops by itself, before anybody else may start.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -39,32 +38,36 @@ _thread: Final = LoopThread("perdure-heartbeat")
 class HeldLease:
     """A lease that is being renewed, and how long it is ours for certain."""
 
-    def __init__(self, lease: Lease, ttl: float, on_pulse: Callable[[Pulse], None], on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, lease: Lease, ttl: float, asked_at: float, on_pulse: Callable[[Pulse], None], on_lost: Callable[[], None]
+    ) -> None:
         self.lease = lease
         self._ttl = ttl
         self._loop = asyncio.get_running_loop()
         self._on_pulse = on_pulse
         self._on_lost = on_lost
-        self._deadline = elapsed() + ttl
+        self._deadline = asked_at + ttl
 
     def is_ours(self) -> bool:
         """Whether nobody else can have taken the run, so that a step may be started."""
         return elapsed() < self._deadline - self._ttl * MARGIN
 
-    def renewed(self, asked_at: float, pulse: Pulse) -> None:
-        """The store prolonged it, counted from when it was asked at the latest."""
+    def renewed(self, asked_at: float, pulse: Pulse) -> bool:
+        """The store prolonged it, counted from when it was asked at the latest. False when nobody is left who holds it."""
         self._deadline = asked_at + self._ttl
-        self._tell(self._on_pulse, pulse)
+        return self._tell(self._on_pulse, pulse)
 
     def lost(self) -> None:
         """The store says it is somebody else's, or time is up."""
         self._deadline = 0.0
         self._tell(self._on_lost)
 
-    def _tell(self, callback: Callable[..., None], *args: object) -> None:
-        # The holder's loop may be gone by now; then nobody is left to tell.
-        with contextlib.suppress(RuntimeError):
+    def _tell(self, callback: Callable[..., None], *args: object) -> bool:
+        try:
             self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:  # the holder's loop is closed
+            return False
+        return True
 
 
 class Heartbeat:
@@ -117,7 +120,8 @@ class Heartbeat:
         for index, one in enumerate(held):
             pulse = pulses[index] if pulses is not None else None
             if pulse is not None:
-                one.renewed(asked_at, pulse)
+                if not one.renewed(asked_at, pulse):
+                    self.drop(one)
             elif pulses is not None or not one.is_ours():
                 one.lost()
                 self.drop(one)

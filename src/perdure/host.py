@@ -30,12 +30,14 @@ from perdure.errors import (
     RunFinished,
     RunNotFound,
     SnapshotCorrupt,
+    SnapshotMismatch,
     ValueNotStorable,
 )
-from perdure.heartbeat import Heartbeat
-from perdure.journal import in_force
-from perdure.options import Options, StoredOptions, checked_priority, encoded_metadata
-from perdure.outcomes import Hints, outcome_of
+from perdure.fingerprint import is_changed
+from perdure.heartbeat import Heartbeat, elapsed
+from perdure.journal import Entry, in_force
+from perdure.options import Options, StoredOptions, checked_priority, encoded_metadata, react
+from perdure.outcomes import Hints, failed_keys_of, outcome_of
 from perdure.result import Outcome, Suspended
 from perdure.store import Claim, Claims, Created, NewRun, RunRow, Store, check_id
 
@@ -77,6 +79,8 @@ class Host:
         self.process_options = options
         self._heartbeat = Heartbeat(store, lease_ttl, settings.clock)
         self._drives: set[Driving] = set()
+        # When the leases that are not driven yet were asked for.
+        self._asked_at: dict[str, float] = {}
         # An in-memory store that nobody asked for: whoever relies on it by suspending is told.
         self._is_implicit = is_implicit
 
@@ -101,6 +105,7 @@ class Host:
             input=given.encoded,
             input_hash=given.digest,
             seed=os.urandom(16),
+            definition_hash=workflow.definition_hash,
             queue=check_id(options.get("queue", "default"), "a queue's name"),
             priority=checked_priority(options.get("priority", 0)),
             start_at=None if start_at is None else instant(start_at, what="start_at"),
@@ -133,7 +138,7 @@ class Host:
                 return self.ended(row)
             definition = workflow or self.definition(row.workflow)
             try:
-                claim = await answered(self.store.acquire(run_id, self.lease_ttl, now=self.clock.store_now()), self._give_back)
+                claim = await self.acquire(run_id)
             except LeaseHeld:
                 if not wait or row.held:
                     raise
@@ -146,12 +151,28 @@ class Host:
 
     async def create(self, new: NewRun, ttl: float | None) -> Created:
         """Create the run, or find it; with `ttl` a new one is leased."""
-        return await answered(self.store.create(new, ttl=ttl, now=self.clock.store_now()), self._give_back_created)
+        asked_at = elapsed()
+        created = await answered(self.store.create(new, ttl=ttl, now=self.clock.store_now()), self._give_back_created)
+        return self._leased(created, asked_at, created.claim)
 
     async def claim(self, limit: int, queues: Collection[str] | None) -> Claims:
         """Claim due runs of the workflows known here."""
+        asked_at = elapsed()
         verb = self.store.claim(limit, self.lease_ttl, tuple(self.workflows), queues, now=self.clock.store_now())
-        return await answered(verb, self._give_back_claims)
+        claims = await answered(verb, self._give_back_claims)
+        return self._leased(claims, asked_at, *claims.claims)
+
+    async def acquire(self, run_id: str) -> Claim | None:
+        """Lease this run if it is due."""
+        asked_at = elapsed()
+        verb = self.store.acquire(run_id, self.lease_ttl, now=self.clock.store_now())
+        claim = await answered(verb, self._give_back)
+        return self._leased(claim, asked_at, claim)
+
+    def _leased(self, answer: T, asked_at: float, *claims: Claim | None) -> T:
+        """The answer, after noting when its leases were asked for: they are ours for certain from then on."""
+        self._asked_at.update({claim.lease.token: asked_at for claim in claims if claim is not None})
+        return answer
 
     async def _give_back(self, claim: Claim | None) -> None:
         """Whoever asked for it was cancelled. If this does not work, the lease expires by itself."""
@@ -175,8 +196,9 @@ class Host:
             self.settings,
             Options.nearest(workflow.process_options, self.process_options, near),
             self.store,
-            self._heartbeat,
-            self.lease_ttl,
+            heartbeat=self._heartbeat,
+            ttl=self.lease_ttl,
+            asked_at=self._asked_at.pop(claim.lease.token, elapsed()),
         )
         driving = Driving(drive, is_background=is_background)
         announce(drive_key(self.store, claim.run.id), driving)
@@ -279,8 +301,7 @@ class Host:
             entries = in_force(await self.store.journal(run_id))
         except ValueError as reason:
             raise SnapshotCorrupt(run_id, "the journal", str(reason)) from reason
-        failed = {entry.key for entry in entries if _has_failed(entry.ok, entry.phase)}
-        await self.store.reopen(run_id, failed, now=self.clock.store_now())
+        await self.store.reopen(run_id, _to_set_aside(row, entries), now=self.clock.store_now())
 
     async def row(self, run_id: str) -> RunRow:
         """The run's row. Raises `RunNotFound`."""
@@ -307,6 +328,12 @@ class Host:
         except KeyError:
             known = ", ".join(sorted(self.workflows)) or "none"
             raise LookupError(f"workflow {name!r} is not registered here (registered: {known}); pass it in workflows=") from None
+
+    async def close_store(self) -> None:
+        """Close the store; when others have joined a drive of ours, after that."""
+        if self._drives:
+            await answered(asyncio.wait([driving.task for driving in self._drives]))
+        await self.store.close()
 
     async def drain(self) -> None:
         """Let the steps that run here end, and give every run back. Those who wait for one are told that it is suspended."""
@@ -342,7 +369,18 @@ def _body(workflow: Workflow[Any, Any], claim: Claim, settings: Settings) -> Cal
             drive.fail(corrupt)
 
         return refuse
+    if is_changed(claim.run.definition_hash, workflow.definition_hash):
+        return _after_change(workflow, args, kwargs)
     return lambda drive: workflow.body(drive, args, kwargs)
+
+
+def _after_change(workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Drive], Any]:
+    async def body(drive: Drive) -> Any:
+        reason = f"the code of {workflow.name!r} has changed since the run was created; what is recorded is matched by key"
+        react(drive.options.on_definition_change, SnapshotMismatch(drive.run.id, reason))
+        return await workflow.body(drive, args, kwargs)
+
+    return body
 
 
 def _suspended(row: RunRow) -> Suspended:
@@ -350,8 +388,14 @@ def _suspended(row: RunRow) -> Suspended:
     return Suspended(row.id, wake_at, tuple(address.name for address in row.waiting_for))
 
 
-def _has_failed(ok: bool, phase: str) -> bool:  # noqa: FBT001 - two fields of an entry
-    return phase == "close" and not ok
+def _to_set_aside(row: RunRow, entries: list[Entry]) -> set[str]:
+    """The keys of what ended the run. A failure that the body handled stays: other steps may have been taken because of it."""
+    if row.status != "failed":
+        return set()
+    failed = {entry.key for entry in entries if entry.phase == "close" and not entry.ok}
+    known = failed_keys_of(row.outcome or b"null")
+    # Where the body ended by an error of its own nobody can tell which failure it was about.
+    return failed if known is None else failed & known
 
 
 def _no_longer_seen_through(run_id: str, task: asyncio.Task[None]) -> None:

@@ -58,7 +58,8 @@ class Recorded(NamedTuple):
     closes: list[Entry]
     # Who won a race is not handed over: it says which branch to wait for, and what that branch does is in order by itself.
     winners: dict[str, Entry]
-    opened: dict[str, Entry]
+    # All open entries of each key, in order: a wait that was cancelled and called again opened once more.
+    opened: dict[str, list[Entry]]
     kinds: dict[str, Kind]
 
     @classmethod
@@ -68,6 +69,13 @@ class Recorded(NamedTuple):
         return cls(
             closes=[entry for entry in kept if entry.phase == "close" and entry.kind != "race"],
             winners={entry.key: entry for entry in kept if entry.kind == "race"},
-            opened={entry.key: entry for entry in kept if entry.phase == "open"},
+            opened=_by_key(entry for entry in kept if entry.phase == "open"),
             kinds={entry.key: entry.kind for entry in kept},
         )
+
+
+def _by_key(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    grouped: dict[str, list[Entry]] = {}
+    for entry in entries:
+        grouped.setdefault(entry.key, []).append(entry)
+    return grouped

@@ -21,14 +21,14 @@ LEASE_TTL: Final = 30.0
 async def run_once(workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Outcome[Any]:
     """`wf.run(...)`: one run, driven here, on the store that `store=` or PERDURE_STORE names."""
     store, is_owned, is_implicit = choose_store(options.get("store"), is_anonymous="id" not in options)
+    host = _one_workflow(workflow, store, is_implicit=is_implicit)
     try:
-        host = _one_workflow(workflow, store, is_implicit=is_implicit)
         new = host.new_run(workflow, args, kwargs, stored_part(options))
         wait, retry_failed = options.get("wait", True), options.get("retry_failed", False)
         return await host.run(workflow, new, options, retry_failed=retry_failed, wait=wait)
     finally:
         if is_owned:
-            await store.close()
+            await host.close_store()
 
 
 async def start_once(workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Run[Any]:

@@ -6,6 +6,7 @@ workflow, the runtime and `wf.run`; the nearest one given wins.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +14,7 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 import msgspec
 
+from perdure.errors import PerdureError, PerdureWarning
 from perdure.store import Store
 
 OnChange: TypeAlias = Literal["warn", "error", "ignore"]
@@ -37,6 +39,8 @@ class ProcessOptions(TypedDict, total=False):
     deps: Any
     strict: bool
     on_changed_arguments: OnChange
+    on_unknown_steps: OnChange
+    on_definition_change: OnChange
 
 
 class RunOptions(StoredOptions, ProcessOptions, total=False):
@@ -54,6 +58,8 @@ class Options:
     deps: Any = None
     strict: bool | None = None
     on_changed_arguments: OnChange = "warn"
+    on_unknown_steps: OnChange = "warn"
+    on_definition_change: OnChange = "warn"
 
     @classmethod
     def nearest(cls, *given: Mapping[str, Any]) -> Options:
@@ -77,10 +83,18 @@ def checked(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
             f"unknown option {', '.join(sorted(unknown))}; there are {', '.join(sorted(kind.__annotations__))} "
             "(a workflow's own keyword arguments go through wf.options(...).run(...))"
         )
-    choice = options.get("on_changed_arguments")
-    if choice not in (None, *get_args(OnChange)):
-        raise ValueError(f"on_changed_arguments is one of {', '.join(get_args(OnChange))}, not {choice!r}")
+    for name in ("on_changed_arguments", "on_unknown_steps", "on_definition_change"):
+        if options.get(name) not in (None, *get_args(OnChange)):
+            raise ValueError(f"{name} is one of {', '.join(get_args(OnChange))}, not {options[name]!r}")
     return dict(options)
+
+
+def react(choice: OnChange, error: PerdureError) -> None:
+    """Do with a mismatch what the option says: raise it, warn with its sentence, or ignore it."""
+    if choice == "error":
+        raise error
+    if choice == "warn":
+        warnings.warn(str(error), PerdureWarning, stacklevel=3)
 
 
 def stored_only(options: Mapping[str, Any]) -> StoredOptions:

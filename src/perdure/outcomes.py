@@ -5,14 +5,19 @@ A success is the encoded value. A failure says where it came from: an `Err` that
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from perdure.codec import Codec, Loss, dump_error, load_error, rebuildable
-from perdure.errors import RunCancelled, SnapshotCorrupt, StepFailed, ValueNotStorable
+from perdure.codec import Codec, Loss, dump_error, load_error, rebuildable, register
+from perdure.errors import PerdureWarning, RunCancelled, SnapshotCorrupt, StepFailed, ValueNotStorable
 from perdure.result import Err, Ok, Outcome
 from perdure.store import EndStatus, RunRow
+
+# Results as values, as ctx.map(on_error="collect") gives them, may be stored whatever an annotation says.
+register(Ok)
+register(Err)
 
 # Stands for a step's key where the body itself failed.
 BODY: Final = "body"
@@ -26,6 +31,8 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: msgspec.Raw = msgspec.Raw(b"null")
     # An exception that was returned inside Err rather than raised.
     is_exception: bool = False
+    # Of a run: the keys whose errors ended it.
+    keys: list[str] | None = None
 
 
 class Hints(NamedTuple):
@@ -44,9 +51,15 @@ class Ending(NamedTuple):
 
 
 def store_value(codec: Codec, value: Any, hint: Any, *, is_strict: bool) -> tuple[bytes, Any]:
-    """The value as bytes and as a replay would give it. Not strict: what cannot be stored becomes None."""
-    losses: list[Loss] | None = None if is_strict else []
-    return codec.dump(value, hint, losses=losses)
+    """The value as bytes and as a replay would give it. Not strict: what cannot be stored becomes None, with a warning."""
+    if is_strict:
+        return codec.dump(value, hint)
+    losses: list[Loss] = []
+    stored = codec.dump(value, hint, losses=losses)
+    if losses:
+        lost = ", ".join(f"{loss.path} ({loss.reason})" for loss in losses[:5])
+        warnings.warn(f"what cannot be stored became None: {lost}; strict=True makes that an error", PerdureWarning, stacklevel=3)
+    return stored
 
 
 def store_exception(error: BaseException) -> bytes:
@@ -80,8 +93,25 @@ def as_replayed(error: Exception, key: str) -> Exception:
     return replayed
 
 
-def ended_with(codec: Codec, result: Any, hints: Hints, *, is_strict: bool = True) -> Ending:
-    """How a run ends whose body returned `result`, or `Err(exception)` for one that raised."""
+def failed_keys_of(payload: bytes) -> set[str] | None:
+    """The keys whose errors ended a run, if that is known."""
+    try:
+        keys = msgspec.json.decode(payload, type=Failure).keys
+    except msgspec.MsgspecError:
+        return None
+    return None if keys is None else set(keys)
+
+
+def ended_with(codec: Codec, result: Any, hints: Hints, keys: list[str] | None = None, is_strict: bool = True) -> Ending:  # noqa: FBT001, FBT002
+    """How a run ends whose body returned `result`, or `Err(exception)` for one that raised because of the steps `keys`."""
+    ending = _ended_with(codec, result, hints, is_strict=is_strict)
+    if keys is None or ending.status != "failed":
+        return ending
+    failure = msgspec.json.decode(ending.payload, type=Failure)
+    return ending._replace(payload=msgspec.json.encode(msgspec.structs.replace(failure, keys=keys)))
+
+
+def _ended_with(codec: Codec, result: Any, hints: Hints, *, is_strict: bool) -> Ending:
     try:
         match result:
             case Err(error=StepFailed() as failed) if failed.was_returned:
@@ -108,11 +138,9 @@ def _returned(codec: Codec, err: Err[Any], key: str, hints: Hints, *, is_strict:
     try:
         return Ending("failed", store_err(codec, err, hints.error, is_strict=True), err)
     except ValueNotStorable as reason:
-        if not is_strict:
-            return Ending("failed", b"null", err)
         # Losing the error would be worse than losing its class: describe it, and say how to keep it.
         described = StepFailed(key, type(err.error).__name__, f"{err.error!r} ({reason})")
-        return Ending("failed", store_exception(described), Err(described))
+        return Ending("failed", store_exception(described), Err(described) if is_strict else err)
 
 
 def outcome_of(codec: Codec, run: RunRow, hints: Hints = Hints()) -> Ok[Any] | Err[Any]:  # noqa: B008 - immutable

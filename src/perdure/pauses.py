@@ -50,7 +50,9 @@ async def wait_for_signal(
     if entry.ok:
         return _payload(drive, name, entry.payload, returns)
     if isinstance(default, _Missing):
-        raise TimeoutError(f"no signal {name!r} came in time for run {drive.run.id!r}; pass default= to go on without one")
+        error = TimeoutError(f"no signal {name!r} came in time for run {drive.run.id!r}; pass default= to go on without one")
+        drive.calls.raised(key, error)
+        raise error
     return default
 
 
@@ -68,19 +70,22 @@ def _payload(drive: Drive, name: str, payload: bytes, returns: Any) -> Any:
 async def _pause(
     drive: Drive, key: str, name: str, kind: Kind, deadline: Callable[[], int] | None, address: Awaited | None
 ) -> Entry:
+    await drive.calls.admitted()
     call = drive.calls.begin(key, kind)
     recorded = drive.turnstile.take(key)
     if recorded is not None:
         return recorded
+    opened = drive.calls.take_opened(key)
     with call:
         recorded = await drive.calls.turn(call)
         if recorded is not None:
             return recorded
-        return await drive.calls.wait(call, _open_wait(drive, call, name, deadline, address))
+        opened = opened or _open(drive, call, name, deadline)
+        return await drive.calls.wait(call, _wait(drive, call, opened, address))
 
 
-def _open_wait(drive: Drive, call: Call, name: str, deadline: Callable[[], int] | None, address: Awaited | None) -> Wait:
-    opened = _opened(drive, call, name, deadline)
+def _wait(drive: Drive, call: Call, opened: Entry, address: Awaited | None) -> Wait:
+    name = opened.name
     started_at, until = opened.started_at, _deadline(drive, opened)
 
     def close(ok: bool, payload: bytes = b"null", consume: int | None = None) -> None:  # noqa: FBT001 - three uses, below
@@ -103,14 +108,11 @@ def _open_wait(drive: Drive, call: Call, name: str, deadline: Callable[[], int] 
     return Wait(opened.seq, until, lambda: close(address is None), address, on_signal)
 
 
-def _opened(drive: Drive, call: Call, name: str, deadline: Callable[[], int] | None) -> Entry:
-    """The open entry of this wait, recorded now if it was not before."""
-    found = drive.calls.opened.get(call.key)
-    if found is not None:
-        return found
+def _open(drive: Drive, call: Call, name: str, deadline: Callable[[], int] | None) -> Entry:
+    """The open entry of this wait, recorded now."""
     until = None if deadline is None else min(deadline(), MAX_INSTANT)
     now = drive.clock.now()
-    entry = drive.recorder.append(
+    return drive.recorder.append(
         key=call.key,
         kind=call.kind,
         name=name,
@@ -119,8 +121,6 @@ def _opened(drive: Drive, call: Call, name: str, deadline: Callable[[], int] | N
         started_at=now,
         ended_at=now,
     )
-    drive.calls.opened[call.key] = entry
-    return entry
 
 
 def _deadline(drive: Drive, opened: Entry) -> int | None:
@@ -142,19 +142,21 @@ class TimeLimit:
         self._name = name
         self._deadline = deadline
         self._is_over = False
+        self._call: Call | None = None
         self._wait: Wait | None = None
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
 
     async def __aenter__(self) -> Self:
         drive = self._drive
-        call = drive.calls.begin(self._key, "timeout")
+        await drive.calls.admitted()
+        self._call = call = drive.calls.begin(self._key, "timeout")
         self._task = asyncio.current_task()
         self._cancelling = self._task.cancelling() if self._task is not None else 0
         if drive.calls.is_recorded(self._key):
             drive.turnstile.ask(self._key, self)
             return self
-        opened = _opened(drive, call, self._name, self._deadline)
+        opened = drive.calls.take_opened(self._key) or _open(drive, call, self._name, self._deadline)
         self._wait = Wait(opened.seq, _deadline(drive, opened), self._due)
         drive.waits.add(self._wait)
         return self
@@ -164,9 +166,13 @@ class TimeLimit:
             self._drive.waits.remove(self._wait)
         self._drive.turnstile.withdraw(self._key)
         if not self._is_over or self._task is None:
+            if self._call is not None and kind is not None and issubclass(kind, asyncio.CancelledError):
+                self._call.free()
             return
         if self._task.uncancel() <= self._cancelling and kind is not None and issubclass(kind, asyncio.CancelledError):
-            raise TimeoutError(f"the time limit {self._name!r} of run {self._drive.run.id!r} has passed") from error
+            late = TimeoutError(f"the time limit {self._name!r} of run {self._drive.run.id!r} has passed")
+            self._drive.calls.raised(self._key, late)
+            raise late from error
 
     def deliver(self, entry: Entry) -> bool:
         """The deadline has passed, and it is this record's turn."""

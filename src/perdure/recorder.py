@@ -96,6 +96,8 @@ class Recorder(Unrecorded):
         # Set when finish, suspend or stop take over what is left; the pump then writes nothing more.
         self._is_taken_over = False
         self._failure: PerdureError | None = None
+        # Stays set when a write was cut off, so that nobody knows whether it took place.
+        self._is_writing = False
         self._pump = self._loop.create_task(self._write_until_taken_over())
 
     def append(self, *, consume: int | None = None, **fields: Unpack[EntryFields]) -> Entry:
@@ -142,7 +144,8 @@ class Recorder(Unrecorded):
                 )
             )
         )
-        self._wrote(self._seq)
+        if entries:
+            self._wrote(entries[-1].seq)
         if signals:
             self._is_taken_over = False
             self._pump = self._loop.create_task(self._write_until_taken_over())
@@ -164,7 +167,7 @@ class Recorder(Unrecorded):
         await self.abandon()
         if self._failure is not None:
             raise self._failure
-        if self._pump.cancelled():
+        if self._pump.cancelled() and self._is_writing:
             raise PersistenceError(f"run {self._lease.run_id!r} could not be recorded", "the loop was shut down during a write")
 
     def _take(self) -> tuple[list[Entry], list[int]]:
@@ -182,12 +185,14 @@ class Recorder(Unrecorded):
 
     async def _write(self) -> None:
         entries, consume = self._take()
+        self._is_writing = True
         try:
             pulse = await self._attempt(self._store.record(self._lease, entries, consume=consume, now=self._clock.store_now()))
         except PerdureError as failure:
             self._failure = failure
             self._on_failure(failure)
             return
+        self._is_writing = False
         self._wrote(entries[-1].seq)
         self._on_pulse(pulse)
 

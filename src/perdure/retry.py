@@ -30,6 +30,10 @@ class Retry:
                 raise TypeError(f"Retry(on=) takes Exception classes, not {kind!r}")
         for name in ("wait_initial", "wait_max", "wait_jitter"):
             seconds(getattr(self, name), what=f"Retry({name}=)")
+        if seconds(self.wait_initial) > seconds(self.wait_max):
+            raise ValueError(
+                f"Retry(wait_initial={self.wait_initial!r}) is longer than wait_max={self.wait_max!r}; raise wait_max too"
+            )
 
     @classmethod
     def of(cls, retry: Retry | int | None) -> Retry:

@@ -36,7 +36,7 @@ class Run(Generic[T_co]):
         return row.status
 
     async def outcome(self) -> Outcome[T_co]:
-        """How the run stands when it has ended, or suspended for the first time from now."""
+        """How the run stands: at once when it has ended or is suspended, otherwise as soon as it does. `await run` waits on."""
         return await self._host.outcome(self.id)
 
     async def signal(self, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:

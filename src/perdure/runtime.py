@@ -28,7 +28,7 @@ from perdure.host import STEP_THREADS, Host
 from perdure.options import OnChange, ProcessOptions, StoredOptions, checked, stored_only
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
-from perdure.store import RunInfo, Status, Store, check_id
+from perdure.store import STATUSES, RunInfo, Status, Store, check_id
 from perdure.storechoice import choose_store
 from perdure.worker import Worker
 
@@ -60,6 +60,8 @@ class Runtime:
         deps: Any = None,
         strict: bool | None = None,
         on_changed_arguments: OnChange | None = None,
+        on_unknown_steps: OnChange | None = None,
+        on_definition_change: OnChange | None = None,
         concurrency: int = 100,
         lease_ttl: Duration = "30s",
         queues: Collection[str] | None = None,
@@ -70,12 +72,22 @@ class Runtime:
         ttl = seconds(lease_ttl, what="lease_ttl")
         if ttl <= 0:
             raise ValueError("lease_ttl must be longer than zero")
+        if isinstance(queues, str):
+            raise TypeError(f"queues= takes a collection of names: [{queues!r}]")
+        if not isinstance(workflows, Iterable):
+            raise TypeError(f"workflows= takes a list: [{workflows!r}]")
         self._concurrency = concurrency
         self._queues = queues
         self._store, self._is_owned, is_implicit = choose_store(store)
         # A client drives too, in `run` and `sweep`.
         self._threads = ThreadPoolExecutor(concurrency or STEP_THREADS, thread_name_prefix="perdure-step")
-        near = {"deps": deps, "strict": strict, "on_changed_arguments": on_changed_arguments}
+        near = {
+            "deps": deps,
+            "strict": strict,
+            "on_changed_arguments": on_changed_arguments,
+            "on_unknown_steps": on_unknown_steps,
+            "on_definition_change": on_definition_change,
+        }
         checked(near, ProcessOptions)
         self._host = Host(
             self._store,
@@ -84,12 +96,15 @@ class Runtime:
             options={name: value for name, value in near.items() if value is not None},
             is_implicit=is_implicit,
         )
+        self._is_closed = False
         self._worker: Worker | None = None
         self._working: asyncio.Task[None] | None = None
         for workflow in workflows:
             self.register(workflow)
 
     async def __aenter__(self) -> Self:
+        if self._is_closed:
+            raise RuntimeError("this Runtime was closed; make a new one")
         await self._store.setup()
         if self._concurrency:
             self._worker = self._new_worker()
@@ -106,6 +121,7 @@ class Runtime:
 
     async def close(self) -> None:
         """Give back what is still driven here; let go of threads, and of the store if it was opened here."""
+        self._is_closed = True
         await self._host.drain()
         self._threads.shutdown(wait=False)
         if self._is_owned:
@@ -234,7 +250,11 @@ class Runtime:
         cursor: RunInfo | None = None,
     ) -> list[RunInfo]:
         """Runs, last changed first. `cursor` is the last line of the page before."""
-        name = workflow if workflow is None or isinstance(workflow, str) else workflow.name
+        if status is not None and status not in STATUSES:
+            raise ValueError(f"status is one of {', '.join(sorted(STATUSES))}, not {status!r}")
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise ValueError(f"limit must be a whole number of at least 1, not {limit!r}")
+        name = workflow if workflow is None or isinstance(workflow, str) else self._definition(workflow).name
         before = None if cursor is None else (instant(cursor.updated_at), cursor.id)
         return await self._store.list(prefix=prefix, status=status, workflow=name, before=before, limit=limit)
 

@@ -57,8 +57,12 @@ def checked(options: Mapping[str, Any]) -> None:
     """Refuse options that are unknown or contradict each other."""
     unknown = options.keys() - OPTION_NAMES
     if unknown:
-        raise TypeError(f"unknown step option {', '.join(sorted(unknown))}; there are {', '.join(sorted(OPTION_NAMES))}")
-    if options.get("at_most_once") and Retry.of(options.get("retry")).attempts > 1:
+        raise TypeError(
+            f"unknown step option {', '.join(sorted(unknown))}; there are {', '.join(sorted(OPTION_NAMES))} "
+            "(keyword arguments for the function itself: functools.partial(fn, name=value))"
+        )
+    retry = Retry.of(options.get("retry"))
+    if options.get("at_most_once") and retry.attempts > 1:
         raise ValueError("at_most_once=True and retry= contradict each other: a step that must not run twice has one attempt")
     timeout = options.get("timeout")
     if timeout is not None and seconds(timeout, what="timeout") == 0:

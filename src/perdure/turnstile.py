@@ -23,6 +23,9 @@ from perdure.journal import Entry
 # The end of a task reaches a branch through callbacks that cannot be seen, one loop turn for each level of gather, shield or
 # wait between them. So many quiet turns are waited for after a branch ended; otherwise one is enough.
 QUIET_TURNS_AFTER_END: Final = 6
+# Cancelling a step that awaits other tasks reaches its branch through them, a turn for each, so that while steps are under way
+# a few quiet turns are waited for.
+QUIET_TURNS_WHEN_BUSY: Final = 3
 # A body that never rests (a loop around sleep(0)) must not starve its own results.
 MOST_TURNS: Final = 200
 
@@ -47,12 +50,17 @@ class Turnstile:
         *,
         on_live: Callable[[], None],
         on_idle: Callable[[], None],
+        has_event: Callable[[], bool],
+        next_event: Callable[[], bool],
     ) -> None:
         self._branches = branches
         self._clock = clock
         self._grace = grace
         self._on_live = on_live
         self._on_idle = on_idle
+        # Timers and signals: whether one can be taken, and take one. Its record is handed over next.
+        self._has_event = has_event
+        self._next_event = next_event
         self._loop = asyncio.get_running_loop()
         # Recorded and not handed over, by seq; `_passed` were not asked for when their turn came.
         self._queue: deque[Entry] = deque(recorded)
@@ -144,8 +152,8 @@ class Turnstile:
 
     def _look(self) -> None:
         self._look_due = False
-        if self._closed or (self.is_live and self.busy and not self._asked):
-            return  # live steps are under way, and none has ended
+        if self._closed or self._branches.unwinding or self._is_waiting_for_steps():
+            return
         if not self._at_rest():
             self._look_due = True
             self._loop.call_soon(self._look)
@@ -155,12 +163,19 @@ class Turnstile:
             self._deliver(entry)
         elif not self._queue and not self.is_live:
             self._go_live()  # and not before: the last record may be what cancels the calls that would go live
+        elif self.is_live and self._next_event():
+            self.look_soon()
         else:
             self._nothing_next()
 
+    def _is_waiting_for_steps(self) -> bool:
+        """Whether live steps are under way, none has ended, and nothing else has happened."""
+        return self.is_live and self.busy > 0 and not self._asked and not self._has_event()
+
     def _at_rest(self) -> bool:
         branches = self._branches
-        if branches.all_ours():
+        are_steps_running = self.busy > len(self._asked)
+        if branches.all_ours() and not are_steps_running:
             return True
         self._turns += 1
         if branches.can_move() or branches.stirs != self._seen:
@@ -168,7 +183,9 @@ class Turnstile:
             self._quiet = 0
         else:
             self._quiet += 1
-        needed = QUIET_TURNS_AFTER_END if branches.ended != self._ended else 1
+        needed = QUIET_TURNS_WHEN_BUSY if are_steps_running else 1
+        if branches.ended != self._ended:
+            needed = QUIET_TURNS_AFTER_END
         return self._quiet >= needed or self._turns > MOST_TURNS
 
     def _next(self) -> Entry | None:
@@ -190,7 +207,7 @@ class Turnstile:
 
     def _nothing_next(self) -> None:
         """The body rests and the next record, if any, is not asked for."""
-        if self.is_live and self.busy and not self._asked:
+        if self._is_waiting_for_steps():
             return
         if not self._branches.all_parked() and self._grace_over != self._calls:
             self._arm_grace()

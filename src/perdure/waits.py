@@ -1,7 +1,10 @@
 """What a run waits for: instants and inbox rows.
 
 A wait is opened with an absolute deadline, which is recorded, so that a replay waits for the same instant. Signals of one name
-go, in order of arrival, to the waits for it in the order in which these were opened. Nothing here fires before the run is live.
+go, in order of arrival, to the waits for it in the order in which these were opened.
+
+Nothing is resolved before the run is live, and then one wait at a time, when the body rests: what the body does with the first
+may cancel the second, and a signal must not be consumed by a wait that is about to be cancelled.
 """
 
 from __future__ import annotations
@@ -27,19 +30,22 @@ class Wait:
 class Waits:
     """The open waits of one drive, and the inbox rows that nobody has taken."""
 
-    def __init__(self, clock: Clock, inbox: list[Signal], inbox_seq: int) -> None:
+    def __init__(self, clock: Clock, inbox: list[Signal], inbox_seq: int, *, on_change: Callable[[], None]) -> None:
         self._clock = clock
+        self._on_change = on_change
         self._waits: list[Wait] = []
         self._inbox = list(inbox)
+        self._received = {signal.seq for signal in inbox}
         self._timer: Timer | None = None
+        # Everything up to this seq was fetched. Single rows above it may have been received by other ways.
         self.inbox_seq = inbox_seq
         self.is_live = False
 
     def add(self, wait: Wait) -> None:
-        """Open a wait; it may be resolved before this returns."""
+        """Open a wait."""
         self._waits.append(wait)
         self._waits.sort(key=lambda each: each.seq)
-        self.fire()
+        self._arm()
 
     def remove(self, wait: Wait) -> None:
         """Forget a wait that was cancelled."""
@@ -47,29 +53,40 @@ class Waits:
             self._waits.remove(wait)
             self._arm()
 
-    def receive(self, signals: list[Signal], inbox_seq: int) -> None:
-        """Take new inbox rows."""
-        known = {signal.seq for signal in self._inbox}
-        self._inbox += [signal for signal in signals if signal.seq > self.inbox_seq and signal.seq not in known]
-        self.inbox_seq = max(self.inbox_seq, inbox_seq)
-        self.fire()
+    def receive(self, signals: list[Signal]) -> None:
+        """Take inbox rows, whether they are new or not."""
+        self._inbox += [signal for signal in signals if signal.seq not in self._received]
+        self._inbox.sort(key=lambda signal: signal.seq)
+        self._received.update(signal.seq for signal in signals)
+        self._on_change()
 
-    def fire(self) -> None:
-        """Resolve what can be resolved: signals first, so that one that is there in time wins over its deadline."""
-        if not self.is_live:
-            return
-        for wait in list(self._waits):
-            signal = self._signal_for(wait)
-            if signal is not None and wait.on_signal is not None:
-                self._inbox.remove(signal)
-                self._waits.remove(wait)
-                wait.on_signal(signal)
-        now = self._clock.now()
-        due = [wait for wait in self._waits if wait.deadline is not None and wait.deadline <= now]
-        for wait in sorted(due, key=lambda each: (each.deadline or 0, each.seq)):
-            self._waits.remove(wait)
+    def has_due(self) -> bool:
+        """Whether a wait can be resolved now."""
+        return self.is_live and self._due() is not None
+
+    def resolve_one(self) -> bool:
+        """Resolve one wait if one can be; a signal that is there in time wins over the deadline."""
+        resolution = self._due() if self.is_live else None
+        if resolution is None:
+            return False
+        wait, signal = resolution
+        self._waits.remove(wait)
+        if signal is not None and wait.on_signal is not None:
+            self._inbox.remove(signal)
+            wait.on_signal(signal)
+        else:
             wait.on_due()
         self._arm()
+        return True
+
+    def _due(self) -> tuple[Wait, Signal | None] | None:
+        for wait in self._waits:
+            signal = self._signal_for(wait)
+            if signal is not None:
+                return wait, signal
+        now = self._clock.now()
+        due = [wait for wait in self._waits if wait.deadline is not None and wait.deadline <= now]
+        return (min(due, key=lambda each: (each.deadline or 0, each.seq)), None) if due else None
 
     def wake_at(self) -> int | None:
         """The earliest deadline."""
@@ -95,5 +112,5 @@ class Waits:
             self._timer.cancel()
             self._timer = None
         wake_at = self.wake_at()
-        if self.is_live and wake_at is not None:
-            self._timer = self._clock.call_at(wake_at, self.fire)
+        if wake_at is not None:
+            self._timer = self._clock.call_at(wake_at, self._on_change)

@@ -9,8 +9,9 @@ from collections.abc import Collection
 from typing import Final
 
 from perdure.driving import Driving
-from perdure.errors import LeaseLost, PersistenceError
+from perdure.errors import LeaseLost
 from perdure.host import POLL_SECONDS, Host
+from perdure.result import Err
 
 log: Final = logging.getLogger("perdure")
 
@@ -66,7 +67,7 @@ class Worker:
             return None
         try:
             claims = await host.claim(room, self._queues)
-        except PersistenceError as failure:
+        except Exception as failure:  # noqa: BLE001 - a store of somebody else's may raise anything; the worker goes on
             await self._store_failed(failure)
             return None
         self._backoff = BACKOFF_SECONDS[0]
@@ -76,7 +77,7 @@ class Worker:
             self._poke.set()
         return claims.next_wake_at
 
-    async def _store_failed(self, failure: PersistenceError) -> None:
+    async def _store_failed(self, failure: Exception) -> None:
         log.error("the store did not answer, trying again in %.1f s: %s", self._backoff, failure)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._poke.wait(), self._backoff)
@@ -96,8 +97,8 @@ class Worker:
     async def _watch(self) -> None:
         try:
             await self._host.store.watch(POLL_SECONDS)
-        except PersistenceError:
-            await asyncio.sleep(POLL_SECONDS)  # the claim that follows reports it
+        except Exception:  # noqa: BLE001 - as above; the claim that follows reports it
+            await asyncio.sleep(POLL_SECONDS)
         for driving in self._drives:
             driving.drive.look_at_inbox()
         self._poke.set()
@@ -108,7 +109,13 @@ class Worker:
         if task.cancelled():
             return
         error = task.exception()
-        if isinstance(error, LeaseLost):
+        if error is None and isinstance(outcome := task.result(), Err):
+            log.warning("run %r failed: %r", driving.drive.run.id, outcome.error, exc_info=_exc_info(outcome.error))
+        elif isinstance(error, LeaseLost):
             log.warning("%s", error)
         elif error is not None:
             log.error("run %r stopped and will be tried again: %s", driving.drive.run.id, error)
+
+
+def _exc_info(error: object) -> BaseException | None:
+    return error if isinstance(error, BaseException) else None

@@ -25,8 +25,10 @@ async def twice(body: Body, **options: Any) -> tuple[Any, Any]:
 
     definition = Workflow("flow", flow)
     async with world(definition, **options) as here:
-        assert isinstance(await here.runtime.run(definition, id="run"), Suspended)
-        assert await here.later("1h") == {"run": Ok(None)}
+        suspended = await here.runtime.run(definition, id="run")
+        assert isinstance(suspended, Suspended)
+        outcomes = await here.later("1h")
+        assert outcomes == {"run": Ok(None)}
     first, second = given
     return first, second
 

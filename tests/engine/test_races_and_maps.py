@@ -246,7 +246,7 @@ async def test_the_error_of_a_map_is_the_first_also_when_cancelling_makes_others
     assert await twice(body) == ("the first", "the first")
 
 
-async def test_a_map_whose_item_cancels_itself_does_not_make_up_a_result() -> None:
+async def test_an_item_that_raises_cancelled_error_by_itself_has_failed() -> None:
     @workflow
     async def flow(ctx: Context[Any]) -> Any:
         async def quits(n: int) -> int:
@@ -254,12 +254,11 @@ async def test_a_map_whose_item_cancels_itself_does_not_make_up_a_result() -> No
                 raise asyncio.CancelledError
             return n
 
-        try:
-            return await ctx.map(quits, range(3))
-        except asyncio.CancelledError:
-            return "cancelled"
+        return [str(each) for each in await ctx.map(quits, range(3), on_error="collect")]
 
-    assert await flow() == "cancelled"
+    first, second, third = await flow()
+    assert (first, third) == ("Ok(value=0)", "Ok(value=2)")
+    assert "CancelledError" in second
 
 
 async def test_a_map_that_collects_gives_every_outcome() -> None:

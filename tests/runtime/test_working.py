@@ -251,14 +251,22 @@ async def test_the_store_failing_for_a_while_does_not_stop_the_worker(store: Sto
     ]
 
 
-async def test_what_ended_the_worker_is_raised_on_exit(store: Store) -> None:
-    async def broken(*_: Any, **__: Any) -> Claims:
-        raise ZeroDivisionError
+async def test_a_worker_goes_on_whatever_its_store_raises(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    claim, raised = store.claim, 0
 
-    store.claim = broken  # type: ignore[method-assign]
-    with pytest.raises(ZeroDivisionError):
-        async with Runtime(store, [greet]):
-            await asyncio.sleep(0.01)
+    async def broken_at_first(*args: Any, **options: Any) -> Claims:
+        nonlocal raised
+        raised += 1
+        if raised < 3:
+            raise ZeroDivisionError
+        return await claim(*args, **options)
+
+    async with client(store) as other:
+        run = await other.start(greet, "Ada", id="g1")
+    store.claim = broken_at_first  # type: ignore[method-assign]
+    async with Runtime(store, [greet]), asyncio.timeout(PATIENCE):
+        assert await run == "hello Ada!"
+    assert "the store did not answer" in caplog.text
 
 
 async def test_work_is_the_worker_in_the_foreground_and_drains_when_cancelled(store: Store) -> None:

@@ -213,7 +213,9 @@ def _member(value: Any, cls: Any, path: str) -> Any:
         if type(member.value) is type(value) and member.value == value:
             return member
     if issubclass(cls, Flag) and type(value) is int:
-        return _guarded(lambda: cls(value), path)
+        flags = _guarded(lambda: cls(value), path)
+        if flags.value == value:  # the first releases of 3.11 drop bits they do not know
+            return flags
     raise ValueError(f"{path}: {value!r:.80} is no value of {cls.__name__}")
 
 

@@ -146,7 +146,10 @@ def _write_zone(zone: Any) -> dict[str, Any] | None:
         # The arguments it was made with: (offset,) or (offset, name).
         arguments: tuple[Any, ...] = zone.__getinitargs__()  # type: ignore[attr-defined]
         offset = arguments[0] // timedelta(microseconds=1)
-        return {"offset": offset, "name": arguments[1]} if len(arguments) == 2 else {}
+        if len(arguments) == 2:
+            return {"offset": offset, "name": arguments[1]}
+        # datetime.fromisoformat may drop the fraction of a second of an offset.
+        return {"offset": offset} if offset % 1_000_000 else {}
     zoneinfo = sys.modules.get("zoneinfo")
     if zoneinfo is None or type(zone) is not zoneinfo.ZoneInfo or zone.key is None:
         return None
@@ -155,7 +158,8 @@ def _write_zone(zone: Any) -> dict[str, Any] | None:
 
 def _read_zone(content: dict[str, Any]) -> tzinfo:
     if "offset" in content:
-        return timezone(timedelta(microseconds=whole(content["offset"])), text(content.get("name")))
+        offset = timedelta(microseconds=whole(content["offset"]))
+        return timezone(offset, text(content["name"])) if "name" in content else timezone(offset)
     from zoneinfo import ZoneInfo
 
     key = text(content["zone"])

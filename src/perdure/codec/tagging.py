@@ -206,7 +206,7 @@ def _unsupported(cls: type) -> str:
 def _not_allowed(cls: type) -> str:
     return (
         f"class {name_of(cls)} is not in the annotation, so it could not be rebuilt; annotate the step's return type with it, "
-        "pass returns=, or register the class (perdure.codec.register)"
+        "pass returns=, or register the class (perdure.register)"
     )
 
 

@@ -92,8 +92,9 @@ class Untagger:
         cls: Any = self._allowed(name)
         if type(member) is str and issubclass(cls, Enum) and member in cls.__members__:
             return cls.__members__[member]
-        if type(member) is int and issubclass(cls, Flag):
-            return cls(member)
+        # The first releases of 3.11 drop bits they do not know.
+        if type(member) is int and issubclass(cls, Flag) and (flags := cls(member)).value == member:
+            return flags
         raise ValueError(f"{name_of(cls)} has no member {str(member)[:80]!r}")
 
     def _allowed(self, name: Any) -> type:

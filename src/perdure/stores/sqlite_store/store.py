@@ -115,6 +115,7 @@ class SQLiteStore:
         """Create or upgrade the schema, also with `auto_migrate=False`."""
         with self._gate:
             await self._set_up(allowed=True)
+            self._is_ready = True
 
     async def close(self) -> None:
         """Wait for what was submitted, and let go of the file if no other store of this process uses it."""
@@ -287,7 +288,9 @@ class SQLiteStore:
         try:
             with self._gate:
                 self._gate.watchers.add(watcher)  # from here on closing the store ends the wait
-                await self._be_ready()
+                if not self._is_ready:
+                    await self._be_ready()
+                    return  # whatever happened during set-up may be what the caller waits for
                 self._database.writer.put(watcher)
             await asyncio.wait([watcher.future], timeout=max(0.0, timeout))
         finally:
