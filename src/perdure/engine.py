@@ -92,27 +92,11 @@ class Drive:
         recorded, self._unreadable = _readable(claim)
         self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq, on_change=self._look_soon)
         self.branches = Branches(self._look_soon)
-        self.turnstile = Turnstile(
-            self.branches,
-            self.clock,
-            settings.unload_grace,
-            recorded.closes,
-            on_live=self._went_live,
-            on_idle=self._is_idle,
-            has_event=self.waits.has_due,
-            next_event=self.waits.resolve_one,
-        )
-        self.turnstile.last_at = claim.run.created_at
-        if claim.run.cancel_requested:
-            # The body comes to its first wait, as on a replay, and is cancelled there rather than before it began.
-            self.turnstile.is_live = False
+        self.turnstile = self._new_turnstile(recorded)
         self.calls = Calls(claim.run.id, recorded, self.branches, self.turnstile, self.waits)
-        last_seq = max((entry.seq for entry in claim.journal), default=0)
-        self.recorder: Unrecorded = Unrecorded()
+        self.recorder = Unrecorded() if store is None else self._new_recorder(store)
         self._held: HeldLease | None = None
         self._heartbeat = heartbeat
-        if store is not None:
-            self.recorder = Recorder(store, claim.lease, self.clock, last_seq, on_pulse=self._pulsed, on_failure=self._give_up)
         if heartbeat is not None:
             self._held = HeldLease(claim.lease, ttl, asked_at, self._pulsed, self._lost)
             heartbeat.hold(self._held)
@@ -129,6 +113,28 @@ class Drive:
         self._fetching: set[asyncio.Task[None]] = set()
         # Step functions that are running right now.
         self._executing = 0
+
+    def _new_turnstile(self, recorded: Recorded) -> Turnstile:
+        turnstile = Turnstile(
+            self.branches,
+            self.clock,
+            self.settings.unload_grace,
+            recorded.closes,
+            on_live=self._went_live,
+            on_idle=self._is_idle,
+            has_event=self.waits.has_due,
+            next_event=self.waits.resolve_one,
+        )
+        turnstile.last_at = self.run.created_at
+        if self.run.cancel_requested:
+            # The body comes to its first wait, as on a replay, and is cancelled there rather than before it began.
+            turnstile.is_live = False
+        return turnstile
+
+    def _new_recorder(self, store: Store) -> Recorder:
+        last_seq = max((entry.seq for entry in self._claim.journal), default=0)
+        lease = self._claim.lease
+        return Recorder(store, lease, self.clock, last_seq, on_pulse=self._pulsed, on_failure=self._give_up)
 
     @property
     def is_replaying(self) -> bool:

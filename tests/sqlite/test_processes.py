@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import sqlite3
 import time
@@ -18,7 +17,6 @@ from tests.sqlite.child import new_run, record, started
 from tests.sqlite.conftest import Process, Start, end_of, go
 
 STRACE: Final = ("strace", "-f", "-qq", "-o", os.devnull, "-e")
-needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="`make test` installs strace")
 
 
 def integrity(path: Path) -> str:
@@ -38,7 +36,6 @@ def test_sixteen_processes_set_up_one_database_at_once(path: Path, start: Start)
     assert integrity(path) == "ok"
 
 
-@needs_strace
 @pytest.mark.parametrize("when", range(1, 1 + times(100)))
 def test_a_set_up_that_was_killed_is_done_by_the_next(path: Path, start: Start, when: int) -> None:
     calls = "pwrite64,fdatasync,fsync"
@@ -152,7 +149,6 @@ def test_leaving_without_closing_neither_hangs_nor_complains(path: Path, start: 
     assert time.monotonic() - before < 20
 
 
-@needs_strace
 @pytest.mark.parametrize("when", [20, 21, 30])
 def test_a_failed_sync_is_an_error_and_nothing_acknowledged_is_lost(path: Path, start: Start, when: int) -> None:
     calls = "fsync,fdatasync"
