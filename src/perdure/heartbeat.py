@@ -96,7 +96,8 @@ class Heartbeat:
             self._held.pop(held.lease.token, None)
 
     async def _beat(self) -> None:
-        store = self._store.sibling()
+        # Opened when first needed: most runs end before their lease has to be renewed.
+        store: Store | None = None
         try:
             while True:
                 await asyncio.sleep(self._ttl / 3)
@@ -105,15 +106,17 @@ class Heartbeat:
                     self._is_beating = bool(held)
                 if not held:
                     return
-                await self._renew(store, held)
+                store = await self._renew(store, held)
         finally:
-            if store is not self._store:
+            if store is not None and store is not self._store:
                 await store.close()
 
-    async def _renew(self, store: Store, held: list[HeldLease]) -> None:
+    async def _renew(self, store: Store | None, held: list[HeldLease]) -> Store | None:
+        """Renew these leases, and give the handle that it took."""
         asked_at = elapsed()
         leases = [one.lease for one in held]
         try:
+            store = store or self._store.sibling()
             pulses = await asyncio.wait_for(store.renew(leases, self._ttl, now=self._clock.store_now()), self._ttl / 3)
         except Exception:  # noqa: BLE001 - whatever it was, it is tried again until the holders' own deadlines have passed
             pulses = None
@@ -125,3 +128,4 @@ class Heartbeat:
             elif pulses is not None or not one.is_ours():
                 one.lost()
                 self.drop(one)
+        return store
