@@ -19,6 +19,7 @@
     │   ├── StoreCapabilityError   the store cannot do this, and says so rather than pretend
     │   ├── StreamFull             a stream holds as many items as it may
     │   └── SnapshotError
+    │       ├── SnapshotFormatError  a document is no snapshot and no resume state, and where it is not
     │       ├── SnapshotMismatch   recorded state does not belong to this workflow, or to this version of it
     │       └── SnapshotCorrupt    stored data cannot be read back
     ├── PerdureWarning (UserWarning)
@@ -32,7 +33,11 @@ and rebuilt says the same thing again.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+# How many of its errors a SnapshotFormatError spells out. All of them are in `errors`.
+_MOST_TOLD: Final = 20
 
 
 class PerdureError(Exception):
@@ -240,6 +245,37 @@ class SnapshotMismatch(SnapshotError):
 
     def __str__(self) -> str:
         return f"run {self.args[0]!r} does not fit this workflow: {self.args[1]}"
+
+
+class FormatProblem(NamedTuple):
+    """One thing that is wrong with a document: where it is, as a JSON path, and a sentence about it."""
+
+    path: str
+    reason: str
+
+
+class SnapshotFormatError(SnapshotError):
+    """A document is no snapshot, or no resume state. Nothing was started with it.
+
+    `errors` has all that is wrong, `path` is where the first of it stands.
+    """
+
+    def __init__(self, errors: Iterable[tuple[str, str]], what: str = "the snapshot") -> None:
+        super().__init__([[path, reason] for path, reason in errors], what)
+
+    @property
+    def errors(self) -> tuple[FormatProblem, ...]:
+        return tuple(FormatProblem(path, reason) for path, reason in self.args[0])
+
+    @property
+    def path(self) -> str:
+        return self.errors[0].path
+
+    def __str__(self) -> str:
+        errors, what = self.args
+        told = "; ".join(f"{path} {reason}" for path, reason in errors[:_MOST_TOLD])
+        more = f"; and {len(errors) - _MOST_TOLD} more" if len(errors) > _MOST_TOLD else ""
+        return f"{what} cannot be read: {told}{more}"
 
 
 class SnapshotCorrupt(SnapshotError):
