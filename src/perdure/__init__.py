@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perdure import errors as errors
+    from perdure import events as events
+    from perdure import state as state
     from perdure import stores as stores
     from perdure.branches import StepInfo as StepInfo
     from perdure.branches import current_step as current_step
@@ -30,6 +32,26 @@ if TYPE_CHECKING:
     from perdure.retry import Retry as Retry
     from perdure.run import Run as Run
     from perdure.runtime import Runtime as Runtime
+    from perdure.snapshot import Snapshot as Snapshot
+    from perdure.state import Execution as Execution
+    from perdure.state import FileCache as FileCache
+    from perdure.state import KeyValueStore as KeyValueStore
+    from perdure.state import LossWarning as LossWarning
+    from perdure.state import MemoryCache as MemoryCache
+    from perdure.state import MemoryKeyValueStore as MemoryKeyValueStore
+    from perdure.state import ResumeState as ResumeState
+    from perdure.state import ResumeStateCollector as ResumeStateCollector
+    from perdure.state import StatePersistence as StatePersistence
+    from perdure.state import StepCache as StepCache
+    from perdure.state import StepResult as StepResult
+    from perdure.state import Validation as Validation
+    from perdure.state import assert_valid_snapshot as assert_valid_snapshot
+    from perdure.state import dump_state as dump_state
+    from perdure.state import is_step_complete as is_step_complete
+    from perdure.state import looks_like_snapshot as looks_like_snapshot
+    from perdure.state import merge_snapshots as merge_snapshots
+    from perdure.state import parse_state as parse_state
+    from perdure.state import validate_snapshot as validate_snapshot
     from perdure.stepspec import step as step
     from perdure.stores import open_store as open_store
 
@@ -47,17 +69,46 @@ _HOMES: dict[str, str | None] = {
     "Retry": "retry",
     "Run": "run",
     "Runtime": "runtime",
+    "Snapshot": "snapshot",
     "StepInfo": "branches",
     "Suspended": "result",
     "Workflow": "definition",
     "current_step": "branches",
     "errors": None,
+    "events": None,
     "open_store": "stores",
     "register": "codec",
+    "state": None,
     "step": "stepspec",
     "stores": None,
     "workflow": "definition",
 }
+
+# Names that have a home of their own to be imported from, and work from here too.
+_ALSO: dict[str, str] = dict.fromkeys(
+    (
+        "Execution",
+        "FileCache",
+        "KeyValueStore",
+        "LossWarning",
+        "MemoryCache",
+        "MemoryKeyValueStore",
+        "ResumeState",
+        "ResumeStateCollector",
+        "StatePersistence",
+        "StepCache",
+        "StepResult",
+        "Validation",
+        "assert_valid_snapshot",
+        "dump_state",
+        "is_step_complete",
+        "looks_like_snapshot",
+        "merge_snapshots",
+        "parse_state",
+        "validate_snapshot",
+    ),
+    "state",
+)
 
 __all__ = [  # noqa: PLE0604 - built from the table, so that it cannot drift from it
     *sorted(_HOMES),
@@ -65,9 +116,10 @@ __all__ = [  # noqa: PLE0604 - built from the table, so that it cannot drift fro
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    homes = {**_HOMES, **_ALSO}
+    if name not in homes:
         raise AttributeError(f"module 'perdure' has no attribute {name!r}")
-    home = _HOMES[name]
+    home = homes[name]
     if home is None:
         return importlib.import_module(f"perdure.{name}")
     value = getattr(importlib.import_module(f"perdure.{home}"), name)

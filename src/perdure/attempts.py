@@ -11,31 +11,27 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from perdure import events
 from perdure.branches import StepInfo, place
+from perdure.caching import Cached, StepCaching
 from perdure.calls import Call
-from perdure.codec import dump_error
+from perdure.codec import dump_error, tree_of
 from perdure.duration import MICROSECOND, moment
 from perdure.engine import Drive
-from perdure.errors import StepChanged, StepFailed, StepTimeout
-from perdure.journal import Entry
-from perdure.options import react
+from perdure.errors import PerdureWarning, PersistenceError, StepChanged, StepFailed, StepTimeout, ValueNotStorable
+from perdure.journal import Entry, NextTry
 from perdure.outcomes import as_replayed, load_failure, store_err, store_exception, store_value
 from perdure.result import Err, Ok
 from perdure.retry import Retry
+from perdure.stepresults import load_error_of, load_value
 from perdure.waits import Wait
-
-
-class NextTry(msgspec.Struct, frozen=True):
-    """What the open entry of a retried step remembers."""
-
-    at: int
-    error: msgspec.Raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +49,8 @@ class StepCall:
     timeout: float | None
     abandon: bool
     at_most_once: bool
+    caching: StepCaching | None = None
+    ttl: float | None = None
 
 
 @dataclass(slots=True)
@@ -63,21 +61,45 @@ class Result:
     payload: bytes
     value: Any = None
     error: Exception | None = None
+    # Whether it is the step's outcome, which other runs may share.
+    is_final: bool = True
 
 
 async def run_step(drive: Drive, step: StepCall) -> Any:
     """The step's value, recorded or fresh; raises what it raised."""
     await drive.calls.admitted()
+    if step.caching is not None:
+        return await _run_shared(drive, step)
+    return await _run(drive, step)
+
+
+async def _run(drive: Drive, step: StepCall) -> Any:
     call = drive.calls.begin(step.key, "step")
-    args_hash = drive.codec.digest(step.args) if step.args else None
+    args_hash = _hash_of_arguments(drive, step)
     entry = drive.turnstile.take(step.key)
-    if entry is not None:
-        return replayed(drive, step, entry, args_hash)
-    with call:
-        entry = await drive.calls.turn(call)
-        if entry is not None:
-            return replayed(drive, step, entry, args_hash)
-        return await _Attempts(drive, call, step, args_hash).run()
+    if entry is None:
+        with call:
+            entry = await drive.calls.turn(call)
+            if entry is None:
+                return await _Attempts(drive, call, step, args_hash).run()
+    drive.calls.got(entry)
+    if drive.telling.is_heard:
+        await drive.telling.step_replayed(call, step, entry)
+    return replayed(drive, step, entry, args_hash)
+
+
+async def _run_shared(drive: Drive, step: StepCall) -> Any:
+    """As `_run`, for a step whose key names a cached value: used again, it gives what the first use gave."""
+    while (shared := drive.calls.shared.get(step.key)) is not None:
+        entry = await drive.calls.same_as(step.key, shared)
+        if entry.phase == "close":
+            return replayed(drive, step, entry, _hash_of_arguments(drive, step))
+    with drive.calls.sharing(step.key):
+        return await _run(drive, step)
+
+
+def _hash_of_arguments(drive: Drive, step: StepCall) -> bytes | None:
+    return drive.codec.digest(step.args) if step.args else None
 
 
 def replayed(drive: Drive, step: StepCall, entry: Entry, args_hash: bytes | None) -> Any:
@@ -86,17 +108,17 @@ def replayed(drive: Drive, step: StepCall, entry: Entry, args_hash: bytes | None
         _arguments_changed(drive, step.key)
     try:
         if entry.ok:
-            return drive.codec.load(entry.payload, step.returns)
-        error = load_failure(drive.codec, entry.payload, step.key, step.fails_with)
+            return load_value(drive.codec, entry, step.returns)
+        error = load_error_of(drive.codec, entry, step.key, step.fails_with)
     except (ValueError, msgspec.MsgspecError) as reason:
         drive.corrupt(f"the record of step {step.key!r}", reason)
     drive.calls.raised(step.key, error)
     raise error
 
 
-def _arguments_changed(drive: Drive, key: str) -> None:
-    error = StepChanged(drive.run.id, key, "called with other arguments", "called with these")
-    react(drive.options.on_changed_arguments, error)
+def _arguments_changed(drive: Drive, key: str, by: str = "") -> None:
+    error = StepChanged(drive.run.id, key, f"called with other arguments{by}", "called with these")
+    drive.react(drive.options.on_changed_arguments, error)
 
 
 class _Attempts:
@@ -115,7 +137,7 @@ class _Attempts:
         drive = self._drive
         drive.turnstile.busy += 1
         try:
-            started_at, result = await self._until_done()
+            started_at, result = await (self._until_done() if self._step.caching is None else self._cached(self._step.caching))
             entry = drive.recorder.append(
                 key=self._step.key,
                 name=self._step.name,
@@ -127,12 +149,64 @@ class _Attempts:
                 ended_at=drive.clock.now(),
             )
             await drive.calls.hand_over(self._call, entry)
+            drive.calls.got(entry)
+            if drive.telling.is_heard:
+                self._call.left()
+                await drive.telling.step_ended(self._call, self._step, entry, result.error)
         finally:
             drive.turnstile.busy -= 1
         if result.error is not None:
             drive.calls.raised(self._step.key, result.error)
             raise result.error
         return result.value
+
+    async def _cached(self, caching: StepCaching) -> tuple[int, Result]:
+        """What the cache has, or what the function gives: asked by one run at a time, and then kept for the others."""
+        async with caching.flight(self._step.key):
+            cached = await self._read(caching)
+            found = None if cached is None else self._from_cache(cached)
+            if found is not None:
+                self._attempt = 0
+                await self._tell(events.StepCacheHit)
+                return self._drive.clock.now(), found
+            await self._tell(events.StepCacheMiss)
+            started_at, result = await self._until_done()
+            if result.is_final:
+                kept = Cached(result.ok, msgspec.Raw(result.payload), self._args_hash, None)
+                await caching.keep(self._step.key, kept, self._step.ttl)
+            return started_at, result
+
+    async def _read(self, caching: StepCaching) -> Cached | None:
+        try:
+            cached = await caching.read(self._step.key)
+        except PersistenceError as failure:
+            # Whether the step was done before is not known, so nothing is done now.
+            self._drive.stop_because(failure)
+        if cached is not None and cached.args_hash is not None and self._args_hash not in (None, cached.args_hash):
+            try:
+                _arguments_changed(self._drive, self._step.key, " by the run whose result is in the cache")
+            except Exception:
+                self._call.free()  # nothing is recorded: another use of the key is told the same
+                raise
+        return cached
+
+    def _from_cache(self, cached: Cached) -> Result | None:
+        """What was kept, for this run; None when nothing can be made of it: its class is gone, or it is another step's."""
+        codec, step, payload = self._drive.codec, self._step, bytes(cached.payload)
+        try:
+            if not cached.ok:
+                return Result(False, payload, error=load_failure(codec, payload, step.key, step.fails_with))
+            if self._drive.is_strict and (losses := tree_of(payload)[1]):
+                return self._failed(ValueNotStorable(losses[0].path, "the run that kept it in the cache was not strict"))
+            return Result(True, payload, value=codec.load(payload, step.returns))
+        except (ValueError, msgspec.MsgspecError) as reason:
+            told = f"what the cache has under {step.key!r} cannot be used, so that the step runs again: {reason}"
+            warnings.warn(told, PerdureWarning, stacklevel=2)
+            return None
+
+    async def _tell(self, kind: type[events.StepEvent], **fields: Any) -> None:
+        if self._drive.telling.is_heard:
+            await self._drive.telling.of_step(kind, self._step, self._attempt, **fields)
 
     async def _until_done(self) -> tuple[int, Result]:
         opened = self._drive.calls.opened.get(self._step.key)
@@ -142,6 +216,9 @@ class _Attempts:
             await self._resume_after(opened[-1])
         while True:
             await self._drive.may_start()
+            if self._drive.telling.is_heard:
+                await self._tell(events.StepStart)
+                await self._drive.may_start()
             started_at = self._drive.clock.now()
             try:
                 value = await self._invoke()
@@ -149,8 +226,10 @@ class _Attempts:
                 self._drive.stop()
             except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - a step may raise anything; it is recorded
                 error = self._as_exception(raised)
+                if isinstance(error, StepTimeout):
+                    await self._tell(events.StepTimeout, error=error)
                 if not self._step.retry.wants(error, self._attempt):
-                    return started_at, self._failed(error)
+                    return started_at, self._failed(error, is_final=isinstance(raised, Exception))
                 await self._pause(error)
             else:
                 return started_at, self._succeeded(value)
@@ -171,7 +250,7 @@ class _Attempts:
             f"it was started at {moment(opened.started_at).isoformat()} and it, or its process, ended without a result; "
             "with at_most_once=True it is not run again, so find out what it did",
         )
-        return self._failed(error)
+        return self._failed(error, is_final=False)
 
     def _succeeded(self, value: Any) -> Result:
         codec, step = self._drive.codec, self._step
@@ -187,8 +266,8 @@ class _Attempts:
             return self._failed(error)
         return Result(True, payload, value=kept)
 
-    def _failed(self, error: Exception) -> Result:
-        return Result(False, store_exception(error), error=as_replayed(error, self._step.key))
+    def _failed(self, error: Exception, *, is_final: bool = True) -> Result:
+        return Result(False, store_exception(error), error=as_replayed(error, self._step.key), is_final=is_final)
 
     def _open(self, payload: bytes) -> Entry:
         now = self._drive.clock.now()
@@ -209,14 +288,19 @@ class _Attempts:
     async def _pause(self, error: Exception) -> None:
         """Record which attempt is next and when, wait until then, and for a thread that is still at it."""
         at = self._drive.clock.now() + round(self._step.retry.wait_after(self._attempt) * MICROSECOND)
-        self._attempt += 1
+        failed, self._attempt = self._attempt, self._attempt + 1
         opened = self._open(msgspec.json.encode(NextTry(at, msgspec.Raw(dump_error(error)))))
+        if self._drive.telling.is_heard:
+            await self._drive.recorded()
+            await self._drive.telling.of_step(events.StepRetry, self._step, failed, error=error, next_at=moment(at))
         await self._wait_until(at, opened.seq)
         if self._lingering is not None and not self._step.abandon:
             await asyncio.wait([self._lingering])
         self._lingering = None
 
     async def _resume_after(self, opened: Entry) -> None:
+        if opened.payload == b"null":
+            return  # an intent: it was to run at most once when it was started, which the code no longer asks for
         try:
             next_try = msgspec.json.decode(opened.payload, type=NextTry)
         except msgspec.MsgspecError as reason:

@@ -7,8 +7,12 @@ step, a sleep, a race) is made of what is here. When the run has left memory or 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn
+
+import msgspec
 
 from perdure.branches import Branch, Branches, StepInfo, place
 from perdure.errors import DuplicateStep, RunFinished, StepChanged, Unloaded
@@ -53,10 +57,14 @@ class Call:
             self.branch.ours()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.branch is not None:
-            self.branch.leave()
+        self.left()
         if kind is not None and issubclass(kind, asyncio.CancelledError):
             self.free()
+
+    def left(self) -> None:
+        """Its branch has what it asked for, and is about to run its own code again."""
+        if self.branch is not None:
+            self.branch.leave()
 
     def free(self) -> None:
         """Let the key be used again."""
@@ -70,14 +78,28 @@ class Call:
         self.future.branch = self.branch
         return self.future
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for something; not any more when it was cancelled."""
+        return self.future is not None and not self.future.done()
+
     def deliver(self, entry: Entry) -> bool:
         """Let the call go on, and its branch with it; False when it was cancelled."""
         if self.future is None or self.future.done():
             return False
-        if self.branch is not None:
-            self.branch.leave()
+        self.left()
         self.future.set_result(entry)
         return True
+
+
+class Shared:
+    """The first use of a cached key in a run: its record once the body has it, and the calls that want the same."""
+
+    __slots__ = ("entry", "waiting")
+
+    def __init__(self) -> None:
+        self.entry: Entry | None = None
+        self.waiting: list[Call] = []
 
 
 class Calls:
@@ -103,19 +125,18 @@ class Calls:
         self.is_cancelling = False
         self._refusals = 0
         self._raised: list[tuple[BaseException, str]] = []
+        # Cached keys that were used, so that a second use gives what the first gave, and how many of those had to wait.
+        self.shared: dict[str, Shared] = {}
+        self._repeats = 0
         self.closed: Literal["unloaded", "ended"] | None = None
 
     def begin(self, key: str, kind: Kind) -> Call:
         """A new call under `key`, or the error that says why there cannot be one."""
-        self.check()
-        if isinstance(place.get(), StepInfo):
-            raise RuntimeError(
-                f"ctx was used inside a step's function (for {key!r}); return a value and use ctx in the body instead"
-            )
+        self._check_place(key)
         if key in self._used:
             raise DuplicateStep(self._run_id, key)
         recorded = self._kinds.setdefault(key, kind)
-        if recorded != kind:
+        if recorded not in (kind, "told"):
             raise StepChanged(self._run_id, key, f"a {recorded}", f"a {kind}")
         self._used.add(key)
         if self.unasked:
@@ -124,6 +145,13 @@ class Calls:
         if branch is not None:
             branch.called = True
         return Call(key, kind, branch, self._used)
+
+    def _check_place(self, key: str) -> None:
+        self.check()
+        if isinstance(place.get(), StepInfo):
+            raise RuntimeError(
+                f"ctx was used inside a step's function (for {key!r}); return a value and use ctx in the body instead"
+            )
 
     async def turn(self, call: Call) -> Entry | None:
         """The record of this call when its turn comes; None when there is none and the run is live."""
@@ -149,6 +177,48 @@ class Calls:
         self._turnstile.recorded(entry)
         await self._ask(call)
 
+    @contextmanager
+    def sharing(self, key: str) -> Iterator[None]:
+        """Around the first use of a cached key. Without a record in the end, whoever waits for it is to try for themselves."""
+        shared = self.shared[key] = Shared()
+        try:
+            yield
+        finally:
+            if shared.entry is None:
+                del self.shared[key]
+                self._pass_on(shared, Entry(seq=0, key=key, phase="open"))
+
+    async def same_as(self, key: str, shared: Shared) -> Entry:
+        """The record of the first use of `key`, after it reached the body; an open entry when there will be none."""
+        self._check_place(key)
+        if shared.entry is not None:
+            return shared.entry
+        # No key of a user's has this character, so the call is told apart from the first, and by the number from all others.
+        self._repeats += 1
+        call = Call(f"{key}\0{self._repeats}", "step", self._branches.running, self._used)
+        if call.branch is not None:
+            call.branch.called = True
+        shared.waiting.append(call)
+        with call:
+            self._turnstile.touch()
+            entry: Entry = await self.parked(call, call.park())
+        return entry
+
+    def got(self, entry: Entry) -> None:
+        """The body has this record. Calls that want the same get it next, in the order in which they came."""
+        shared = self.shared.get(entry.key) if self.shared else None
+        if shared is not None and shared.entry is None:
+            shared.entry = entry
+            self._pass_on(shared, entry)
+
+    def _pass_on(self, shared: Shared, entry: Entry) -> None:
+        # Asked for only now: while they wait for the first use nothing of theirs is under way, and the run may leave memory.
+        calls = [call for call in shared.waiting if call.is_waiting]
+        shared.waiting.clear()
+        for call in calls:
+            self._turnstile.ask(call.key, call)
+        self._turnstile.follow_up([msgspec.structs.replace(entry, key=call.key) for call in calls])
+
     def resolve(self, entry: Entry, receiver: Receiver) -> None:
         """Something was decided outside the body; `receiver` gets the record when its turn comes."""
         self._closed_keys.add(entry.key)
@@ -158,6 +228,10 @@ class Calls:
     def is_recorded(self, key: str) -> bool:
         """Whether the journal has the outcome of `key`."""
         return key in self._closed_keys
+
+    def is_told(self, key: str) -> bool:
+        """Whether others recorded the outcome of `key`."""
+        return self._kinds.get(key) == "told"
 
     async def parked(self, call: Call, future: Parked) -> Any:
         """What `future` gives; `Unloaded` when the run left memory instead."""

@@ -126,8 +126,9 @@ class Context(Generic[D]):
         """What `fn(*args)` gives, run once and recorded; on a replay the recorded result, or the recorded error raised.
 
         `fn` is async or plain (then it runs in a thread). The key defaults to the name, which defaults to the function's; one
-        key is used once in a run. `retry=`, `timeout=` (for each attempt), `at_most_once=True` and `returns=` (the type to
-        rebuild, when `fn` is not annotated) are options, which `@step(...)` can set beside the function.
+        key is used once in a run. `retry=`, `timeout=` (for each attempt), `at_most_once=True`, `returns=` (the type to
+        rebuild, when `fn` is not annotated), and, where there is a cache, `ttl=` and `cache=False` are options, which
+        `@step(...)` can set beside the function.
         """
         name, fn, args = _named(call)
         return await run_step(self._drive, self._step_call(name, fn, args, options))
@@ -283,7 +284,10 @@ class Context(Generic[D]):
         return hashlib.blake2b(text.encode(), key=self._drive.run.seed, digest_size=size).digest()
 
     def _key(self, key: str) -> str:
-        return full_key(self._scope, key)
+        recorded = full_key(self._scope, key)
+        if recorded != key and not self._scope and self._drive.calls.is_told(key):
+            return key  # others know nothing of our escapes: what they recorded is there under the key as it is written
+        return recorded
 
     def _step_call(self, name: str | None, fn: Any, args: tuple[Any, ...], options: dict[str, Any]) -> StepCall:
         spec = spec_of(fn)
@@ -293,7 +297,7 @@ class Context(Generic[D]):
         return self._made(name or _name(spec, fn), fn, args, spec, options)
 
     def _made(self, name: str, fn: Any, args: tuple[Any, ...], spec: StepSpec, options: dict[str, Any]) -> StepCall:
-        timeout, key = options.get("timeout"), options.get("key")
+        timeout, ttl, key = options.get("timeout"), options.get("ttl"), options.get("key")
         return StepCall(
             key=self._key(name if key is None else key),
             name=name,
@@ -306,6 +310,8 @@ class Context(Generic[D]):
             timeout=None if timeout is None else seconds(timeout, what="timeout"),
             abandon=bool(options.get("abandon")),
             at_most_once=bool(options.get("at_most_once")),
+            caching=None if options.get("cache") is False else self._drive.caching,
+            ttl=None if ttl is None else seconds(ttl, what="ttl"),
         )
 
 

@@ -5,6 +5,7 @@ A Workflow knows its name, its function, and how its arguments and result are ch
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import typing
 from collections.abc import Callable, Coroutine
@@ -177,7 +178,7 @@ class Workflow(Generic[P, T_co]):
             encoded, kept = codec.dump([list(bound.args), bound.kwargs], self._input_hint, path="input")
         except ValueNotStorable as reason:
             raise InvalidInput(self.name, str(reason)) from reason
-        digest = codec.digest([list(bound.args), bound.kwargs]) or b""
+        digest = codec.digest([list(bound.args), bound.kwargs]) or hashlib.blake2b(encoded, digest_size=16).digest()
         return Input(encoded, digest, tuple(kept[0]), kept[1])
 
     def decoded(self, codec: Codec, encoded: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:

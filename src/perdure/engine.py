@@ -20,8 +20,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NoReturn
 
+import msgspec
+
 from perdure.answers import answered, finished
 from perdure.branches import Branches, note_tasks, place
+from perdure.caching import StepCaching
 from perdure.calls import Calls
 from perdure.clock import Clock, SystemClock
 from perdure.codec import Codec
@@ -38,11 +41,14 @@ from perdure.errors import (
 )
 from perdure.heartbeat import Heartbeat, HeldLease
 from perdure.journal import Recorded
-from perdure.options import Options, react
-from perdure.outcomes import Ending, Hints, ended_with
+from perdure.listeners import Listeners
+from perdure.options import OnChange, Options, react
+from perdure.outcomes import Ending, Hints, ended_with, outcome_of
 from perdure.recorder import Recorder, Unrecorded
 from perdure.result import Err, Outcome, Suspended
+from perdure.stateview import View
 from perdure.store import Claim, Pulse, Store
+from perdure.telling import Telling
 from perdure.turnstile import Turnstile
 from perdure.waits import Waits
 
@@ -77,6 +83,7 @@ class Drive:
         heartbeat: Heartbeat | None = None,
         ttl: float = 0.0,
         asked_at: float = 0.0,
+        listeners: Listeners | None = None,
     ) -> None:
         self.run = claim.run
         self.settings = settings
@@ -94,7 +101,10 @@ class Drive:
         self.branches = Branches(self._look_soon)
         self.turnstile = self._new_turnstile(recorded)
         self.calls = Calls(claim.run.id, recorded, self.branches, self.turnstile, self.waits)
-        self.recorder = Unrecorded() if store is None else self._new_recorder(store)
+        self.telling = Telling(self, options.on_event, Listeners() if listeners is None else listeners)
+        self.caching = None if options.cache is None else StepCaching(options.cache, self.clock)
+        self.recorder = Unrecorded(list(claim.journal)) if store is None else self._new_recorder(store)
+        self.waits.unrecorded = self.recorder.consuming
         self._held: HeldLease | None = None
         self._heartbeat = heartbeat
         if heartbeat is not None:
@@ -132,9 +142,33 @@ class Drive:
         return turnstile
 
     def _new_recorder(self, store: Store) -> Recorder:
-        last_seq = max((entry.seq for entry in self._claim.journal), default=0)
-        lease = self._claim.lease
-        return Recorder(store, lease, self.clock, last_seq, on_pulse=self._pulsed, on_failure=self._give_up)
+        return Recorder(
+            store,
+            self._claim.lease,
+            self.clock,
+            list(self._claim.journal),
+            on_pulse=self._pulsed,
+            on_failure=self._give_up,
+            on_written=self.telling.persisted,
+        )
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether the run is in a store, and ours to drive."""
+        return self._store is not None
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether anything was recorded before this attempt."""
+        return bool(self._claim.journal)
+
+    def result(self) -> Any:
+        """The value of a run that has completed: a copy, since whoever waits for it has its own."""
+        return outcome_of(self.codec, self.run, self._hints).unwrap()
+
+    def view(self) -> View:
+        """The run as it stands: everything that is recorded for certain."""
+        return View(self.run, self.recorder.journal, self.recorder.acknowledged_length, self.waits.inbox)
 
     @property
     def is_replaying(self) -> bool:
@@ -144,20 +178,26 @@ class Drive:
     async def drive(self) -> Outcome[Any]:
         """Drive the run until it ends or suspends, and give its outcome. Raises when it had to give up."""
         try:
-            return await self._until_over()
+            outcome = await self._until_over()
         except asyncio.CancelledError:
             await finished(self._abandon())
+            ended = self._ending.outcome if self._ending is not None and self.run.ended else None
+            await self.telling.abandoned(ended, self._failure)
             raise
         except BaseException as failure:
             self._failure = failure
             await finished(self._let_go())
+            await self.telling.given_up(failure)
             raise
         finally:
             self._close("ended")
             if self._heartbeat is not None and self._held is not None:
                 self._heartbeat.drop(self._held)
+        await self.telling.ended(outcome)
+        return outcome
 
     async def _until_over(self) -> Outcome[Any]:
+        await self.telling.started()
         if self.run.attempts > self.settings.max_attempts:
             return await self._finish(self._dead())
         if self._unreadable is not None:
@@ -174,6 +214,7 @@ class Drive:
         """Start no step any more; when those that run have ended, or were given time enough, give the run back."""
         self._must_stop = True
         self._loop.call_later(self.settings.drain_after, self._drain_is_over)
+        self.telling.hurry(self.settings.drain_after)
         self._attention.set()
 
     def _drain_is_over(self) -> None:
@@ -220,6 +261,17 @@ class Drive:
             self._attention.set()
         self._close("unloaded")
         self.calls.refuse()
+
+    def stop_because(self, failure: PerdureError) -> NoReturn:
+        """Give up this attempt and let the body see nothing of it: the run is as it was, and can be driven again."""
+        self._give_up(failure)
+        self.calls.refuse()
+
+    def react(self, choice: OnChange, error: PerdureError) -> None:
+        """Do with a mismatch what the option says, and tell whoever listens."""
+        if choice == "warn":
+            self.telling.warned(str(error))
+        react(choice, error)
 
     def corrupt(self, what: str, reason: Exception) -> NoReturn:
         """Recorded data cannot be read back: end the run as failed, and touch nothing."""
@@ -278,7 +330,7 @@ class Drive:
             shown = ", ".join(map(repr, unknown[:5])) + (" and others" if len(unknown) > 5 else "")
             reason = f"it ended without asking for what is recorded under {shown}; was a step renamed or removed?"
             try:
-                react(self.options.on_unknown_steps, SnapshotMismatch(self.run.id, reason))
+                self.react(self.options.on_unknown_steps, SnapshotMismatch(self.run.id, reason))
             except SnapshotMismatch as error:
                 return Err(error)
         return result
@@ -294,7 +346,7 @@ class Drive:
             return await self._finish(self._ending)
         if self._must_stop and (not self._executing or self._is_drain_over):
             await self._end_body()
-            await self.recorder.release()
+            await self._release()
             return Suspended(self.run.id, moment(self.clock.now()))
         if self._must_suspend:
             self._must_suspend = False
@@ -302,10 +354,15 @@ class Drive:
         return None
 
     async def _finish(self, ending: Ending) -> Outcome[Any]:
+        self._ending = ending
         self._close("ended")
         self.recorder.take_over()
         await self._end_body()
-        await self.recorder.finish(ending.status, ending.payload)
+        try:
+            await self.recorder.finish(ending.status, ending.payload)
+        finally:  # cancelled meanwhile it may have ended all the same
+            if self.recorder.has_let_go:
+                self._stands(status=ending.status, outcome=ending.payload, wake_at=None)
         return ending.outcome
 
     async def _suspend(self) -> Outcome[Any] | None:
@@ -320,6 +377,8 @@ class Drive:
         finally:
             suspending, self.calls.suspending = self.calls.suspending, None
             suspending.set_result(None)
+            if self.recorder.has_let_go:
+                self._stands(status="suspended", wake_at=wake_at, waiting_for=awaited)
         if signals:
             self.waits.is_live = True
             self.waits.receive(signals)
@@ -332,11 +391,15 @@ class Drive:
         """After a failure: nothing more is written; the run is given back if the store lets us."""
         await self._end_body()
         await self.recorder.abandon()
-        if self._store is None or isinstance(self._failure, LeaseLost):
+        if self._store is None:
+            self._stands(status="failed", wake_at=None)
+            return
+        if isinstance(self._failure, LeaseLost):
             return
         # Whatever a failing store raises now: the lease expires by itself, and the failure that is being raised says why.
         with contextlib.suppress(Exception):
             await answered(self._store.release(self._claim.lease, now=self.clock.store_now()))
+            self.telling.released()
 
     async def _abandon(self) -> None:
         """The drive itself was cancelled: let the write under way be answered, record what is done, and give the run back."""
@@ -344,8 +407,21 @@ class Drive:
             await self._let_go()
             return
         await self._end_body()
-        with contextlib.suppress(PerdureError):  # the run ended or suspended after all, or its lease expires by itself
-            await self.recorder.release()
+        if self._store is None:
+            self._stands(status="cancelled", wake_at=None)
+        elif not self.recorder.has_let_go:
+            with contextlib.suppress(PerdureError):  # its lease expires by itself
+                await self._release()
+
+    async def _release(self) -> None:
+        """Give the run back, due at once."""
+        await self.recorder.release()
+        self._stands(status="pending", wake_at=self.clock.now())
+        self.telling.released()
+
+    def _stands(self, **changed: Any) -> None:
+        """This is how the run stands in the store from now on."""
+        self.run = msgspec.structs.replace(self.run, updated_at=self.clock.now(), **changed)
 
     async def _end_body(self) -> None:
         self._close("unloaded")

@@ -33,7 +33,7 @@ async def run_map(
 
     workers: list[asyncio.Future[Any]] = [asyncio.ensure_future(work()) for _ in range(min(concurrency, len(items)))]
     try:
-        await _join(drive, workers, until=_all_done_or_one_failed)
+        await _join(drive, workers, asyncio.FIRST_EXCEPTION)
         failed = next((worker for worker in workers if _has_failed(worker)), None)
     finally:
         await _cancel(workers)
@@ -64,7 +64,7 @@ async def run_race(drive: Drive, key: str, name: str, racers: Sequence[Coroutine
         raise
     tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(racer) for racer in racers]
     try:
-        await _join(drive, tasks if winner is None else [tasks[winner]], until=_one_done)
+        await _join(drive, tasks if winner is None else [tasks[winner]], asyncio.FIRST_COMPLETED)
         if winner is None:
             winner = next(index for index, task in enumerate(tasks) if task.done())
             now = drive.clock.now()
@@ -91,24 +91,16 @@ def _recorded_winner(drive: Drive, key: str, racers: int) -> int | None:
     return winner
 
 
-async def _join(drive: Drive, tasks: list[asyncio.Future[Any]], until: Callable[[list[asyncio.Future[Any]]], bool]) -> None:
+async def _join(drive: Drive, tasks: list[asyncio.Future[Any]], until: str) -> None:
     """Wait for branches of our own until enough of them have ended."""
     branches = drive.branches
     is_branch = branches.running is not None
     branches.joining += is_branch
     try:
-        while not until(tasks):
-            await asyncio.wait([task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED)
+        if tasks:
+            await asyncio.wait(tasks, return_when=until)
     finally:
         branches.joining -= is_branch
-
-
-def _one_done(tasks: list[asyncio.Future[Any]]) -> bool:
-    return any(task.done() for task in tasks)
-
-
-def _all_done_or_one_failed(tasks: list[asyncio.Future[Any]]) -> bool:
-    return all(task.done() for task in tasks) or any(map(_has_failed, tasks))
 
 
 def _has_failed(task: asyncio.Future[Any]) -> bool:

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perdure.answers import answered
-from perdure.driving import Driving, announce, drive_key, joinable
+from perdure.driving import DriveKey, Driving, announce, drive_key, joinable
 from perdure.duration import instant, moment
 from perdure.engine import Drive, Settings
 from perdure.errors import (
@@ -35,10 +35,13 @@ from perdure.errors import (
 )
 from perdure.fingerprint import is_changed
 from perdure.heartbeat import Heartbeat, elapsed
+from perdure.importing import Beginning
 from perdure.journal import Entry, in_force
-from perdure.options import Options, StoredOptions, checked_priority, encoded_metadata, react
+from perdure.listeners import listeners_of, no_longer_driven
+from perdure.options import Options, StoredOptions, checked_priority, encoded_metadata
 from perdure.outcomes import Hints, failed_keys_of, outcome_of
 from perdure.result import Outcome, Suspended
+from perdure.stateview import View, stored_view
 from perdure.store import Claim, Claims, Created, NewRun, RunRow, Store, check_id
 
 if TYPE_CHECKING:
@@ -113,18 +116,19 @@ class Host:
         )
 
     async def run(
-        self, workflow: Workflow[Any, Any], new: NewRun, near: dict[str, Any], *, retry_failed: bool, wait: bool
+        self, workflow: Workflow[Any, Any], start: Beginning, near: dict[str, Any], *, retry_failed: bool, wait: bool
     ) -> Outcome[Any]:
         """Create the run, or find it, and drive it until it ends or suspends."""
-        joined = joinable(self.store, new.id)
+        run_id = start.new.id
+        joined = joinable(self.store, run_id)
         # A run that is to start later is left to whoever works then.
-        ttl = None if joined or new.start_at is not None else self.lease_ttl
-        created = await self.create(new, ttl)
+        ttl = None if joined or start.new.start_at is not None else self.lease_ttl
+        created = await self.create(start, ttl)
         if created.claim is not None:
             return await self.drive(workflow, created.claim, near).joined()
         if retry_failed and created.run.ended and created.run.status != "completed":
-            await self.reopen(new.id)
-        return await self.go_on(new.id, workflow, near, wait=wait)
+            await self.reopen(run_id)
+        return await self.go_on(run_id, workflow, near, wait=wait)
 
     async def go_on(self, run_id: str, workflow: Workflow[Any, Any] | None, near: dict[str, Any], *, wait: bool) -> Outcome[Any]:
         """Drive a run that exists if it is due; otherwise give its present state. Waits for a live worker that has it."""
@@ -149,10 +153,18 @@ class Host:
 
         return await self.until(look)
 
-    async def create(self, new: NewRun, ttl: float | None) -> Created:
+    async def create(self, start: Beginning, ttl: float | None) -> Created:
         """Create the run, or find it; with `ttl` a new one is leased."""
         asked_at = elapsed()
-        created = await answered(self.store.create(new, ttl=ttl, now=self.clock.store_now()), self._give_back_created)
+        verb = self.store.create(
+            start.new,
+            ttl=ttl,
+            entries=start.entries,
+            inbox=start.inbox,
+            created_at=start.created_at,
+            now=self.clock.store_now(),
+        )
+        created = await answered(verb, self._give_back_created)
         return self._leased(created, asked_at, created.claim)
 
     async def claim(self, limit: int, queues: Collection[str] | None) -> Claims:
@@ -199,12 +211,23 @@ class Host:
             heartbeat=self._heartbeat,
             ttl=self.lease_ttl,
             asked_at=self._asked_at.pop(claim.lease.token, elapsed()),
+            listeners=listeners_of(key := drive_key(self.store, claim.run.id)),
         )
         driving = Driving(drive, is_background=is_background)
-        announce(drive_key(self.store, claim.run.id), driving)
+        announce(key, driving)
         self._drives.add(driving)
-        driving.task.add_done_callback(lambda task: self._driven(driving, task))
+        driving.task.add_done_callback(lambda task: self._driven(driving, key, task))
         return driving
+
+    async def view(self, run_id: str) -> View:
+        """The run as it stands: from memory if it is driven here, otherwise from the store. Raises `RunNotFound`."""
+        joined = joinable(self.store, run_id)
+        if joined is not None:
+            return joined.drive.view()
+        view = await stored_view(self.store, check_id(run_id, "a run's id"))
+        if view is None:
+            raise RunNotFound(run_id)
+        return view
 
     def see_through(self, run_id: str, workflow: Workflow[Any, Any], near: dict[str, Any]) -> None:
         """Drive the run in the background whenever it is due, until it has ended."""
@@ -345,8 +368,10 @@ class Host:
     def _is_due(self, row: RunRow) -> bool:
         return row.wake_at is not None and row.wake_at <= self.clock.now()
 
-    def _driven(self, driving: Driving, task: asyncio.Task[Outcome[Any]]) -> None:
+    def _driven(self, driving: Driving, key: DriveKey, task: asyncio.Task[Outcome[Any]]) -> None:
         self._drives.discard(driving)
+        is_over = not task.cancelled() and task.exception() is None and not isinstance(task.result(), Suspended)
+        no_longer_driven(key, has_ended=is_over)
         if task.cancelled() or task.exception() is not None:
             return
         if self._is_implicit and self.store not in _told and isinstance(task.result(), Suspended):
@@ -377,7 +402,7 @@ def _body(workflow: Workflow[Any, Any], claim: Claim, settings: Settings) -> Cal
 def _after_change(workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Drive], Any]:
     async def body(drive: Drive) -> Any:
         reason = f"the code of {workflow.name!r} has changed since the run was created; what is recorded is matched by key"
-        react(drive.options.on_definition_change, SnapshotMismatch(drive.run.id, reason))
+        drive.react(drive.options.on_definition_change, SnapshotMismatch(drive.run.id, reason))
         return await workflow.body(drive, args, kwargs)
 
     return body

@@ -14,7 +14,8 @@ import msgspec
 
 Phase: TypeAlias = Literal["open", "close", "drop"]
 # What a key stands for. A recorded key asked for as another kind is StepChanged.
-Kind: TypeAlias = Literal["step", "sleep", "signal", "timeout", "race", "child", "run"]
+# `told` came from a snapshot that others wrote: its payload is the step as they told it, and it stands for any kind.
+Kind: TypeAlias = Literal["step", "sleep", "signal", "timeout", "race", "child", "run", "told"]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +33,19 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     started_at: int = 0
     ended_at: int = 0
     epoch: int = 0
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """What the open entry of a wait remembers."""
+
+    deadline: int | None
+
+
+class NextTry(msgspec.Struct, frozen=True):
+    """What the open entry of a retried step remembers."""
+
+    at: int
+    error: msgspec.Raw
 
 
 def drop_entry(seq: int, keys: Iterable[str], at: int, epoch: int) -> Entry:

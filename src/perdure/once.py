@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perdure.engine import Settings
 from perdure.host import Host
-from perdure.options import stored_part
+from perdure.importing import Beginning, begun, given_state
+from perdure.options import Options, stored_part
 from perdure.result import Outcome
+from perdure.resume import ResumeState
 from perdure.run import Run
+from perdure.snapshot import Snapshot
 from perdure.store import Store
 from perdure.storechoice import choose_store
 
@@ -20,12 +23,13 @@ LEASE_TTL: Final = 30.0
 
 async def run_once(workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Outcome[Any]:
     """`wf.run(...)`: one run, driven here, on the store that `store=` or PERDURE_STORE names."""
+    state = await given_state(options)
     store, is_owned, is_implicit = choose_store(options.get("store"), is_anonymous="id" not in options)
     host = _one_workflow(workflow, store, is_implicit=is_implicit)
     try:
-        new = host.new_run(workflow, args, kwargs, stored_part(options))
+        start = _beginning(host, workflow, args, kwargs, state, options)
         wait, retry_failed = options.get("wait", True), options.get("retry_failed", False)
-        return await host.run(workflow, new, options, retry_failed=retry_failed, wait=wait)
+        return await host.run(workflow, start, options, retry_failed=retry_failed, wait=wait)
     finally:
         if is_owned:
             await host.close_store()
@@ -33,19 +37,34 @@ async def run_once(workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: 
 
 async def start_once(workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Run[Any]:
     """`wf.start(...)`: one run, driven in the background of this process."""
+    state = await given_state(options)
     is_private = "id" not in options and options.get("store") is None
     store, _, is_implicit = choose_store(options.get("store"), is_anonymous=is_private)
     host = _one_workflow(workflow, store, is_implicit=is_implicit and not is_private)
-    new = host.new_run(workflow, args, kwargs, stored_part(options))
+    start = _beginning(host, workflow, args, kwargs, state, options)
+    new = start.new
     await store.setup()
     ttl = None if new.start_at is not None else host.lease_ttl
-    created = await host.create(new, ttl)
+    created = await host.create(start, ttl)
     if created.claim is not None:
         host.drive(workflow, created.claim, options, is_background=True)
     elif options.get("retry_failed") and created.run.ended and created.run.status != "completed":
         await host.reopen(new.id)
     host.see_through(new.id, workflow, options)
     return Run(host, new.id)
+
+
+def _beginning(
+    host: Host,
+    workflow: Workflow[Any, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    state: Snapshot | ResumeState | None,
+    options: dict[str, Any],
+) -> Beginning:
+    new = host.new_run(workflow, args, kwargs, stored_part(options))
+    on_change = Options.nearest(workflow.process_options, options).on_definition_change
+    return begun(new, state, on_change, without_failed=bool(options.get("retry_failed")), is_named="id" in options)
 
 
 def _one_workflow(workflow: Workflow[Any, Any], store: Store, *, is_implicit: bool) -> Host:

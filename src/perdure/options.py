@@ -7,15 +7,22 @@ workflow, the runtime and `wf.run`; the nearest one given wins.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 import msgspec
 
+from perdure.caching import as_cache
 from perdure.errors import PerdureError, PerdureWarning
 from perdure.store import Store
+
+if TYPE_CHECKING:
+    from perdure.caches import StepCache
+    from perdure.importing import GivenState
+    from perdure.listeners import Listener
+    from perdure.stores.state_store import StateKeeper
 
 OnChange: TypeAlias = Literal["warn", "error", "ignore"]
 
@@ -37,6 +44,8 @@ class ProcessOptions(TypedDict, total=False):
     """Options of a workflow in this process; the nearest one given wins."""
 
     deps: Any
+    cache: StepCache | MutableMapping[str, str] | None
+    on_event: Listener | None
     strict: bool
     on_changed_arguments: OnChange
     on_unknown_steps: OnChange
@@ -46,7 +55,9 @@ class ProcessOptions(TypedDict, total=False):
 class RunOptions(StoredOptions, ProcessOptions, total=False):
     """Options of `wf.run` and `wf.start`."""
 
-    store: Store | str
+    store: Store | StateKeeper | str
+    snapshot: GivenState
+    resume_state: GivenState
     retry_failed: bool
     wait: bool
 
@@ -56,6 +67,8 @@ class Options:
     """The process options in force for a drive."""
 
     deps: Any = None
+    cache: Any = None
+    on_event: Listener | None = None
     strict: bool | None = None
     on_changed_arguments: OnChange = "warn"
     on_unknown_steps: OnChange = "warn"
@@ -86,6 +99,10 @@ def checked(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
     for name in ("on_changed_arguments", "on_unknown_steps", "on_definition_change"):
         if options.get(name) not in (None, *get_args(OnChange)):
             raise ValueError(f"{name} is one of {', '.join(get_args(OnChange))}, not {options[name]!r}")
+    if options.get("cache") is not None:
+        as_cache(options["cache"])
+    if not callable(options.get("on_event") or checked):
+        raise TypeError(f"on_event is a function that takes an event, not {options['on_event']!r}")
     return dict(options)
 
 

@@ -31,6 +31,8 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: msgspec.Raw = msgspec.Raw(b"null")
     # An exception that was returned inside Err rather than raised.
     is_exception: bool = False
+    # The cause is a described exception too.
+    has_exception_cause: bool = False
     # Of a run: the keys whose errors ended it.
     keys: list[str] | None = None
 
@@ -56,10 +58,14 @@ def store_value(codec: Codec, value: Any, hint: Any, *, is_strict: bool) -> tupl
         return codec.dump(value, hint)
     losses: list[Loss] = []
     stored = codec.dump(value, hint, losses=losses)
+    _warn_of(losses, "strict=True makes that an error")
+    return stored
+
+
+def _warn_of(losses: list[Loss], advice: str) -> None:
     if losses:
         lost = ", ".join(f"{loss.path} ({loss.reason})" for loss in losses[:5])
-        warnings.warn(f"what cannot be stored became None: {lost}; strict=True makes that an error", PerdureWarning, stacklevel=3)
-    return stored
+        warnings.warn(f"what cannot be stored became None: {lost}; {advice}", PerdureWarning, stacklevel=4)
 
 
 def store_exception(error: BaseException) -> bytes:
@@ -71,8 +77,12 @@ def store_err(codec: Codec, err: Err[Any], hint: Any, *, is_strict: bool) -> byt
     """A returned `Err` as bytes."""
     is_exception = isinstance(err.error, BaseException)
     error = dump_error(err.error) if is_exception else store_value(codec, err.error, hint, is_strict=is_strict)[0]
-    cause = dump_error(err.cause) if isinstance(err.cause, BaseException) else codec.dump(err.cause, losses=[])[0]
-    return msgspec.json.encode(Failure("result", msgspec.Raw(error), msgspec.Raw(cause), is_exception))
+    is_cause = isinstance(err.cause, BaseException)
+    losses: list[Loss] = []
+    cause = dump_error(err.cause) if is_cause else codec.dump(err.cause, losses=losses, path="cause")[0]
+    # Not an error, strict or not: that would cost the error what its cause is worth.
+    _warn_of(losses, "a cause is stored as far as it can be")
+    return msgspec.json.encode(Failure("result", msgspec.Raw(error), msgspec.Raw(cause), is_exception, is_cause))
 
 
 def load_failure(codec: Codec, payload: bytes, key: str, hint: Any = Any) -> Exception:

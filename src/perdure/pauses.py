@@ -16,7 +16,8 @@ from perdure.calls import Call
 from perdure.duration import MAX_INSTANT
 from perdure.engine import Drive
 from perdure.errors import InvalidInput
-from perdure.journal import Entry, Kind
+from perdure.journal import Entry, Kind, Opened
+from perdure.stepresults import load_value
 from perdure.store import Awaited, Signal
 from perdure.waits import Wait
 
@@ -31,12 +32,6 @@ class _Missing:
 MISSING: Final = _Missing()
 
 
-class Opened(msgspec.Struct, frozen=True):
-    """What the open entry of a wait remembers."""
-
-    deadline: int | None
-
-
 async def sleep(drive: Drive, key: str, name: str, deadline: Callable[[], int]) -> None:
     """Return when the deadline, fixed the first time, has passed."""
     await _pause(drive, key, name, "sleep", deadline, None)
@@ -46,9 +41,11 @@ async def wait_for_signal(
     drive: Drive, key: str, name: str, deadline: Callable[[], int] | None, default: Any, returns: Any
 ) -> Any:
     """The payload of the next signal with this name; a time-out raises `TimeoutError` or gives `default`."""
-    entry = await _pause(drive, key, name, "signal", deadline, Awaited("signal", name))
+    call, entry = await _pause(drive, key, name, "signal", deadline, Awaited("signal", name))
     if entry.ok:
-        return _payload(drive, name, entry.payload, returns)
+        if drive.telling.is_heard:
+            await drive.telling.signal_received(call, entry, lambda: _payload(drive, entry, returns))
+        return _payload(drive, entry, returns)
     if isinstance(default, _Missing):
         error = TimeoutError(f"no signal {name!r} came in time for run {drive.run.id!r}; pass default= to go on without one")
         drive.calls.raised(key, error)
@@ -56,32 +53,32 @@ async def wait_for_signal(
     return default
 
 
-def _payload(drive: Drive, name: str, payload: bytes, returns: Any) -> Any:
+def _payload(drive: Drive, entry: Entry, returns: Any) -> Any:
     try:
-        value = drive.codec.load(payload, returns)
+        value = load_value(drive.codec, entry, returns)
     except ValueError as reason:
-        drive.corrupt(f"the signal {name!r}", reason)
+        drive.corrupt(f"the signal {entry.name!r}", reason)
     try:
         return drive.codec.conform(value, returns)
     except ValueError as reason:
-        raise InvalidInput(drive.run.workflow, f"signal {name!r}: {reason}") from reason
+        raise InvalidInput(drive.run.workflow, f"signal {entry.name!r}: {reason}") from reason
 
 
 async def _pause(
     drive: Drive, key: str, name: str, kind: Kind, deadline: Callable[[], int] | None, address: Awaited | None
-) -> Entry:
+) -> tuple[Call, Entry]:
     await drive.calls.admitted()
     call = drive.calls.begin(key, kind)
     recorded = drive.turnstile.take(key)
     if recorded is not None:
-        return recorded
+        return call, recorded
     opened = drive.calls.take_opened(key)
     with call:
         recorded = await drive.calls.turn(call)
         if recorded is not None:
-            return recorded
+            return call, recorded
         opened = opened or _open(drive, call, name, deadline)
-        return await drive.calls.wait(call, _wait(drive, call, opened, address))
+        return call, await drive.calls.wait(call, _wait(drive, call, opened, address))
 
 
 def _wait(drive: Drive, call: Call, opened: Entry, address: Awaited | None) -> Wait:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, TypedDict, Unpack
 
 from perdure.answers import answered
@@ -38,15 +39,28 @@ class EntryFields(TypedDict, total=False):
 class Unrecorded:
     """Numbers entries and nothing else: for a run without a store, where nothing is promised."""
 
-    def __init__(self, last_seq: int = 0, epoch: int = 0) -> None:
-        self._seq = last_seq
+    def __init__(self, journal: list[Entry], epoch: int = 0) -> None:
+        # Only ever appended to, so that a view of it needs no more than a length.
+        self.journal = journal
+        # Whether the run was finished, suspended or released, also when whoever asked for that was cancelled meanwhile.
+        self.has_let_go = False
+        # Inbox rows whose consumption is not acknowledged.
+        self.consuming: set[int] = set()
+        self._seq = journal[-1].seq if journal else 0
         self._epoch = epoch
+
+    @property
+    def acknowledged_length(self) -> int:
+        """How much of the journal is recorded as far as anybody may be told."""
+        return len(self.journal)
 
     def append(self, *, consume: int | None = None, **fields: Unpack[EntryFields]) -> Entry:
         """The next entry of the journal, on its way to the store together with the inbox row it consumes."""
         del consume
         self._seq += 1
-        return Entry(seq=self._seq, epoch=self._epoch, **fields)
+        entry = Entry(seq=self._seq, epoch=self._epoch, **fields)
+        self.journal.append(entry)
+        return entry
 
     async def acknowledged(self) -> None:
         """Return when everything appended so far is in the store. Cancelled, not failed, when the drive ends before."""
@@ -56,6 +70,8 @@ class Unrecorded:
 
     async def finish(self, status: EndStatus, outcome: bytes) -> None:
         """Record what is left and end the run."""
+        del status, outcome
+        self.has_let_go = True
 
     async def suspend(self, wake_at: int | None, waiting_for: Collection[Awaited]) -> list[Signal]:
         """Record what is left and give up the lease; the awaited signals if there are some, and then the run goes on."""
@@ -76,19 +92,21 @@ class Recorder(Unrecorded):
         store: Store,
         lease: Lease,
         clock: Clock,
-        last_seq: int,
+        journal: list[Entry],
         *,
         on_pulse: Callable[[Pulse], None],
         on_failure: Callable[[PerdureError], None],
+        on_written: Callable[[int], None],
     ) -> None:
-        super().__init__(last_seq, lease.epoch)
+        super().__init__(journal, lease.epoch)
         self._store = store
         self._lease = lease
         self._clock = clock
         self._on_pulse = on_pulse
         self._on_failure = on_failure
+        self._on_written = on_written
         self._loop = asyncio.get_running_loop()
-        self._acknowledged_seq = last_seq
+        self._acknowledged_seq = self._seq
         self._entries: list[Entry] = []
         self._consume: list[int] = []
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -100,11 +118,16 @@ class Recorder(Unrecorded):
         self._is_writing = False
         self._pump = self._loop.create_task(self._write_until_taken_over())
 
+    @property
+    def acknowledged_length(self) -> int:
+        return len(self.journal) - (self._seq - self._acknowledged_seq)
+
     def append(self, *, consume: int | None = None, **fields: Unpack[EntryFields]) -> Entry:
         entry = super().append(**fields)
         self._entries.append(entry)
         if consume is not None:
             self._consume.append(consume)
+            self.consuming.add(consume)
         if self._work is not None and not self._work.done():
             self._work.set_result(None)
         return entry
@@ -126,8 +149,10 @@ class Recorder(Unrecorded):
         await answered(
             self._attempt(
                 self._store.finish(self._lease, status, outcome, entries=entries, consume=consume, now=self._clock.store_now())
-            )
+            ),
+            partial(self._let_go, entries),
         )
+        await self._let_go(entries)
 
     async def suspend(self, wake_at: int | None, waiting_for: Collection[Awaited]) -> list[Signal]:
         await self._hand_over()
@@ -142,10 +167,10 @@ class Recorder(Unrecorded):
                     consume=consume,
                     now=self._clock.store_now(),
                 )
-            )
+            ),
+            partial(self._let_go, entries),
         )
-        if entries:
-            self._wrote(entries[-1].seq)
+        await self._let_go(entries, signals)
         if signals:
             self._is_taken_over = False
             self._pump = self._loop.create_task(self._write_until_taken_over())
@@ -157,7 +182,9 @@ class Recorder(Unrecorded):
         now = self._clock.store_now()
         if entries:
             await answered(self._attempt(self._store.record(self._lease, entries, consume=consume, now=now)))
-        await answered(self._attempt(self._store.release(self._lease, now=now)))
+            self._wrote(entries)
+        await answered(self._attempt(self._store.release(self._lease, now=now)), partial(self._let_go, []))
+        await self._let_go([])
 
     async def abandon(self) -> None:
         self.take_over()
@@ -193,15 +220,24 @@ class Recorder(Unrecorded):
             self._on_failure(failure)
             return
         self._is_writing = False
-        self._wrote(entries[-1].seq)
         self._on_pulse(pulse)
+        self._wrote(entries)
 
-    def _wrote(self, seq: int) -> None:
-        self._acknowledged_seq = seq
+    async def _let_go(self, entries: list[Entry], signals: list[Signal] | None = None) -> None:
+        """The store has answered, whether anybody still waits for that or not: the run is free, unless signals were there."""
+        self.has_let_go = not signals
+        self._wrote(entries)
+
+    def _wrote(self, entries: list[Entry]) -> None:
+        if not entries:
+            return
+        self._acknowledged_seq = seq = entries[-1].seq
+        self.consuming.intersection_update(self._consume)  # one write at a time: all but those that wait for the next
         while self._waiters and self._waiters[0][0] <= seq:
             _, waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
+        self._on_written(seq)
 
     async def _attempt(self, write: Any) -> Any:
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, overload
 
 from perdure.errors import SnapshotFormatError
 from perdure.keyvalue import KeyValueStore, settled
@@ -21,6 +21,9 @@ from perdure.resume_entries import entry_of, read_entry
 from perdure.snapshot import AROUND_VALUES, Execution, ExecutionStatus, Snapshot, StepResult, checked
 from perdure.snapshot_validation import Fields, raw_tree, read_snapshot, read_step
 from perdure.store import check_id
+
+if TYPE_CHECKING:
+    from perdure.events import Event, StepComplete
 
 _WHAT: Final = "the resume state"
 # The document, its entries, an entry, its result: what stands around a value.
@@ -54,8 +57,14 @@ class ResumeState:
         return Snapshot(steps=self.steps, execution=execution, metadata=self.metadata or None, workflow_name=workflow_name)
 
 
-def is_step_complete(state: ResumeState | Snapshot | None, key: str) -> bool:
-    """Whether the step `key` is recorded there, and as a success."""
+@overload
+def is_step_complete(state: Event, /) -> TypeGuard[StepComplete]: ...
+@overload
+def is_step_complete(state: ResumeState | Snapshot | None, key: str) -> bool: ...
+def is_step_complete(state: Any, key: str | None = None) -> bool:
+    """Whether the step `key` is recorded there, and as a success; or whether an event is a step's `step_complete`."""
+    if key is None:
+        return getattr(state, "type", None) == "step_complete"
     result = None if state is None else state.steps.get(key)
     return result is not None and result.ok
 

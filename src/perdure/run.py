@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from perdure.driving import drive_key
 from perdure.errors import RunNotFound
+from perdure.listeners import Coalesce, Listener, Mode, Subscription, listeners_of
 from perdure.result import Outcome
+from perdure.resume import ResumeState
+from perdure.snapshot import Snapshot
+from perdure.stateview import Include, Selection
 from perdure.store import Status
 
 if TYPE_CHECKING:
@@ -38,6 +43,34 @@ class Run(Generic[T_co]):
     async def outcome(self) -> Outcome[T_co]:
         """How the run stands: at once when it has ended or is suspended, otherwise as soon as it does. `await run` waits on."""
         return await self._host.outcome(self.id)
+
+    async def snapshot(
+        self,
+        *,
+        include: Include = "all",
+        metadata: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        since: str | None = None,
+    ) -> Snapshot:
+        """The run as a value, its steps in the order in which they were recorded.
+
+        `include` picks those that completed or failed, `since` those after that key, `limit` the oldest of them. `metadata` is
+        added to the run's own.
+        """
+        selection = Selection(include, limit, since).checked()
+        return (await self._host.view(self.id)).snapshot(selection, metadata)
+
+    async def resume_state(self) -> ResumeState:
+        """What the run's steps gave, to go on from elsewhere."""
+        return (await self._host.view(self.id)).resume_state()
+
+    def subscribe(self, listener: Listener, *, mode: Mode = "sync", coalesce: Coalesce = "none") -> Subscription:
+        """Tell `listener` what happens to this run while this process drives it. Call what is returned to unsubscribe.
+
+        In mode `sync` the run waits for the listener, also for an async one; in mode `async` events are queued, and
+        `coalesce="latest"` leaves only the newest in the queue. Nothing that a listener raises changes the run.
+        """
+        return Subscription(listener, mode, coalesce).join(listeners_of(drive_key(self._host.store, self.id)))
 
     async def signal(self, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
         """Put a signal into the run's inbox; the run gets it exactly once. `dedupe` makes repeating this call harmless."""

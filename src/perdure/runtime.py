@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
@@ -25,6 +25,7 @@ from perdure.clock import Clock, NotBefore, SystemClock
 from perdure.duration import Duration, instant, microseconds, seconds
 from perdure.engine import Settings
 from perdure.host import STEP_THREADS, Host
+from perdure.importing import Beginning
 from perdure.options import OnChange, ProcessOptions, StoredOptions, checked, stored_only
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
@@ -33,7 +34,9 @@ from perdure.storechoice import choose_store
 from perdure.worker import Worker
 
 if TYPE_CHECKING:
+    from perdure.caches import StepCache
     from perdure.definition import Workflow
+    from perdure.listeners import Listener
     from perdure.syncruntime import SyncRuntime
 
 T = TypeVar("T")
@@ -58,6 +61,8 @@ class Runtime:
         workflows: Iterable[Workflow[Any, Any]] = (),
         *,
         deps: Any = None,
+        cache: StepCache | MutableMapping[str, str] | None = None,
+        on_event: Listener | None = None,
         strict: bool | None = None,
         on_changed_arguments: OnChange | None = None,
         on_unknown_steps: OnChange | None = None,
@@ -78,11 +83,13 @@ class Runtime:
             raise TypeError(f"workflows= takes a list: [{workflows!r}]")
         self._concurrency = concurrency
         self._queues = queues
-        self._store, self._is_owned, is_implicit = choose_store(store)
+        self._store, self._is_owned, is_implicit = choose_store(store, is_for_workers=True)
         # A client drives too, in `run` and `sweep`.
         self._threads = ThreadPoolExecutor(concurrency or STEP_THREADS, thread_name_prefix="perdure-step")
         near = {
             "deps": deps,
+            "cache": cache,
+            "on_event": on_event,
             "strict": strict,
             "on_changed_arguments": on_changed_arguments,
             "on_unknown_steps": on_unknown_steps,
@@ -194,7 +201,7 @@ class Runtime:
         # Taken at once when there is room, so that a start costs one write; otherwise left to be claimed.
         takes_it = worker is not None and worker.has_room() and new.start_at is None and self._serves(new.queue)
         ttl = self._host.lease_ttl if takes_it else None
-        created = await self._host.create(new, ttl)
+        created = await self._host.create(Beginning(new), ttl)
         claim = created.claim
         if worker is not None and claim is not None:
             worker.adopt(self._host.drive(definition, claim, {}, is_background=True))
@@ -222,7 +229,7 @@ class Runtime:
         """Create a run, or find it, drive it here until it ends or suspends, and give its outcome."""
         definition = self._definition(workflow)
         new = self._host.new_run(definition, args, {}, stored_only(options))
-        return await self._host.run(definition, new, {}, retry_failed=False, wait=True)
+        return await self._host.run(definition, Beginning(new), {}, retry_failed=False, wait=True)
 
     async def resume(self, run_id: str) -> Outcome[Any]:
         """Drive the run if it is due; otherwise change nothing and give its present state."""

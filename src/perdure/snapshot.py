@@ -20,6 +20,8 @@ from perdure.errors import SnapshotFormatError
 from perdure.plainjson import Problems, own_copy
 
 FORMAT_VERSION: Final = 1
+# What only we can say about a run or a step stands in a field of this name.
+OURS: Final = "perdure"
 # A snapshot, its steps, a step: what stands around a value.
 AROUND_VALUES: Final = 3
 # The cause of a failure of which none is known, in the words of the library that defined the format.
@@ -170,15 +172,31 @@ def merge_snapshots(base: Snapshot, delta: Snapshot) -> Snapshot:
     run stood is `delta`'s word alone.
     """
     kept = (warning for warning in base.warnings if warning.step_id not in delta.steps)
-    has_metadata = base.metadata is not None or delta.metadata is not None
     return Snapshot(
         steps={**base.steps, **delta.steps},
         execution=delta.execution,
-        metadata={**(base.metadata or {}), **(delta.metadata or {})} if has_metadata else None,
+        metadata=_merged_metadata(base.metadata, delta.metadata),
         warnings=(*kept, *delta.warnings),
         workflow_name=base.workflow_name if delta.workflow_name is None else delta.workflow_name,
         extra={**base.extra, **delta.extra},
     )
+
+
+def _merged_metadata(base: Mapping[str, Any] | None, delta: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if base is None or delta is None:
+        only = delta if base is None else base
+        return None if only is None else dict(only)
+    merged = {**base, **delta}
+    if OURS in base and OURS in delta:
+        merged[OURS] = _merged_records(base[OURS], delta[OURS])
+    return merged
+
+
+def _merged_records(base: Any, delta: Any) -> Any:
+    """What `delta` says of the run, with what both say of its journal."""
+    lines = [each.get("journal") if isinstance(each, dict) else None for each in (base, delta)]
+    journal = {seq: line for each in lines if isinstance(each, dict) for seq, line in each.items()}
+    return {**delta, "journal": journal} if journal and isinstance(delta, dict) else delta
 
 
 def checked(tree: dict[str, Any], *, around: int, what: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import typing
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypedDict, TypeVar, Unpack
+from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack
 
 from perdure.duration import Duration, seconds
 from perdure.result import Err, Ok
@@ -26,6 +26,8 @@ class StepDefaults(TypedDict, total=False):
     abandon: bool
     returns: Any
     at_most_once: bool
+    cache: Literal[False]
+    ttl: Duration | None
 
 
 class StepOptions(StepDefaults, total=False):
@@ -67,6 +69,13 @@ def checked(options: Mapping[str, Any]) -> None:
     timeout = options.get("timeout")
     if timeout is not None and seconds(timeout, what="timeout") == 0:
         raise ValueError("timeout must be longer than zero")
+    if options.get("cache", False) is not False:
+        raise TypeError(
+            "a step takes only cache=False, to leave the cache alone; the cache itself belongs to the workflow or the run"
+        )
+    ttl = options.get("ttl")
+    if ttl is not None and seconds(ttl, what="ttl") == 0:
+        raise ValueError("ttl must be longer than zero; cache=False keeps a step out of the cache")
 
 
 @dataclass(frozen=True, slots=True)

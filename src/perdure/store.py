@@ -3,7 +3,8 @@
 A store owns atomicity, the engine owns meaning. Each verb is one atomic transition. Every verb that a *driver* calls takes
 its `Lease` and is refused with `LeaseLost` when the run's epoch or token is another by now, in the same transaction that
 writes, which also keeps `claim` and `acquire` out until it ends: a stale worker can never change a run. `create`, `signal`,
-`cancel`, `hold` and `unhold` come from outside, take no lease and touch only the inbox and the request columns.
+`cancel`, `hold` and `unhold` come from outside, take no lease and touch only the inbox and the request columns. `restore` comes
+from outside too and replaces a run as a whole, but only while nobody holds it.
 
 Instants are integer microseconds UTC by the store's own clock, unless a test passes `now=`; lengths are seconds. Payloads are
 opaque bytes. Run ids and keys have been checked (`check_id`) and are compared byte for byte.
@@ -16,12 +17,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
 from perdure.duration import moment
 from perdure.journal import Entry
+
+if TYPE_CHECKING:
+    from perdure.resume import ResumeState
+    from perdure.snapshot import Snapshot
 
 Status: TypeAlias = Literal["pending", "running", "suspended", "completed", "failed", "cancelled", "dead"]
 EndStatus: TypeAlias = Literal["completed", "failed", "cancelled", "dead"]
@@ -82,7 +87,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written when a run is created."""
+    """What is written when a run is created. Only a run that was restored without its input has an empty `input_hash`."""
 
     id: str
     workflow: str
@@ -105,7 +110,8 @@ class RunRow(NewRun, frozen=True, kw_only=True):
 
     `wake_at` is the instant from which it may be claimed: a pending run's start, a running one's lease end, a suspended
     one's timer. None: only a signal, a cancel or nothing at all moves it. `waiting_for` is empty unless it is suspended.
-    `updated_at` changes when the run is created, leased, renewed, released, suspended, finished or reopened, and at nothing else.
+    `updated_at` changes when the run is created, leased, renewed, released, suspended, finished, reopened or restored, or gets
+    the input it was restored without, and at nothing else.
     """
 
     status: Status
@@ -127,6 +133,11 @@ class RunRow(NewRun, frozen=True, kw_only=True):
     def ended(self) -> bool:
         """Whether the run takes nothing more."""
         return self.status in ENDED
+
+    @property
+    def lacks_input(self) -> bool:
+        """Whether it was restored without its input, so that nobody can drive it before a `create` brings that."""
+        return not self.input_hash
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,11 +270,58 @@ class Store(Protocol):
         """A handle on the same runs whose `renew` does not depend on the caller's event loop: for the heartbeat's thread."""
         ...
 
-    async def create(self, run: NewRun, *, ttl: float | None = None, now: int | None = None) -> Created:
+    async def create(
+        self,
+        run: NewRun,
+        *,
+        ttl: float | None = None,
+        entries: Sequence[Entry] = (),
+        inbox: Sequence[Signal] = (),
+        created_at: int | None = None,
+        now: int | None = None,
+    ) -> Created:
         """Insert the run, pending and due at `start_at` or now; with `ttl` it is running and leased at once.
 
-        That lease counts as the first attempt and is given whatever the queue's limit. The same id with the same workflow and
-        input hash gives the run that is there, unchanged and unclaimed; with others it raises `RunConflict`.
+        That lease counts as the first attempt and is given whatever the queue's limit. A new run begins with exactly `entries` in
+        its journal and `inbox` in its inbox, in one transition with its row; `created_at` says when it was begun, if that was
+        elsewhere. The same id with the same workflow and input hash gives the run that is there, its journal and inbox included,
+        unchanged and unclaimed; with others it raises `RunConflict`.
+
+        A run that was restored without its input gets it from the first `create` with its workflow (any, if its own is ""). It
+        takes workflow and input with their hashes, queue, priority, limit key, start and deadline, and a parent if it has none,
+        and keeps everything else. Unless it has ended it is due at `start_at` or now, and now if it was cancelled. It is given
+        as a run that is there, unclaimed, and from then on another input is a conflict. Raises `ValueError` for an empty input
+        hash and for entries and inbox rows that `restore` would refuse; then nothing has changed.
+        """
+        ...
+
+    async def restore(
+        self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
+    ) -> None:
+        """Put this whole run in place of whatever is there under its id, in one transition.
+
+        Row, journal and unconsumed inbox are then exactly these and there are no items, except: nobody has the lease, a running
+        run is pending, attempts start from zero, the epoch is a new one, and a run that was there stays on hold or not as it
+        was. Due now is a pending run without `wake_at`, a suspended one that has what it waits for in its inbox, and one that was
+        cancelled; an ended one is never due. A run that lacks its input is pending and given to nobody until `create` brings
+        that. Nobody is told: neither its parent nor whoever held a lease that had expired, whose next write is refused. Raises
+        `LeaseHeld` while a live lease holds the run, and `ValueError` for seqs that are not above zero and unique, and for inbox
+        rows that are consumed or repeat a dedupe; then nothing has changed.
+        """
+        ...
+
+    async def save(self, run_id: str, snapshot: Snapshot | ResumeState | dict[str, Any]) -> None:
+        """Put the run that this snapshot tells in place of what is there, all or nothing, like `restore`.
+
+        What is not told (its input, how it ended) comes with the first `create`, or when it is driven. Raises
+        `SnapshotFormatError`, and `LeaseHeld` while a worker drives the run.
+        """
+        ...
+
+    async def load(self, run_id: str) -> Snapshot | None:
+        """The run as a snapshot, or None: what was saved, word for word, or what has become of it since.
+
+        It can be saved again, here or elsewhere, and passed as `snapshot=` or `resume_state=`.
         """
         ...
 
@@ -285,7 +343,7 @@ class Store(Protocol):
         ...
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
-        """Lease this run, whatever its queue. None when it has ended or (with `due_only`) is not due.
+        """Lease this run, whatever its queue. None when it has ended, lacks its input or (with `due_only`) is not due.
 
         Counts an attempt as `claim` does. Raises `RunNotFound`; `LeaseHeld` when a live lease or an operator holds it.
         """
@@ -312,7 +370,7 @@ class Store(Protocol):
 
         Sent twice under the same lease it is a lost reply and changes nothing: entries and items that are there already, the
         same, are left alone and only the others added, and a row is consumed once. Another entry or item under a number that is
-        taken raises `PersistenceError`. Raises `LeaseLost`.
+        taken, also by this very record, and an inbox row that is not there raise `PersistenceError`. Raises `LeaseLost`.
         """
         ...
 
@@ -354,8 +412,8 @@ class Store(Protocol):
         """Make a failed, cancelled or dead run pending and due, under a new epoch, without what it recorded for `drop`.
 
         Appends one drop entry, after the highest seq, and changes no other row; outcome and cancel request are withdrawn,
-        attempts start from zero, and its next end is told to its parent again. Raises `RunNotFound`, `RunFinished` when it
-        completed, `LeaseHeld` when it has not ended.
+        attempts start from zero, and its next end is told to its parent again. One that lacks its input is due once it has
+        that. Raises `RunNotFound`, `RunFinished` when it completed, `LeaseHeld` when it has not ended.
         """
         ...
 
@@ -368,7 +426,10 @@ class Store(Protocol):
         ...
 
     async def cancel(self, run_id: str, *, now: int | None = None) -> None:
-        """Ask the run to stop and make it due if nobody holds it. Raises `RunNotFound`, `RunFinished`."""
+        """Ask the run to stop and make it due if nobody holds it; one that lacks its input is due at once when it gets that.
+
+        Raises `RunNotFound`, `RunFinished`.
+        """
         ...
 
     async def hold(self, run_id: str) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.store import Store
 from perdure.stores import memory, open_store
+
+if TYPE_CHECKING:
+    from perdure.stores.state_store import StateKeeper
 
 
 class Choice(NamedTuple):
@@ -23,17 +26,31 @@ def _process_memory() -> Store:
     return memory()
 
 
-def choose_store(store: Store | str | None, *, is_anonymous: bool = False) -> Choice:
-    """The store to work on. `is_anonymous`: nobody could find the run again, so it gets a memory of its own."""
+def choose_store(store: Store | StateKeeper | str | None, *, is_anonymous: bool = False, is_for_workers: bool = False) -> Choice:
+    """The store to work on.
+
+    `is_anonymous`: nobody could find the run again, so it gets a memory of its own. `is_for_workers`: it must tell what is due.
+    """
     if isinstance(store, str):
         return Choice(open_store(store), is_owned=True, is_implicit=False)
     if store is not None:
-        if isinstance(store, type) or not hasattr(store, "record"):
-            raise TypeError(f"store= takes a store or a DSN such as 'sqlite:///app.db', not {store!r}")
-        return Choice(store, is_owned=False, is_implicit=False)
+        return Choice(_given(store, is_for_workers=is_for_workers), is_owned=False, is_implicit=False)
     if is_anonymous:
         return Choice(memory(), is_owned=True, is_implicit=True)
     dsn = os.environ.get("PERDURE_STORE")
     if dsn:
         return Choice(open_store(dsn), is_owned=True, is_implicit=False)
     return Choice(_process_memory(), is_owned=False, is_implicit=True)
+
+
+def _given(store: Any, *, is_for_workers: bool) -> Store:
+    if not isinstance(store, type) and hasattr(store, "record"):
+        given: Store = store
+        return given
+    from perdure.stores.state_store import keeps_states, state_store
+
+    if keeps_states(store):
+        if is_for_workers:
+            raise TypeError(f"a Runtime needs a store that knows what is due, not {store!r}, which can be the store= of wf.run")
+        return state_store(store)
+    raise TypeError(f"store= takes a store or a DSN such as 'sqlite:///app.db', not {store!r}")

@@ -7,15 +7,19 @@ with Runtime(store="sqlite:///app.db", workflows=[checkout]).sync as runtime:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from perdure.duration import Duration
+from perdure.listeners import Coalesce, Listener, Mode, Subscription
 from perdure.options import StoredOptions
 from perdure.result import Err, Ok, Outcome
+from perdure.resume import ResumeState
 from perdure.run import Run
+from perdure.snapshot import Snapshot
+from perdure.stateview import Include
 from perdure.store import RunInfo, Status
 from perdure.sync import block_on
 
@@ -57,6 +61,28 @@ class SyncRun(Generic[T_co]):
     def cancel(self) -> None:
         """Ask the run to stop."""
         block_on(self._run.cancel())
+
+    def snapshot(
+        self,
+        *,
+        include: Include = "all",
+        metadata: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        since: str | None = None,
+    ) -> Snapshot:
+        """The run as a value, its steps in the order in which they were recorded."""
+        return block_on(self._run.snapshot(include=include, metadata=metadata, limit=limit, since=since))
+
+    def resume_state(self) -> ResumeState:
+        """What the run's steps gave, to go on from elsewhere."""
+        return block_on(self._run.resume_state())
+
+    def subscribe(self, listener: Listener, *, mode: Mode = "sync", coalesce: Coalesce = "none") -> Subscription:
+        """Tell `listener`, on the background loop, what happens to this run. Call what is returned to unsubscribe."""
+        return block_on(self._subscribed(listener, mode, coalesce))
+
+    async def _subscribed(self, listener: Listener, mode: Mode, coalesce: Coalesce) -> Subscription:
+        return self._run.subscribe(listener, mode=mode, coalesce=coalesce)
 
     async def _result(self) -> T_co:
         return await self._run

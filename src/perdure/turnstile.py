@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 from perdure.branches import Branches
@@ -76,7 +77,18 @@ class Turnstile:
         self._turns = self._quiet = self._seen = self._ended = 0
         self._grace_timer: Timer | None = None
         self._grace_over = -1
+        self._held = 0
         self._closed = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hand nothing over inside: the record that was just delivered is not yet the body's."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+            self.look_soon()
 
     @property
     def is_used_up(self) -> bool:
@@ -92,6 +104,7 @@ class Turnstile:
         """The record of `key` if it is next and no other branch could tell the difference; a sequential body needs only this."""
         queue = self._queue
         if queue and queue[0].key == key and not self._asked and self._branches.others_ours():
+            self._calls += 1
             entry = queue.popleft()
             self._handed(entry)
             return entry
@@ -123,6 +136,11 @@ class Turnstile:
         if entry.phase == "close":
             self._queue.append(entry)
 
+    def follow_up(self, entries: list[Entry]) -> None:
+        """Hand these over next, in this order: they follow from the record that was just delivered."""
+        self._queue.extendleft(reversed(entries))
+        self.look_soon()
+
     def touch(self) -> None:
         """There was a ctx call, so the grace starts again."""
         self._calls += 1
@@ -152,7 +170,7 @@ class Turnstile:
 
     def _look(self) -> None:
         self._look_due = False
-        if self._closed or self._branches.unwinding or self._is_waiting_for_steps():
+        if self._closed or self._held or self._branches.unwinding or self._is_waiting_for_steps():
             return
         if not self._at_rest():
             self._look_due = True

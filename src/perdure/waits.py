@@ -9,7 +9,7 @@ may cancel the second, and a signal must not be consumed by a wait that is about
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from perdure.clock import Clock, Timer
@@ -34,12 +34,24 @@ class Waits:
         self._clock = clock
         self._on_change = on_change
         self._waits: list[Wait] = []
-        self._inbox = list(inbox)
+        # Replaced when it changes, so that who looked at it has what he saw.
+        self._inbox = tuple(inbox)
+        # Taken, and by `unrecorded` not recorded as consumed.
+        self._taken: list[Signal] = []
+        self.unrecorded: Collection[int] = frozenset()
         self._received = {signal.seq for signal in inbox}
         self._timer: Timer | None = None
         # Everything up to this seq was fetched. Single rows above it may have been received by other ways.
         self.inbox_seq = inbox_seq
         self.is_live = False
+
+    @property
+    def inbox(self) -> tuple[Signal, ...]:
+        """What was received and nobody has taken, as far as that is recorded."""
+        self._forget_recorded()
+        if not self._taken:
+            return self._inbox
+        return tuple(sorted((*self._inbox, *self._taken), key=lambda signal: signal.seq))
 
     def add(self, wait: Wait) -> None:
         """Open a wait."""
@@ -55,8 +67,8 @@ class Waits:
 
     def receive(self, signals: list[Signal]) -> None:
         """Take inbox rows, whether they are new or not."""
-        self._inbox += [signal for signal in signals if signal.seq not in self._received]
-        self._inbox.sort(key=lambda signal: signal.seq)
+        new = (signal for signal in signals if signal.seq not in self._received)
+        self._inbox = tuple(sorted((*self._inbox, *new), key=lambda signal: signal.seq))
         self._received.update(signal.seq for signal in signals)
         self._on_change()
 
@@ -72,12 +84,17 @@ class Waits:
         wait, signal = resolution
         self._waits.remove(wait)
         if signal is not None and wait.on_signal is not None:
-            self._inbox.remove(signal)
+            self._inbox = tuple(other for other in self._inbox if other is not signal)
             wait.on_signal(signal)
+            self._forget_recorded()
+            self._taken.append(signal)
         else:
             wait.on_due()
         self._arm()
         return True
+
+    def _forget_recorded(self) -> None:
+        self._taken = [signal for signal in self._taken if signal.seq in self.unrecorded]
 
     def _due(self) -> tuple[Wait, Signal | None] | None:
         for wait in self._waits:

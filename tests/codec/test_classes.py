@@ -6,12 +6,14 @@ import sys
 from dataclasses import dataclass, make_dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Annotated, Any, Literal, NewType, Optional, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, NewType, Optional, TypeVar
 
+import attrs
 import msgspec
+import pydantic
 import pytest
 
-from perdure.codec import Codec, register
+from perdure.codec import Codec, Loss, hints, register
 from perdure.codec.hints import allowed_by
 from perdure.errors import ValueNotStorable
 from tests.codec import models
@@ -40,6 +42,10 @@ from tests.codec.models import (
 )  # fmt: skip
 
 codec = Codec()
+
+
+class Text(str):
+    __slots__ = ()
 
 
 @pytest.mark.parametrize(
@@ -302,3 +308,160 @@ def test_a_class_recorded_from_main_is_found_where_the_file_was_imported_since()
     assert Codec().load(moved, Point) == Point(1, 2)
     with pytest.raises(ValueError, match="__main__"):
         Codec().load(moved, int)
+
+
+@dataclass
+class Doubled:
+    x: int
+
+
+def test_a_registered_class_is_not_taken_for_another_one_of_its_name_in_the_annotation() -> None:
+    registered, annotated = _class_named("Doubled"), Doubled
+    register(registered)
+    assert type(codec.dump([registered(1)])[1][0]) is registered
+    assert type(codec.dump([annotated(1)], annotated)[1][0]) is annotated
+    with pytest.raises(ValueNotStorable, match="Doubled"):
+        codec.dump([registered(1)], list[annotated])  # type: ignore[valid-type]
+
+
+@pytest.mark.parametrize("name", [1, Text("x"), "\ud800", None])
+def test_an_attribute_whose_name_is_no_text_is_refused_and_not_renamed(name: Any) -> None:
+    item = Item("a")
+    vars(item)[name] = 1
+    with pytest.raises(ValueNotStorable, match="attribute") as caught:
+        codec.dump([item], Item)
+    assert caught.value.path == "value[0]"
+    losses: list[Loss] = []
+    assert codec.dump([1, item], Item, losses=losses)[1] == [1, None]
+    assert losses == [Loss("value[1]", "non-json")]
+
+
+@dataclass
+class Lazy:
+    __slots__ = ("a", "b")
+    a: int
+    b: int
+
+    def __getattr__(self, name: str) -> int:
+        models.made.append(name)
+        return 7
+
+
+def test_reading_an_empty_slot_does_not_ask_the_class_for_a_value() -> None:
+    value = Lazy(1, 2)
+    del value.b
+    models.made.clear()
+    data = codec.dump(Lazy(1, 2), Lazy)[0]
+    with pytest.raises(ValueNotStorable, match="'b'"):
+        codec.dump(value, Lazy)
+    assert models.made == []
+    assert codec.load(data, Lazy).b == 2
+
+
+@attrs.define
+class Grown:
+    a: int
+    b: int = attrs.field()
+    c: list[int] = attrs.field(init=False)
+
+    @b.default
+    def _b(self) -> int:
+        return self.a + 1
+
+    @c.default
+    def _c(self) -> list[int]:
+        return [self.a, self.b]
+
+
+def test_a_default_of_attrs_that_is_computed_from_other_fields_sees_them() -> None:
+    data = codec.dump(Grown(1), Grown)[0]
+    shrunk = data.replace(b',"b":2,"c":[1,2]', b"")
+    assert shrunk != data
+    assert codec.load(shrunk, Grown) == Grown(1)
+
+
+class Richer(pydantic.BaseModel):
+    a: int
+    b: int = pydantic.Field(default_factory=lambda given: given["a"] + 1)
+    _c: list[int] = pydantic.PrivateAttr(default_factory=list)
+    _d: int = pydantic.PrivateAttr()
+
+
+def test_a_pydantic_model_that_gained_fields_and_private_attributes_has_their_defaults() -> None:
+    value = Richer(a=1, b=5)
+    value._c.append(3)
+    copy = codec.dump(value, Richer)[1]
+    assert (copy, copy._c) == (value, [3])
+    data = codec.dump(Richer(a=1), Richer)[0]
+    name = data[: data.index(b",{")].decode()
+    poorer = f'{name},{{"a":1}}]}}'.encode()
+    first, second = codec.load(poorer, Richer), codec.load(poorer, Richer)
+    assert (first, first.b, first._c) == (Richer(a=1), 2, [])
+    assert first._c is not second._c
+    assert not hasattr(first, "_d")
+
+
+def test_a_private_attribute_that_was_deleted_stays_deleted() -> None:
+    value = Richer(a=1)
+    del value._c
+    assert not hasattr(codec.dump(value, Richer)[1], "_c")
+
+
+def test_an_unhashable_hint_is_resolved_also_while_another_thread_clears_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cleared(dict[int, Any]):
+        def __setitem__(self, key: int, value: Any) -> None:
+            super().__setitem__(key, value)
+            self.clear()
+
+    monkeypatch.setattr(hints, "_unhashable", Cleared())
+    assert codec.dump(Item("a"), Annotated[Item, ["unhashable"]])[1] == Item("a")
+
+
+def test_a_class_registered_while_another_thread_collects_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    early, late = _class_named("Early"), _class_named("Late")
+    collect = hints._collect
+    racing: list[Any] = [late]
+
+    def interrupted(found: list[Any]) -> Any:
+        if racing and early in found:
+            register(racing.pop())  # what another thread would do after this one has looked at the registry
+        return collect(found)
+
+    monkeypatch.setattr(hints, "_collect", interrupted)
+    register(early)
+    codec.dump([early(1)])
+    assert codec.dump([late(1)])[1] == [late(1)]
+
+
+class Proxy(msgspec.Struct):
+    data: dict[str, int]
+
+    def __getattr__(self, name: str) -> int:
+        return self.data[name]
+
+
+class ProxyTuple(NamedTuple):
+    data: dict[str, int]
+
+    def __getattr__(self, name: str) -> int:
+        return self.data[name]
+
+
+class Open(msgspec.Struct, dict=True):
+    n: int
+
+
+@pytest.mark.parametrize("value", [Proxy({"a": 1}), ProxyTuple({"a": 1})], ids=["struct", "tuple"])
+def test_a_class_that_answers_for_any_attribute_is_only_asked_for_its_own(value: Any) -> None:
+    assert codec.dump(value, Proxy | ProxyTuple)[1] == value
+
+
+def test_what_a_struct_or_a_named_tuple_holds_beside_its_fields_is_kept() -> None:
+    class Wide(Place):
+        pass
+
+    value, wide = Open(1), Wide(1.0, set())
+    value.more = (1,)  # type: ignore[attr-defined]
+    wide.more = (2,)  # type: ignore[attr-defined]
+    assert codec.dump(value, Open)[1].more == (1,)
+    assert codec.dump(wide, Wide)[1].more == (2,)

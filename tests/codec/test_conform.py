@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NewType, Protocol, Tuple, TypeVar, Union  # noqa: UP035 - users write Tuple
 from uuid import UUID
 
@@ -207,3 +208,91 @@ def test_initvar_parameters_are_checked_too() -> None:
 
     with pytest.raises(ValueError, match=r"value\.seed: expected int"):
         codec.conform({"seed": "x"}, Seeded)
+
+
+@dataclass
+class Left:
+    child: Left | Right | None = None
+
+
+@dataclass
+class Right:
+    child: Left | Right | None = None
+
+
+def test_a_union_inside_itself_does_not_take_twice_the_time_for_each_level() -> None:
+    right: Any = None
+    wrong: Any = "x"
+    for _ in range(60):
+        right, wrong = {"child": right}, {"child": wrong}
+    result, depth = codec.conform(right, Left | Right), 0
+    while result is not None:
+        assert type(result) is Left
+        result, depth = result.child, depth + 1
+    assert depth == 60
+    with pytest.raises(ValueError, match=r"^value(\.child){60}: expected"):
+        codec.conform(wrong, Left | Right)
+
+
+@dataclass
+class Node:
+    children: list[Node] = field(default_factory=list)
+
+
+def test_a_value_without_end_is_refused_and_not_a_recursion_error() -> None:
+    circular: dict[str, Any] = {"children": []}
+    circular["children"].append(circular)
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"children": [deep]}
+    for value in (circular, deep):
+        with pytest.raises(ValueError, match="nested too deeply"):
+            codec.conform(value, Node)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"user_id": "no number"}, {"userId": 1, "user_id": "no number"}, {"userId": 1, "else": 2}],
+    ids=str,
+)
+def test_a_renamed_field_of_a_struct_cannot_be_given_unchecked_under_its_other_name(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"value: Account has no field '(user_id|else)'"):
+        codec.conform(value, Account)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        ({"1": "a", "1.0": "b"}, dict[float, str]),
+        ({"1": "a", 1: "b"}, dict[int, str]),
+        ({"true": "a", "1": "b"}, dict[bool, str]),
+        (
+            {"0000000A-0000-0000-0000-000000000000": 1, "0000000a-0000-0000-0000-000000000000": 2},
+            dict[UUID, int],
+        ),
+    ],
+    ids=str,
+)
+def test_two_keys_that_become_one_are_refused_rather_than_one_of_them_dropped(value: Any, hint: Any) -> None:
+    with pytest.raises(ValueError, match="value: two keys are the same"):
+        codec.conform(value, hint)
+
+
+def test_an_integer_that_no_float_equals_is_refused() -> None:
+    assert codec.conform(2**53, float) == 2.0**53
+    for number in (2**53 + 1, 10**400, -(2**60) - 1):
+        with pytest.raises(ValueError, match="value: "):
+            codec.conform(number, float)
+
+
+class Alias:
+    @property
+    def __value__(self) -> Any:
+        raise NameError("what the alias names exists only for the type checker")
+
+
+def test_an_alias_that_cannot_be_resolved_is_not_checked() -> None:
+    assert codec.conform(1, Alias()) == 1
+    with pytest.raises(ValueError, match="expected None"):
+        codec.conform(1, SimpleNamespace(__value__=None))
+    assert codec.conform([1], list[Alias()]) == [1]  # type: ignore[misc]

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.codec import Codec, load_error
+from perdure.codec import Codec, load_error, tree_of
 from tests.codec.models import ALL, Access, Account, Box, Color, Counter, Crate, Item, Order, Place, User
 from tests.codec.test_values import VALUES
 
@@ -31,8 +31,9 @@ SAMPLE: Any = {
     "$key": datetime(2024, 1, 1, tzinfo=UTC),
     "classes": [Order(1, [Item("a")]), Account(1), Place(1.0, {"a"}), Box(1), Crate(1), User(name="a"), Counter(1)],
     "enums": [Color.RED, Access.READ | Access.WRITE],
+    "lost": object(),
 }
-DATA = codec.dump(SAMPLE, ALL)[0]
+DATA = codec.dump(SAMPLE, ALL, losses=[])[0]
 
 
 def _load(data: bytes) -> None:
@@ -43,6 +44,10 @@ def _load(data: bytes) -> None:
         assert str(error)  # noqa: PT017 - most of these are errors, some are other values
     try:
         load_error(data, "key")
+    except ValueError as error:
+        assert str(error)  # noqa: PT017 - as above
+    try:
+        tree_of(data)
     except ValueError as error:
         assert str(error)  # noqa: PT017 - as above
 
@@ -66,7 +71,7 @@ def test_random_bytes_are_a_value_or_a_value_error(data: bytes) -> None:
 
 @given(st.sampled_from([b"$tuple", b"$set", b"$frozenset", b"$dict", b"$class", b"$enum", b"$int", b"$float", b"$str", b"$bytes",
                         b"$bytearray", b"$datetime", b"$time", b"$date", b"$timedelta", b"$decimal", b"$uuid", b"$path",
-                        b"$unset", b"$", b"$nonsense"]), VALUES)  # fmt: skip
+                        b"$unset", b"$lost", b"$", b"$nonsense"]), VALUES)  # fmt: skip
 def test_a_tag_around_anything_is_a_value_or_a_value_error(tag: bytes, content: Any) -> None:
     data, _ = codec.dump(content)
     _load(b'{"' + tag + b'":' + data + b"}")
@@ -96,6 +101,9 @@ def test_a_tag_around_anything_is_a_value_or_a_value_error(tag: bytes, content: 
         (b'{"$set":[[1]]}', "unhashable"),
         (b'{"$dict":[[1,2],[1,3]]}', "twice"),
         (b'{"$dict":[1]}', "cannot be read"),
+        (b'{"$dict":["ab"]}', "must hold a list"),
+        (b'{"$dict":[{"a":1,"b":2}]}', "must hold a list"),
+        (b'{"$dict":[[1,2,3]]}', "cannot be read"),
         (b'{"$int":"0x1g"}', "invalid literal"),
         (b'{"$int":"10"}', "malformed"),
         (b'{"$int":10}', "a string was expected"),

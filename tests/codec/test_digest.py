@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from decimal import Decimal, localcontext
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from perdure.codec import Codec
 from tests.codec.models import Color, Item, Level, Order, Point
 from tests.codec.same import same
+from tests.codec.test_refusals import SHARED_TOO_OFTEN
 from tests.codec.test_values import VALUES
 
 codec = Codec()
@@ -104,3 +106,19 @@ def test_what_cannot_be_encoded_has_no_digest() -> None:
         deep = [deep]
     for value in (object(), [len], (1, object()), {"a": circular}, circular, deep, {len: 1}):
         assert codec.digest(value) is None
+
+
+def test_a_digest_does_not_depend_on_the_decimal_context() -> None:
+    value = [Decimal("1.5E+50"), Decimal("NaN")]
+    with localcontext() as context:
+        context.capitals, context.prec = 0, 2
+        there = codec.digest(value)
+    assert there == codec.digest(value) is not None
+
+
+def test_a_value_that_shares_its_parts_too_often_has_no_digest() -> None:
+    small = Codec(max_bytes=100_000)
+    for make in SHARED_TOO_OFTEN.values():
+        value = make()
+        assert small.digest(value) is None
+        assert small.digest((value,)) is None

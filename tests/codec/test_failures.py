@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import subprocess
 import sys
+import tracemalloc
 import types
+from dataclasses import dataclass
 from typing import Any, Self
 
 import msgspec
@@ -378,3 +381,179 @@ def test_an_error_of_perdure_says_the_same_after_its_return() -> None:
     again = _again(error)
     assert isinstance(again, PerdureError)
     assert str(again) == str(error)
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+class Shadowed(Exception):
+    """Whatever Python keeps in an exception, this class has something else under the name."""
+
+    @property
+    def _nothing(self) -> Any:
+        raise RuntimeError
+
+    __cause__ = __context__ = __suppress_context__ = __notes__ = args = __dict__ = _nothing
+
+
+class Nameless(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name in {"__module__", "__qualname__", "__name__"}:
+            raise RuntimeError
+        return super().__getattribute__(name)
+
+
+class OfNamelessClass(Exception, metaclass=Nameless):
+    pass
+
+
+def test_an_exception_that_forbids_assignment_comes_back_with_its_cause_and_notes() -> None:
+    error = Frozen(7)
+    BaseException.__setattr__(error, "__cause__", Plain("why"))
+    BaseException.__setattr__(error, "__notes__", ["a note"])
+    again = _again(error)
+    assert again == error
+    assert (type(again.__cause__), again.__notes__, again.__suppress_context__) == (Plain, ["a note"], True)
+    assert rebuildable(error)
+
+
+def test_what_a_class_puts_in_place_of_what_python_keeps_is_not_asked() -> None:
+    error = Shadowed("a", 1)
+    BaseException.__dict__["__cause__"].__set__(error, Plain("why"))
+    again = _again(_raised(error))
+    assert type(again) is Shadowed
+    assert BaseException.__dict__["args"].__get__(again) == ("a", 1)
+    assert type(BaseException.__dict__["__cause__"].__get__(again)) is Plain
+    assert "_raised" in json.loads(dump_error(error))["traceback"]
+
+
+def test_a_metaclass_does_not_stop_the_recording() -> None:
+    assert json.loads(dump_error(OfNamelessClass("x")))["qualname"] == "OfNamelessClass"
+    assert type(_again(OfNamelessClass("x"))) is OfNamelessClass
+
+
+def test_many_arguments_are_left_out_and_the_message_stays() -> None:
+    data = dump_error(Plain(*range(2_000_000)))
+    assert len(data) < 100_000
+    assert load_error(data, "k").args[0].startswith("(0, 1, 2, ")
+
+
+def _loaded(number: int) -> Exception:
+    error = Plain("\0" * 10_000 + str(number), *["\0" * 10_000] * 6)
+    error.__notes__ = ["\0" * 10_000] * 50
+    vars(error).update({f"attribute{index}": "x" * 60_000 for index in range(200)})
+    return error
+
+
+def test_a_record_is_bounded_as_a_whole_and_keeps_every_message() -> None:
+    data = dump_error(ExceptionGroup("many", [_loaded(number) for number in range(200)]))
+    assert len(data) < 8 * 2**20
+    again = load_error(data, "k")
+    assert isinstance(again, ExceptionGroup)
+    assert len(again.exceptions) == 99
+    assert all(child["message"] for child in json.loads(data)["children"])
+    first = again.exceptions[0]
+    assert vars(first)["attribute0"] == "x" * 60_000
+
+
+def test_a_huge_attribute_is_left_out_before_it_is_written() -> None:
+    error = Plain("x")
+    shared: Any = ["y"]
+    for _ in range(60):
+        shared = [shared, shared]
+    vars(error).update(code=7, blob=b"x" * 50_000_000, shared=shared, many=["z" * 100_000] * 1_000_000)
+    tracemalloc.start()
+    try:
+        data = dump_error(error)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+    assert vars(load_error(data, "k")) == {"code": 7}
+
+
+def test_an_attribute_whose_name_is_no_text_is_left_out_and_not_renamed() -> None:
+    error = Plain("x")
+    vars(error).update({"fine": 1})
+    vars(error).update({1: 1, "\ud800": 2, None: 3})  # type: ignore[dict-item]
+    assert vars(_again(error)) == {"fine": 1}
+
+
+@pytest.mark.parametrize(
+    ("qualname", "args", "attributes"),
+    [
+        ("UnicodeDecodeError", ["utf-8", {"$bytes": "eA=="}, -(10**9), -(10**9) + 1, "r"], {}),
+        ("UnicodeDecodeError", ["utf-8", {"$bytes": "eA=="}, 0, 1, "r"], {"start": -(10**9), "end": -(10**9) + 1}),
+        ("UnicodeDecodeError", ["utf-8", {"$bytes": "eA=="}, 0, 1, "r"], {"object": 5}),
+        ("UnicodeDecodeError", ["utf-8", {"$bytes": "eA=="}, 0, 1, "r"], {"object": None, "reason": None}),
+        ("UnicodeDecodeError", [], {"object": "text", "start": 0, "end": 1}),
+        ("UnicodeEncodeError", ["utf-8", "x", -(10**9), -(10**9) + 1, "r"], {}),
+        ("UnicodeEncodeError", ["utf-8", "x", 0, 1, "r"], {"object": {"$bytes": "eA=="}, "encoding": 1}),
+        ("UnicodeTranslateError", ["x", -(10**9), -(10**9) + 1, "r"], {}),
+        ("UnicodeTranslateError", ["x", 0, 1, "r"], {"object": 5, "reason": 6}),
+    ],
+    ids=str,
+)
+def test_a_planted_unicode_error_does_not_read_memory_that_it_must_not(qualname: str, args: Any, attributes: Any) -> None:
+    data = _planted("builtins", qualname, args=args, attributes=attributes)
+    program = f"from perdure.codec import load_error; print(repr(str(load_error({data!r}, 'k'))))"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (shown.returncode, shown.stderr) == (0, "")
+
+
+def test_a_unicode_error_keeps_what_changed_after_it_was_made() -> None:
+    error = _decode_failed()
+    error.object, error.start, error.end, error.reason = b"abc", 1, 2, "another"
+    again = _again(error)
+    assert isinstance(again, UnicodeDecodeError)
+    assert (again.object, again.start, again.end, again.reason, str(again)) == (b"abc", 1, 2, "another", str(error))
+
+
+def test_a_unicode_error_about_more_than_can_be_kept_stays_one() -> None:
+    with pytest.raises(UnicodeDecodeError) as caught:
+        (b"x" * 1_000_000 + b"\xff").decode()
+    again = _again(caught.value)
+    assert type(again) is UnicodeDecodeError
+    assert "position 1000000" in again.args[0]
+
+
+class Empty(Exception):
+    def __len__(self) -> int:
+        return 0
+
+
+class Dubious(Exception):
+    def __bool__(self) -> bool:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("error", [Empty("x"), Dubious("x")], ids=lambda error: type(error).__name__)
+def test_an_exception_that_is_not_true_comes_back_as_itself(error: Exception) -> None:
+    assert type(_again(error)) is type(error)
+    assert rebuildable(error)
+
+
+def test_a_slot_that_holds_none_is_not_empty_when_it_comes_back() -> None:
+    error = Slotted("because")
+    error.why = None  # type: ignore[assignment]
+    again = _again(error)
+    assert getattr(again, "why", "empty") is None
+    assert not hasattr(again, "empty")
+
+
+class Pretender:
+    @property
+    def __class__(self) -> Any:
+        return str
+
+    @__class__.setter
+    def __class__(self, _value: Any) -> None: ...
+
+
+def test_a_note_that_only_claims_to_be_text_does_not_spoil_the_record() -> None:
+    error = _raised(Plain("x"))
+    error.__notes__ = [Pretender(), "fine"]  # type: ignore[list-item]
+    record = json.loads(dump_error(error))
+    assert record["notes"] == ["<unknown>", "fine"]
+    assert "_raised" in record["traceback"]

@@ -6,6 +6,7 @@ import decimal
 import json
 import subprocess
 import sys
+import zoneinfo
 from collections import OrderedDict
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -19,8 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.codec import Codec
+from perdure.codec import Codec, Loss
 from perdure.codec.tagging import Tagger
+from perdure.errors import ValueNotStorable
 from tests.codec.same import mutable_parts, same
 
 codec = Codec()
@@ -242,3 +244,39 @@ def test_importing_the_codec_loads_only_the_standard_library_and_msgspec() -> No
 
 def _environment() -> dict[str, str]:
     return {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+
+
+@pytest.mark.parametrize("value", [2**2126, 10**640 - 1, -(10**639), 10**639, 10**638, -(10**640) + 1])
+def test_an_integer_is_written_the_same_alone_as_among_others(value: int) -> None:
+    among = json.loads(codec.dump((value,))[0])["$tuple"][0]
+    assert json.loads(codec.dump(value)[0]) == among == json.loads(codec.dump([value])[0])[0]
+
+
+def test_a_windows_path_whose_text_means_another_path_is_not_changed_silently() -> None:
+    path = PureWindowsPath("./c:a")  # before 3.12 its text is "c:a", which names a drive
+    try:
+        assert codec.dump(path)[1] == path
+    except ValueNotStorable as error:
+        assert "another path" in str(error)  # noqa: PT017 - which of the two depends on the version of Python
+
+
+def test_a_time_zone_from_a_file_is_refused_whatever_key_it_was_given() -> None:
+    source = next(found for root in zoneinfo.TZPATH if (found := Path(root, "America/New_York")).exists())
+    with source.open("rb") as file:
+        zone = ZoneInfo.from_file(file, key="Europe/Berlin")
+    with pytest.raises(ValueNotStorable, match="time zone"):
+        codec.dump([datetime(2024, 1, 1, tzinfo=zone)])
+    fresh = ZoneInfo.no_cache("Europe/Berlin")
+    assert same(codec.dump(datetime(2024, 1, 1, tzinfo=fresh))[1], datetime(2024, 1, 1, tzinfo=fresh))
+
+
+class Name(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("name", ["\ud800", Name("CET")])
+def test_a_time_zone_whose_name_cannot_be_stored_is_refused_with_its_path(name: str) -> None:
+    losses: list[Loss] = []
+    value = [1, datetime(2024, 1, 1, tzinfo=timezone(timedelta(hours=1), name))]
+    assert codec.dump(value, losses=losses)[1] == [1, None]
+    assert losses == [Loss("value[1]", "non-json")]

@@ -14,13 +14,13 @@ from perdure.store import Capability, Store
 from perdure.stores.memory_database import MemoryDatabase
 from perdure.stores.memory_store import MemoryStore
 from perdure.testing.contract import Case, StoreFactory, all_cases, contract_tests, fencing, handles, watching
-from tests.contract.broken import claiming, reading, table, transactions, waking
+from tests.contract.broken import beginning, claiming, late_inputs, reading, restoring, saving, table, transactions, waking
 from tests.contract.broken import fencing as broken_fencing
 
 CASES = {case.name: case for case in all_cases()}
 # Importing the modules of broken stores fills their table.
 BROKEN = table.BROKEN
-PARTS = (broken_fencing, claiming, waking, reading, transactions)
+PARTS = (broken_fencing, claiming, waking, reading, transactions, beginning, restoring, late_inputs, saving)
 
 
 class Factory(StoreFactory):

@@ -101,7 +101,7 @@ async def _stolen(store: Store, run_id: str, clock: ManualClock) -> Claim:
 
 async def test_the_heartbeat_notices_that_a_lease_is_lost_while_a_step_runs(store: Store) -> None:
     clock, gate = ManualClock(), Gate()
-    async with client(store, gate.flow, clock=clock, lease_ttl="30ms") as runtime, asyncio.timeout(PATIENCE):
+    async with client(store, gate.flow, clock=clock, lease_ttl="300ms") as runtime, asyncio.timeout(PATIENCE):
         driving = asyncio.ensure_future(runtime.run(gate.flow, id="r1"))
         await gate.reached.wait()
         await _stolen(store, "r1", clock)
@@ -147,7 +147,7 @@ async def test_a_worker_says_that_a_lease_was_lost_and_works_on(store: Store, ca
     clock, lost, other = ManualClock(), Gate("lost"), Gate("other")
     other.opened.set()
     with caplog.at_level(logging.WARNING, "perdure"):
-        async with Runtime(store, [lost.flow, other.flow], clock=clock, lease_ttl="30ms") as runtime, asyncio.timeout(PATIENCE):
+        async with Runtime(store, [lost.flow, other.flow], clock=clock, lease_ttl="300ms") as runtime, asyncio.timeout(PATIENCE):
             await runtime.start(lost.flow, id="r1")
             await lost.reached.wait()
             await _stolen(store, "r1", clock)

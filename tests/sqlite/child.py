@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
+
 from perdure.errors import PersistenceError
 from perdure.journal import Entry
-from perdure.store import Lease, NewRun
-from perdure.stores.sqlite_store import SQLiteStore
+from perdure.store import Lease, NewRun, RunRow, Signal
+from perdure.stores.sqlite_store import SQLiteStore, worker
 
 Job = Callable[..., Coroutine[Any, Any, None]]
 
@@ -69,6 +71,28 @@ async def create(path: str, run_id: str) -> None:
     await store.setup()
     wait_for_go()
     await store.create(new_run(run_id))
+    await store.close()
+
+
+def restored(run_id: str, **columns: Any) -> RunRow:
+    given = {"status": "pending", "wake_at": 1, "created_at": 1, "updated_at": 1, **columns}
+    return RunRow(**{**msgspec.structs.asdict(new_run(run_id)), **given})
+
+
+def journal(name: str) -> list[Entry]:
+    return [Entry(seq=seq, key=f"{name}-{seq}", payload=b"x" * 3000) for seq in range(1, 11)]
+
+
+def inbox(name: str) -> list[Signal]:
+    return [Signal(seq=seq, name=name, payload=b"x" * 3000) for seq in range(1, 6)]
+
+
+async def begin(path: str) -> None:
+    """Create a run with a journal, and put a whole one in place of another."""
+    store = SQLiteStore(path)
+    wait_for_go()
+    await store.create(new_run("begun"), ttl=60, entries=journal("begun"))
+    await store.restore(restored("replaced", input=b"new"), journal("new"), inbox("new"))
     await store.close()
 
 
@@ -141,6 +165,7 @@ def _forked(store: SQLiteStore) -> int:
     if pid == 0:
         code = 1
         try:
+            say("child keeps", sum(connection is not None for connection in worker._left_behind))
             thread = threading.Thread(target=lambda: asyncio.run(_refused(store)))  # this one has the parent's loop running
             thread.start()
             thread.join()
@@ -170,6 +195,7 @@ JOBS: dict[str, Job] = {
     "hold": hold,
     "write": write,
     "create": create,
+    "begin": begin,
     "leave_open": leave_open,
     "fail_to_sync": fail_to_sync,
 }

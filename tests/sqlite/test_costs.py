@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from perdure.journal import Entry
-from perdure.store import Awaited, Item, Lease, NewRun, QueueLimits
-from perdure.stores.sqlite_store import claims, inbox, reading, recording, runs, schedules
+from perdure.store import Awaited, Item, Lease, NewRun, QueueLimits, RunRow, Signal
+from perdure.stores.beginning import new_row
+from perdure.stores.sqlite_store import claims, inbox, reading, recording, restoring, runs, schedules
 from perdure.stores.sqlite_store.owner import Owners
 from perdure.stores.sqlite_store.schema import Session, Tables, set_up
 
-MODULES: Final = (runs, recording, inbox, claims, schedules, reading)
+MODULES: Final = (runs, recording, inbox, claims, schedules, reading, restoring)
 # Sorting is allowed where what is sorted is bounded by something else: leases, awaited rows, runs with a prefix.
 SORTING: Final = {"_LEASED", "_UNCONSUMED", "_LIST_PREFIX"}
 FUTURE: Final = 4_000_000_000_000_000
@@ -54,8 +56,9 @@ class Meter:
 
     def add_runs(self, count: int, prefix: str, **columns: Any) -> None:
         """Many runs like one that is created."""
-        new = {"id": f"{prefix}seed", "workflow": "flow", "input": b"", "input_hash": b"", "seed": b"", **columns}
-        run = runs.insert_pending(self.session, NewRun(**new), NOW)
+        new = {"id": f"{prefix}seed", "workflow": "flow", "input": b"", "input_hash": b"h", "seed": b"", **columns}
+        run = new_row(NewRun(**new), NOW)
+        runs.insert(self.session, run, None)
         names = [row[1] for row in self.connection.execute("PRAGMA table_info(perdure_runs)")]
         listed = ", ".join("? || n" if name == "id" else name for name in names)
         numbers = "WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?)"
@@ -142,6 +145,16 @@ def test_a_claim_takes_steps_for_what_it_takes_not_for_what_is_due(new_meter: Ca
     assert costs[1] < costs[0] * 1.1
 
 
+def test_a_queue_that_is_full_by_now_is_left_at_once(new_meter: Callable[[], Meter]) -> None:
+    costs = []
+    for size in (20, 5000):
+        meter = new_meter()
+        schedules.limit_queue(meter.session, "default", QueueLimits(concurrency=3))
+        meter.add_runs(size, "due-", start_at=NOW - 1)
+        costs.append(_claim(meter))
+    assert costs[1] < costs[0] * 1.1
+
+
 def test_lists_and_due_cost_the_same_however_many_runs_there_are(new_meter: Callable[[], Meter]) -> None:
     costs = []
     for size in (200, 20_000):
@@ -183,7 +196,7 @@ def test_a_verb_of_the_holder_costs_the_same_at_any_length_of_the_run(new_meter:
 
 def _long_run(meter: Meter, size: int) -> Lease:
     """A run with so many entries, items and consumed signals."""
-    new = NewRun(id="run", workflow="flow", input=b"", input_hash=b"", seed=b"")
+    new = NewRun(id="run", workflow="flow", input=b"", input_hash=b"h", seed=b"")
     claim = runs.create(meter.session, new, MINUTE, OWNERS, NOW).claim
     assert claim is not None
     for _ in range(size):
@@ -193,6 +206,56 @@ def _long_run(meter: Meter, size: int) -> Lease:
     items = [Item(stream="log", n=n, payload=b"") for n in numbers]
     recording.record(meter.session, claim.lease, entries, [n + 1 for n in numbers], items)
     return claim.lease
+
+
+def _statements(meter: Meter, verb: Callable[..., Any], *args: Any) -> list[str]:
+    said: list[str] = []
+    meter.connection.set_trace_callback(said.append)
+    verb(meter.session, *args)
+    meter.connection.set_trace_callback(None)
+    return [line.split()[0] for line in said if "perdure_" in line]
+
+
+def test_beginning_a_run_takes_two_statements_and_one_for_each_entry(new_meter: Callable[[], Meter]) -> None:
+    meter = new_meter()
+    new = [NewRun(id=f"run-{n}", workflow="flow", input=b"", input_hash=b"h", seed=b"") for n in range(3)]
+    assert _statements(meter, runs.create, new[0], None, OWNERS, NOW) == ["SELECT", "INSERT"]
+    assert _statements(meter, runs.create, new[1], MINUTE, OWNERS, NOW) == ["SELECT", "INSERT"]
+    assert _statements(meter, runs.create, new[1], MINUTE, OWNERS, NOW) == ["SELECT"]
+    entries = [Entry(seq=n, key=f"step-{n}") for n in range(1, 4)]
+    begun = runs.Begun(entries, created_at=NOW - 1)
+    assert _statements(meter, runs.create, new[2], MINUTE, OWNERS, NOW, begun) == ["SELECT", *["INSERT"] * 4]
+
+
+def test_restoring_a_run_takes_as_many_statements_as_it_has_rows(new_meter: Callable[[], Meter]) -> None:
+    meter = new_meter()
+    meter.add_runs(1, "other-")
+    row = new_row(NewRun(id="run", workflow="flow", input=b"", input_hash=b"", seed=b""), NOW)
+    entries = [Entry(seq=n, key=f"step-{n}") for n in range(1, 4)]
+    rows = [Signal(seq=n, name="go", payload=b"") for n in range(1, 3)]
+    assert _statements(meter, restoring.restore, row, entries, rows, OWNERS, NOW) == ["SELECT", *["INSERT"] * 6]
+    replaced = _statements(meter, restoring.restore, row, [], [], OWNERS, NOW)
+    assert replaced == ["SELECT", *["DELETE"] * 4, "INSERT"]
+    assert _statements(meter, runs.create, msgspec.structs.replace(_new(row), input_hash=b"h"), None, OWNERS, NOW) == [
+        "SELECT",
+        "UPDATE",
+    ]
+
+
+def _new(row: RunRow) -> NewRun:
+    return NewRun(**{name: getattr(row, name) for name in NewRun.__struct_fields__})
+
+
+def test_restoring_costs_the_same_however_many_other_runs_there_are(new_meter: Callable[[], Meter]) -> None:
+    costs = []
+    for size in (10, 5000):
+        meter = new_meter()
+        _long_run(meter, 10)
+        meter.add_runs(size, "crowd-")
+        row = runs.get(meter.session, "run")
+        assert row is not None
+        costs.append(meter.cost(restoring.restore, row, [Entry(seq=1, key="step")], [], OWNERS, NOW + 2 * MINUTE))
+    assert costs[1] < costs[0] * 1.1
 
 
 def test_the_journal_has_one_index(new_meter: Callable[[], Meter]) -> None:

@@ -78,6 +78,20 @@ async def test_after_sqlite_rolled_back_nothing_is_written_alone(store: SQLiteSt
         assert await transaction.execute("SELECT n FROM effects") == []
 
 
+async def test_a_record_that_failed_half_way_takes_its_transaction_along(store: SQLiteStore) -> None:
+    await _table(store)
+    lease = await started(store, "run")
+    unstorable = Entry(seq=2, key="\ud800")  # no key that was checked looks like this, but a store must not rely on it
+    with pytest.raises(PersistenceError, match="rolled"):  # noqa: PT012 - the last statement is the exit itself
+        async with store.transaction(lease) as transaction:
+            await transaction.execute("INSERT INTO effects VALUES (1)")
+            with pytest.raises(UnicodeEncodeError):
+                await transaction.record([STEP, unstorable])
+    assert await store.journal("run") == []
+    async with store.transaction(lease) as transaction:
+        assert await transaction.execute("SELECT n FROM effects") == []
+
+
 async def test_a_cancelled_transaction_leaves_nothing(store: SQLiteStore) -> None:
     await _table(store)
     lease = await started(store, "run")

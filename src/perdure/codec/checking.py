@@ -35,47 +35,215 @@ _WRAPPERS = tuple(
     getattr(typing, name) for name in ("Required", "NotRequired", "ReadOnly", "Final", "ClassVar") if hasattr(typing, name)
 )
 _SEQUENCES = (list, tuple, set, frozenset)
+_CONTAINERS = frozenset({*_SEQUENCES, dict})
+_NOTHING: Any = object()
 
 
 def conform(value: Any, hint: Any, path: str) -> Any:
     """The value as `hint` describes it; the value itself when it is that already. `ValueError` when it does not fit."""
-    origin = get_origin(hint)
-    if origin is None:
-        return _conform_plain(value, hint, path)
-    if origin is Annotated:
-        return _conform_annotated(value, hint, path)
-    if origin is Union or origin is types.UnionType:
-        return _conform_union(value, hint, path)
-    if origin is Literal:
-        return _conform_literal(value, hint, path)
-    if origin in _WRAPPERS:
-        return conform(value, get_args(hint)[0], path)
-    if not isinstance(origin, type) or origin in {type, collections.abc.Callable}:
-        return value
-    return _conform_generic(value, hint, origin, path)
+    try:
+        return _Check().value(value, hint, path)
+    except RecursionError as error:
+        raise ValueError(f"{path}: it is nested too deeply to be checked, or contains itself") from error
 
 
-def _conform_plain(value: Any, hint: Any, path: str) -> Any:
-    """Against a hint without type arguments."""
-    if hint is None or hint is types.NoneType:
-        return value if value is None else _mismatch(value, "None", path)
-    for behind in ("__supertype__", "__value__"):  # NewType, and an alias made by the `type` statement
-        if not isinstance(hint, type) and hasattr(hint, behind):
-            return conform(value, getattr(hint, behind), path)
-    if not isinstance(hint, type) or hint is object or hint is Any or getattr(hint, "_is_protocol", False):
-        return value
-    if typing.is_typeddict(hint):
-        return _conform_typed_dict(value, hint, path)
-    return value if isinstance(value, hint) else _converted(value, hint, {}, path)
+class _Check:
+    """Checks one value with all its parts."""
+
+    __slots__ = ("unions",)
+
+    def __init__(self) -> None:
+        # What each part was found to be as each union, or why not: an arm of a union may have the same union in its fields,
+        # and to try both of two arms again at every level takes twice the time for each.
+        self.unions: dict[Any, tuple[Any, Any, str | None]] = {}
+
+    def value(self, value: Any, hint: Any, path: str) -> Any:
+        origin = get_origin(hint)
+        if origin is None:
+            return self._plain(value, hint, path)
+        if origin is Annotated:
+            return self._annotated(value, hint, path)
+        if origin is Union or origin is types.UnionType:
+            return self._union(value, hint, path)
+        if origin is Literal:
+            return _conform_literal(value, hint, path)
+        if origin in _WRAPPERS:
+            return self.value(value, get_args(hint)[0], path)
+        if not isinstance(origin, type) or origin in {type, collections.abc.Callable}:
+            return value
+        return self._generic(value, hint, origin, path)
+
+    def _plain(self, value: Any, hint: Any, path: str) -> Any:
+        """Against a hint without type arguments."""
+        if hint is None or hint is types.NoneType:
+            return value if value is None else _mismatch(value, "None", path)
+        if not isinstance(hint, type) and (behind := _behind(hint)) is not _NOTHING:
+            return self.value(value, behind, path)
+        if not isinstance(hint, type) or hint is object or hint is Any or getattr(hint, "_is_protocol", False):
+            return value
+        if typing.is_typeddict(hint):
+            return self._typed_dict(value, hint, path)
+        return value if isinstance(value, hint) else self._converted(value, hint, {}, path)
+
+    def _annotated(self, value: Any, hint: Any, path: str) -> Any:
+        inner, *metadata = get_args(hint)
+        result = self.value(value, inner, path)
+        for constraint in metadata:
+            if isinstance(constraint, msgspec.Meta):
+                _checked_by_msgspec(result, Annotated[type(result), constraint], path)
+        return result
+
+    def _union(self, value: Any, hint: Any, path: str) -> Any:
+        if type(value) not in _CONTAINERS:
+            return self._arm(value, hint, path)
+        # The arms in their order: `A | B` equals `B | A`. The hint is kept, so that its id cannot come to mean another one.
+        arms = get_args(hint)
+        key = (id(value), arms if _is_hashable(arms) else id(hint))
+        if key not in self.unions:
+            try:
+                self.unions[key] = (hint, self._arm(value, hint, path), None)
+            except ValueError as error:
+                self.unions[key] = (hint, None, str(error))
+        _, result, reason = self.unions[key]
+        if reason is not None:
+            raise ValueError(reason)
+        return result
+
+    def _arm(self, value: Any, hint: Any, path: str) -> Any:
+        """The value as the arm that it is, otherwise as the first that it can be made."""
+        converted: list[Any] = []
+        reasons: list[str] = []
+        for arm in get_args(hint):
+            try:
+                result = self.value(value, arm, path)
+            except ValueError as error:
+                reasons.append(str(error))
+                continue
+            if result is value:
+                return value
+            converted.append(result)
+        if converted:
+            return converted[0]
+        # The arm that got furthest is most likely the one that was meant.
+        reached = max(reasons, key=lambda reason: len(reason.split(": ")[0]))
+        if reached.startswith(f"{path}: expected "):
+            return _mismatch(value, _name(hint), path)
+        raise ValueError(reached)
+
+    def _generic(self, value: Any, hint: Any, origin: type, path: str) -> Any:
+        arguments = get_args(hint)
+        if origin is tuple and hint is not typing.Tuple:  # noqa: UP006  (the bare alias, which a user may have written)
+            return self._tuple(value, arguments, path)
+        if issubclass(origin, collections.abc.Mapping):
+            return self._mapping(value, origin, arguments, path)
+        if _is_abstract_or_builtin(origin):
+            return self._items(value, hint, origin, arguments, path)
+        if isinstance(value, origin) or getattr(origin, "_is_protocol", False):
+            return value
+        return self._converted(value, origin, dict(zip(getattr(origin, "__parameters__", ()), arguments, strict=False)), path)
+
+    def _items(self, value: Any, hint: Any, origin: Any, arguments: tuple[Any, ...], path: str) -> Any:
+        if not isinstance(value, origin) and not (type(value) is list and origin in (set, frozenset, collections.abc.Set)):
+            return _mismatch(value, _name(hint), path)
+        if type(value) not in _SEQUENCES or len(arguments) != 1:
+            return value  # a generator or a class of the user's own is not ours to run through
+        items = [self.value(item, arguments[0], f"{path}[{index}]") for index, item in enumerate(value)]
+        if isinstance(value, origin):
+            return _same_or(value, items, type(value))
+        return _guarded(lambda: (frozenset if origin is frozenset else set)(items), path)
+
+    def _tuple(self, value: Any, arguments: tuple[Any, ...], path: str) -> Any:
+        if not isinstance(value, tuple) and type(value) is not list:
+            return _mismatch(value, "tuple", path)
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            arguments = (arguments[0],) * len(value)
+        if any(get_origin(argument) is typing.Unpack for argument in arguments) or type(value) not in {tuple, list}:
+            return value if isinstance(value, tuple) else tuple(value)
+        if len(arguments) != len(value):
+            raise ValueError(f"{path}: expected a tuple of {len(arguments)}, got {len(value)} items")
+        items = [self.value(item, arguments[index], f"{path}[{index}]") for index, item in enumerate(value)]
+        return _same_or(value, items, tuple)
+
+    def _mapping(self, value: Any, origin: type, arguments: tuple[Any, ...], path: str) -> Any:
+        if not isinstance(value, origin):
+            return _mismatch(value, origin.__name__, path)
+        if type(value) is not dict or len(arguments) != 2:
+            return value
+        key_hint, item_hint = arguments
+        pairs = [
+            (self._key(key, key_hint, path), self.value(item, item_hint, f"{path}[{key!r:.80}]")) for key, item in value.items()
+        ]
+        if all(key is old and item is value[old] for (key, item), old in zip(pairs, value, strict=True)):
+            return value
+        result = _guarded(lambda: dict(pairs), path)
+        if len(result) < len(pairs):
+            raise ValueError(f"{path}: two keys are the same once they are what the annotation says")
+        return result
+
+    def _key(self, key: Any, hint: Any, path: str) -> Any:
+        try:
+            return self.value(key, hint, f"{path}.key({key!r:.80})")
+        except ValueError:
+            # JSON has text for keys only, so here, and only here, the text of a number is the number.
+            if type(key) is not str or hint not in (int, float, bool):
+                raise
+            return _by_msgspec(key, hint, f"{path}.key({key!r:.80})", strict=False)
+
+    def _typed_dict(self, value: Any, hint: Any, path: str) -> Any:
+        if type(value) is not dict:
+            return _mismatch(value, hint.__name__, path)
+        if missing := sorted(hint.__required_keys__ - value.keys()):
+            raise ValueError(f"{path}: {hint.__name__} needs {', '.join(map(repr, missing))}")
+        fields = fields_of(hint)
+        items = {key: self.value(item, fields.get(key, Any), f'{path}["{key}"]') for key, item in value.items()}
+        return value if all(items[key] is value[key] for key in value) else items
+
+    def _converted(self, value: Any, cls: Any, arguments: dict[Any, Any], path: str) -> Any:
+        """What JSON left of an instance of `cls`, as that instance."""
+        if is_pydantic(cls):
+            return _guarded(lambda: cls.model_validate(value), path)
+        if issubclass(cls, Enum):
+            return _member(value, cls, path)
+        shape = shape_of(cls)
+        if shape is not None and type(value) is dict:
+            return self._from_dict(value, cls, arguments, path)
+        if shape is not None and issubclass(cls, tuple) and type(value) is list:
+            if len(value) > len(shape.names):
+                raise ValueError(f"{path}: {cls.__name__} has {len(shape.names)} fields, got {len(value)} items")
+            return self._from_dict(dict(zip(shape.names, value, strict=False)), cls, arguments, path)
+        if issubclass(cls, getattr(sys.modules.get("pathlib"), "PurePath", ())) and type(value) is str:
+            return _guarded(lambda: cls(value), path)
+        return _from_scalar(value, cls, path) if cls in _FROM_JSON else _mismatch(value, cls.__name__, path)
+
+    def _from_dict(self, value: dict[Any, Any], cls: Any, arguments: dict[Any, Any], path: str) -> Any:
+        is_struct = issubclass(cls, msgspec.Struct)
+        if is_struct:
+            value = _without_tag(value, cls, path)
+        parameters = _parameters(cls)
+        given = {}
+        for key, item in value.items():
+            # A renamed field has another parameter, which would be given to the constructor unchecked.
+            if is_struct and key not in parameters:
+                raise ValueError(f"{path}: {cls.__name__} has no field {key!r:.80}")
+            name, hint = parameters.get(key, (key, Any))
+            given[name] = self.value(item, _substituted(hint, arguments), f"{path}.{key}")
+        return _guarded(lambda: cls(**given), path)
 
 
-def _conform_annotated(value: Any, hint: Any, path: str) -> Any:
-    inner, *metadata = get_args(hint)
-    result = conform(value, inner, path)
-    for constraint in metadata:
-        if isinstance(constraint, msgspec.Meta):
-            _checked_by_msgspec(result, Annotated[type(result), constraint], path)
-    return result
+def _behind(hint: Any) -> Any:
+    """What a NewType, or an alias made by the `type` statement, stands for; anything when that cannot be told."""
+    try:
+        return getattr(hint, "__supertype__", getattr(hint, "__value__", _NOTHING))
+    except Exception:  # noqa: BLE001 - an alias is evaluated when it is looked at, and may name what does not exist
+        return Any
+
+
+def _is_hashable(arms: tuple[Any, ...]) -> bool:
+    try:
+        hash(arms)
+    except TypeError:
+        return False
+    return True
 
 
 def _checked_by_msgspec(value: Any, hint: Any, path: str) -> None:
@@ -87,27 +255,6 @@ def _checked_by_msgspec(value: Any, hint: Any, path: str) -> None:
         return
 
 
-def _conform_union(value: Any, hint: Any, path: str) -> Any:
-    converted: list[Any] = []
-    reasons: list[str] = []
-    for arm in get_args(hint):
-        try:
-            result = conform(value, arm, path)
-        except ValueError as error:
-            reasons.append(str(error))
-            continue
-        if result is value:
-            return value
-        converted.append(result)
-    if converted:
-        return converted[0]
-    # The arm that got furthest is most likely the one that was meant.
-    reached = max(reasons, key=lambda reason: len(reason.split(": ")[0]))
-    if reached.startswith(f"{path}: expected "):
-        return _mismatch(value, _name(hint), path)
-    raise ValueError(reached)
-
-
 def _conform_literal(value: Any, hint: Any, path: str) -> Any:
     for choice in get_args(hint):
         if type(choice) is type(value) and choice == value:
@@ -117,94 +264,8 @@ def _conform_literal(value: Any, hint: Any, path: str) -> Any:
     return _mismatch(value, _name(hint), path)
 
 
-def _conform_generic(value: Any, hint: Any, origin: type, path: str) -> Any:
-    arguments = get_args(hint)
-    if origin is tuple and hint is not typing.Tuple:  # noqa: UP006  (the bare alias, which a user may have written)
-        return _conform_tuple(value, arguments, path)
-    if issubclass(origin, collections.abc.Mapping):
-        return _conform_mapping(value, origin, arguments, path)
-    if _is_abstract_or_builtin(origin):
-        return _conform_items(value, hint, origin, arguments, path)
-    if isinstance(value, origin) or getattr(origin, "_is_protocol", False):
-        return value
-    return _converted(value, origin, dict(zip(getattr(origin, "__parameters__", ()), arguments, strict=False)), path)
-
-
 def _is_abstract_or_builtin(origin: type) -> bool:
     return origin in _SEQUENCES or (origin.__module__ == "collections.abc" and issubclass(origin, collections.abc.Iterable))
-
-
-def _conform_items(value: Any, hint: Any, origin: Any, arguments: tuple[Any, ...], path: str) -> Any:
-    if not isinstance(value, origin) and not (type(value) is list and origin in (set, frozenset, collections.abc.Set)):
-        return _mismatch(value, _name(hint), path)
-    if type(value) not in _SEQUENCES or len(arguments) != 1:
-        return value  # a generator or a class of the user's own is not ours to run through
-    items = [conform(item, arguments[0], f"{path}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, origin):
-        return _same_or(value, items, type(value))
-    return _guarded(lambda: (frozenset if origin is frozenset else set)(items), path)
-
-
-def _conform_tuple(value: Any, arguments: tuple[Any, ...], path: str) -> Any:
-    if not isinstance(value, tuple) and type(value) is not list:
-        return _mismatch(value, "tuple", path)
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
-        arguments = (arguments[0],) * len(value)
-    if any(get_origin(argument) is typing.Unpack for argument in arguments) or type(value) not in {tuple, list}:
-        return value if isinstance(value, tuple) else tuple(value)
-    if len(arguments) != len(value):
-        raise ValueError(f"{path}: expected a tuple of {len(arguments)}, got {len(value)} items")
-    items = [conform(item, arguments[index], f"{path}[{index}]") for index, item in enumerate(value)]
-    return _same_or(value, items, tuple)
-
-
-def _conform_mapping(value: Any, origin: type, arguments: tuple[Any, ...], path: str) -> Any:
-    if not isinstance(value, origin):
-        return _mismatch(value, origin.__name__, path)
-    if type(value) is not dict or len(arguments) != 2:
-        return value
-    key_hint, item_hint = arguments
-    pairs = [(_conform_key(key, key_hint, path), conform(item, item_hint, f"{path}[{key!r:.80}]")) for key, item in value.items()]
-    same = all(key is old and item is value[old] for (key, item), old in zip(pairs, value, strict=True))
-    return value if same else _guarded(lambda: dict(pairs), path)
-
-
-def _conform_key(key: Any, hint: Any, path: str) -> Any:
-    try:
-        return conform(key, hint, f"{path}.key({key!r:.80})")
-    except ValueError:
-        # JSON has text for keys only, so here, and only here, the text of a number is the number.
-        if type(key) is not str or hint not in (int, float, bool):
-            raise
-        return _by_msgspec(key, hint, f"{path}.key({key!r:.80})", strict=False)
-
-
-def _conform_typed_dict(value: Any, hint: Any, path: str) -> Any:
-    if type(value) is not dict:
-        return _mismatch(value, hint.__name__, path)
-    if missing := sorted(hint.__required_keys__ - value.keys()):
-        raise ValueError(f"{path}: {hint.__name__} needs {', '.join(map(repr, missing))}")
-    fields = fields_of(hint)
-    items = {key: conform(item, fields.get(key, Any), f'{path}["{key}"]') for key, item in value.items()}
-    return value if all(items[key] is value[key] for key in value) else items
-
-
-def _converted(value: Any, cls: Any, arguments: dict[Any, Any], path: str) -> Any:
-    """What JSON left of an instance of `cls`, as that instance."""
-    if is_pydantic(cls):
-        return _guarded(lambda: cls.model_validate(value), path)
-    if issubclass(cls, Enum):
-        return _member(value, cls, path)
-    shape = shape_of(cls)
-    if shape is not None and type(value) is dict:
-        return _from_dict(value, cls, arguments, path)
-    if shape is not None and issubclass(cls, tuple) and type(value) is list:
-        if len(value) > len(shape.names):
-            raise ValueError(f"{path}: {cls.__name__} has {len(shape.names)} fields, got {len(value)} items")
-        return _from_dict(dict(zip(shape.names, value, strict=False)), cls, arguments, path)
-    if issubclass(cls, getattr(sys.modules.get("pathlib"), "PurePath", ())) and type(value) is str:
-        return _guarded(lambda: cls(value), path)
-    return _by_msgspec(value, cls, path) if cls in _FROM_JSON else _mismatch(value, cls.__name__, path)
 
 
 def _member(value: Any, cls: Any, path: str) -> Any:
@@ -219,15 +280,11 @@ def _member(value: Any, cls: Any, path: str) -> Any:
     raise ValueError(f"{path}: {value!r:.80} is no value of {cls.__name__}")
 
 
-def _from_dict(value: dict[Any, Any], cls: Any, arguments: dict[Any, Any], path: str) -> Any:
-    if issubclass(cls, msgspec.Struct):
-        value = _without_tag(value, cls, path)
-    parameters = _parameters(cls)
-    given = {}
-    for key, item in value.items():
-        name, hint = parameters.get(key, (key, Any))
-        given[name] = conform(item, _substituted(hint, arguments), f"{path}.{key}")
-    return _guarded(lambda: cls(**given), path)
+def _from_scalar(value: Any, cls: Any, path: str) -> Any:
+    result = _by_msgspec(value, cls, path)
+    if cls is float and result != value:
+        raise ValueError(f"{path}: no float is exactly {value!r:.80}")
+    return result
 
 
 @lru_cache(maxsize=1024)

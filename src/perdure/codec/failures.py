@@ -6,8 +6,9 @@ same class if that class is loaded in this process under that name and is an `Ex
 never reaches a function, and no code of the class runs: memory is allocated by the nearest builtin base, then `args`
 and attributes are set. Otherwise it comes back as `StepFailed`, which carries type name and message.
 
-Recording must not fail, because it happens while something else has failed already: every call into the user's class is
-guarded, every length bounded, and a chain that leads back to itself ends there.
+Recording must not fail, because it happens while something else has failed already: what Python keeps in an exception is
+read and written past the user's class, its `__str__` is guarded, every length is bounded, all of them together too, and a
+chain that leads back to itself ends there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from typing import Any
 
 import msgspec
 
+from perdure.codec.bounded import encoded
+from perdure.codec.scalars import is_text
+from perdure.codec.shapes import said
 from perdure.codec.tagging import Tagger
 from perdure.codec.untagging import Untagger
 from perdure.codec.values import refuse_repeated_keys
@@ -32,6 +36,12 @@ _MAX_CHAIN = 10
 _MAX_ERRORS = 100
 _MAX_VALUE = 64 * 1024
 _MAX_DEPTH = 50
+# Of one record with all it leads to, in characters; JSON takes up to six bytes for one. Messages are kept when it is used up.
+_MAX_RECORD = 1_000_000
+_MIN_TEXT = 200
+# What Python itself keeps in an exception and in a class, whatever the class has under these names.
+_KEPT = vars(BaseException)
+_NAMES = vars(type)
 
 
 class _Recorded(msgspec.Struct, omit_defaults=True):
@@ -59,9 +69,8 @@ def dump_error(error: BaseException) -> bytes:
     """The exception as JSON; never raises."""
     try:
         return _encode(_Recorder().record(error, 0))
-    except Exception:  # noqa: BLE001 - a class that has replaced what every exception has, such as __cause__
-        cls = type(error)
-        return _encode(_Recorded(_text(cls.__module__, 1_000), _text(cls.__qualname__, 1_000), _message(error)))
+    except Exception:  # noqa: BLE001 - the stack may be used up, and what is not foreseen here must not hide the error
+        return _encode(_Recorder().described(error))
 
 
 def load_error(data: bytes, key: str) -> Exception:
@@ -72,8 +81,10 @@ def load_error(data: bytes, key: str) -> Exception:
     try:
         refuse_repeated_keys(data)
         return _rebuilt(_decoder.decode(data), key)
+    except MemoryError:  # no fault of the data
+        raise
     except Exception as error:  # RecursionError, or whatever a malformed tree makes a constructor raise
-        raise ValueError(f"the recorded error cannot be read: {error}") from error
+        raise ValueError(f"the recorded error cannot be read: {said(error)}") from error
 
 
 def rebuildable(error: BaseException) -> bool:
@@ -87,97 +98,116 @@ class _Recorder:
     def __init__(self) -> None:
         self.open: set[int] = set()
         self.left = _MAX_ERRORS
+        self.room = _MAX_RECORD
 
     def record(self, error: BaseException, depth: int) -> _Recorded:
         self.open.add(id(error))
         self.left -= 1
-        cls = type(error)
-        recorded = _Recorded(_text(cls.__module__, 1_000), _text(cls.__qualname__, 1_000), _message(error))
-        recorded.args = _plain_args(error)
-        recorded.attributes = _plain_attributes(error)
-        recorded.traceback = _traceback(error, recorded)
-        recorded.notes = _notes(error)
-        recorded.cause = self._linked(error.__cause__, depth)
-        recorded.context = self._linked(error.__context__, depth) if error.__context__ is not error.__cause__ else None
-        recorded.suppress_context = error.__suppress_context__
-        if isinstance(error, BaseExceptionGroup):
-            recorded.group = _text(BaseExceptionGroup.message.__get__(error), _MAX_MESSAGE)
+        recorded = self.described(error)
+        recorded.args = self._args(error)
+        recorded.attributes = self._attributes(error)
+        recorded.traceback = self._text(_traceback(error, recorded), _MAX_TRACEBACK)
+        recorded.notes = self._notes(error)
+        cause, context = _kept(error, "__cause__"), _kept(error, "__context__")
+        recorded.cause = self._linked(cause, depth)
+        recorded.context = self._linked(context, depth) if context is not cause else None
+        recorded.suppress_context = _kept(error, "__suppress_context__")
+        if issubclass(type(error), BaseExceptionGroup):
+            recorded.group = self._text(BaseExceptionGroup.message.__get__(error), _MAX_MESSAGE)
             found = (self._linked(child, depth) for child in BaseExceptionGroup.exceptions.__get__(error))
             recorded.children = [child for child in found if child is not None]
         self.open.discard(id(error))
         return recorded
+
+    def described(self, error: BaseException) -> _Recorded:
+        """What can be said of any exception: its class and its message."""
+        module, qualname = (self._text(_NAMES[name].__get__(type(error)), 1_000) for name in ("__module__", "__qualname__"))
+        return _Recorded(module, qualname, self._text(_message(error), _MAX_MESSAGE))
 
     def _linked(self, error: BaseException | None, depth: int) -> _Recorded | None:
         if error is None or id(error) in self.open or depth >= _MAX_CHAIN or self.left <= 0:
             return None
         return self.record(error, depth + 1)
 
+    def _text(self, value: Any, limit: int) -> str:
+        """At most `limit` characters that can stand in JSON; a lone surrogate becomes its escape."""
+        limit = min(limit, max(self.room, _MIN_TEXT))
+        shown = str.__str__(value) if issubclass(type(value), str) else "<unknown>"
+        shown = shown[:limit] + ("… (cut)" if len(shown) > limit else "")
+        self.room -= len(shown)
+        return shown.encode("utf-8", "backslashreplace").decode()
+
+    def _plain(self, value: Any) -> Any:
+        """The tree of a value without classes; raises for any other, and for one that is too long to keep beside an error."""
+        limit = min(_MAX_VALUE, self.room)
+        tree = Tagger(_no_class, _MAX_DEPTH, room=limit).tag(value, "error")
+        data = encoded(tree, limit)
+        if data is None or len(data) > limit:
+            raise ValueError("too long")
+        self.room -= len(data)
+        return tree
+
+    def _args(self, error: BaseException) -> list[Any] | None:
+        try:
+            return list(self._plain(list(_kept(error, "args"))))
+        except Exception:  # noqa: BLE001 - arguments may be anything
+            return None
+
+    def _attributes(self, error: BaseException) -> dict[str, Any]:
+        kept: dict[str, Any] = {}
+        for name, value in _attributes(error):
+            # A lock, a response, a name that is no text: the error is still worth recording without it.
+            with contextlib.suppress(Exception):
+                if type(name) is str and is_text(name) and len(name) <= min(1_000, self.room):
+                    kept[name] = self._plain(value)
+                    self.room -= len(name)
+        return kept
+
+    def _notes(self, error: BaseException) -> list[str]:
+        notes = _kept(error, "__dict__").get("__notes__")
+        return [self._text(note, _MAX_MESSAGE) for note in notes[:50] if self.room > 0] if type(notes) is list else []
+
+
+def _kept(error: BaseException, name: str) -> Any:
+    return _KEPT[name].__get__(error)
+
+
+def _keep(error: BaseException, name: str, value: Any) -> None:
+    _KEPT[name].__set__(error, value)
+
 
 def _message(error: BaseException) -> str:
     try:
-        return _text(str(error), _MAX_MESSAGE)
+        return str(error)
     except Exception as failure:  # noqa: BLE001 - it is the user's __str__
-        return f"<no message: its __str__ raised {_text(type(failure).__name__, 100)}>"
-
-
-def _text(value: Any, limit: int) -> str:
-    """At most `limit` characters that can stand in JSON; a lone surrogate becomes its escape."""
-    shown = str.__str__(value) if isinstance(value, str) else "<unknown>"
-    shown = str.__getitem__(shown, slice(0, limit)) + ("… (cut)" if len(shown) > limit else "")
-    return shown.encode("utf-8", "backslashreplace").decode()
-
-
-def _plain(value: Any) -> Any:
-    """The tree of a value without classes; raises for any other, and for one that is too long to keep beside an error."""
-    tree = Tagger(_no_class, _MAX_DEPTH, room=_MAX_VALUE).tag(value, "error")
-    if len(_encode(tree)) > _MAX_VALUE:
-        raise ValueError("too long")
-    return tree
+        return f"<no message: its __str__ raised {_NAMES['__name__'].__get__(type(failure))}>"
 
 
 def _no_class(_: Any) -> None:
     return None
 
 
-def _plain_args(error: BaseException) -> list[Any] | None:
-    try:
-        return [_plain(argument) for argument in error.args]
-    except Exception:  # noqa: BLE001 - `args` may be a property of the class, and hold anything
-        return None
-
-
-def _plain_attributes(error: BaseException) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    for name, value in _attributes(error):
-        try:
-            kept[name] = _plain(value)
-            _encode(kept)
-        except Exception:  # noqa: BLE001 - a lock, a response, a name that is no text: the error is still worth recording without it
-            kept.pop(name, None)
-    return kept
-
-
-def _attributes(error: BaseException) -> Iterator[tuple[str, Any]]:
+def _attributes(error: BaseException) -> Iterator[tuple[Any, Any]]:
     """What the exception holds: the members of builtin classes (`OSError.filename`), slots, and its `__dict__`."""
     for name, member in _members(type(error)).items():
         with contextlib.suppress(AttributeError):  # a slot that was never filled
-            if (value := member.__get__(error)) is not None:
+            if (value := member.__get__(error)) is not None or not _shows_none(member):
                 yield name, value
-    yield from ((name, value) for name, value in list(vars(error).items())[:200] if name != "__notes__")
+    yield from ((name, value) for name, value in list(_kept(error, "__dict__").items())[:200] if name != "__notes__")
 
 
 def _members(cls: type) -> dict[str, MemberDescriptorType]:
     return {
         name: held
-        for base in reversed(cls.__mro__)
-        for name, held in vars(base).items()
+        for base in reversed(_NAMES["__mro__"].__get__(cls))
+        for name, held in _NAMES["__dict__"].__get__(base).items()
         if isinstance(held, MemberDescriptorType) and not name.startswith("__")
     }
 
 
-def _notes(error: BaseException) -> list[str]:
-    notes = getattr(error, "__notes__", None)
-    return [_text(note, _MAX_MESSAGE) for note in notes[:50]] if isinstance(notes, list) else []
+def _shows_none(member: MemberDescriptorType) -> bool:
+    """Whether a member shows None when it is empty, as those of builtin classes do, so that None is never put there."""
+    return bool(_NAMES["__module__"].__get__(member.__objclass__) == "builtins")
 
 
 def _traceback(error: BaseException, recorded: _Recorded) -> str:
@@ -185,11 +215,11 @@ def _traceback(error: BaseException, recorded: _Recorded) -> str:
     try:
         from traceback import extract_tb
 
-        frames = "".join(extract_tb(error.__traceback__, limit=-_MAX_FRAMES).format())
+        frames = "".join(extract_tb(_kept(error, "__traceback__"), limit=-_MAX_FRAMES).format())
     except Exception:  # noqa: BLE001 - source lines come from loaders and caches that are not ours
         frames = ""
     last = f"{_type_name(recorded)}: {recorded.message[:1_000]}\n"
-    return _text("Traceback (most recent call last):\n" + frames[-(_MAX_TRACEBACK - 5_000) :] + last, _MAX_TRACEBACK)
+    return "Traceback (most recent call last):\n" + frames[-(_MAX_TRACEBACK - 5_000) :] + last
 
 
 def _type_name(recorded: _Recorded) -> str:
@@ -197,16 +227,15 @@ def _type_name(recorded: _Recorded) -> str:
 
 
 def _rebuilt(recorded: _Recorded, key: str) -> Exception:
-    error = _instance(recorded, key) or StepFailed(key, _type_name(recorded), recorded.message)
+    error = _instance(recorded, key)
+    if error is None:
+        error = StepFailed(key, _type_name(recorded), recorded.message)
     if recorded.notes:
-        error.__notes__ = list(recorded.notes)
-    if recorded.cause is not None:
-        error.__cause__ = _rebuilt(recorded.cause, key)
-    if recorded.context is not None:
-        error.__context__ = _rebuilt(recorded.context, key)
-    elif recorded.cause is not None:
-        error.__context__ = error.__cause__
-    error.__suppress_context__ = recorded.suppress_context
+        _kept(error, "__dict__")["__notes__"] = list(recorded.notes)
+    cause = None if recorded.cause is None else _rebuilt(recorded.cause, key)
+    _keep(error, "__cause__", cause)
+    _keep(error, "__context__", cause if recorded.context is None else _rebuilt(recorded.context, key))
+    _keep(error, "__suppress_context__", recorded.suppress_context)
     return error
 
 
@@ -223,7 +252,7 @@ def _instance(recorded: _Recorded, key: str) -> Exception | None:
     error = _allocated(cls, (recorded.message,) if args is None else args)
     if error is not None:
         _set_attributes(error, attributes)
-    return error
+    return error if error is not None and _is_sound(error) else None
 
 
 def _loaded_class(module: str, qualname: str) -> type[Exception] | None:
@@ -243,7 +272,8 @@ def _loaded_class(module: str, qualname: str) -> type[Exception] | None:
 def _allocated(cls: type[Exception], args: tuple[Any, ...]) -> Exception | None:
     # Only builtin code runs here. It gives OSError its errno and UnicodeError its fields from the arguments, which no
     # assignment could; where arguments do not suit it, the exception goes without.
-    for base in (base for base in cls.__mro__ if base.__module__ == "builtins" and issubclass(base, Exception)):
+    bases = (base for base in _NAMES["__mro__"].__get__(cls) if _NAMES["__module__"].__get__(base) == "builtins")
+    for base in (base for base in bases if issubclass(base, Exception)):
         for made_from in (args, ()):
             try:
                 error: Exception = base.__new__(cls, *made_from)
@@ -257,14 +287,34 @@ def _allocated(cls: type[Exception], args: tuple[Any, ...]) -> Exception | None:
 def _initialised(base: type[Exception], error: Exception, args: tuple[Any, ...]) -> None:
     with contextlib.suppress(Exception):  # arguments that do not suit the base
         base.__init__(error, *args)
-    BaseException.args.__set__(error, args)  # type: ignore[attr-defined]
+    _keep(error, "args", args)
 
 
 def _set_attributes(error: Exception, attributes: dict[str, Any]) -> None:
     members = _members(type(error))
     for name, value in attributes.items():
         if (member := members.get(name)) is None:
-            vars(error)[name] = value
-            continue
-        with contextlib.suppress(Exception):  # read-only, or of another type than in the process that recorded it
-            member.__set__(error, value)
+            _kept(error, "__dict__")[name] = value
+        elif value is not None or not _shows_none(member):
+            with contextlib.suppress(Exception):  # read-only, or of another type than in the process that recorded it
+                member.__set__(error, value)
+
+
+_TYPES: dict[type, dict[str, type]] = {
+    UnicodeDecodeError: {"encoding": str, "object": bytes, "reason": str},
+    UnicodeEncodeError: {"encoding": str, "object": str, "reason": str},
+    UnicodeTranslateError: {"object": str, "reason": str},
+}
+
+
+def _is_sound(error: Exception) -> bool:
+    """Whether the fields of a UnicodeError are empty, or what Python takes them for without looking when it shows the error.
+
+    It reads the object at `start`, wherever in memory that is.
+    """
+    for cls, types in _TYPES.items():
+        if issubclass(type(error), cls):
+            members = _members(cls)
+            held = ((members[name].__get__(error), kind) for name, kind in types.items())
+            return members["start"].__get__(error) >= 0 and all(value is None or type(value) is kind for value, kind in held)
+    return True

@@ -44,7 +44,6 @@ def register(cls: C) -> C:
     known = _registry.setdefault(name_of(cls), cls)
     if known is not cls:
         raise ValueError(f"another class is registered as {name_of(cls)!r} already; give one of them another name")
-    _registered.cache_clear()
     return cls
 
 
@@ -53,7 +52,11 @@ def name_for(hint: Any) -> Callable[[type], str | None]:
     names = allowed_by(hint).names
 
     def name(cls: type) -> str | None:
-        return names.get(cls) or _registered().names.get(cls)
+        if (found := names.get(cls)) is not None:
+            return found
+        # The annotation may have another class under the name that this one was registered with.
+        known = _registered().names.get(cls)
+        return known if known is not None and class_for(hint)(known) is cls else None
 
     return name
 
@@ -63,7 +66,9 @@ def class_for(hint: Any) -> Callable[[str], type | None]:
     classes = allowed_by(hint).classes
 
     def find(name: str) -> type | None:
-        return classes.get(name) or _registered().classes.get(name) or _moved(classes, name)
+        if (cls := classes.get(name, _registered().classes.get(name))) is not None:
+            return cls
+        return _moved(classes, name)
 
     return find
 
@@ -85,8 +90,14 @@ def fields_of(cls: type) -> dict[str, Any]:
 _registry: dict[str, type] = {}
 
 
-@lru_cache(maxsize=1)
 def _registered() -> Allowed:
+    # Classes are only ever added, so what was collected for fewer of them is never asked for again, also if another thread
+    # was collecting while one was registered.
+    return _registered_of(len(_registry))
+
+
+@lru_cache(maxsize=2)
+def _registered_of(_count: int) -> Allowed:
     return _collect(list(_registry.values()))
 
 
@@ -105,8 +116,9 @@ def _by_identity(hint: Any) -> Allowed:
         return found[1]
     if len(_unhashable) >= 256:
         _unhashable.clear()
-    _unhashable[id(hint)] = (hint, _collect([hint]))
-    return _unhashable[id(hint)][1]
+    allowed = _collect([hint])
+    _unhashable[id(hint)] = (hint, allowed)
+    return allowed
 
 
 def _collect(hints: list[Any]) -> Allowed:

@@ -11,13 +11,15 @@ import re
 import sys
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any, TypeVar
 from uuid import UUID
 
 # A process may lower the number of digits it converts to 640, and no further: what is written with more of them in one
 # process could be unreadable in another.
 _PLAIN_BITS = 2126
+# How a decimal is written does not depend on the context of the process, as `str` does.
+_DECIMALS = Context(capitals=1)
 _ZONE_KEY = re.compile(r"[A-Za-z0-9_+\-]+(/[A-Za-z0-9_+\-]+)*")
 
 T = TypeVar("T", datetime, time)
@@ -74,6 +76,10 @@ def read_float(content: Any) -> float:
     if content not in ("nan", "inf", "-inf"):
         raise ValueError("a float that is no number must be nan, inf or -inf")
     return float(content)
+
+
+def write_decimal(value: Decimal) -> str:
+    return _DECIMALS.to_sci_string(value)
 
 
 def read_decimal(content: Any) -> Decimal:
@@ -147,13 +153,23 @@ def _write_zone(zone: Any) -> dict[str, Any] | None:
         arguments: tuple[Any, ...] = zone.__getinitargs__()  # type: ignore[attr-defined]
         offset = arguments[0] // timedelta(microseconds=1)
         if len(arguments) == 2:
-            return {"offset": offset, "name": arguments[1]}
+            name = arguments[1]
+            return {"offset": offset, "name": name} if type(name) is str and is_text(name) else None
         # datetime.fromisoformat may drop the fraction of a second of an offset.
         return {"offset": offset} if offset % 1_000_000 else {}
     zoneinfo = sys.modules.get("zoneinfo")
-    if zoneinfo is None or type(zone) is not zoneinfo.ZoneInfo or zone.key is None:
+    if zoneinfo is None or type(zone) is not zoneinfo.ZoneInfo or not _is_named(zone):
         return None
     return {"zone": zone.key}
+
+
+def _is_named(zone: Any) -> bool:
+    """Whether a zone is the one that its key names; one that was read from a file may have been given any key."""
+    try:
+        zone.__reduce__()
+    except Exception:  # noqa: BLE001 - a PicklingError, from a module that need not be imported
+        return False
+    return zone.key is not None
 
 
 def _read_zone(content: dict[str, Any]) -> tzinfo:

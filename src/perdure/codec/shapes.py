@@ -67,17 +67,17 @@ class Shape:
         """The default of a field, or `_MISSING`."""
         return _MISSING
 
-    def fitted(self, fields: dict[str, Any], instance: Any = None) -> dict[str, Any]:
-        """The recorded fields as the class has them today: defaults filled in, dropped ones left out."""
-        if fields.keys() == self.known:
-            return fields
-        found = ((name, fields[name] if name in fields else self.default(name, instance)) for name in self.names)
-        return {name: self._present(name, value) for name, value in found if value is not _LEAVE_UNSET}
+    def fitted(self, fields: dict[str, Any], instance: Any = None) -> Iterator[tuple[str, Any]]:
+        """The recorded fields as the class has them today: defaults filled in, dropped ones left out.
 
-    def _present(self, name: str, value: Any) -> Any:
-        if value is _MISSING:
-            raise ValueError(f"field {name!r} of {name_of(self.cls)} was not recorded and has no default")
-        return value
+        One at a time, because a default may be computed from the fields before it, as `instance` has them by then.
+        """
+        for name in self.names:
+            value = fields[name] if name in fields else self.default(name, instance)
+            if value is _MISSING:
+                raise ValueError(f"field {name!r} of {name_of(self.cls)} was not recorded and has no default")
+            if value is not _LEAVE_UNSET:
+                yield name, value
 
 
 class _AttributeShape(Shape):
@@ -86,7 +86,7 @@ class _AttributeShape(Shape):
     def __init__(self, cls: type, names: tuple[str, ...], defaults: dict[str, Callable[[Any], Any]]) -> None:
         super().__init__(cls, names)
         self.defaults = defaults
-        self.slots = tuple(_slots(cls))
+        self.slots = _slots(cls)
         # Descriptors (slots, or a property under a field's name) are only reached through setattr.
         described = any(hasattr(type(_on_class(cls, name)), "__set__") for name in names)
         self.in_dict = not described and bool(cls.__dictoffset__)
@@ -97,31 +97,37 @@ class _AttributeShape(Shape):
         return _MISSING if make is None else make(instance)
 
     def read(self, value: Any) -> Parts:
-        held = getattr(value, "__dict__", {})
+        held = _dict_of(value)
         if self.in_dict and not self.slots and held.keys() == self.known:
             return held, {}
         state = {name: item for name, item in held.items() if name not in self.known and self._is_state(name)}
-        for name in self.slots:
-            if name not in self.known and (item := getattr(value, name, _MISSING)) is not _MISSING and name not in _NOT_STATE:
+        for name, slot in self.slots.items():
+            if name not in self.known and name not in _NOT_STATE and (item := _in_slot(slot, value)) is not _MISSING:
                 state[name] = item
         return self._fields(value, held), state
 
     def _fields(self, value: Any, held: dict[str, Any]) -> dict[str, Any]:
         if self.in_dict:
             return {name: held[name] for name in self.names if name in held}
-        pairs = ((name, getattr(value, name, _MISSING)) for name in self.names)
+        pairs = ((name, self._field(value, name)) for name in self.names)
         return {name: item for name, item in pairs if item is not _MISSING}
 
-    def _is_state(self, name: str) -> bool:
-        return name not in _NOT_STATE and not isinstance(getattr(self.cls, name, None), cached_property)
+    def _field(self, value: Any, name: str) -> Any:
+        # An empty slot read with getattr would ask a __getattr__ of the class, which may make something up.
+        slot = self.slots.get(name)
+        return _in_slot(slot, value) if slot is not None and _on_class(self.cls, name) is slot else getattr(value, name, _MISSING)
+
+    def _is_state(self, name: Any) -> bool:
+        return name not in _NOT_STATE and not isinstance(_on_class(self.cls, name), cached_property)
 
     def build(self, fields: dict[str, Any], state: dict[str, Any]) -> Any:
         instance: Any = object.__new__(self.cls)
-        fields = self.fitted(fields, instance)
-        if self.in_dict:
+        if self.in_dict and fields.keys() == self.known:
             instance.__dict__.update(fields)
+        elif self.in_dict:
+            instance.__dict__.update(self.fitted(fields, instance))
         else:
-            for name, item in fields.items():
+            for name, item in self.fitted(fields, instance):
                 object.__setattr__(instance, name, item)
         if self.caches_hash:
             object.__setattr__(instance, "_attrs_cached_hash", None)
@@ -136,7 +142,7 @@ class _StructShape(Shape):
     def read(self, value: Any) -> Parts:
         pairs = ((name, getattr(value, name, _MISSING)) for name in self.names)
         fields = {name: item for name, item in pairs if item is not _MISSING}
-        return fields, dict(getattr(value, "__dict__", {}))
+        return fields, _dict_of(value)
 
     def build(self, fields: dict[str, Any], state: dict[str, Any]) -> Any:
         if fields.keys() != self.known:
@@ -145,7 +151,7 @@ class _StructShape(Shape):
         if self.runs_code:
             for name, item in fields.items():
                 force_setattr(instance, name, item)
-        return _with_state(instance, state, ())
+        return _with_state(instance, state, {})
 
 
 class _NamedTupleShape(Shape):
@@ -157,11 +163,10 @@ class _NamedTupleShape(Shape):
         return self.defaults.get(name, _MISSING)
 
     def read(self, value: Any) -> Parts:
-        return dict(zip(self.names, tuple.__iter__(value), strict=True)), dict(getattr(value, "__dict__", {}))
+        return dict(zip(self.names, tuple.__iter__(value), strict=True)), _dict_of(value)
 
     def build(self, fields: dict[str, Any], state: dict[str, Any]) -> Any:
-        fields = self.fitted(fields)
-        return _with_state(tuple.__new__(self.cls, [fields[name] for name in self.names]), state, ())
+        return _with_state(tuple.__new__(self.cls, [item for _, item in self.fitted(fields)]), state, {})
 
 
 class _PydanticShape(Shape):
@@ -169,29 +174,45 @@ class _PydanticShape(Shape):
         super().__init__(cls, tuple(cls.model_fields))
         self.model: Any = cls
 
-    def default(self, name: str, _instance: Any) -> Any:
+    def default(self, name: str, given: Any) -> Any:
         field = self.model.model_fields[name]
-        return _MISSING if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
+        return _MISSING if field.is_required() else _pydantic_default(field, given)
 
     def read(self, value: Any) -> Parts:
         held = value.__dict__
-        unset = sorted(self.known - value.__pydantic_fields_set__)
+        deleted = self.model.__private_attributes__.keys() - (value.__pydantic_private__ or {}).keys()
+        unset = sorted(self.known - value.__pydantic_fields_set__) + sorted(deleted)
         parts = (("unset", unset), ("extra", value.__pydantic_extra__), ("private", value.__pydantic_private__))
         return {name: held[name] for name in self.names if name in held}, {name: part for name, part in parts if part}
 
     def build(self, fields: dict[str, Any], state: dict[str, Any]) -> Any:
         model = self.model
         instance = model.__new__(model)
-        private, extra = model.__private_attributes__, model.model_config.get("extra")
         unset = set(state.get("unset", ())) | (self.known - fields.keys())
+        held: dict[str, Any] = {}
+        held.update(self.fitted(fields, held))
         for name, part in (
-            ("__dict__", dict(self.fitted(fields))),
+            ("__dict__", held),
             ("__pydantic_fields_set__", set(self.known - unset) | set(state.get("extra", ()))),
-            ("__pydantic_extra__", dict(state.get("extra", ())) if extra == "allow" else None),
-            ("__pydantic_private__", dict(state.get("private", ())) if private else None),
+            ("__pydantic_extra__", dict(state.get("extra", ())) if model.model_config.get("extra") == "allow" else None),
+            ("__pydantic_private__", self._private(dict(state.get("private", ())), unset, held)),
         ):
             object.__setattr__(instance, name, part)
         return instance
+
+    def _private(self, recorded: dict[str, Any], unset: set[str], given: dict[str, Any]) -> dict[str, Any] | None:
+        declared = self.model.__private_attributes__
+        for name in declared.keys() - recorded.keys() - unset:
+            if (item := _pydantic_default(declared[name], given)) is not sys.modules["pydantic_core"].PydanticUndefined:
+                recorded[name] = item
+        return recorded if declared else None
+
+
+def _pydantic_default(declared: Any, given: dict[str, Any]) -> Any:
+    """The default of a field or private attribute; releases of pydantic differ in what they want to be told."""
+    told = {"call_default_factory": True, "validated_data": given}
+    known = type(declared).get_default.__kwdefaults__ or {}
+    return declared.get_default(**{name: value for name, value in told.items() if name in known})
 
 
 @lru_cache(maxsize=4096)
@@ -208,9 +229,9 @@ def shape_of(cls: type) -> Shape | None:
     # An object with a builtin inside (a dataclass that is also a dict or an exception) holds more than its fields.
     if cls.__new__ is not object.__new__ and not _is_plain_object(cls):
         return None
-    if dataclasses.is_dataclass(cls):
+    if _on_class(cls, "__dataclass_fields__") is not None:
         return _dataclass_shape(cls)
-    return _attrs_shape(cls) if hasattr(cls, "__attrs_attrs__") else None
+    return None if _on_class(cls, "__attrs_attrs__") is None else _attrs_shape(cls)
 
 
 def is_pydantic(cls: type) -> bool:
@@ -266,14 +287,26 @@ def _called(factory: Callable[[], Any]) -> Callable[[Any], Any]:
     return lambda _instance: factory()
 
 
-def _on_class(cls: type, name: str) -> Any:
+def _on_class(cls: type, name: Any) -> Any:
     """What a class holds under a name, found without asking a descriptor what it stands for."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
 
-def _slots(cls: type) -> Iterator[str]:
-    for base in cls.__mro__:
-        yield from (name for name, held in vars(base).items() if isinstance(held, MemberDescriptorType))
+def _dict_of(value: Any) -> dict[str, Any]:
+    """What an instance holds in its dict; one without is not asked, because a `__getattr__` might answer."""
+    return value.__dict__ if type(value).__dictoffset__ else {}
+
+
+def _slots(cls: type) -> dict[str, MemberDescriptorType]:
+    pairs = (pair for base in reversed(cls.__mro__) for pair in vars(base).items())
+    return {name: held for name, held in pairs if isinstance(held, MemberDescriptorType)}
+
+
+def _in_slot(slot: MemberDescriptorType, value: Any) -> Any:
+    try:
+        return slot.__get__(value)
+    except AttributeError:
+        return _MISSING
 
 
 def _caches_hash(cls: type) -> bool:
@@ -281,10 +314,10 @@ def _caches_hash(cls: type) -> bool:
     return code is not None and "_attrs_cached_hash" in (*code.co_names, *code.co_consts)
 
 
-def _with_state(instance: Any, state: dict[str, Any], slots: tuple[str, ...]) -> Any:
+def _with_state(instance: Any, state: dict[str, Any], slots: dict[str, MemberDescriptorType]) -> Any:
     for name, item in state.items():
         if name in slots:
-            object.__setattr__(instance, name, item)
+            slots[name].__set__(instance, item)
         else:
             instance.__dict__[name] = item
     return instance

@@ -9,6 +9,7 @@
     $str     base64, when it has lone surrogates     $bytes $bytearray   base64
     $datetime $time   ISO, or {iso, zone | offset + name, fold}          $date   ISO
     $timedelta [days, seconds, microseconds]   $decimal $uuid   text   $path [kind, text]   $unset   null
+    $lost    non-json, circular or encode-failed: a part that could not be stored, which reads as None (`losses`)
 
 No key that a user stores can be taken for a tag, because theirs never begin with a single "$". Every type is matched
 exactly: a subclass of a builtin is refused, since it would come back as the builtin. Depth counts the user's containers
@@ -22,32 +23,34 @@ from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum, Flag
-from typing import Any, Literal, TypeAlias
+from typing import Any, NamedTuple, NoReturn
 from uuid import UUID
 
 import msgspec
 
 from perdure.codec import scalars
+from perdure.codec.losses import LOST, Loss, Path, Why, render
 from perdure.codec.shapes import PATHS, Shape, name_of, shape_of
 from perdure.errors import ValueNotStorable
 
-Why: TypeAlias = Literal["non-json", "circular", "encode-failed"]
-# A path is a linked list of (path before, kind of step, where), so that walking makes no strings; its root is a name.
-Path: TypeAlias = Any
+# After how many bytes parts that occur again are looked out for.
+_MANY = 16 * 1024
 _sorted = msgspec.json.Encoder(order="deterministic").encode
 
 
-class Loss(msgspec.Struct, frozen=True):
-    """One part of a value that could not be stored and became null."""
+class _Done(NamedTuple):
+    """A container that was walked. It is held here so that its id cannot come to mean another one."""
 
-    path: str
-    reason: Why
+    value: Any
+    tree: Any
+    depth: int
+    size: int
 
 
 class Tagger:
-    """Turns one value into its tree. With `losses`, a part that cannot be stored becomes None and is noted there."""
+    """Turns one value into its tree. With `losses`, a part that cannot be stored becomes `$lost` and is noted there."""
 
-    __slots__ = ("canonical", "losses", "max_depth", "name_for", "open", "room")
+    __slots__ = ("canonical", "done", "limit", "losses", "max_depth", "name_for", "open", "room")
 
     def __init__(
         self,
@@ -62,120 +65,167 @@ class Tagger:
         self.max_depth = max_depth
         self.losses = losses
         self.canonical = canonical
-        # How many more parts fit: each takes a byte at least, so a value that refers to one list a billion times is stopped.
+        self.limit = room
+        # How many more bytes fit if the rest takes as few as it can, so a value that refers to one list a billion times,
+        # or holds all the world, is stopped before its tree fills the memory.
         self.room = room
-        # The containers around the current part, by id: how deep it is, and what would be a cycle.
-        self.open: set[int] = set()
+        # The containers around the current part by id, with the room there was before them: how deep it is, and what would
+        # be a cycle.
+        self.open: dict[int, int] = {}
+        # In large values, the containers that were walked already, so that walking takes no longer than what is there.
+        self.done: dict[int, _Done] = {}
 
     def tag(self, value: Any, path: Path) -> Any:
         """The tree of a value; the caller encodes it."""
         return _BY_TYPE.get(type(value), Tagger._other)(self, value, path)
 
-    def refuse(self, path: Path, reason: str, why: Why = "non-json") -> None:
-        """Raise, or note the loss so that the caller puts None in this place."""
+    def refuse(self, path: Path, reason: str, why: Why = "non-json") -> Any:
+        """Raise, or note the loss and give what stands in this place instead."""
         if self.losses is None:
-            raise ValueNotStorable(_render(path), reason)
-        self.losses.append(Loss(_render(path), why))
+            raise ValueNotStorable(render(path), reason)
+        self.losses.append(Loss(render(path), why))
+        return {LOST: why}
 
-    def _enter(self, value: Any, size: int, path: Path) -> bool:
+    def _enter(self, value: Any, size: int, path: Path) -> Any:
+        """None when the parts of a container may be walked, otherwise what stands in its place."""
         if id(value) in self.open:
-            self.refuse(path, "circular: it contains itself", "circular")
-            return False
+            return self.refuse(path, "circular: it contains itself", "circular")
         if len(self.open) >= self.max_depth:
-            raise ValueNotStorable(_render(path), f"it is nested more than {self.max_depth} deep (max_depth)")
+            raise ValueNotStorable(render(path), f"it is nested more than {self.max_depth} deep (max_depth)")
+        # Not deeper than where it was walked, or something in it might be too deep here.
+        if self.done and (done := self.done.get(id(value))) is not None and len(self.open) <= done.depth:
+            self._spend(done.size, path)
+            return done.tree
+        self.open[id(value)] = self.room
         self.room -= size
         if self.room < 0:
-            raise ValueNotStorable(_render(path), "with it the value has more parts than max_bytes has bytes")
-        self.open.add(id(value))
-        return True
+            self._too_large(path)
+        return None
 
-    def _items(self, value: Any, path: Path) -> list[Any] | None:
-        if not self._enter(value, len(value), path):
-            return None
+    def _leave(self, value: Any, tree: Any) -> Any:
+        before = self.open.pop(id(value))
+        # What was lost must be noted at each of its places, so there every place is walked.
+        if self.limit - self.room > _MANY and not self.losses:
+            self.done[id(value)] = _Done(value, tree, len(self.open), before - self.room)
+        return tree
+
+    def _spend(self, size: int, path: Path) -> None:
+        """Count bytes that will be written at least, beside the one that the container has counted for each of its parts."""
+        self.room -= size
+        if self.room < 0:
+            self._too_large(path)
+
+    def _too_large(self, path: Path) -> NoReturn:
+        raise ValueNotStorable(render(path), f"with it the value takes {too_long(self.limit)}")
+
+    def _items(self, value: Any, path: Path) -> Any:
+        if (instead := self._enter(value, 2 * len(value), path)) is not None:
+            return instead
         get, other = _BY_TYPE.get, Tagger._other
         tree = []
         for index, item in enumerate(value):
             tree.append(get(type(item), other)(self, item, (path, "[", index)))
-        self.open.discard(id(value))
-        return tree
+        return self._leave(value, tree)
 
     def _tuple(self, value: tuple[Any, ...], path: Path) -> Any:
         items = self._items(value, path)
-        return None if items is None else {"$tuple": items}
+        return {"$tuple": items} if type(items) is list else items
 
     def _set(self, value: Any, path: Path) -> Any:
-        before = self._lost()
+        before = self._count()
         items = self._items(value, path)
         # Elements that became None would be one; a set without some of its elements is another set.
-        if items is None or self._lost() > before:
-            return None
+        if lost := self._lost_since(before):
+            return lost
         return {f"${type(value).__name__}": sorted(items, key=_sorted) if self.canonical else items}
 
-    def _lost(self) -> int:
+    def _count(self) -> int:
         return 0 if self.losses is None else len(self.losses)
+
+    def _lost_since(self, before: int) -> Any:
+        """What stands for a whole of which a part was lost: its reason is that of the first; None when none was."""
+        return {LOST: self.losses[before].reason} if self.losses is not None and len(self.losses) > before else None
 
     def _dict(self, value: dict[Any, Any], path: Path) -> Any:
         for key in value:
             if type(key) is not str or not scalars.is_text(key):
                 return self._pairs(value, path)
-        if not self._enter(value, len(value), path):
-            return None
+        if (instead := self._enter(value, 5 * len(value) + sum(map(len, value)), path)) is not None:
+            return instead
         get, other = _BY_TYPE.get, Tagger._other
         tree = {}
         for key, item in value.items():
             escaped = "$" + key if key[:1] == "$" else key
             tree[escaped] = get(type(item), other)(self, item, (path, "[", key))
-        self.open.discard(id(value))
-        return tree
+        return self._leave(value, tree)
 
     def _pairs(self, value: dict[Any, Any], path: Path) -> Any:
-        if not self._enter(value, len(value), path):
-            return None
-        before = self._lost()
+        if (instead := self._enter(value, 6 * len(value), path)) is not None:
+            return instead
+        before = self._count()
         keys = [self.tag(key, (path, "key", key)) for key in value]
         # As with a set: keys that became None would be one.
-        lossless = self._lost() == before
-        items = [self.tag(item, (path, "[", key)) for key, item in value.items()] if lossless else []
-        self.open.discard(id(value))
-        pairs = list(zip(keys, items, strict=lossless))
+        lost = self._lost_since(before)
+        pairs = [] if lost else [(key, self.tag(item, (path, "[", key))) for key, item in zip(keys, value.values(), strict=True)]
         if self.canonical:
             pairs.sort(key=lambda pair: _sorted(pair[0]))
-        return {"$dict": pairs} if lossless else None
+        return self._leave(value, lost or {"$dict": pairs})
 
-    def _int(self, value: int, _path: Path) -> Any:
-        return value if scalars.is_plain_int(value) else {"$int": hex(value)}
+    def _int(self, value: int, path: Path) -> Any:
+        if scalars.is_plain_int(value):
+            return value
+        self._spend(value.bit_length() // 4, path)
+        return {"$int": hex(value)}
 
     def _float(self, value: float, _path: Path) -> Any:
         return value if value - value == 0 else {"$float": repr(value)}
 
-    def _str(self, value: str, _path: Path) -> Any:
+    def _str(self, value: str, path: Path) -> Any:
+        self.room -= len(value)
+        if self.room < 0:
+            self._too_large(path)
         return value if scalars.is_text(value) else {"$str": scalars.write_str(value)}
+
+    def _bytes(self, value: bytes | bytearray, path: Path) -> Any:
+        self._spend(len(value), path)
+        return {f"${type(value).__name__}": scalars.write_bytes(value)}
+
+    def _decimal(self, value: Decimal, path: Path) -> Any:
+        text = scalars.write_decimal(value)
+        self._spend(len(text), path)
+        return {"$decimal": text}
 
     def _moment(self, value: datetime | time, path: Path) -> Any:
         content = scalars.write_moment(value)
         if content is None:
             zone = name_of(type(value.tzinfo))
-            return self.refuse(path, f"its time zone is a {zone}; use datetime.timezone or zoneinfo.ZoneInfo")
+            return self.refuse(path, f"its time zone, a {zone}, could not be rebuilt; use datetime.UTC or a zoneinfo.ZoneInfo")
         return {f"${type(value).__name__}": content}
 
     def _other(self, value: Any, path: Path) -> Any:
         cls: Any = type(value)
         kind = cls.__name__
         if kind in PATHS and cls is getattr(sys.modules.get("pathlib"), kind, None):
-            return {"$path": [kind, self._str(str(value), path)]}
+            return self._path(value, path)
         shape = shape_of(cls)
-        if shape is None and not isinstance(value, Enum):
+        if shape is None and not issubclass(cls, Enum):
             return self.refuse(path, _unsupported(cls))
         name = self.name_for(cls)
         if name is None:
             return self.refuse(path, _not_allowed(cls))
         return self._enum(value, name, path) if shape is None else self._object(value, shape, name, path)
 
+    def _path(self, value: Any, path: Path) -> Any:
+        text = str(value)
+        if type(value)(text) != value:
+            return self.refuse(path, f"its text, {text[:80]!r}, names another path")
+        return {"$path": [type(value).__name__, self._str(text, path)]}
+
     def _enum(self, value: Enum, name: str, path: Path) -> Any:
         cls = type(value)
         if value._name_ is not None and cls.__members__.get(value._name_) is value:
             return {"$enum": [name, value._name_]}
-        if isinstance(value, Flag) and type(value._value_) is int and cls(value._value_) is value:
+        if issubclass(cls, Flag) and type(value._value_) is int and cls(value._value_) is value:
             return {"$enum": [name, value._value_]}
         return self.refuse(path, f"it is no member of the enum {name}", "encode-failed")
 
@@ -184,16 +234,21 @@ class Tagger:
             fields, state = shape.read(value)
         except Exception as error:  # noqa: BLE001 - a descriptor or property of the user's class
             return self.refuse(path, f"reading it raised {type(error).__name__}", "encode-failed")
-        if not self._enter(value, len(fields) + len(state), path):
-            return None
+        if not all(type(key) is str and scalars.is_text(key) for key in state):
+            return self.refuse(path, "the name of one of its attributes is no text")
+        if (instead := self._enter(value, 5 * (len(fields) + len(state)), path)) is not None:
+            return instead
         get, other = _BY_TYPE.get, Tagger._other
         tree: list[Any] = [name]
         for part in (fields, state) if state else (fields,):
             tree.append(tagged := {})
             for key, item in part.items():
                 tagged[key] = get(type(item), other)(self, item, (path, ".", key))
-        self.open.discard(id(value))
-        return {"$class": tree}
+        return self._leave(value, {"$class": tree})
+
+
+def too_long(limit: int) -> str:
+    return f"more than the limit of {limit:,} bytes (max_bytes); store a reference to it"
 
 
 def _unsupported(cls: type) -> str:
@@ -208,26 +263,6 @@ def _not_allowed(cls: type) -> str:
         f"class {name_of(cls)} is not in the annotation, so it could not be rebuilt; annotate the step's return type with it, "
         "pass returns=, or register the class (perdure.register)"
     )
-
-
-def _render(path: Path) -> str:
-    steps: list[str] = []
-    while not isinstance(path, str):
-        path, kind, where = path
-        if kind == ".":
-            steps.append(f".{where}")
-        else:
-            steps.append(f"[{_quoted(where)}]" if kind == "[" else f".key({_quoted(where)})")
-    return path + "".join(reversed(steps))
-
-
-def _quoted(key: Any) -> str:
-    if type(key) is str and scalars.is_text(key):
-        return msgspec.json.encode(key[:80]).decode()
-    try:
-        return ascii(key)[:80]
-    except Exception:  # noqa: BLE001 - a key is a user's object, and so is its repr
-        return f"a {type(key).__name__}"
 
 
 def _unset(_tagger: Tagger, _value: Any, _path: Path) -> Any:
@@ -253,13 +288,13 @@ _BY_TYPE: dict[type, Callable[[Tagger, Any, Path], Any]] = {
     tuple: Tagger._tuple,
     set: Tagger._set,
     frozenset: Tagger._set,
-    bytes: _as_text("$bytes", scalars.write_bytes),
-    bytearray: _as_text("$bytearray", scalars.write_bytes),
+    bytes: Tagger._bytes,
+    bytearray: Tagger._bytes,
     datetime: Tagger._moment,
     time: Tagger._moment,
     date: _as_text("$date", date.isoformat),
     timedelta: _as_text("$timedelta", scalars.write_timedelta),
-    Decimal: _as_text("$decimal", str),
+    Decimal: Tagger._decimal,
     UUID: _as_text("$uuid", str),
     msgspec.UnsetType: _unset,
 }

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from perdure.codec import scalars
+from perdure.codec.losses import LOST, read_reason
 from perdure.codec.shapes import PATHS, name_of, shape_of
 
 
@@ -75,7 +76,8 @@ class Untagger:
     def _dict(self, content: Any, depth: int) -> dict[Any, Any]:
         depth = self._deeper(depth)
         result: dict[Any, Any] = {}
-        for key, item in _checked(list, content):
+        for pair in _checked(list, content):
+            key, item = _checked(list, pair)
             result[self.value(key, depth)] = self.value(item, depth)
         return _unique(result, content)
 
@@ -149,6 +151,10 @@ def _read_unset(content: Any) -> Any:
     return msgspec.UNSET
 
 
+def _read_lost(content: Any) -> None:
+    read_reason(content)
+
+
 def _scalar(read: Callable[[Any], Any]) -> Callable[[Untagger, Any, int], Any]:
     return lambda _untagger, content, _depth: read(content)
 
@@ -173,4 +179,5 @@ _BUILD: dict[str, Callable[[Untagger, Any, int], Any]] = {
     "$decimal": _scalar(scalars.read_decimal),
     "$uuid": _scalar(scalars.read_uuid),
     "$unset": _scalar(_read_unset),
+    LOST: _scalar(_read_lost),
 }

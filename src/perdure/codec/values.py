@@ -4,14 +4,15 @@ Most values are plain JSON, and for those the tree of `tagging` is the value its
 would be read back must equal what was given, and `marshal` must accept it. Why that is exact:
 
 - marshal refuses every subclass, enum and object, whatever their `==` says, except that it takes anything with a buffer;
-  msgspec refuses those but bytes, bytearray and memoryview themselves. So only builtin types are left.
+  msgspec refuses those but bytes, bytearray and memoryview themselves. So only builtin types are left. (From Python 3.12 on
+  a StrEnum could be given a `__buffer__` of its own, and would come back as text.)
 - msgspec writes bool, int and float differently and reads each back as what it was, -0.0 and integers beyond 64 bits
   included; nan and inf it writes as null, which equals neither. Dicts keep their order.
 - A tuple, set, bytes, or a dict key that is no text comes back as a list or text, which never equals it.
 - A cycle or a deep value makes one of the three raise.
 
-Nothing is ever loaded from marshal. Two things are not kept, on either way: that two parts were one object, and the
-payload bits of a NaN.
+Nothing is ever loaded from marshal, and no value is written much further than the limit (`bounded`). Two things are not
+kept, on either way: that two parts were one object, and the payload bits of a NaN.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from typing import Any
 
 import msgspec
 
+from perdure.codec.bounded import encoded
 from perdure.codec.checking import conform
 from perdure.codec.hints import class_for, name_for
+from perdure.codec.losses import LOST, Loss
 from perdure.codec.shapes import name_of, said
-from perdure.codec.tagging import Loss, Tagger
+from perdure.codec.tagging import Tagger, too_long
 from perdure.codec.untagging import Untagger
 from perdure.errors import ValueNotStorable
 
@@ -40,24 +43,24 @@ _BRACE, _DOLLAR = b"{$"
 class Codec:
     """Writes values as JSON and reads them back with the same types; a value beyond the limits is refused."""
 
-    __slots__ = ("max_bytes", "max_depth")
+    __slots__ = ("_short", "max_bytes", "max_depth")
 
     def __init__(self, *, max_bytes: int = 8 * 2**20, max_depth: int = 200) -> None:
         self.max_bytes = max_bytes
         self.max_depth = max_depth
+        # What is no longer than this is neither too deep nor has a number with too many digits.
+        self._short = min(2 * max_depth, 640)
 
     def dump(self, value: Any, hint: Any = Any, *, losses: list[Loss] | None = None, path: str = "value") -> tuple[bytes, Any]:
         """The value as JSON, and as `load` will return it: a copy that shares nothing mutable with the original.
 
         A part that cannot be stored raises `ValueNotStorable` with its path; when `losses` is given the part becomes None
-        instead and is noted there. Values past the size or depth limit are refused in either case.
+        instead, is noted there, and is marked in the JSON, so that `tree_of` can tell. Values past the size or depth limit
+        are refused in either case.
         """
         data, copy = self._plain(value) or self._tagged(value, hint, losses, path)
         if len(data) > self.max_bytes:
-            raise ValueNotStorable(
-                path,
-                f"it takes {len(data):,} bytes, more than the limit of {self.max_bytes:,} (max_bytes); store a reference to it",
-            )
+            raise ValueNotStorable(path, f"it takes {len(data):,} bytes, {too_long(self.max_bytes)}")
         return data, copy
 
     def load(self, data: bytes, hint: Any = Any) -> Any:
@@ -75,13 +78,15 @@ class Codec:
             if as_written and not _may_have_tags(data) and not self._too_deep(data, tree):
                 return tree
             return Untagger(class_for(hint), self.max_depth).value(tree)
+        except MemoryError:  # no fault of the data
+            raise
         except RecursionError as error:
             raise ValueError("the data is nested too deeply to be read") from error
         except Exception as error:  # what a malformed tree makes a constructor raise is as various as the constructors
             raise ValueError(f"the data cannot be read: {said(error)}") from error
 
     def digest(self, value: Any) -> bytes | None:
-        """16 bytes that are equal for equal values of equal types, in every process; None for what cannot be encoded."""
+        """16 bytes that are equal for equal values of equal types, in every process; None for what could not be stored."""
         try:
             return blake2b(self._canonical(value), digest_size=16).digest()
         except Exception:  # noqa: BLE001 - refused, or code of the user's class raised: either way there is no canonical form
@@ -97,28 +102,31 @@ class Codec:
             if (kind := type(value)) in _SCALARS:
                 data = _encode(value)
                 # null for a float is nan or inf; the digits of an integer may be too many for another process.
-                is_plain = (kind is not float or data != b"null") and (kind is not int or len(data) <= 640)
+                is_plain = (kind is not float or data != b"null") and (kind is not int or len(data) < 640)
                 return (data, value) if is_plain else None
             if kind is not list and kind is not dict:
                 return None
-            data = _encode(value)
-            copy = _decode(data)
+            if (within := encoded(value, self.max_bytes)) is None:
+                return None
+            data, copy = within, _decode(within)
             # Compared first: marshal sorts sets, in time that doubles with each level, and what equals JSON has no sets.
             if copy != value:
                 return None
             marshal.dumps(value, 2)
         except Exception:  # noqa: BLE001 - not plain, too deep, circular, or no Unicode: the tagging walk knows, and says where
             return None
-        if _may_have_tags(data) or _has_long_number(data) or self._too_deep(data, copy):
+        if _may_have_tags(data):
             return None
-        return data, copy
+        is_plain = len(data) <= self._short or not (_has_long_number(data) or self._too_deep(data, copy))
+        return (data, copy) if is_plain else None
 
     def _tagged(self, value: Any, hint: Any, losses: list[Loss] | None, path: str) -> tuple[bytes, Any]:
         tagger = Tagger(name_for(hint), self.max_depth, room=self.max_bytes, losses=losses)
         try:
-            data = _encode(tagger.tag(value, path))
+            if (data := encoded(tagger.tag(value, path), self.max_bytes)) is None:
+                raise ValueNotStorable(path, f"it takes {too_long(self.max_bytes)}")
             return data, Untagger(class_for(hint), self.max_depth).value(_decode(data))
-        except ValueNotStorable:
+        except (ValueNotStorable, MemoryError):
             raise
         except RecursionError as error:
             raise ValueNotStorable(path, "it is nested too deeply for the stack that is left") from error
@@ -126,7 +134,7 @@ class Codec:
             if losses is None:
                 raise ValueNotStorable(path, f"it could not be rebuilt: {type(error).__name__}: {said(error)}") from error
             losses.append(Loss(path, "encode-failed"))
-            return b"null", None
+            return _encode({LOST: "encode-failed"}), None
 
     def _canonical(self, value: Any) -> bytes:
         is_tuple = type(value) is tuple

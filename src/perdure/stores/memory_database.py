@@ -13,14 +13,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from perdure.duration import MICROSECOND
 from perdure.errors import PersistenceError, RunFinished, RunNotFound
 from perdure.journal import Entry
-from perdure.store import Claim, Item, Lease, NewRun, Pulse, QueueLimits, RunRow, Schedule, Signal
+from perdure.store import Claim, Item, Lease, Pulse, QueueLimits, RunRow, Schedule, Signal
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(slots=True)
@@ -31,7 +34,7 @@ class StoredRun:
     token: str | None = None
     claimed_length: int = 0
     entries: dict[int, Entry] = field(default_factory=dict)
-    inbox: list[Signal] = field(default_factory=list)
+    inbox: dict[int, Signal] = field(default_factory=dict)
     items: dict[tuple[str, int], Item] = field(default_factory=dict)
 
     def change(self, **columns: Any) -> None:
@@ -56,7 +59,7 @@ class StoredRun:
             run=self.row,
             journal=self.journal(),
             inbox=self.unconsumed(),
-            inbox_seq=len(self.inbox),
+            inbox_seq=self.inbox_seq,
             item_counts=dict(Counter(stream for stream, _ in self.items)),
         )
 
@@ -73,27 +76,25 @@ class StoredRun:
 
     def write(self, lease: Lease, entries: Iterable[Entry], consume: Iterable[int], items: Iterable[Item] = ()) -> None:
         """Everything or nothing; what is there already is left as it is."""
-        new_entries = {entry.seq: entry for entry in entries}
-        new_items = {(item.stream, item.n): item for item in items}
         consumed = [self._arrived(seq) for seq in consume]
-        _refuse_overwriting(self.row.id, self.entries, new_entries)
-        _refuse_overwriting(self.row.id, self.items, new_items)
+        new_entries = _without_contradiction(self.row.id, self.entries, ((entry.seq, entry) for entry in entries))
+        new_items = _without_contradiction(self.row.id, self.items, (((item.stream, item.n), item) for item in items))
         self.entries.update(new_entries)
         self.items.update(new_items)
         for signal in consumed:
-            self.inbox[signal.seq - 1] = msgspec.structs.replace(signal, consumed_by=lease.token)
+            self.inbox[signal.seq] = msgspec.structs.replace(signal, consumed_by=lease.token)
 
     def _arrived(self, seq: int) -> Signal:
-        if not 0 < seq <= len(self.inbox):
+        if seq not in self.inbox:
             raise PersistenceError(f"run {self.row.id!r}", f"its inbox has no row {seq} to consume; nothing was written")
-        return self.inbox[seq - 1]
+        return self.inbox[seq]
 
     def put(
         self, name: str, payload: bytes, kind: Literal["signal", "child"] = "signal", dedupe: str | None = None, *, now: int
     ) -> int:
         """Append to the inbox and wake the run if it waits for just this."""
-        signal = Signal(seq=len(self.inbox) + 1, name=name, payload=payload, kind=kind, dedupe=dedupe)
-        self.inbox.append(signal)
+        signal = Signal(seq=self.inbox_seq + 1, name=name, payload=payload, kind=kind, dedupe=dedupe)
+        self.inbox[signal.seq] = signal
         if self.row.status == "suspended" and signal.address in self.row.waiting_for:
             self.wake(now)
         return signal.seq
@@ -102,10 +103,15 @@ class StoredRun:
         return sorted((entry for entry in self.entries.values() if entry.seq > after), key=lambda entry: entry.seq)
 
     def unconsumed(self, after: int = 0) -> list[Signal]:
-        return [signal for signal in self.inbox[after:] if signal.consumed_by is None]
+        return [signal for signal in self.inbox.values() if signal.seq > after and signal.consumed_by is None]
+
+    @property
+    def inbox_seq(self) -> int:
+        """The highest seq, consumed or not. The inbox is in that order."""
+        return next(reversed(self.inbox), 0)
 
     def pulse(self) -> Pulse:
-        return Pulse(len(self.inbox), self.row.cancel_requested)
+        return Pulse(self.inbox_seq, self.row.cancel_requested)
 
 
 @dataclass(slots=True)
@@ -128,12 +134,13 @@ class Namespace:
             raise RunFinished(run_id, run.row.status)
         return run
 
-    def insert(self, new: NewRun, now: int) -> StoredRun:
-        wake_at = now if new.start_at is None else new.start_at
-        columns = msgspec.structs.asdict(new)
-        run = StoredRun(RunRow(**columns, status="pending", wake_at=wake_at, created_at=now, updated_at=now))
-        self.runs[new.id] = run
-        self.live.add(new.id)
+    def put(self, row: RunRow, entries: Iterable[Entry] = (), inbox: Iterable[Signal] = ()) -> StoredRun:
+        """Have this run, which nobody has leased, in place of what is there under its id. Entries and inbox are by seq."""
+        self.remove(row.id)
+        run = StoredRun(row, entries={entry.seq: entry for entry in entries}, inbox={signal.seq: signal for signal in inbox})
+        self.runs[row.id] = run
+        if not row.ended:
+            self.live.add(row.id)
         return run
 
     def remove(self, run_id: str) -> None:
@@ -193,10 +200,13 @@ def microseconds(seconds: float) -> int:
     return round(seconds * MICROSECOND)
 
 
-def _refuse_overwriting(run_id: str, written: dict[Any, Any], new: dict[Any, Any]) -> None:
-    for place, value in new.items():
-        if written.get(place, value) != value:
+def _without_contradiction(run_id: str, written: dict[K, V], new: Iterable[tuple[K, V]]) -> dict[K, V]:
+    """What is new by its place, if no place is taken by something else."""
+    placed: dict[K, V] = {}
+    for place, value in new:
+        if written.get(place, value) != value or placed.setdefault(place, value) != value:
             raise PersistenceError(f"run {run_id!r}", f"something else is recorded at {place!r} already; nothing was written")
+    return placed
 
 
 def _below(taken: int, limit: int | None) -> bool:

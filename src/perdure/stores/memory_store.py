@@ -16,8 +16,9 @@ from typing import NoReturn
 
 import msgspec
 
-from perdure.errors import LeaseHeld, LeaseLost, PersistenceError, RunConflict, RunFinished, StoreCapabilityError
+from perdure.errors import LeaseHeld, LeaseLost, PersistenceError, RunFinished, StoreCapabilityError
 from perdure.journal import Entry, drop_entry
+from perdure.saving import SavesSnapshots
 from perdure.store import (
     Awaited,
     Capability,
@@ -38,12 +39,13 @@ from perdure.store import (
     Status,
     Transaction,
 )
+from perdure.stores.beginning import checked_inbox, checked_journal, checked_start, found_row, new_row, restored_row
 from perdure.stores.memory_database import MemoryDatabase, Namespace, Room, StoredRun, microseconds
 
 __all__ = ["MemoryDatabase", "MemoryStore"]
 
 
-class MemoryStore:
+class MemoryStore(SavesSnapshots):
     """A `Store` in this process's memory; see `perdure.store.Store` for what each verb promises."""
 
     def __init__(self, database: MemoryDatabase | None = None, *, prefix: str = "") -> None:
@@ -80,15 +82,37 @@ class MemoryStore:
     def sibling(self) -> MemoryStore:
         return type(self)(self._database, prefix=self._prefix)
 
-    async def create(self, run: NewRun, *, ttl: float | None = None, now: int | None = None) -> Created:
+    async def create(
+        self,
+        run: NewRun,
+        *,
+        ttl: float | None = None,
+        entries: Sequence[Entry] = (),
+        inbox: Sequence[Signal] = (),
+        created_at: int | None = None,
+        now: int | None = None,
+    ) -> Created:
         now = _clock(now)
+        row, journal, rows = new_row(checked_start(run), now, created_at), checked_journal(entries), checked_inbox(inbox)
         with self._waking() as namespace:
             found = namespace.runs.get(run.id)
             if found is not None:
-                return Created(run=_same_start(found.row, run), is_new=False)
-            stored = namespace.insert(run, now)
+                found.row = found_row(found.row, run, now)
+                return Created(run=found.row, is_new=False)
+            stored = namespace.put(row, journal, rows)
             claim = None if ttl is None else stored.give(ttl, now)
             return Created(run=stored.row, is_new=True, claim=claim)
+
+    async def restore(
+        self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
+    ) -> None:
+        now = _clock(now)
+        journal, rows = checked_journal(entries), checked_inbox(inbox)
+        with self._waking() as namespace:
+            found = namespace.runs.get(run.id)
+            if found is not None:
+                _refuse_live(found, now)
+            namespace.put(restored_row(run, rows, None if found is None else found.row, now), journal, rows)
 
     async def claim(
         self,
@@ -119,9 +143,8 @@ class MemoryStore:
                 return None
             if run.row.held:
                 raise LeaseHeld(run_id, "an operator; unhold it first")
-            if run.leased(now):
-                raise LeaseHeld(run_id, run.row.lease_owner or "a live worker")
-            if due_only and not run.due(now):
+            _refuse_live(run, now)
+            if run.row.lacks_input or (due_only and not run.due(now)):
                 return None
             return run.give(ttl, now)
 
@@ -201,7 +224,8 @@ class MemoryStore:
             epoch = max(run.row.epoch + 1, now)
             entry = drop_entry(max(run.entries, default=0) + 1, drop, now, epoch)
             run.entries[entry.seq] = entry
-            run.free(status="pending", wake_at=now, epoch=epoch, attempts=0, updated_at=now)
+            wake_at = None if run.row.lacks_input else now
+            run.free(status="pending", wake_at=wake_at, epoch=epoch, attempts=0, updated_at=now)
             run.change(outcome=None, cancel_requested=False, parent_notified=False)
             namespace.live.add(run_id)
 
@@ -218,7 +242,7 @@ class MemoryStore:
         with self._waking() as namespace:
             run = namespace.find_live(run_id)
             run.change(cancel_requested=True)
-            if not run.leased(now):
+            if not run.leased(now) and not run.row.lacks_input:
                 run.wake(now)
 
     async def hold(self, run_id: str) -> None:
@@ -315,14 +339,14 @@ class MemoryStore:
             return namespace.schedules.pop(schedule_id, None) is not None
 
     async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
-        now = _clock(now)
+        row = new_row(checked_start(run), _clock(now))
         with self._waking() as namespace:
             schedule = namespace.schedules.get(schedule_id)
             if schedule is None or schedule.next_at != expected_at:
                 return False
             namespace.schedules[schedule_id] = msgspec.structs.replace(schedule, next_at=next_at)
             if run.id not in namespace.runs:
-                namespace.insert(run, now)
+                namespace.put(row)
             return True
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
@@ -379,18 +403,15 @@ def _clock(now: int | None) -> int:
     return time.time_ns() // 1000 if now is None else now
 
 
-def _same_start(found: RunRow, new: NewRun) -> RunRow:
-    if found.workflow != new.workflow:
-        raise RunConflict(new.id, f"workflow {found.workflow!r}")
-    if found.input_hash != new.input_hash:
-        raise RunConflict(new.id, "another input")
-    return found
+def _refuse_live(run: StoredRun, now: int) -> None:
+    if run.leased(now):
+        raise LeaseHeld(run.row.id, run.row.lease_owner or "a live worker")
 
 
 def _already_sent(run: StoredRun, name: str, dedupe: str | None) -> Signal | None:
     if dedupe is None:
         return None
-    return next((sent for sent in run.inbox if (sent.kind, sent.name, sent.dedupe) == ("signal", name, dedupe)), None)
+    return next((sent for sent in run.inbox.values() if (sent.kind, sent.name, sent.dedupe) == ("signal", name, dedupe)), None)
 
 
 def _fits(row: RunRow, workflows: Collection[str], queues: Collection[str] | None) -> bool:

@@ -16,6 +16,7 @@ from tests.contract.broken.table import breaks
 
 @breaks("a_lease_superseded_by_claim_cannot_write")
 @breaks("a_lease_of_a_finished_run_cannot_write")
+@breaks("a_lease_of_a_run_restored_and_taken_cannot_write")
 class NoFencing(MemoryStore):
     def _fenced(self, namespace: Namespace, lease: Lease) -> StoredRun:
         if lease.run_id not in namespace.runs:
@@ -29,6 +30,15 @@ class TokenIgnored(NoFencing):
     def _fenced(self, namespace: Namespace, lease: Lease) -> StoredRun:
         run = super()._fenced(namespace, lease)
         if run.row.epoch != lease.epoch or run.token is None:
+            raise LeaseLost(lease.run_id, lease.epoch)
+        return run
+
+
+@breaks("a_lease_of_a_run_restored_in_the_same_instant_cannot_write")
+class EpochsAlone(NoFencing):
+    def _fenced(self, namespace: Namespace, lease: Lease) -> StoredRun:
+        run = super()._fenced(namespace, lease)
+        if run.row.epoch != lease.epoch:
             raise LeaseLost(lease.run_id, lease.epoch)
         return run
 
@@ -119,6 +129,27 @@ class LastRecordWins(MemoryStore):
             run = self._fenced(namespace, lease)
             run.entries.update({entry.seq: entry for entry in entries})
         return await super().record(lease, (), **options)
+
+
+@breaks("a_record_says_one_thing_under_each_number")
+class LastOfARecordWins(MemoryStore):
+    async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
+        items = {(item.stream, item.n): item for item in options.pop("items", ())}
+        return await super().record(
+            lease, list({entry.seq: entry for entry in entries}.values()), items=list(items.values()), **options
+        )
+
+
+@breaks("only_what_is_in_the_inbox_can_be_consumed")
+@breaks("a_restored_inbox_is_consumed_like_any_other")
+class ConsumesWhatIsNotThere(MemoryStore):
+    """Takes every number up to the highest for one that is there."""
+
+    async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
+        there = {row.seq for row in await self.inbox(lease.run_id)}
+        return await super().record(
+            lease, entries, **{**options, "consume": [seq for seq in options.get("consume", ()) if seq in there]}
+        )
 
 
 @breaks("a_lost_reply_can_be_sent_again")

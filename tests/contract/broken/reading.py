@@ -146,6 +146,9 @@ class PretendsTransactions(MemoryStore):
 
 
 @breaks("processes_share_the_due_runs_out", "durable", "shared")
+@breaks("processes_bring_each_restored_run_one_input", "durable", "shared")
+@breaks("processes_restore_one_run_whole", "durable", "shared")
+@breaks("what_was_restored_survives_a_restart", "durable", "shared")
 @breaks("a_run_goes_on_after_a_restart", "durable", "shared")
 @breaks("everything_acknowledged_survives_a_restart", "durable", "shared")
 class Durable(MemoryStore):

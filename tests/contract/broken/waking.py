@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from perdure.errors import PersistenceError
 from perdure.store import Lease, Signal
 from perdure.stores.memory_database import Namespace, StoredRun
 from perdure.stores.memory_store import MemoryStore
@@ -92,6 +93,14 @@ class TellsTheParentWithoutWakingIt(MemoryStore):
         super()._tell_parent(namespace, child, now)
         if parent is not None:
             parent.change(wake_at=wake_at)
+
+
+@breaks("a_child_that_its_parent_has_no_name_for_tells_nobody")
+class InsistsOnAKey(MemoryStore):
+    def _tell_parent(self, namespace: Namespace, child: StoredRun, now: int) -> None:
+        if child.row.parent_id is not None and child.row.parent_key is None:
+            raise PersistenceError(child.row.id, "an inbox row must have a name")
+        super()._tell_parent(namespace, child, now)
 
 
 @breaks("only_an_unsuccessful_end_can_be_reopened")

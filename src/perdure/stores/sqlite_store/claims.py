@@ -11,7 +11,7 @@ import heapq
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any, Final, NamedTuple
 
 from perdure.errors import LeaseHeld, LeaseLost, RunNotFound
@@ -175,13 +175,20 @@ def _pick(db: Session, wanted: Sequence[Group], limit: int, now: int) -> list[st
     room = _Room(db, now)
     by_priority = groupby(sorted(wanted, key=lambda group: -group.priority), key=lambda group: group.priority)
     for _, alike in by_priority:
-        rows = heapq.merge(*(due_in(db, group, now) for group in alike if room.queue_is_open(group.queue)), key=_turn)
+        rows = heapq.merge(*(_while_open(db, group, now, room) for group in alike), key=_turn)
         for _, run_id, limit_key, queue in rows:
             if room.take(queue, limit_key):
                 picked.append(run_id)
                 if len(picked) == limit:
                     return picked
     return picked
+
+
+def _while_open(db: Session, group: Group, now: int, room: _Room) -> Iterator[tuple[int, str, str | None, str]]:
+    """The due runs of a group, as long as its queue takes one more."""
+    if not room.queue_is_open(group.queue):
+        return iter(())
+    return takewhile(lambda _: room.queue_is_open(group.queue), due_in(db, group, now))
 
 
 def _turn(row: tuple[int, str, str | None, str]) -> tuple[int, str]:
@@ -226,7 +233,7 @@ def claim(db: Session, limit: int, length: int, wanted: Wanted, owners: Owners, 
 
 
 def acquire(db: Session, run_id: str, length: int, owners: Owners, now: int | None, *, due_only: bool) -> Taken | None:
-    """Lease this run for `length` microseconds, or None when it has ended or (with `due_only`) is not due."""
+    """Lease this run for `length` microseconds, or None when it has ended, lacks its input or (with `due_only`) is not due."""
     at = clock(now)
     run = get(db, run_id)
     if run is None:
@@ -236,13 +243,14 @@ def acquire(db: Session, run_id: str, length: int, owners: Owners, now: int | No
     if run.held:
         raise LeaseHeld(run_id, "an operator, who put it on hold")
     if run.status == "running":
-        _refuse_live(run, owners, at)
-    elif due_only and (run.wake_at is None or run.wake_at > at):
+        refuse_live(run, owners, at)
+    elif run.lacks_input or (due_only and (run.wake_at is None or run.wake_at > at)):
         return None
     return _take(db, run_id, at, length, owners.here)
 
 
-def _refuse_live(run: RunRow, owners: Owners, now: int) -> None:
+def refuse_live(run: RunRow, owners: Owners, now: int) -> None:
+    """Raise `LeaseHeld` while a lease on this run has not expired and its process may be alive."""
     owner = run.lease_owner
     if owner is None or run.lease_until is None or run.lease_until <= now or owners.gone(owner):
         return

@@ -26,7 +26,7 @@ _FORK_PATIENCE: Final = 5.0
 class Database:
     """A database file with its writer and its reader.
 
-    `ready` has the table stems whose schema is known to be there. `users` is guarded by the registry's lock.
+    `ready` has the table stems whose schema is known to be there. `users` and `transactions` are guarded by the registry's lock.
     """
 
     def __init__(self, path: str) -> None:
@@ -44,8 +44,7 @@ class Database:
 
     def add_transaction(self, worker: Worker) -> None:
         """Remember the thread of a transaction until it has ended."""
-        worker.start()
-        self.transactions = {*self.open_transactions(), worker}
+        _registry.add_transaction(self, worker)
 
     def open_transactions(self) -> set[Worker]:
         """The threads of transactions that have not ended."""
@@ -100,6 +99,12 @@ class _Registry:
         self._ending += [worker for worker in database.workers if worker.started]
         return True
 
+    def add_transaction(self, database: Database, worker: Worker) -> None:
+        """Start the thread of a transaction and remember it. Waits for a fork to be over: the child must inherit nothing."""
+        with self._lock:
+            worker.start()
+            database.transactions = {*database.open_transactions(), worker}
+
     def abandon(self, database: Database) -> None:
         """One user less, now or when somebody else passes by."""
         self._abandoned.append(database)
@@ -142,9 +147,9 @@ class _Registry:
         self._lock = threading.Lock()
         self._ending = []
         for database in self._databases.values():
-            database.transactions = set()
-            for worker in database.workers:
+            for worker in (*database.workers, *database.transactions):
                 worker.start_over()
+            database.transactions = set()
 
     def _workers(self) -> list[Worker]:
         return [worker for database in self._databases.values() for worker in database.workers]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from perdure.errors import RunFinished, RunNotFound
@@ -19,6 +19,7 @@ _PUT: Final = """
     SELECT ?1, ?2, coalesce(max(seq), 0) + 1, ?3, ?4, ?5, ?6 FROM $signals WHERE namespace = ?1 AND run_id = ?2
     RETURNING seq
 """
+_INSERT: Final = f"INSERT INTO $signals (namespace, run_id, {SIGNAL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _WAKE: Final = "UPDATE $runs SET wake_at = min(coalesce(wake_at, ?3), ?3) WHERE namespace = ?1 AND id = ?2"
 _WAITING: Final = f"""
     SELECT {SIGNAL_COLUMNS} FROM $signals INDEXED BY $signals_waiting
@@ -60,6 +61,12 @@ def _deliver(
     if status == "suspended" and address in awaited_from(waiting_for):
         db.run(_WAKE, run_id, at)
     return int(put[0]) if put is not None else 0
+
+
+def insert(db: Session, run_id: str, rows: Iterable[Signal]) -> None:
+    """Write rows as they are into an inbox that is empty."""
+    values = [(row.seq, row.kind, row.name, row.payload, row.dedupe, row.consumed_by) for row in rows]
+    db.run_each(_INSERT, [(db.namespace, run_id, *columns) for columns in values])
 
 
 def waiting(db: Session, run_id: str, addresses: Collection[Awaited]) -> list[Signal]:

@@ -1,15 +1,16 @@
 """What is read without a lease: journals, streams, lists, counts, what is due; and the purge, which goes by the same lists.
 
 Runs lie in one index by (workflow, status, updated_at, id). A list merges its groups, so it reads no more rows than it gives,
-whatever its filter; only with a prefix it reads and sorts the runs with that prefix.
+whatever its filter; only with a prefix it reads and sorts the runs with that prefix. A run moves between the groups, so what
+takes more than one statement is read `at_one_moment`: otherwise it could be missed, or met twice.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from perdure.journal import Entry
 from perdure.store import ENDED, STATUSES, Claim, Item, RunInfo, Status
@@ -17,6 +18,9 @@ from perdure.stores.sqlite_store import claims, inbox, runs
 from perdure.stores.sqlite_store.owner import Owners
 from perdure.stores.sqlite_store.rows import ENTRY_COLUMNS, clock, entry_from
 from perdure.stores.sqlite_store.schema import Session
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _JOURNAL: Final = f"SELECT {ENTRY_COLUMNS} FROM $steps WHERE namespace = ?1 AND run_id = ?2 AND seq > ?3 ORDER BY seq"
 _ITEMS: Final = """
@@ -67,6 +71,16 @@ _OLDEST: Final = """
 """
 
 
+def at_one_moment(db: Session, read: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What a read of several statements gives; no commit of others comes between them."""
+    db.connection.execute("BEGIN")
+    try:
+        return read(db, *args, **kwargs)
+    finally:
+        if db.connection.in_transaction:  # SQLite ends it by itself after some errors
+            db.connection.execute("ROLLBACK")
+
+
 def journal(db: Session, run_id: str, after: int = 0) -> list[Entry]:
     """The entries above `after`, by seq."""
     return [entry_from(values) for values in db.all(_JOURNAL, run_id, after)]
@@ -79,12 +93,8 @@ def items(db: Session, run_id: str, stream: str, after: int, limit: int) -> list
 
 
 def load(db: Session, taken: Iterable[claims.Taken]) -> list[Claim]:
-    """The claims for runs that were leased, all of one moment after it."""
-    db.connection.execute("BEGIN")
-    try:
-        return [_load(db, one) for one in taken]
-    finally:
-        db.connection.execute("ROLLBACK")
+    """The claims for runs that were leased. To be called at one moment, after it."""
+    return [_load(db, one) for one in taken]
 
 
 def _load(db: Session, taken: claims.Taken) -> Claim:

@@ -20,6 +20,7 @@ _FENCE: Final = """
 """
 _ENTRY_AT: Final = f"SELECT {ENTRY_COLUMNS} FROM $steps WHERE namespace = ?1 AND run_id = ?2 AND seq = ?3"
 _ITEM_AT: Final = "SELECT payload FROM $items WHERE namespace = ?1 AND run_id = ?2 AND stream = ?3 AND n = ?4"
+_SIGNAL_AT: Final = "SELECT 1 FROM $signals WHERE namespace = ?1 AND run_id = ?2 AND seq = ?3"
 _APPEND: Final = f"""
     INSERT INTO $steps (namespace, run_id, {ENTRY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT DO NOTHING
@@ -68,12 +69,9 @@ def fence(db: Session, lease: Lease) -> Fence:
 def record(db: Session, lease: Lease, entries: Sequence[Entry], consume: Sequence[int] = (), items: Sequence[Item] = ()) -> Fence:
     """Append entries and items and consume signals. What is there already, and the same, is a lost reply."""
     state = fence(db, lease)
-    for entry in entries:
-        if entry.seq <= state.journal_seq:
-            _refuse_overwriting(db, lease, entry)
-    for item in items:
-        _refuse_overwriting_item(db, lease, item)
-    _refuse_missing(lease, consume, state.inbox_seq)
+    _refuse_overwriting(db, lease, entries, state.journal_seq)
+    _refuse_overwriting_items(db, lease, items)
+    _refuse_missing(db, lease, consume)
     if entries:
         append(db, lease.run_id, entries)
     for seq in consume:
@@ -83,24 +81,25 @@ def record(db: Session, lease: Lease, entries: Sequence[Entry], consume: Sequenc
     return state
 
 
-def _refuse_overwriting(db: Session, lease: Lease, entry: Entry) -> None:
-    values = db.one(_ENTRY_AT, lease.run_id, entry.seq)
-    there = entry if values is None else entry_from(values)
-    if there.epoch != entry.epoch:
-        raise LeaseLost(lease.run_id, lease.epoch)
-    if there != entry:
-        raise _refusal(lease, f"something else is recorded under seq {entry.seq} already")
+def _refuse_overwriting(db: Session, lease: Lease, entries: Sequence[Entry], journal_seq: int) -> None:
+    said: dict[int, Entry] = {}
+    for entry in entries:
+        values = db.one(_ENTRY_AT, lease.run_id, entry.seq) if entry.seq <= journal_seq else None
+        if said.setdefault(entry.seq, entry if values is None else entry_from(values)) != entry:
+            raise _refusal(lease, f"something else is recorded under seq {entry.seq} already")
 
 
-def _refuse_overwriting_item(db: Session, lease: Lease, item: Item) -> None:
-    there = db.one(_ITEM_AT, lease.run_id, item.stream, item.n)
-    if there is not None and there[0] != item.payload:
-        raise _refusal(lease, f"stream {item.stream!r} has another item {item.n} already")
+def _refuse_overwriting_items(db: Session, lease: Lease, items: Sequence[Item]) -> None:
+    said: dict[tuple[str, int], bytes] = {}
+    for item in items:
+        there = db.one(_ITEM_AT, lease.run_id, item.stream, item.n)
+        if said.setdefault((item.stream, item.n), item.payload if there is None else there[0]) != item.payload:
+            raise _refusal(lease, f"stream {item.stream!r} has another item {item.n} already")
 
 
-def _refuse_missing(lease: Lease, consume: Sequence[int], inbox_seq: int) -> None:
+def _refuse_missing(db: Session, lease: Lease, consume: Sequence[int]) -> None:
     for seq in consume:
-        if not 0 < seq <= inbox_seq:
+        if db.one(_SIGNAL_AT, lease.run_id, seq) is None:
             raise _refusal(lease, f"its inbox has no row {seq} to consume")
 
 
@@ -166,7 +165,7 @@ def finish(
     record(db, lease, entries, consume)
     at = clock(now)
     ended = db.one(_FINISH, lease.run_id, status, outcome, at)
-    if ended is not None and ended[0] is not None:
+    if ended is not None and None not in ended:
         inbox.tell_parent(db, ended[0], ended[1], outcome, at)
         db.run(_PARENT_NOTIFIED, lease.run_id)
 

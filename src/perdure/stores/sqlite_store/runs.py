@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
-from perdure.errors import LeaseHeld, RunConflict, RunFinished, RunNotFound
-from perdure.journal import drop_entry
-from perdure.store import ENDED, Claim, Created, Lease, NewRun, RunRow
+from perdure.errors import LeaseHeld, RunFinished, RunNotFound
+from perdure.journal import Entry, drop_entry
+from perdure.store import ENDED, Claim, Created, Lease, NewRun, RunRow, Signal
+from perdure.stores.beginning import found_row, new_row
+from perdure.stores.sqlite_store import inbox
 from perdure.stores.sqlite_store.owner import Owners
 from perdure.stores.sqlite_store.recording import append
 from perdure.stores.sqlite_store.rows import RUN_COLUMNS, RUN_FIELDS, clock, run_from, values_of
@@ -19,20 +21,25 @@ from perdure.stores.sqlite_store.schema import Session
 _GET: Final = f"SELECT {RUN_COLUMNS} FROM $runs WHERE namespace = ?1 AND id = ?2"
 _INSERT: Final = f"""
     INSERT INTO $runs (namespace, {RUN_COLUMNS}, lease_token, journal_length)
-    VALUES (?, {", ".join("?" * len(RUN_FIELDS))}, ?, 0)
+    VALUES (?, {", ".join("?" * len(RUN_FIELDS))}, ?, ?)
+"""
+_BEGIN: Final = """
+    UPDATE $runs SET workflow = ?3, input = ?4, input_hash = ?5, definition_hash = ?6, queue = ?7, priority = ?8, limit_key = ?9,
+        start_at = ?10, deadline = ?11, parent_id = ?12, parent_key = ?13, wake_at = ?14, updated_at = ?15
+    WHERE namespace = ?1 AND id = ?2
 """
 _STATE: Final = """
     SELECT status, epoch, (SELECT max(seq) FROM $steps WHERE namespace = ?1 AND run_id = ?2)
     FROM $runs WHERE namespace = ?1 AND id = ?2
 """
 _REOPEN: Final = """
-    UPDATE $runs SET status = 'pending', epoch = ?3, wake_at = ?4, updated_at = ?4, attempts = 0, cancel_requested = 0,
-        outcome = NULL, waiting_for = '[]', parent_notified = 0
+    UPDATE $runs SET status = 'pending', epoch = ?3, wake_at = CASE WHEN input_hash = x'' THEN NULL ELSE ?4 END, updated_at = ?4,
+        attempts = 0, cancel_requested = 0, outcome = NULL, waiting_for = '[]', parent_notified = 0
     WHERE namespace = ?1 AND id = ?2
 """
 _CANCEL: Final = """
     UPDATE $runs SET cancel_requested = 1,
-        wake_at = CASE WHEN status = 'running' THEN wake_at ELSE min(coalesce(wake_at, ?3), ?3) END
+        wake_at = CASE WHEN status = 'running' OR input_hash = x'' THEN wake_at ELSE min(coalesce(wake_at, ?3), ?3) END
     WHERE namespace = ?1 AND id = ?2
 """
 _HOLD: Final = "UPDATE $runs SET held = ?3 WHERE namespace = ?1 AND id = ?2"
@@ -50,49 +57,70 @@ def get(db: Session, run_id: str) -> RunRow | None:
     return None if values is None else run_from(values)
 
 
-def create(db: Session, new: NewRun, length: int | None, owners: Owners, now: int | None) -> Created:
+class Begun(NamedTuple):
+    """What a run has before it is driven here: its journal and inbox, by seq, and when it was begun if not now."""
+
+    entries: Sequence[Entry] = ()
+    inbox: Sequence[Signal] = ()
+    created_at: int | None = None
+
+
+_ANEW: Final = Begun()
+
+
+def create(db: Session, new: NewRun, length: int | None, owners: Owners, now: int | None, begun: Begun = _ANEW) -> Created:
     """The run that is there with the same workflow and input, or a new one, leased for `length` microseconds if that is given."""
     existing = get(db, new.id)
-    if existing is not None:
-        return _existing(existing, new)
     at = clock(now)
-    if length is None:
-        run = insert_pending(db, new, at)
-        return Created(run=run, is_new=True)
-    return _create_leased(db, new, at, at + length, owners.here)
+    if existing is not None:
+        return Created(run=_existing(db, existing, new, at), is_new=False)
+    run = new_row(new, at, begun.created_at)
+    if length is not None:
+        return _create_leased(db, run, at + length, owners.here, begun)
+    insert(db, run, None, begun)
+    return Created(run=run, is_new=True)
 
 
-def _existing(run: RunRow, new: NewRun) -> Created:
-    if run.workflow != new.workflow:
-        raise RunConflict(new.id, f"another workflow ({run.workflow!r})")
-    if run.input_hash != new.input_hash:
-        raise RunConflict(new.id, "another input")
-    return Created(run=run, is_new=False)
+def _existing(db: Session, run: RunRow, new: NewRun, at: int) -> RunRow:
+    begun = found_row(run, new, at)
+    if begun is not run:
+        db.run(
+            _BEGIN,
+            run.id,
+            begun.workflow,
+            begun.input,
+            begun.input_hash,
+            begun.definition_hash,
+            begun.queue,
+            begun.priority,
+            begun.limit_key,
+            begun.start_at,
+            begun.deadline,
+            begun.parent_id,
+            begun.parent_key,
+            begun.wake_at,
+            begun.updated_at,
+        )
+    return begun
 
 
-def insert_pending(db: Session, new: NewRun, at: int) -> RunRow:
-    """Write a run that is due at its start."""
-    wake_at = at if new.start_at is None else new.start_at
-    run = RunRow(**msgspec.structs.asdict(new), status="pending", wake_at=wake_at, created_at=at, updated_at=at)
-    db.run(_INSERT, *values_of(run), None)
-    return run
+def insert(db: Session, run: RunRow, token: str | None, begun: Begun = _ANEW) -> None:
+    """Write a run that is not there, with its journal and inbox."""
+    db.run(_INSERT, *values_of(run), token, begun.entries[-1].seq if begun.entries else 0)
+    if begun.entries:
+        append(db, run.id, begun.entries)
+    inbox.insert(db, run.id, begun.inbox)
 
 
-def _create_leased(db: Session, new: NewRun, at: int, until: int, owner: str) -> Created:
-    run = RunRow(
-        **msgspec.structs.asdict(new),
-        status="running",
-        wake_at=until,
-        epoch=max(1, at),
-        lease_owner=owner,
-        lease_until=until,
-        attempts=1,
-        created_at=at,
-        updated_at=at,
-    )
+def _create_leased(db: Session, pending: RunRow, until: int, owner: str, begun: Begun) -> Created:
+    epoch = max(1, pending.updated_at)
+    leased = {"status": "running", "wake_at": until, "epoch": epoch, "lease_owner": owner, "lease_until": until, "attempts": 1}
+    run = msgspec.structs.replace(pending, **leased)
     lease = Lease(run_id=run.id, epoch=run.epoch, token=secrets.token_hex(16), until=until)
-    db.run(_INSERT, *values_of(run), lease.token)
-    return Created(run=run, is_new=True, claim=Claim(lease=lease, run=run, journal=[], inbox=[], inbox_seq=0, item_counts={}))
+    insert(db, run, lease.token, begun)
+    inbox_seq = begun.inbox[-1].seq if begun.inbox else 0
+    claim = Claim(lease=lease, run=run, journal=[*begun.entries], inbox=[*begun.inbox], inbox_seq=inbox_seq, item_counts={})
+    return Created(run=run, is_new=True, claim=claim)
 
 
 def reopen(db: Session, run_id: str, drop: Collection[str], now: int | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from perdure.store import NewRun, QueueLimits, Schedule
+from perdure.stores.beginning import new_row
 from perdure.stores.sqlite_store import runs
 from perdure.stores.sqlite_store.rows import clock
 from perdure.stores.sqlite_store.schema import Session
@@ -46,7 +47,7 @@ def fire(db: Session, schedule_id: str, expected_at: int, next_at: int | None, r
     if not db.run(_MOVE, schedule_id, expected_at, next_at):
         return False
     if runs.get(db, run.id) is None:
-        runs.insert_pending(db, run, clock(now))
+        runs.insert(db, new_row(run, clock(now)), None)
     return True
 
 

@@ -20,6 +20,7 @@ from typing import Concatenate, Literal, NoReturn, ParamSpec, TypeVar
 
 from perdure.duration import microseconds
 from perdure.journal import Entry
+from perdure.saving import SavesSnapshots
 from perdure.store import (
     Awaited,
     Capability,
@@ -39,7 +40,8 @@ from perdure.store import (
     Signal,
     Status,
 )
-from perdure.stores.sqlite_store import claims, inbox, reading, recording, runs, schedules
+from perdure.stores.beginning import checked_inbox, checked_journal, checked_start
+from perdure.stores.sqlite_store import claims, inbox, reading, recording, restoring, runs, schedules
 from perdure.stores.sqlite_store.calls import Call, Watcher
 from perdure.stores.sqlite_store.database import Database, database_at
 from perdure.stores.sqlite_store.gate import Gate
@@ -56,7 +58,7 @@ _FULL = 2  # what PRAGMA synchronous answers for FULL
 _MAX_NAMESPACE_BYTES = 255
 
 
-class SQLiteStore:
+class SQLiteStore(SavesSnapshots):
     """A store in one SQLite file, for all processes of one machine.
 
     With `synchronous="full"` what was acknowledged survives power loss; with "normal" a power loss may take the last moments
@@ -138,9 +140,26 @@ class SQLiteStore:
         sibling._use(database_at(self._database.file.path, full=self._database.file.full))
         return sibling
 
-    async def create(self, run: NewRun, *, ttl: float | None = None, now: int | None = None) -> Created:
-        """Insert the run, or find it; with `ttl` a new one is leased at once."""
-        return await self._change(runs.create, run, None if ttl is None else lease_microseconds(ttl), self._owners, now)
+    async def create(
+        self,
+        run: NewRun,
+        *,
+        ttl: float | None = None,
+        entries: Sequence[Entry] = (),
+        inbox: Sequence[Signal] = (),
+        created_at: int | None = None,
+        now: int | None = None,
+    ) -> Created:
+        """Insert the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
+        length, start = None if ttl is None else lease_microseconds(ttl), checked_start(run)
+        begun = runs.Begun(checked_journal(entries), checked_inbox(inbox), created_at)
+        return await self._change(runs.create, start, length, self._owners, now, begun)
+
+    async def restore(
+        self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
+    ) -> None:
+        """Put this whole run in place of what is there. A lease whose process is gone keeps nobody from that."""
+        await self._change(restoring.restore, run, checked_journal(entries), checked_inbox(inbox), self._owners, now)
 
     async def claim(
         self,
@@ -264,15 +283,15 @@ class SQLiteStore:
         limit: int = 100,
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first."""
-        return await self._read(reading.list_runs, prefix, status, workflow, before, limit)
+        return await self._read(reading.at_one_moment, reading.list_runs, prefix, status, workflow, before, limit)
 
     async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
         """How many runs there are."""
-        return await self._read(reading.count, prefix, status, workflow)
+        return await self._read(reading.at_one_moment, reading.count, prefix, status, workflow)
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
         """Ids of the runs that may be claimed now."""
-        return await self._read(reading.due, limit, self._owners, now)
+        return await self._read(reading.at_one_moment, reading.due, limit, self._owners, now)
 
     async def delete(self, run_id: str) -> None:
         """Remove the run and everything of it."""
@@ -311,7 +330,7 @@ class SQLiteStore:
 
     async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
         """Move the schedule on and create its run, once."""
-        return await self._change(schedules.fire, schedule_id, expected_at, next_at, run, now)
+        return await self._change(schedules.fire, schedule_id, expected_at, next_at, checked_start(run), now)
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
         """Set the limits of a queue."""
@@ -355,7 +374,9 @@ class SQLiteStore:
             return await self._answer(self._database.reader, Call(self._bound(verb, *args, **kwargs)))
 
     async def _load(self, taken: Sequence[claims.Taken]) -> builtins.list[Claim]:
-        return await self._answer(self._database.reader, Call(self._bound(reading.load, taken))) if taken else []
+        if not taken:
+            return []
+        return await self._answer(self._database.reader, Call(self._bound(reading.at_one_moment, reading.load, taken)))
 
     async def _answer(self, worker: Worker, call: Call[T]) -> T:
         if not self._is_ready:

@@ -42,12 +42,15 @@ class _StatementError(Exception):
 
 
 class _TransactionWorker(Worker):
-    """A thread whose connection outlives the errors of the caller's own statements."""
+    """A thread whose connection outlives refusals and the errors of the caller's own statements, and no other error.
+
+    A record that failed half way would otherwise be committed with what came before.
+    """
 
     def _run_alone(self, call: Call[Any]) -> None:
         try:
             call.result = call.verb(self._open())
-        except (_StatementError, PerdureError, ValueError) as error:
+        except (_StatementError, PerdureError) as error:
             call.error = error
         except BaseException as error:  # noqa: BLE001 - whatever it is, the caller hears of it and the thread lives on
             call.fail(error, self.file.path)
@@ -156,9 +159,8 @@ def _execute(connection: sqlite3.Connection, sql: str, parameters: Sequence[Any]
         return connection.execute(sql, parameters).fetchall()
     except Exception as error:
         if refused:
-            raise ValueError(
-                f"{refused[0]} cannot be used inside a transaction(): it begins, commits and rolls back by itself"
-            ) from None
+            reason = f"{refused[0]} cannot be used inside a transaction(): it begins, commits and rolls back by itself"
+            raise _StatementError(ValueError(reason)) from None
         if is_fault(error):
             raise
         raise _StatementError(error) from error

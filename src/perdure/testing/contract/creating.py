@@ -6,11 +6,25 @@ import asyncio
 
 import msgspec
 
-from perdure.errors import RunConflict
-from perdure.store import Created, NewRun
+from perdure.errors import PersistenceError, RunConflict, RunNotFound
+from perdure.journal import Entry
+from perdure.store import Claim, Created, NewRun, Signal
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds, refused
-from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, at, claimed_ids, new_run
+from perdure.testing.contract.handles import SCHEDULE
+from perdure.testing.contract.world import (
+    EXPIRED,
+    NOW,
+    STAGGER,
+    TTL,
+    World,
+    after,
+    at,
+    claimed_ids,
+    entry,
+    new_run,
+    outcomes,
+)
 
 FULL = NewRun(
     id="full",
@@ -27,6 +41,21 @@ FULL = NewRun(
     deadline=at(3600),
     parent_id="parent",
     parent_key="child-1",
+)
+# An entry as another store may have had it, with an epoch of that one's.
+FIRST = Entry(
+    seq=7,
+    key="charge/é",
+    phase="open",
+    kind="signal",
+    name="charge",
+    ok=False,
+    payload=b"\x00\xff\xfe{",
+    attempt=3,
+    args_hash=b"\x00\xff",
+    started_at=at(-9),
+    ended_at=at(-8),
+    epoch=12345,
 )
 
 
@@ -83,10 +112,143 @@ async def another_input_under_the_same_id_is_a_conflict(world: World) -> None:
     """Another input hash or another workflow under a known id raises `RunConflict` and changes nothing."""
     await world.a.create(new_run(), now=NOW)
     before = await world.dump("run")
-    for other in (new_run(input_hash=b"else"), new_run(workflow="other"), new_run(input_hash=b"")):
+    for other in (new_run(input_hash=b"else"), new_run(workflow="other"), new_run(workflow="")):
         with refused(RunConflict, "another start under the same id"):
             await world.b.create(other, ttl=TTL, now=at(1))
     equal(await world.dump("run"), before, "the run")
+
+
+@promise
+async def a_run_is_created_with_an_input(world: World) -> None:
+    """An empty input hash, which says that the input is not known, raises `ValueError`, and there is no run."""
+    await world.a.put_schedule(SCHEDULE)
+    with refused(ValueError, "create of a run with an empty input hash"):
+        await world.a.create(new_run(input_hash=b""), ttl=TTL, now=NOW)
+    with refused(ValueError, "firing a schedule for a run with an empty input hash"):
+        await world.a.fire("daily", expected_at=NOW, next_at=at(60), run=new_run(input_hash=b""), now=NOW)
+    equal((await world.b.get("run"), list(await world.b.schedules())), (None, [SCHEDULE]), "run and schedule")
+
+
+@promise
+async def a_run_may_begin_with_a_journal(world: World) -> None:
+    """A new run has exactly the entries it was created with, as given, whether it is leased at once or claimed later."""
+    big = entry(2, payload=b"\x00\xff" * 500_000)
+    created = await world.a.create(new_run("leased"), ttl=TTL, entries=[FIRST, big, entry(1)], now=NOW)
+    await world.a.create(new_run("pending"), entries=[FIRST, big, entry(1)], now=NOW)
+    expected = [entry(1), big, FIRST]
+    equal(created.claim and created.claim.journal, expected, "the journal in the creator's claim")
+    equal([await world.b.journal(run_id) for run_id in ("leased", "pending")], [expected, expected], "the journals")
+    equal((await world.take("pending", now=NOW)).journal, expected, "the journal in the first claim")
+    holds(created.claim is not None, "a new run created with ttl= is leased at once")
+    lease = (await world.take("leased")).lease
+    with refused(PersistenceError, "record of another entry under a seq that the run began with"):
+        await world.b.record(lease, [entry(2)], now=EXPIRED)
+    await world.b.record(lease, [entry(8)], now=EXPIRED)
+    equal(await world.a.journal("leased"), [*expected, entry(8)], "the journal once it went on")
+
+
+@promise
+async def a_run_may_begin_with_an_inbox(world: World) -> None:
+    """A new run has exactly the inbox rows it was created with, unconsumed, whether it is leased at once or claimed later."""
+    rows = [Signal(seq=2, name="go", payload=b"\x00b"), Signal(seq=5, name="go", payload=b"c", dedupe="once")]
+    created = await world.a.create(new_run("leased"), ttl=TTL, inbox=rows[::-1], now=NOW)
+    await world.a.create(new_run("pending"), inbox=rows, now=NOW)
+    equal(created.claim and (created.claim.inbox, created.claim.inbox_seq), (rows, 5), "the inbox in the creator's claim")
+    equal([await world.b.inbox(run_id) for run_id in ("leased", "pending")], [rows, rows], "the inboxes")
+    equal((await world.take("pending", now=NOW)).inbox, rows, "the inbox in the first claim")
+    equal(await world.b.signal("pending", "go", b"d", dedupe="once", now=NOW), 5, "the seq of a signal that is there")
+    equal(await world.b.signal("pending", "go", b"d", now=NOW), 6, "the seq of the next signal")
+    with refused(ValueError, "create with two inbox rows under one seq"):
+        await world.a.create(new_run(), inbox=[rows[0], rows[0]], now=NOW)
+    equal(await world.b.get("run"), None, "the run that was refused")
+
+
+@promise
+async def what_a_run_begins_with_is_no_progress(world: World) -> None:
+    """Attempts are counted as for any run: the entries it was created with are not what its worker recorded."""
+    created = await world.a.create(new_run(), ttl=TTL, entries=[entry(1), entry(7)], now=NOW)
+    equal(created.run.attempts, 1, "attempts at create(ttl=)")
+    equal((await world.take()).run.attempts, 2, "attempts at the next acquire")
+    await world.a.create(new_run("pending"), entries=[entry(1), entry(7)], now=NOW)
+    equal([(await world.take("pending", now=at(20 * n))).run.attempts for n in range(1, 4)], [1, 2, 3], "attempts of claims")
+
+
+@promise
+async def a_run_that_was_begun_elsewhere_keeps_its_beginning(world: World) -> None:
+    """`created_at` is in the row as given, leased or not, and moves nothing else: due and changed it is by the store's clock."""
+    for ttl in (None, TTL):
+        run_id = f"ttl {ttl}"
+        await world.a.create(new_run(run_id), ttl=ttl, created_at=at(-900), now=NOW)
+        row = await world.row(run_id)
+        equal((row.created_at, row.updated_at), (at(-900), NOW), "created_at and updated_at")
+        equal(row.wake_at, NOW if ttl is None else at(TTL), "wake_at")
+    equal((await world.take("ttl None", now=at(1))).run.created_at, at(-900), "created_at in a claim")
+
+
+@promise
+async def a_run_that_exists_keeps_its_own_journal(world: World) -> None:
+    """`entries` and `created_at` are for a new run: one that is there is found and left exactly as it is."""
+    lease = await world.lease()
+    await world.a.record(lease, [entry(1)], now=NOW)
+    before = await world.dump("run")
+    again = await world.b.create(new_run(), ttl=TTL, entries=[entry(1, payload=b"x"), entry(2)], created_at=at(-9), now=at(1))
+    equal((again.is_new, again.claim), (False, None), "what create() gave")
+    equal(await world.dump("run"), before, "everything of the run")
+    with refused(RunConflict, "create with another input and entries"):
+        await world.b.create(new_run(input_hash=b"else"), entries=[entry(2)], now=at(1))
+    equal(await world.dump("run"), before, "everything of the run after a conflict")
+
+
+@promise
+async def a_journal_to_begin_with_has_each_seq_once(world: World) -> None:
+    """Entries whose seqs are not above zero and unique raise `ValueError`, and there is no run."""
+    for entries in ([entry(0)], [entry(-1), entry(1)], [entry(1), entry(1)], [entry(2), entry(1), entry(2, payload=b"x")]):
+        with refused(ValueError, f"create with the seqs {[line.seq for line in entries]}"):
+            await world.a.create(new_run(), ttl=TTL, entries=entries, now=NOW)
+    equal((await world.b.get("run"), await world.b.journal("run")), (None, []), "what is there")
+    holds((await world.a.create(new_run(), entries=[entry(3), entry(1)], now=NOW)).is_new, "other seqs are accepted")
+
+
+@promise
+async def nobody_gets_a_run_without_its_journal(world: World) -> None:
+    """Row and first entries appear together: whoever acquires, claims or reads a run that is being created has all of them."""
+    entries = [entry(seq) for seq in range(1, 4)]
+
+    async def race(n: int) -> None:
+        run_id = f"run-{n:02}"
+        create = after(n % STAGGER, lambda: world.a.create(new_run(run_id), entries=entries, now=NOW))
+        created, claim, journal = await outcomes(
+            [create, after(n // STAGGER, lambda: world.b.acquire(run_id, TTL, now=NOW)), _journal_once_there(world, run_id)]
+        )
+        holds(isinstance(created, Created) and created.is_new, f"the run was made: {created!r}")
+        holds(isinstance(claim, Claim | RunNotFound), f"acquire() gave a claim or found no run: {claim!r}")
+        if isinstance(claim, Claim):
+            equal(claim.journal, entries, "the journal in the claim")
+        equal(journal, entries, "the journal as soon as there is a row")
+
+    await asyncio.gather(*(race(n) for n in range(STAGGER * STAGGER)))
+
+
+async def _journal_once_there(world: World, run_id: str) -> list[Entry]:
+    while await world.b.get(run_id) is None:  # noqa: ASYNC110 - the race is with another process, as far as a store can tell
+        await asyncio.sleep(0)
+    return await world.b.journal(run_id)
+
+
+@promise
+async def one_of_many_creators_gives_the_journal(world: World) -> None:
+    """When many create one run at once, each with a journal of its own, the run has the whole of one of them."""
+    journals = [[entry(seq, payload=b"%d" % n) for seq in range(1, 2 + n)] for n in range(16)]
+    calls = [
+        store.create(new_run(), ttl=TTL, entries=journal, created_at=at(-len(journal)), now=NOW)
+        for journal, store in zip(journals, (world.a, world.b) * 8, strict=True)
+    ]
+    created: list[Created] = await asyncio.gather(*calls)
+    (winner,) = [n for n, answer in enumerate(created) if answer.is_new]
+    claim = created[winner].claim
+    equal(claim and claim.journal, journals[winner], "the journal in the creator's claim")
+    equal(await world.b.journal("run"), journals[winner], "the journal")
+    equal((await world.row()).created_at, at(-len(journals[winner])), "created_at")
 
 
 @promise

@@ -6,8 +6,11 @@ from perdure.errors import LeaseLost
 from perdure.store import Item, QueueLimits
 from perdure.testing.contract.cases import promise_with, promise_without
 from perdure.testing.contract.checks import equal, holds, refused
+from perdure.testing.contract.creating import FIRST
 from perdure.testing.contract.handles import SCHEDULE
-from perdure.testing.contract.world import EXPIRED, NOW, World, at, claimed_ids, entry, new_run, signals
+from perdure.testing.contract.late_inputs import lacking
+from perdure.testing.contract.restoring import INBOX, WHOLE
+from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, at, claimed_ids, entry, new_run, run_row, signals
 
 
 @promise_without("durable")
@@ -42,6 +45,30 @@ async def everything_acknowledged_survives_a_restart(world: World) -> None:
     equal(list(await world.a.schedules()), [SCHEDULE], "the schedules")
     equal(await world.a.queue_limits(), {"default": QueueLimits(concurrency=2)}, "the queue limits")
     equal(await world.a.signal("driven", "go", b"2", dedupe="d", now=NOW), 1, "a signal that was sent before the restart")
+
+
+@promise_with("durable")
+async def what_was_restored_survives_a_restart(world: World) -> None:
+    """Restored runs, and runs that began with a journal, are the same after a restart; nothing of what was replaced is back."""
+    lease = await world.lease("replaced")
+    await world.a.signal("replaced", "go", b"1", dedupe="d", now=NOW)
+    await world.a.record(lease, [entry(1), entry(2)], items=[Item(stream="log", n=0, payload=b"0")], now=NOW)
+    await world.a.restore(run_row("replaced"), [entry(2, payload=b"new")], [INBOX[1]], now=EXPIRED)
+    await world.a.restore(WHOLE, [FIRST], INBOX, now=NOW)
+    await world.a.restore(lacking("lacking"), [entry(1)], now=NOW)
+    await world.a.create(new_run("begun"), entries=[FIRST, entry(1)], created_at=at(-9), now=NOW)
+    names = ("replaced", "run", "lacking", "begun")
+    before = await world.dump(*names)
+    await world.restart()
+    equal(await world.dump(*names), before, "everything of the runs")
+    with refused(LeaseLost, "record with a lease from before the restore"):
+        await world.a.record(lease, [entry(3)], now=EXPIRED)
+    claim = await world.take("replaced", now=EXPIRED)
+    equal((claim.journal, claim.inbox, claim.item_counts), ([entry(2, payload=b"new")], [INBOX[1]], {}), "the next claim")
+    equal(await world.b.acquire("lacking", TTL, now=EXPIRED), None, "acquire of the run that lacks its input")
+    await world.a.create(new_run("lacking"), now=EXPIRED)
+    await world.restart()
+    equal((await world.take("lacking", now=EXPIRED)).run.input, b"[]", "the input it got before a second restart")
 
 
 @promise_with("durable")

@@ -58,6 +58,16 @@ async def a_child_leaves_a_parent_that_does_not_wait_alone(world: World) -> None
 
 
 @promise
+async def a_child_that_its_parent_has_no_name_for_tells_nobody(world: World) -> None:
+    """A run with a parent but no key under which the parent knows it ends like any other, and the parent gets nothing."""
+    await world.suspended("parent", waiting_for=[Awaited("child", "pay")])
+    before = await world.dump("parent")
+    child = await world.lease("child", parent_id="parent")
+    await world.b.finish(child, "completed", b"1", now=at(1))
+    equal(((await world.row("child")).status, await world.dump("parent")), ("completed", before), "the child, and its parent")
+
+
+@promise
 async def many_children_tell_one_parent(world: World) -> None:
     """Children that finish at once on two handles each leave one row in the parent's inbox."""
     await world.suspended("parent", waiting_for=[Awaited("child", f"key-{n:02}") for n in range(20)])

@@ -100,6 +100,26 @@ async def _recreated_in_the_same_instant(world: World, lease: Lease) -> Lease:
     return lease
 
 
+async def _restored(world: World, lease: Lease) -> Lease:
+    claimed = await world.row()
+    journal = await world.a.journal("run")
+    await world.b.restore(claimed, [*journal, entry(9)], await world.a.inbox("run"), now=EXPIRED)
+    return lease
+
+
+async def _restored_in_the_same_instant(world: World, lease: Lease) -> Lease:
+    claimed = await world.row()
+    await world.b.delete("run")
+    await world.b.restore(claimed, [entry(1)], now=NOW)
+    return lease
+
+
+async def _restored_and_taken(world: World, lease: Lease) -> Lease:
+    await _restored(world, lease)
+    await world.take(now=EXPIRED)
+    return lease
+
+
 async def _of_the_wrong_token(world: World, lease: Lease) -> Lease:
     holds(await world.b.get("run") is not None, "the run is there")
     return msgspec.structs.replace(lease, token="0" * len(lease.token))
@@ -128,6 +148,12 @@ SPOILT: Final[dict[str, tuple[Spoil, str]]] = {
     "of_a_run_recreated_in_the_same_instant": (
         _recreated_in_the_same_instant,
         "whose run was deleted and created again in the same microsecond",
+    ),
+    "of_a_restored_run": (_restored, "that expired and whose run was restored as it stood"),
+    "of_a_run_restored_and_taken": (_restored_and_taken, "that expired and whose run was restored and is another worker's now"),
+    "of_a_run_restored_in_the_same_instant": (
+        _restored_in_the_same_instant,
+        "whose run was deleted and restored in the same microsecond",
     ),
     "with_another_token": (_of_the_wrong_token, "with the right epoch and another token"),
     "with_a_higher_epoch": (_of_the_next_epoch, "with the right token and a higher epoch"),

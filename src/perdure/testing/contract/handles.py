@@ -12,16 +12,32 @@ from perdure.errors import PersistenceError
 from perdure.store import Lease, QueueLimits, Schedule, Store
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds, refused
-from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, at, claimed_ids, entry, in_another_loop, new_run, outcomes
+from perdure.testing.contract.world import (
+    EXPIRED,
+    NOW,
+    TTL,
+    World,
+    at,
+    claimed_ids,
+    entry,
+    in_another_loop,
+    new_run,
+    outcomes,
+    run_row,
+)
 
 Verb: TypeAlias = Callable[[Store, Lease], Coroutine[Any, Any, Any]]
 
+SNAPSHOT: Final = {"formatVersion": 1, "steps": {}, "execution": {"status": "running", "lastUpdated": "2030-01-01T00:00:00Z"}}
 SCHEDULE: Final = Schedule(id="daily", workflow="flow", spec="0 9 * * *", input=b"[]", next_at=NOW)
 
 # Every verb but `close`, which may be repeated; `tests/contract` checks that none is missing.
 VERBS: Final[dict[str, Verb]] = {
     "setup": lambda store, _: store.setup(),
     "create": lambda store, _: store.create(new_run("other"), now=NOW),
+    "restore": lambda store, _: store.restore(run_row("other"), [entry(1)], now=NOW),
+    "save": lambda store, _: store.save("other", SNAPSHOT),
+    "load": lambda store, _: store.load("run"),
     "claim": lambda store, _: store.claim(1, TTL, ["flow"], now=NOW),
     "acquire": lambda store, _: store.acquire("run", TTL, now=EXPIRED),
     "renew": lambda store, lease: store.renew([lease], TTL, now=NOW),

@@ -43,7 +43,8 @@ async def payloads_are_opaque_bytes(world: World) -> None:
     """Any bytes are kept as they are in inputs, entries, items, signals, progress and outcomes, with NUL and without UTF-8."""
     for n, payload in enumerate(PAYLOADS):
         run_id = f"run-{n}"
-        claim = await world.start(run_id, input=payload, input_hash=payload, seed=payload, metadata=payload)
+        hashed = payload or b"\xff"  # an empty hash would say that the run has no input
+        claim = await world.start(run_id, input=payload, input_hash=hashed, seed=payload, metadata=payload)
         await world.a.signal(run_id, "go", payload, now=NOW)
         item = Item(stream="log", n=0, payload=payload)
         await world.a.record(claim.lease, [entry(1, payload=payload, args_hash=payload)], items=[item], now=NOW)
@@ -53,7 +54,8 @@ async def payloads_are_opaque_bytes(world: World) -> None:
         equal(await world.b.items(run_id, "log"), [item], "the item")
         await world.a.finish(claim.lease, "completed", payload, now=NOW)
         row = await world.row(run_id)
-        equal({row.input, row.input_hash, row.seed, row.metadata, row.progress, row.outcome}, {payload}, "the row's payloads")
+        equal({row.input, row.seed, row.metadata, row.progress, row.outcome}, {payload}, "the row's payloads")
+        equal(row.input_hash, hashed, "the input's hash")
 
 
 @promise
@@ -112,8 +114,9 @@ async def what_is_recorded_is_never_overwritten(world: World) -> None:
     await world.a.record(lease, [entry(1)], items=[taken], now=NOW)
     before = await world.dump("run")
     other = entry(1, payload=b"other")
-    with refused(PersistenceError, "record of another entry under a seq that is taken"):
-        await world.a.record(lease, [entry(2), other], consume=[1], now=NOW)
+    for changed in (other, entry(1, epoch=lease.epoch + 1), entry(1, attempt=2)):
+        with refused(PersistenceError, "record of another entry under a seq that is taken"):
+            await world.a.record(lease, [entry(2), changed], consume=[1], now=NOW)
     with refused(PersistenceError, "record of another item under a number that is taken"):
         items = [Item(stream="log", n=1, payload=b"1"), Item(stream="log", n=0, payload=b"other")]
         await world.a.record(lease, [entry(2)], consume=[1], items=items, now=NOW)
@@ -121,6 +124,36 @@ async def what_is_recorded_is_never_overwritten(world: World) -> None:
         await world.a.suspend(lease, wake_at=None, entries=[other], consume=[1], now=NOW)
     with refused(PersistenceError, "finish with another entry under a seq that is taken"):
         await world.a.finish(lease, "completed", b"1", entries=[other], consume=[1], now=NOW)
+    equal(await world.dump("run"), before, "everything of the run")
+
+
+@promise
+async def a_record_says_one_thing_under_each_number(world: World) -> None:
+    """Two different entries or items under one number in one record are refused, and the same one twice is there once."""
+    lease = await world.lease()
+    with refused(PersistenceError, "record of two different entries under one seq"):
+        await world.a.record(lease, [entry(1), entry(2), entry(1, payload=b"other")], now=NOW)
+    first, second = Item(stream="log", n=0, payload=b"0"), Item(stream="log", n=0, payload=b"other")
+    with refused(PersistenceError, "record of two different items under one number"):
+        await world.a.record(lease, [entry(1)], items=[first, second], now=NOW)
+    with refused(PersistenceError, "finish with two different entries under one seq"):
+        await world.a.finish(lease, "completed", b"1", entries=[entry(1), entry(1, attempt=2)], now=NOW)
+    equal((await world.b.journal("run"), await world.b.items("run", "log")), ([], []), "journal and items")
+    await world.a.record(lease, [entry(1), entry(1)], items=[first, first], now=NOW)
+    equal((await world.b.journal("run"), await world.b.items("run", "log")), ([entry(1)], [first]), "journal and items")
+
+
+@promise
+async def only_what_is_in_the_inbox_can_be_consumed(world: World) -> None:
+    """Consuming an inbox row that is not there raises `PersistenceError`, and nothing of that record is written."""
+    lease = await world.lease()
+    await world.a.signal("run", "go", b"1", now=NOW)
+    before = await world.dump("run")
+    for missing in (2, 0, -1):
+        with refused(PersistenceError, f"consuming inbox row {missing}"):
+            await world.a.record(lease, [entry(1)], consume=[1, missing], now=NOW)
+    with refused(PersistenceError, "finish with an inbox row that is not there"):
+        await world.a.finish(lease, "completed", b"1", consume=[2], now=NOW)
     equal(await world.dump("run"), before, "everything of the run")
 
 

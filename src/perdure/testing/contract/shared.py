@@ -13,12 +13,13 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Any, TypeVar
 
-from perdure.errors import LeaseLost, StoreCapabilityError
-from perdure.store import Lease, Store
+from perdure.errors import LeaseLost, RunConflict, StoreCapabilityError
+from perdure.store import Lease, NewRun, Signal, Store
 from perdure.testing.contract.cases import promise_with, promise_without
 from perdure.testing.contract.checks import equal, refused
 from perdure.testing.contract.factory import StoreFactory
-from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, claimed_ids, entry, new_run
+from perdure.testing.contract.late_inputs import lacking
+from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, claimed_ids, entry, new_run, run_row
 
 T = TypeVar("T")
 Job = Callable[[Store], Coroutine[Any, Any, T]]
@@ -80,6 +81,25 @@ async def record_and_die(store: Store, lease: Lease) -> None:
     os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
+async def bring_inputs(store: Store, name: str) -> list[bool]:
+    return [await _brings(store, new_run(f"run-{n:02}", input=name.encode(), input_hash=name.encode())) for n in range(20)]
+
+
+async def _brings(store: Store, run: NewRun) -> bool:
+    try:
+        await store.create(run, now=NOW)
+    except RunConflict:
+        return False
+    return True
+
+
+async def restore_often(store: Store, name: str) -> None:
+    entries = [entry(seq, payload=name.encode()) for seq in range(1, 4)]
+    rows = [Signal(seq=seq, name=name, payload=b"1") for seq in range(1, 4)]
+    for _ in range(20):
+        await store.restore(run_row(input=name.encode()), entries, rows, now=NOW)
+
+
 @promise_without("shared")
 async def a_store_for_one_process_cannot_be_carried_into_another(world: World) -> None:
     """A store that serves one process refuses to be pickled, so that no copy in another process passes for the database."""
@@ -120,6 +140,37 @@ async def a_stale_process_cannot_write(world: World) -> None:
     await world.take()
     equal(await in_processes(world, partial(record_stale, lease=lease)), [False], "whether the stale process wrote")
     equal(await world.a.journal("run"), [], "the journal")
+
+
+@promise_with("shared")
+async def a_process_whose_run_was_restored_cannot_write(world: World) -> None:
+    """A process whose lease had expired when its run was restored is refused."""
+    await world.a.create(new_run(), now=NOW)
+    (lease,) = await in_processes(world, claim_one)
+    await world.a.restore(await world.row(), [entry(9)], now=EXPIRED)
+    equal(await in_processes(world, partial(record_stale, lease=lease)), [False], "whether the stale process wrote")
+    equal(await world.a.journal("run"), [entry(9)], "the journal")
+
+
+@promise_with("shared")
+async def processes_bring_each_restored_run_one_input(world: World) -> None:
+    """When several processes bring restored runs different inputs at once, each run takes that of one process."""
+    for n in range(20):
+        await world.a.restore(lacking(f"run-{n:02}"), [entry(1)], now=NOW)
+    names = ("one", "two", "three")
+    answers = await in_processes(world, *(partial(bring_inputs, name=name) for name in names))
+    taken = [names[column.index(True)].encode() for column in zip(*answers, strict=True)]
+    equal([sum(column) for column in zip(*answers, strict=True)], [1] * 20, "how many processes brought each run its input")
+    equal([(await world.row(f"run-{n:02}")).input for n in range(20)], taken, "the inputs")
+
+
+@promise_with("shared")
+async def processes_restore_one_run_whole(world: World) -> None:
+    """When several processes restore one run at once, row, journal and inbox are those of one of them."""
+    await in_processes(world, *(partial(restore_often, name=name) for name in ("one", "two", "three")))
+    name = (await world.row()).input
+    equal([line.payload for line in await world.b.journal("run")], [name] * 3, "the journal")
+    equal([row.name.encode() for row in await world.b.inbox("run")], [name] * 3, "the inbox")
 
 
 @promise_with("shared")

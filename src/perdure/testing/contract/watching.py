@@ -13,7 +13,7 @@ from typing import Final
 from perdure.store import Awaited, Schedule, Store
 from perdure.testing.contract.cases import Check, add, promise
 from perdure.testing.contract.checks import holds
-from perdure.testing.contract.world import TTL, World, in_another_loop, new_run, signals
+from perdure.testing.contract.world import TTL, World, in_another_loop, new_run, run_row, signals
 
 PATIENCE: Final = 5.0
 
@@ -63,6 +63,15 @@ async def _unheld(world: World) -> Event:
     return lambda store: store.unhold("run")
 
 
+async def _restored(_: World) -> Event:
+    return lambda store: store.restore(run_row(wake_at=1), [])
+
+
+async def _given_its_input(world: World) -> Event:
+    await world.a.restore(run_row(input_hash=b""), [])
+    return lambda store: store.create(new_run())
+
+
 async def _fired(world: World) -> Event:
     await world.a.put_schedule(Schedule(id="daily", workflow="flow", spec="", input=b"[]", next_at=1))
     return lambda store: store.fire("daily", expected_at=1, next_at=None, run=new_run())
@@ -83,6 +92,8 @@ STAGES: Final[dict[str, tuple[Stage, str]]] = {
     "release": (_released, "A worker that watches is woken when another process gives a run back."),
     "suspend": (_suspended, "A worker that watches is woken when another process suspends a run whose timer has passed."),
     "reopen": (_reopened, "A worker that watches is woken when another process reopens a run."),
+    "restore": (_restored, "A worker that watches is woken when another process restores a run."),
+    "input": (_given_its_input, "A worker that watches is woken when another process brings a restored run its input."),
     "unhold": (_unheld, "A worker that watches is woken when an operator lets a run go on."),
     "fire": (_fired, "A worker that watches is woken when another process fires a schedule."),
 }
@@ -103,6 +114,7 @@ async def _woken(watching: asyncio.Task[None]) -> None:
 def _wake_case(stage: Stage) -> Check:
     async def check(world: World) -> None:
         event = await stage(world)
+        await world.b.setup()  # a store that has never been used may return from its first watch at once
         watching = asyncio.create_task(world.b.watch(60))
         await asyncio.sleep(0)
         await event(world.a)
@@ -118,6 +130,7 @@ for _name, (_stage, _sentence) in STAGES.items():
 @promise
 async def watch_wakes_everybody_who_watches(world: World) -> None:
     """All watchers of both handles are woken by one event."""
+    await asyncio.gather(world.a.setup(), world.b.setup())
     watching = [asyncio.create_task(store.watch(60)) for store in (world.a, world.b) * 3]
     await asyncio.sleep(0)
     await world.a.create(new_run())
@@ -128,6 +141,7 @@ async def watch_wakes_everybody_who_watches(world: World) -> None:
 @promise
 async def watch_works_across_event_loops(world: World) -> None:
     """A watcher is woken by what happens in another thread's event loop."""
+    await world.a.setup()
     watching = asyncio.create_task(world.a.watch(60))
     await asyncio.sleep(0)
     await in_another_loop(lambda: world.b.create(new_run()))
@@ -148,6 +162,7 @@ async def watch_returns_at_the_latest_after_its_timeout(world: World) -> None:
 @promise
 async def closing_a_store_ends_its_watches(world: World) -> None:
     """A watch under way on a store that is closed returns, as there is nothing left to wait for."""
+    await world.a.setup()
     watching = asyncio.create_task(world.a.watch(60))
     await asyncio.sleep(0)
     await asyncio.wait_for(world.a.close(), PATIENCE)
@@ -157,6 +172,7 @@ async def closing_a_store_ends_its_watches(world: World) -> None:
 @promise
 async def a_cancelled_watch_leaves_nothing_behind(world: World) -> None:
     """A watch that was cancelled disturbs no later one, and the store goes on."""
+    await world.a.setup()
     first = asyncio.create_task(world.a.watch(60))
     await asyncio.sleep(0)
     first.cancel()

@@ -37,6 +37,12 @@ def new_run(run_id: str = "run", **columns: Any) -> NewRun:
     return NewRun(**{"id": run_id, "workflow": "flow", "input": b"[]", "input_hash": b"hash", "seed": b"seed", **columns})
 
 
+def run_row(run_id: str = "run", **columns: Any) -> RunRow:
+    """The row of a pending run as some other store might have had it, unless the columns say otherwise."""
+    given = {"status": "pending", "wake_at": NOW, "created_at": at(-500), "updated_at": at(-400), **columns}
+    return RunRow(**{**msgspec.structs.asdict(new_run(run_id)), **given})
+
+
 def entry(seq: int, key: str = "", **fields: Any) -> Entry:
     """A closed step, its key made from its seq unless given."""
     return Entry(**{"seq": seq, "key": key or f"step-{seq}", "payload": b"%d" % seq, **fields})

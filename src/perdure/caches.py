@@ -1,0 +1,315 @@
+"""Caches: where a step with `cache=` keeps its result for other runs.
+
+A cache may forget at any time, and then a step runs again; it must never give half a value, or the value of another key. What it
+keeps is text that perdure made. Instants come from the wall clock, because files outlive the process that wrote them.
+
+`FileCache` has one file for each key, named after the key's hash. A file is never changed: a new one is written beside it under a
+temporary name and takes its place in one move, so that any number of processes may use a directory at once. There is no lock, as
+a stopped process could hold it for ever; the price is that a value renewed in the very moment in which its expired predecessor is
+removed may go with it. Files are not synced: after a power cut one may be torn, which shows when it is read. A call that is
+cancelled goes on in its thread and leaves the old file or the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+import json
+import os
+import re
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Awaitable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from perdure.clock import Clock, SystemClock
+from perdure.duration import Duration, microseconds
+from perdure.errors import PerdureWarning
+
+_FORMAT_VERSION: Final = 1
+_KEPT_FILE: Final = re.compile(r"perdure-[0-9a-f]{64}\.json")
+_TEMPORARY_FILE: Final = re.compile(r"perdure-[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
+# No write takes that long, so whoever began this file was killed.
+_LEFT_OVER_AFTER: Final = 3600
+
+
+class StepCache(Protocol):
+    """Text by key, across runs. Methods may be plain or async, so every `KeyValueStore` is one."""
+
+    def get(self, key: str) -> Awaitable[str | None] | str | None:
+        """The text under `key`, or None."""
+        ...
+
+    def set(self, key: str, value: str, ttl: int | None = None) -> Awaitable[None] | None:
+        """Keep the text, for `ttl` seconds or for as long as this cache keeps things.
+
+        The ttl saves space, in whole seconds, rounded up; the exact instant is inside the text, and perdure minds it.
+        """
+        ...
+
+    def delete(self, key: str) -> Awaitable[bool] | bool:
+        """Whether there was anything to delete. The step that has this key runs again when it is next asked for."""
+        ...
+
+
+def _length(ttl: Duration) -> int:
+    length = microseconds(ttl, what="ttl")
+    if length == 0:
+        raise ValueError(f"ttl must be a microsecond or more, not {ttl!r}; leave it out to keep values for good")
+    return length
+
+
+def _checked_size(max_size: int) -> int:
+    if isinstance(max_size, bool) or not isinstance(max_size, int):
+        raise TypeError(f"max_size must be a whole number, not {max_size!r}")
+    if max_size < 1:
+        raise ValueError(f"max_size must be 1 or more, not {max_size!r}; leave it out for a cache without a limit")
+    return max_size
+
+
+class _Lifetimes:
+    """How long values are kept: as `set` says, otherwise as the cache says, otherwise for good."""
+
+    def __init__(self, ttl: Duration | None, clock: Clock | None) -> None:
+        self._ttl = None if ttl is None else _length(ttl)
+        self.now = (clock or SystemClock()).now
+
+    def expires_at(self, ttl: Duration | None) -> int | None:
+        length = self._ttl if ttl is None else _length(ttl)
+        return None if length is None else self.now() + length
+
+    def is_over(self, expires_at: int | None) -> bool:
+        return expires_at is not None and expires_at <= self.now()
+
+
+class _Kept(NamedTuple):
+    value: str
+    expires_at: int | None
+
+
+class MemoryCache:
+    """A `StepCache` that lives as long as this object.
+
+    Of more than `max_size` values, those used least recently are forgotten. `ttl` is for values that are set without one.
+    """
+
+    def __init__(self, max_size: int | None = None, ttl: Duration | None = None, *, clock: Clock | None = None) -> None:
+        self._max_size = None if max_size is None else _checked_size(max_size)
+        self._lifetimes = _Lifetimes(ttl, clock)
+        # Event loops of several threads may share a cache.
+        self._lock = threading.Lock()
+        # The least recently used first.
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        # A heap of what expires when. A value that was replaced or forgotten stays in it, with an instant that is not its own.
+        self._expiring: list[tuple[int, str]] = []
+
+    async def get(self, key: str) -> str | None:
+        with self._lock:
+            self._forget_expired()
+            kept = self._kept.get(key)
+            if kept is None:
+                return None
+            self._kept.move_to_end(key)
+            return kept.value
+
+    async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
+        expires_at = self._lifetimes.expires_at(ttl)
+        with self._lock:
+            self._forget_expired()
+            self._kept[key] = _Kept(value, expires_at)
+            self._kept.move_to_end(key)
+            self._note_expiry(key, expires_at)
+            if self._max_size is not None and len(self._kept) > self._max_size:
+                self._kept.popitem(last=False)
+
+    async def delete(self, key: str) -> bool:
+        with self._lock:
+            self._forget_expired()
+            return self._kept.pop(key, None) is not None
+
+    async def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._kept.clear()
+            self._expiring.clear()
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._forget_expired()
+            return len(self._kept)
+
+    def _note_expiry(self, key: str, expires_at: int | None) -> None:
+        if expires_at is not None:
+            heapq.heappush(self._expiring, (expires_at, key))
+        if len(self._expiring) > 2 * len(self._kept):  # most of it is out of date
+            self._expiring = [(kept.expires_at, key) for key, kept in self._kept.items() if kept.expires_at is not None]
+            heapq.heapify(self._expiring)
+
+    def _forget_expired(self) -> None:
+        while self._expiring and self._lifetimes.is_over(self._expiring[0][0]):
+            expires_at, key = heapq.heappop(self._expiring)
+            kept = self._kept.get(key)
+            if kept is not None and kept.expires_at == expires_at:
+                del self._kept[key]
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is in a file of a `FileCache`."""
+
+    version: Literal[1]
+    key: str
+    expires_at: int | None
+    value: str
+
+    # Not msgspec's own JSON: any str can be a key, lone surrogates too.
+    def to_bytes(self) -> bytes:
+        return json.dumps(msgspec.structs.asdict(self), ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> _File:
+        try:
+            return msgspec.convert(json.loads(content.decode("utf-8", "surrogatepass")), cls)
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
+
+
+class _Unreadable(Exception):
+    """There is a file for the key, but nothing can be made of it."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"cache file {str(path)!r} is taken for missing until it is replaced: {reason}")
+
+
+def _read(path: Path, key: str) -> _File | None:
+    try:
+        file = _File.from_bytes(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (PermissionError, IsADirectoryError, ValueError) as error:
+        raise _Unreadable(path, str(error)) from error
+    if file.key != key:
+        raise _Unreadable(path, f"it belongs to key {file.key!r}")
+    return file
+
+
+def _temporary_for(path: Path) -> Path:
+    return path.with_suffix(f".{os.urandom(8).hex()}.tmp")
+
+
+def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
+    # A file's number alone may be given again as soon as the file is gone.
+    return (one.st_ino, one.st_mtime_ns) == (other.st_ino, other.st_mtime_ns)
+
+
+class FileCache:
+    """A `StepCache` in a directory, which any number of processes may share.
+
+    The directory is made when the first value is. Results may be private, so it and the files are for their owner only; a
+    directory that exists is left as it is. `ttl` is for values that are set without one. A file that is torn, or not one of
+    ours, counts as missing, with a `PerdureWarning`.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], ttl: Duration | None = None, *, clock: Clock | None = None) -> None:
+        if not os.fspath(directory):
+            raise ValueError("directory is empty; pass '.' for the current one")
+        self._directory = Path(directory)
+        self._lifetimes = _Lifetimes(ttl, clock)
+        self._is_swept = False
+
+    async def get(self, key: str) -> str | None:
+        try:
+            return await asyncio.to_thread(self._get, key)
+        except _Unreadable as problem:
+            warnings.warn(str(problem), PerdureWarning, stacklevel=2)
+            return None
+
+    async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
+        file = _File(_FORMAT_VERSION, key, self._lifetimes.expires_at(ttl), value)
+        await asyncio.to_thread(self._set, file)
+
+    async def delete(self, key: str) -> bool:
+        return await asyncio.to_thread(self._delete, key)
+
+    async def clear(self) -> None:
+        """Delete the files of this cache; others in the directory stay, and so does the directory."""
+        await asyncio.to_thread(self._clear)
+
+    def _path(self, key: str) -> Path:
+        digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+        return self._directory / f"perdure-{digest}.json"
+
+    def _get(self, key: str) -> str | None:
+        path = self._path(key)
+        file = _read(path, key)
+        if file is None:
+            return None
+        if not self._lifetimes.is_over(file.expires_at):
+            return file.value
+        self._drop_expired(path, key)
+        return None
+
+    def _set(self, file: _File) -> None:
+        path = self._path(file.key)
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = _temporary_for(path)
+        try:
+            with open(temporary, "xb", opener=_private) as writing:
+                writing.write(file.to_bytes())
+            self._sweep_once(temporary.stat().st_mtime)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def _delete(self, key: str) -> bool:
+        path = self._path(key)
+        was_live = self._is_live(path, key)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        return was_live
+
+    def _drop_expired(self, path: Path, key: str) -> None:
+        """Remove the file, unless another process has renewed it since it was read."""
+        with suppress(FileNotFoundError):
+            seen = path.stat()
+            if not self._is_live(path, key) and _is_same(path.stat(), seen):
+                path.unlink()
+
+    def _clear(self) -> None:
+        for path in self._files(_KEPT_FILE):
+            path.unlink(missing_ok=True)
+
+    def _is_live(self, path: Path, key: str) -> bool:
+        try:
+            file = _read(path, key)
+        except _Unreadable:
+            return False
+        return file is not None and not self._lifetimes.is_over(file.expires_at)
+
+    def _files(self, name: re.Pattern[str]) -> list[Path]:
+        try:
+            return [path for path in self._directory.iterdir() if name.fullmatch(path.name)]
+        except FileNotFoundError:
+            return []
+
+    def _sweep_once(self, now: float) -> None:
+        """Delete what killed processes left behind. `now` is the file system's, which may be another machine's."""
+        if self._is_swept:
+            return
+        self._is_swept = True
+        for path in self._files(_TEMPORARY_FILE):
+            with suppress(OSError):  # somebody else swept it, or owns it
+                if path.stat().st_mtime < now - _LEFT_OVER_AFTER:
+                    path.unlink()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,126 @@
+"""`save` and `load` of whole runs, for every store: a run goes in as a snapshot and comes out as one.
+
+What was saved comes out word for word until something happens to the run; from then on the snapshot is made from the rows, as for
+any run. A snapshot that does not say with which input the run was started is kept as it is, and waits for a `create` that does.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Protocol
+
+import msgspec
+
+from perdure.errors import SnapshotFormatError
+from perdure.importing import entries_of, inbox_of, losses_of, read_state
+from perdure.journal import Entry
+from perdure.options import encoded_metadata
+from perdure.resume import ResumeState
+from perdure.runrecord import RunRecord, record_in
+from perdure.snapshot import OURS, Snapshot
+from perdure.snapshot_validation import assert_valid_snapshot
+from perdure.stateview import OF_RUN, Readable, View, stored_view
+from perdure.store import ENDED, RunRow, Signal, Status, check_id
+
+
+class _Rows(Readable, Protocol):
+    """What is needed of a store."""
+
+    async def restore(self, run: RunRow, entries: list[Entry], inbox: list[Signal]) -> None: ...
+
+
+class SavesSnapshots:
+    """The verbs `save` and `load` of a store that has `restore`."""
+
+    async def save(self: _Rows, run_id: str, snapshot: Snapshot | ResumeState | dict[str, Any]) -> None:
+        """Put the run in place of what is there, all or nothing.
+
+        Raises `SnapshotFormatError` when it is no snapshot, `LeaseHeld` while a worker drives the run.
+        """
+        await self.restore(*rows_of(check_id(run_id, "a run's id"), read_state(snapshot)))
+
+    async def load(self: _Rows, run_id: str) -> Snapshot | None:
+        """The run as a snapshot, or None. It can be saved again, here or elsewhere, and passed as `snapshot=`."""
+        view = await stored_view(self, check_id(run_id, "a run's id"))
+        return None if view is None else _as_saved(view) or view.snapshot()
+
+
+class _Saved(msgspec.Struct, frozen=True):
+    """What was saved besides the steps, and how the rows stood then."""
+
+    document: dict[str, Any]
+    status: Status
+    length: int
+
+
+def rows_of(run_id: str, state: Snapshot | ResumeState) -> tuple[RunRow, list[Entry], list[Signal]]:
+    """The rows of a run that stands like this. Raises `SnapshotFormatError`."""
+    snapshot = state if isinstance(state, Snapshot) else state.to_snapshot()
+    metadata = dict(snapshot.metadata or {})
+    record = record_in(metadata)
+    entries = entries_of(snapshot.steps, losses_of(snapshot), record)
+    status = _status(record)
+    document = {name: part for name, part in snapshot.to_dict().items() if name != "steps"}
+    users = {name: value for name, value in metadata.items() if name not in OF_RUN}
+    saved = msgspec.to_builtins(_Saved(document, status, len(entries)))
+    now = time.time_ns() // 1000
+    row = RunRow(
+        id=run_id,
+        workflow=snapshot.workflow_name or ("" if record is None else record.workflow),
+        status=status,
+        metadata=_metadata({**users, OURS: saved}),
+        created_at=now if record is None else record.created_at,
+        updated_at=now,
+        **_start(metadata, record),
+        **_standing(record, status, now),
+    )
+    return row, entries, inbox_of(record)
+
+
+def _status(record: RunRecord | None) -> Status:
+    """How the run stands, as far as it can be put back; otherwise its code finds out, from what is recorded."""
+    if record is None or record.status is None:
+        return "pending"
+    if record.status in ENDED:
+        return record.status if record.outcome_bytes() is not None else "pending"
+    waits = record.wake_at is not None or bool(record.waiting_for)
+    return "suspended" if record.status == "suspended" and waits else "pending"
+
+
+def _start(metadata: dict[str, Any], record: RunRecord | None) -> dict[str, Any]:
+    """With what the run was started, if that is known."""
+    if record is None:
+        return {"input": b"", "input_hash": b"", "seed": os.urandom(16)}
+    definition_hash = metadata.get("definitionHash")
+    return {
+        "input": msgspec.json.encode(metadata.get("input")) if record.input_hash else b"",
+        "input_hash": record.input_hash,
+        "seed": record.seed,
+        "definition_hash": definition_hash if isinstance(definition_hash, str) else None,
+    }
+
+
+def _standing(record: RunRecord | None, status: Status, now: int) -> dict[str, Any]:
+    if record is None or status == "pending":
+        return {"wake_at": now}
+    return {"wake_at": record.wake_at, "waiting_for": record.waiting_for, "outcome": record.outcome_bytes()}
+
+
+def _metadata(metadata: dict[str, Any]) -> bytes:
+    try:
+        return encoded_metadata(metadata)
+    except TypeError as reason:
+        raise SnapshotFormatError([("$.metadata", f"cannot be stored: {reason}")]) from None
+
+
+def _as_saved(view: View) -> Snapshot | None:
+    """The snapshot that was saved, if nothing has happened to the run since."""
+    told = msgspec.json.decode(view.row.metadata).get(OURS)
+    if told is None:
+        return None
+    saved = msgspec.convert(told, _Saved)
+    if saved.status != view.row.status or saved.length != view.length:
+        return None
+    steps = {key: step.tree() for key, step in view.snapshot().steps.items()}
+    return assert_valid_snapshot({**saved.document, "steps": steps})

@@ -1,0 +1,208 @@
+"""A store over anything that keeps whole states: `StatePersistence`, or a snapshot store with `save`, `load` and `delete`.
+
+Runs are driven in memory, and every change to one is saved as a whole before it counts as done. Who drives a run is known in this
+process only, so two processes must not share such a place; what one left there the next one goes on from. While a run is driven
+here, memory has the word; otherwise what is kept is looked at each time, so that a state somebody deleted is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
+
+from perdure.errors import PerdureError, PersistenceError
+from perdure.importing import read_state
+from perdure.journal import Entry
+from perdure.keyvalue import settled
+from perdure.saving import rows_of
+from perdure.snapshot import Snapshot
+from perdure.stateview import View
+from perdure.store import Awaited, Claim, Created, EndStatus, Item, Lease, NewRun, Pulse, RunRow, Signal
+from perdure.stores.memory_store import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class StateKeeper(Protocol):
+    """What keeps states by run id. Methods may be plain or async."""
+
+    def save(self, id: str, state: Snapshot, /) -> Awaitable[None] | None: ...  # noqa: A002 - the name people know
+    def load(self, id: str, /) -> Awaitable[Any] | Any: ...  # noqa: A002 - as above
+    def delete(self, id: str, /) -> Awaitable[Any] | Any: ...  # noqa: A002 - as above
+
+
+class StateStore(MemoryStore):
+    """A `Store` for one process whose runs are kept elsewhere, whole."""
+
+    def __init__(self, keeper: StateKeeper) -> None:
+        super().__init__()
+        self._keeper = keeper
+        # What was last seen there, so that a run that nobody changed is not read in again.
+        self._seen: dict[str, Any] = {}
+        # Held from a change in memory until it is kept, so that an older state never replaces a newer one.
+        self._locks: defaultdict[asyncio.AbstractEventLoop, WeakValueDictionary[str, asyncio.Lock]] = defaultdict(
+            WeakValueDictionary
+        )
+
+    def __repr__(self) -> str:
+        return f"StateStore({self._keeper!r})"
+
+    def sibling(self) -> MemoryStore:
+        # For renewing leases, which nobody keeps.
+        return MemoryStore(self._database)
+
+    async def create(
+        self,
+        run: NewRun,
+        *,
+        ttl: float | None = None,
+        entries: Sequence[Entry] = (),
+        inbox: Sequence[Signal] = (),
+        created_at: int | None = None,
+        now: int | None = None,
+    ) -> Created:
+        async with self._changing(run.id):
+            return await super().create(run, ttl=ttl, entries=entries, inbox=inbox, created_at=created_at, now=now)
+
+    async def restore(
+        self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
+    ) -> None:
+        async with self._changing(run.id):
+            await super().restore(run, entries, inbox, now=now)
+
+    async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
+        async with self._fresh(run_id):
+            return await super().acquire(run_id, ttl, due_only=due_only, now=now)
+
+    async def release(self, lease: Lease, *, now: int | None = None) -> None:
+        async with self._changing(lease.run_id):
+            await super().release(lease, now=now)
+
+    async def record(
+        self,
+        lease: Lease,
+        entries: Sequence[Entry] = (),
+        *,
+        consume: Sequence[int] = (),
+        items: Sequence[Item] = (),
+        now: int | None = None,
+    ) -> Pulse:
+        async with self._changing(lease.run_id):
+            return await super().record(lease, entries, consume=consume, items=items, now=now)
+
+    async def suspend(
+        self,
+        lease: Lease,
+        *,
+        wake_at: int | None,
+        waiting_for: Collection[Awaited] = (),
+        entries: Sequence[Entry] = (),
+        consume: Sequence[int] = (),
+        now: int | None = None,
+    ) -> list[Signal]:
+        async with self._changing(lease.run_id):
+            return await super().suspend(
+                lease, wake_at=wake_at, waiting_for=waiting_for, entries=entries, consume=consume, now=now
+            )
+
+    async def finish(
+        self,
+        lease: Lease,
+        status: EndStatus,
+        outcome: bytes,
+        *,
+        entries: Sequence[Entry] = (),
+        consume: Sequence[int] = (),
+        now: int | None = None,
+    ) -> None:
+        async with self._changing(lease.run_id):
+            await super().finish(lease, status, outcome, entries=entries, consume=consume, now=now)
+
+    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
+        async with self._changing(run_id):
+            await super().reopen(run_id, drop, now=now)
+
+    async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
+        async with self._changing(run_id):
+            return await super().signal(run_id, name, payload, dedupe=dedupe, now=now)
+
+    async def cancel(self, run_id: str, *, now: int | None = None) -> None:
+        async with self._changing(run_id):
+            await super().cancel(run_id, now=now)
+
+    async def get(self, run_id: str) -> RunRow | None:
+        async with self._fresh(run_id):
+            return await super().get(run_id)
+
+    async def delete(self, run_id: str) -> None:
+        async with self._fresh(run_id):
+            await _asked(self._keeper.delete, run_id, trouble=f"the state of run {run_id!r} could not be deleted")
+            await super().delete(run_id)
+
+    @asynccontextmanager
+    async def _changing(self, run_id: str) -> AsyncIterator[None]:
+        """Around a change: what is kept is looked at before, and how it stands after it is kept."""
+        async with self._fresh(run_id):
+            yield
+            await self._keep(run_id)
+
+    @asynccontextmanager
+    async def _fresh(self, run_id: str) -> AsyncIterator[None]:
+        async with self._lock(run_id):
+            await self._look(run_id)
+            yield
+
+    def _lock(self, run_id: str) -> asyncio.Lock:
+        return self._locks[asyncio.get_running_loop()].setdefault(run_id, asyncio.Lock())
+
+    async def _look(self, run_id: str) -> None:
+        """Take in what is kept, unless the run is driven here or nothing has changed."""
+        with self._locked() as namespace:
+            known = namespace.runs.get(run_id)
+        if known is not None and known.token is not None:
+            return
+        kept = await _asked(self._keeper.load, run_id, trouble=f"the state of run {run_id!r} could not be loaded")
+        if kept is None:
+            self._seen.pop(run_id, None)
+            await super().delete(run_id)
+        elif known is None or self._seen.get(run_id) != kept:
+            await super().restore(*rows_of(run_id, read_state(kept)))
+            self._seen[run_id] = kept
+
+    async def _keep(self, run_id: str) -> None:
+        with self._locked() as namespace:
+            run = namespace.runs[run_id]
+            view = View(run.row, journal := run.journal(), len(journal), run.unconsumed())
+        self._seen.pop(run_id, None)
+        await _asked(self._keeper.save, run_id, view.snapshot(), trouble=f"the state of run {run_id!r} could not be saved")
+
+
+async def _asked(method: Callable[..., Any], *args: Any, trouble: str) -> Any:
+    try:
+        return await settled(method(*args))
+    except PerdureError:
+        raise
+    except Exception as error:
+        raise PersistenceError(trouble, repr(error)) from error
+
+
+# By the identity of the keeper, which a store keeps alive: while somebody works on one, others join; then it is forgotten.
+_stores: WeakValueDictionary[int, StateStore] = WeakValueDictionary()
+
+
+def keeps_states(keeper: Any) -> bool:
+    """Whether this object keeps whole states, rather than being a store."""
+    return not isinstance(keeper, type) and all(callable(getattr(keeper, name, None)) for name in ("save", "load", "delete"))
+
+
+def state_store(keeper: Any) -> StateStore:
+    """The one store of this process over this object."""
+    store = _stores.get(id(keeper))
+    if store is None:
+        store = _stores[id(keeper)] = StateStore(keeper)
+    return store

@@ -1,0 +1,112 @@
+"""What tests of events share: a listener that remembers, and stores whose answers a test holds back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from perdure.events import Event, LeaseChanged, SignalReceived, StepComplete, StepEvent
+from tests.simulation import _Proxy
+
+
+def said(event: Event) -> str:
+    """An event in a few words: its type, what it is about, and its attempt if that is not the first."""
+    match event:
+        case StepEvent(key=key, attempt=attempt):
+            again = " again" if isinstance(event, StepComplete) and event.is_replayed else ""
+            return f"{event.type} {key}{'' if attempt == 1 else f' #{attempt}'}{again}"
+        case LeaseChanged(action=action):
+            return f"lease {action}"
+        case SignalReceived(key=key):
+            return f"signal {key}"
+    return event.type
+
+
+class Heard:
+    """A listener that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+
+    @property
+    def said(self) -> list[str]:
+        return [said(event) for event in self.events]
+
+    @property
+    def types(self) -> list[str]:
+        return [event.type for event in self.events]
+
+    def take(self) -> list[str]:
+        """What was said since the last time."""
+        taken, self.events = self.said, []
+        return taken
+
+    def one(self, kind: type[Any]) -> Any:
+        """The only event of this kind."""
+        (found,) = [event for event in self.events if isinstance(event, kind)]
+        return found
+
+
+class Slow(Heard):
+    """A listener that takes turns of the loop, or time, differently long each time."""
+
+    def __init__(self, seed: int, *, most_seconds: float = 0.05) -> None:
+        super().__init__()
+        self._rng = random.Random(seed)
+        self._most_seconds = most_seconds
+        self.is_listening = 0
+
+    def __call__(self, event: Event) -> Any:
+        return self._listen(event) if self._rng.random() < 0.8 else super().__call__(event)
+
+    async def _listen(self, event: Event) -> None:
+        self.is_listening += 1
+        assert self.is_listening == 1, "told of two events at once"
+        if self._rng.random() < 0.5:
+            for _ in range(self._rng.randrange(12)):
+                await asyncio.sleep(0)
+        else:
+            await asyncio.sleep(self._rng.random() * self._most_seconds)
+        self.is_listening -= 1
+        self.events.append(event)
+
+
+class HeldBack(_Proxy):
+    """A store whose `verb` takes effect, and answers only when the test lets it."""
+
+    def __init__(self, store: Any, verb: str = "record") -> None:
+        super().__init__(store)
+        self._verb = verb
+        self.reached = asyncio.Event()
+        self.may_answer = asyncio.Event()
+
+    def _around(self, method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            answer = await method(*args, **kwargs)
+            if method.__name__ == self._verb:
+                self.reached.set()
+                await self.may_answer.wait()
+            return answer
+
+        return call
+
+
+def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged of listeners that raised: also what they asserted, as nobody else would notice."""
+    records = caplog.get_records("call")
+    return [
+        f"{record.getMessage()}: {record.exc_info and record.exc_info[1]!r}" for record in records if record.name == "perdure"
+    ]
+
+
+async def turns(count: int) -> None:
+    """Return when the loop has turned so many times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
