@@ -20,10 +20,10 @@ from perdure.engine import Drive
 from perdure.fanout import OnError, run_map, run_race
 from perdure.keys import escape, full_key
 from perdure.pauses import MISSING, TimeLimit, sleep, wait_for_signal
+from perdure.records import check_id
 from perdure.result import Err, Ok
 from perdure.retry import Retry
 from perdure.stepspec import StepDefaults, StepOptions, StepSpec, checked, spec_of
-from perdure.store import check_id
 
 T = TypeVar("T")
 U = TypeVar("U")

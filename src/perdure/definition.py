@@ -21,10 +21,10 @@ from perdure.fingerprint import definition_hash
 from perdure.once import run_once, start_once
 from perdure.options import ProcessOptions, RunOptions, checked
 from perdure.outcomes import Hints
+from perdure.records import check_id
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.stepspec import split_result
-from perdure.store import check_id
 from perdure.sync import block_on
 
 P = ParamSpec("P")

@@ -6,9 +6,10 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from perdure.engine import Drive, Settings
+from perdure.engine import Drive
 from perdure.options import Options
-from perdure.store import Claim, Lease, RunRow
+from perdure.records import Claim, Lease, RunRow
+from perdure.settings import Settings
 
 if TYPE_CHECKING:
     from perdure.definition import Workflow

@@ -14,11 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import warnings
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
@@ -26,13 +23,10 @@ from perdure.answers import answered, finished
 from perdure.branches import Branches, note_tasks, place
 from perdure.caching import StepCaching
 from perdure.calls import Calls
-from perdure.clock import Clock, SystemClock
-from perdure.codec import Codec
-from perdure.duration import MICROSECOND, moment
+from perdure.duration import moment
 from perdure.errors import (
     LeaseLost,
     PerdureError,
-    PerdureWarning,
     PersistenceError,
     RunCancelled,
     RunDead,
@@ -45,27 +39,15 @@ from perdure.listeners import Listeners
 from perdure.options import OnChange, Options, react
 from perdure.outcomes import Ending, Hints, ended_with, outcome_of
 from perdure.recorder import Recorder, Unrecorded
+from perdure.records import Claim, Pulse
 from perdure.result import Err, Outcome, Suspended
+from perdure.settings import Settings
 from perdure.stateview import View
-from perdure.store import Claim, Pulse, Store
+from perdure.store import Store
 from perdure.telling import Telling
 from perdure.turnstile import Turnstile
+from perdure.unloading import cancel_tasks
 from perdure.waits import Waits
-
-# How long a body may take to end once it was cancelled. It is discarded then; only its own clean-up is cut short.
-CLOSING_SECONDS: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What all drives of one runtime share."""
-
-    clock: Clock = field(default_factory=SystemClock)
-    codec: Codec = field(default_factory=Codec)
-    executor: Executor | None = None
-    unload_grace: int = MICROSECOND
-    max_attempts: int = 10
-    drain_after: float = 10.0
 
 
 class Drive:
@@ -426,21 +408,9 @@ class Drive:
     async def _end_body(self) -> None:
         self._close("unloaded")
         if self._main is not None:
-            await self._cancel_tasks([self._main])
+            await cancel_tasks(self.run.id, [self._main])
         called = [branch.task for branch in self.branches.alive if branch.called and branch.task is not None]
-        await self._cancel_tasks(called)
-
-    async def _cancel_tasks(self, tasks: list[Any]) -> None:
-        """Cancel them; once more when they have not ended in a while; and then leave them alone and say so."""
-        for patience in (CLOSING_SECONDS, CLOSING_SECONDS / 5):
-            tasks = [task for task in tasks if not task.done()]
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks, timeout=patience)
-        for task in tasks:
-            if not task.done():
-                warnings.warn(f"run {self.run.id!r} left memory, but {_where(task)}", PerdureWarning, stacklevel=2)
+        await cancel_tasks(self.run.id, called)
 
     def _close(self, why: Literal["unloaded", "ended"]) -> None:
         self.calls.close(why)
@@ -513,10 +483,3 @@ def _readable(claim: Claim) -> tuple[Recorded, SnapshotCorrupt | None]:
         return Recorded.of(claim.journal), None
     except ValueError as reason:
         return Recorded.of([]), SnapshotCorrupt(claim.run.id, "the journal", str(reason))
-
-
-def _where(task: asyncio.Task[Any]) -> str:
-    """What a task that does not end is at."""
-    frames = task.get_stack(limit=1)
-    line = f" at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
-    return f"a task of it{line} does not end when it is cancelled"

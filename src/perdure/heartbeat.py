@@ -15,7 +15,8 @@ from typing import Final
 
 from perdure.clock import Clock
 from perdure.loopthread import LoopThread
-from perdure.store import Lease, Pulse, Store
+from perdure.records import Lease, Pulse
+from perdure.store import Store
 
 # What is left of a lease when its holder stops starting steps: the margin for clocks that run at different speeds.
 MARGIN: Final = 0.1

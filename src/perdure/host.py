@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from perdure.answers import answered
 from perdure.driving import DriveKey, Driving, announce, drive_key, joinable
 from perdure.duration import instant, moment
-from perdure.engine import Drive, Settings
+from perdure.engine import Drive
 from perdure.errors import (
     InvalidInput,
     LeaseHeld,
@@ -40,9 +40,11 @@ from perdure.journal import Entry, in_force
 from perdure.listeners import listeners_of, no_longer_driven
 from perdure.options import Options, StoredOptions, checked_priority, encoded_metadata
 from perdure.outcomes import Hints, failed_keys_of, outcome_of
+from perdure.records import Claim, Claims, Created, NewRun, RunRow, check_id
 from perdure.result import Outcome, Suspended
+from perdure.settings import Settings
 from perdure.stateview import View, stored_view
-from perdure.store import Claim, Claims, Created, NewRun, RunRow, Store, check_id
+from perdure.store import Store
 
 if TYPE_CHECKING:
     from perdure.definition import Workflow

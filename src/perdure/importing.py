@@ -19,13 +19,13 @@ from perdure.journal import Entry, Kind
 from perdure.options import OnChange, encoded_metadata
 from perdure.outcomes import failed_keys_of
 from perdure.plainjson import Problems, described, shown_path
+from perdure.records import NewRun, Signal
 from perdure.resume import ResumeState, dump_state, parse_state
 from perdure.runrecord import Instant, Line, RunRecord, record_in
 from perdure.snapshot import OURS, LossWarning, Snapshot, StepResult
 from perdure.snapshot_validation import assert_valid_snapshot, raw_tree
 from perdure.stateview import OF_RUN
-from perdure.stepresults import entry_for
-from perdure.store import NewRun, Signal
+from perdure.stepentries import entry_for
 
 State: TypeAlias = Snapshot | ResumeState | dict[str, Any] | str | bytes | None
 GivenState: TypeAlias = State | Callable[[], State | Awaitable[State]]

@@ -6,7 +6,7 @@ the parts escaped. A plain key that begins like one of these is escaped too, whi
 
 from __future__ import annotations
 
-from perdure.store import check_id
+from perdure.records import check_id
 
 
 def escape(part: str) -> str:

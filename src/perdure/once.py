@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from perdure.engine import Settings
 from perdure.host import Host
 from perdure.importing import Beginning, begun, given_state
 from perdure.options import Options, stored_part
 from perdure.result import Outcome
 from perdure.resume import ResumeState
 from perdure.run import Run
+from perdure.settings import Settings
 from perdure.snapshot import Snapshot
 from perdure.store import Store
 from perdure.storechoice import choose_store

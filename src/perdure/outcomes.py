@@ -12,8 +12,8 @@ import msgspec
 
 from perdure.codec import Codec, Loss, dump_error, load_error, rebuildable, register
 from perdure.errors import PerdureWarning, RunCancelled, SnapshotCorrupt, StepFailed, ValueNotStorable
+from perdure.records import EndStatus, RunRow
 from perdure.result import Err, Ok, Outcome
-from perdure.store import EndStatus, RunRow
 
 # Results as values, as ctx.map(on_error="collect") gives them, may be stored whatever an annotation says.
 register(Ok)

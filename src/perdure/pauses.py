@@ -17,8 +17,8 @@ from perdure.duration import MAX_INSTANT
 from perdure.engine import Drive
 from perdure.errors import InvalidInput
 from perdure.journal import Entry, Kind, Opened
+from perdure.records import Awaited, Signal
 from perdure.stepresults import load_value
-from perdure.store import Awaited, Signal
 from perdure.waits import Wait
 
 

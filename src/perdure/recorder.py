@@ -18,7 +18,8 @@ from perdure.answers import answered
 from perdure.clock import Clock
 from perdure.errors import LeaseLost, PerdureError, PersistenceError
 from perdure.journal import Entry, Kind, Phase
-from perdure.store import Awaited, EndStatus, Lease, Pulse, Signal, Store
+from perdure.records import Awaited, EndStatus, Lease, Pulse, Signal
+from perdure.store import Store
 
 
 class EntryFields(TypedDict, total=False):

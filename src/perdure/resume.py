@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard, overload
 from perdure.errors import SnapshotFormatError
 from perdure.keyvalue import KeyValueStore, settled
 from perdure.plainjson import Problems, described, own_copy, write_text
+from perdure.records import check_id
 from perdure.resume_entries import entry_of, read_entry
 from perdure.snapshot import AROUND_VALUES, Execution, ExecutionStatus, Snapshot, StepResult, checked
 from perdure.snapshot_validation import Fields, raw_tree, read_snapshot, read_step
-from perdure.store import check_id
 
 if TYPE_CHECKING:
     from perdure.events import Event, StepComplete

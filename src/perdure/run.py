@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from perdure.driving import drive_key
 from perdure.errors import RunNotFound
 from perdure.listeners import Coalesce, Listener, Mode, Subscription, listeners_of
+from perdure.records import Status
 from perdure.result import Outcome
 from perdure.resume import ResumeState
 from perdure.snapshot import Snapshot
 from perdure.stateview import Include, Selection
-from perdure.store import Status
 
 if TYPE_CHECKING:
     from perdure.host import Host

@@ -18,9 +18,9 @@ from perdure.duration import MAX_INSTANT
 from perdure.errors import SnapshotFormatError
 from perdure.journal import Entry, Kind
 from perdure.outcomes import BODY
+from perdure.records import Awaited, RunRow, Signal, Status, check_id
 from perdure.snapshot import OURS
-from perdure.stepresults import check_failure
-from perdure.store import Awaited, RunRow, Signal, Status, check_id
+from perdure.stepentries import check_failure
 
 Instant: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_INSTANT)]
 # A seed is the key of a hash, which can be no longer.

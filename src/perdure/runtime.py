@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, TypeVarTuple, U
 
 from perdure.clock import Clock, NotBefore, SystemClock
 from perdure.duration import Duration, instant, microseconds, seconds
-from perdure.engine import Settings
 from perdure.host import STEP_THREADS, Host
 from perdure.importing import Beginning
 from perdure.options import OnChange, ProcessOptions, StoredOptions, checked, stored_only
+from perdure.records import STATUSES, RunInfo, Status, check_id
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
-from perdure.store import STATUSES, RunInfo, Status, Store, check_id
+from perdure.settings import Settings
+from perdure.store import Store
 from perdure.storechoice import choose_store
 from perdure.worker import Worker
 

@@ -16,12 +16,12 @@ from perdure.errors import SnapshotFormatError
 from perdure.importing import entries_of, inbox_of, losses_of, read_state
 from perdure.journal import Entry
 from perdure.options import encoded_metadata
+from perdure.records import ENDED, RunRow, Signal, Status, check_id
 from perdure.resume import ResumeState
 from perdure.runrecord import RunRecord, record_in
 from perdure.snapshot import OURS, Snapshot
 from perdure.snapshot_validation import assert_valid_snapshot
 from perdure.stateview import OF_RUN, Readable, View, stored_view
-from perdure.store import ENDED, RunRow, Signal, Status, check_id
 
 
 class _Rows(Readable, Protocol):

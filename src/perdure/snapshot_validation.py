@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 
 from perdure.errors import FormatProblem, SnapshotFormatError
 from perdure.plainjson import Path, Problems, described, own_copy, read_text
+from perdure.records import MAX_ID_BYTES, check_id
 from perdure.snapshot import AROUND_VALUES, FORMAT_VERSION, Execution, LossWarning, Snapshot, StepResult
-from perdure.store import MAX_ID_BYTES, check_id
 
 _INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d([.,]\d+)?)?(Z|[+-]\d\d(:?\d\d(:?\d\d(\.\d+)?)?)?)", re.ASCII)
 _MISSING: Final = object()

@@ -7,7 +7,7 @@ snapshot is worked out when somebody looks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import msgspec
@@ -16,11 +16,11 @@ from perdure.duration import moment
 from perdure.errors import SnapshotCorrupt
 from perdure.journal import Entry, in_force
 from perdure.options import encoded_metadata
+from perdure.records import ENDED, RunRow, Signal, Status
 from perdure.resume import ResumeState
 from perdure.runrecord import RunRecord
 from perdure.snapshot import OURS, Execution, ExecutionStatus, LossWarning, Snapshot, StepResult
 from perdure.stepresults import told
-from perdure.store import ENDED, RunRow, Signal, Status
 
 Include: TypeAlias = Literal["all", "completed", "failed"]
 
@@ -109,10 +109,6 @@ class View:
         """The results of the run's steps, and the user's own metadata."""
         steps, _ = _steps(self.row.id, Selection().of(self.entries(), self.row.id))
         return ResumeState(dict(steps), users_metadata(self.row))
-
-    def at(self, status: Status, now: int) -> View:
-        """The same, for a run that stands otherwise by now."""
-        return replace(self, row=msgspec.structs.replace(self.row, status=status, updated_at=now))
 
 
 class Readable(Protocol):

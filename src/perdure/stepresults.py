@@ -1,4 +1,4 @@
-"""A step in the journal as a `StepResult` of a snapshot, and back.
+"""A step in the journal, as a `StepResult` of a snapshot and as what it gives the body.
 
 The shared format tells plain values and errors in plain words. What it has no words for stands beside them in a field of our own,
 so that a step that went through a snapshot is what it was:
@@ -9,22 +9,20 @@ so that a step that went through a snapshot is what it was:
     "perdure": {"failure": …}       the failure as it is stored, which rebuilds the exception
 
 A step that came from elsewhere is kept as it was told, whole, under the kind `told`: it fits every construct, its fields that
-nobody here knows are given back, and what it says is taken literally.
+nobody here knows are given back, and what it says is taken literally. `stepentries` is the way back into a journal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from perdure.codec import Codec, Loss, load_error, tree_of
-from perdure.codec.structure import check_structure
-from perdure.errors import SnapshotFormatError, StepFailed, ValueNotStorable
+from perdure.codec import Codec, Loss, tree_of
+from perdure.errors import StepFailed
 from perdure.journal import Entry, Kind
 from perdure.outcomes import Failure, load_failure
-from perdure.plainjson import MAX_DEPTH, shown_path
+from perdure.plainjson import MAX_DEPTH
 from perdure.snapshot import NO_CAUSE, OURS, LossWarning, StepResult
 
 RAISED: Final = "UNEXPECTED_ERROR"
@@ -32,9 +30,9 @@ TIMED_OUT: Final = "TIMEOUT"
 _MAX_SHOWN: Final = 1_000
 _MAX_CHAIN: Final = 20
 
-_codec: Final = Codec()
+CODEC: Final = Codec()
 # A step as others told it has a value that may be as large and deep as any, and stands around that.
-_told_codec: Final = Codec(max_bytes=_codec.max_bytes + 2**20, max_depth=MAX_DEPTH + 2)
+TOLD_CODEC: Final = Codec(max_bytes=CODEC.max_bytes + 2**20, max_depth=MAX_DEPTH + 2)
 
 
 class Mark(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -46,9 +44,9 @@ class Mark(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     failure: msgspec.Raw = msgspec.Raw()
 
 
-_NO_MARK: Final = Mark()
+NO_MARK: Final = Mark()
 # Fields of a mark that are stored bytes, and objects in a snapshot.
-_STORED: Final = ("stored", "failure")
+STORED: Final = ("stored", "failure")
 
 
 class Told(NamedTuple):
@@ -62,11 +60,12 @@ def told(entry: Entry) -> Told:
     """The result that a closing entry records. Raises ValueError when it cannot be read."""
     if entry.kind == "told":
         return _as_told(entry)
-    result, losses = _ours(entry)
+    result, losses = our_result(entry)
     return Told(result, [LossWarning(step_id=entry.key, path=loss.path, reason=loss.reason) for loss in losses])
 
 
-def _ours(entry: Entry) -> tuple[StepResult, list[Loss]]:
+def our_result(entry: Entry) -> tuple[StepResult, list[Loss]]:
+    """The result that a closing entry of ours records, and what was lost of it."""
     if entry.ok:
         return _success(entry)
     if entry.kind != "step":
@@ -144,17 +143,17 @@ def _javascript_type(value: Any) -> str:
 
 
 def _extra(mark: Mark) -> dict[str, Any]:
-    if mark == _NO_MARK:
+    if mark == NO_MARK:
         return {}
     fields: dict[str, Any] = {"kind": mark.kind} if mark.kind != "step" else {}
     if mark.tagged:
         fields["tagged"] = True
-    stored = {name: msgspec.json.decode(raw) for name in _STORED if bytes(raw := getattr(mark, name))}
+    stored = {name: msgspec.json.decode(raw) for name in STORED if bytes(raw := getattr(mark, name))}
     return {OURS: {**fields, **stored}}
 
 
 def _as_told(entry: Entry) -> Told:
-    tree, warnings = _told_codec.load(entry.payload)
+    tree, warnings = TOLD_CODEC.load(entry.payload)
     known = {name: tree.pop(name) for name in ("ok", "value", "error", "cause", "meta") if name in tree}
     # What does not belong to an outcome of this sort was an unknown field when it was read, and is one again.
     stray = ("error", "cause") if known["ok"] else ("value",)
@@ -165,107 +164,6 @@ def _as_told(entry: Entry) -> Told:
 def _warning(key: str, tree: dict[str, Any]) -> LossWarning:
     known = {name: tree.pop(name) for name in ("type", "path", "reason")}
     return LossWarning(step_id=key, **known, extra=tree)
-
-
-# The way back.
-
-
-def entry_for(key: str, result: StepResult, warnings: Iterable[LossWarning], seq: int, line: Mapping[str, Any]) -> Entry:
-    """The entry that records this result. `line` has what is known of it besides, empty when it came from elsewhere.
-
-    What we recorded ourselves is recorded again as it was, unless somebody has said something else about it since: then that is
-    what counts. `SnapshotFormatError` when no entry can say it.
-    """
-    mark = _mark_of(key, result)
-    kind = _kind_of(result, mark, line)
-    if kind != "told":
-        entry = Entry(seq=seq, key=key, **{**line, "kind": kind}, ok=result.ok, payload=_payload(key, result, mark, kind))
-        if _says(entry, result):
-            return entry
-    return Entry(seq=seq, key=key, **{**line, "kind": "told"}, ok=result.ok, payload=_told_payload(key, result, warnings))
-
-
-def _mark_of(key: str, result: StepResult) -> Mark:
-    said = result.extra.get(OURS, {})
-    try:
-        if not isinstance(said, dict):
-            raise msgspec.ValidationError("it must be an object")
-        mark = msgspec.convert({name: value for name, value in said.items() if name not in _STORED}, Mark)
-        stored = {name: msgspec.Raw(msgspec.json.encode(said[name])) for name in _STORED if name in said}
-        return msgspec.structs.replace(mark, **stored)
-    except (msgspec.ValidationError, UnicodeError) as reason:
-        raise _format_error((key, OURS), f"cannot be read: {reason}") from None
-
-
-def _kind_of(result: StepResult, mark: Mark, line: Mapping[str, Any]) -> Kind:
-    """What the step is recorded as. Without a mark of ours, only a plain value that the journal knows is ours."""
-    recorded: Kind = line.get("kind", "told")
-    if mark == _NO_MARK or (line and recorded == "told"):
-        return recorded if result.ok else "told"
-    return mark.kind if result.ok or mark.kind != "step" or bytes(mark.failure) else "told"
-
-
-def _says(entry: Entry, result: StepResult) -> bool:
-    """Whether the entry tells this result in the same words."""
-    same = _ours(entry)[0]
-    return (same.value, same.error, same.cause, same.meta) == (result.value, result.error, result.cause, result.meta)
-
-
-def _payload(key: str, result: StepResult, mark: Mark, kind: Kind) -> bytes:
-    if not result.ok:
-        return _failure_payload(key, mark) if kind == "step" else b"null"
-    try:
-        payload = _value_payload(result.value, mark)
-        if kind == "race" and msgspec.json.decode(payload, type=int) < 0:
-            raise ValueError("a race is won by a branch, which counts from 0")
-    except (ValueError, ValueNotStorable) as reason:
-        raise _format_error((key, "value"), f"cannot be read: {reason}") from None
-    return payload
-
-
-def _value_payload(value: Any, mark: Mark) -> bytes:
-    stored = bytes(mark.stored)
-    if not mark.tagged and not stored:
-        return _codec.dump(value)[0]
-    # A value that somebody changed since is no longer what was stored.
-    payload = stored if stored and tree_of(stored)[0] == value else msgspec.json.encode(value)
-    check_structure(_codec, payload)
-    return payload
-
-
-def _failure_payload(key: str, mark: Mark) -> bytes:
-    payload = bytes(mark.failure)
-    try:
-        check_failure(payload, key)
-    except ValueError as reason:
-        raise _format_error((key, OURS, "failure"), f"cannot be read: {reason}") from None
-    return payload
-
-
-def check_failure(payload: bytes, key: str) -> None:
-    """Raise ValueError if this cannot be a stored failure, whatever classes the reader knows."""
-    failure = msgspec.json.decode(payload, type=Failure)
-    is_described = failure.origin == "throw" or failure.is_exception
-    for part, is_exception in ((failure.error, is_described), (failure.cause, failure.has_exception_cause)):
-        if is_exception:
-            load_error(bytes(part), key)
-        else:
-            check_structure(_codec, bytes(part))
-
-
-def _told_payload(key: str, result: StepResult, warnings: Iterable[LossWarning]) -> bytes:
-    lost = [{name: part for name, part in warning.tree().items() if name != "stepId"} for warning in warnings]
-    try:
-        return _told_codec.dump([result.tree(), lost])[0]
-    except ValueNotStorable as reason:
-        raise _format_error((key,), f"cannot be stored: {reason}") from None
-
-
-def _format_error(path: tuple[str, ...], reason: str) -> SnapshotFormatError:
-    return SnapshotFormatError([(shown_path(("steps", *path)), reason)])
-
-
-# What a recorded step gives the body.
 
 
 def load_value(codec: Codec, entry: Entry, hint: Any) -> Any:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, TypeVarTuple, Unp
 from perdure.duration import Duration
 from perdure.listeners import Coalesce, Listener, Mode, Subscription
 from perdure.options import StoredOptions
+from perdure.records import RunInfo, Status
 from perdure.result import Err, Ok, Outcome
 from perdure.resume import ResumeState
 from perdure.run import Run
 from perdure.snapshot import Snapshot
 from perdure.stateview import Include
-from perdure.store import RunInfo, Status
 from perdure.sync import block_on
 
 if TYPE_CHECKING:

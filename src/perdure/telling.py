@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from perdure import events
 from perdure.duration import moment
@@ -22,14 +22,12 @@ from perdure.journal import Entry
 from perdure.listeners import Listener, Listeners, Subscription
 from perdure.result import Ok, Outcome, Suspended
 from perdure.stepresults import load_value, told
+from perdure.unloading import CLOSING_SECONDS
 
 if TYPE_CHECKING:
     from perdure.attempts import StepCall
     from perdure.calls import Call
     from perdure.engine import Drive
-
-# How long listeners may take to hear of the end when the drive itself was cancelled. After that nobody waits for them.
-CLOSING_SECONDS: Final = 5.0
 
 
 class Telling:
@@ -94,7 +92,7 @@ class Telling:
             self._note_left()
         else:
             self.note(events.RunCancelled)
-        self.hurry(CLOSING_SECONDS)
+        self.hurry(CLOSING_SECONDS)  # after that nobody waits for listeners
         await self._told_everything()
 
     async def of_step(self, kind: type[events.StepEvent], step: StepCall, attempt: int, **fields: Any) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from perdure.clock import Clock, Timer
-from perdure.store import Awaited, Signal
+from perdure.records import Awaited, Signal
 
 
 @dataclass(eq=False, slots=True)

@@ -16,7 +16,8 @@ import pytest
 from perdure import Context, Ok, Runtime, Workflow, stores
 from perdure.errors import LeaseHeld
 from perdure.journal import Entry
-from perdure.store import Claim, NewRun, Store
+from perdure.records import Claim, NewRun
+from perdure.store import Store
 
 HERE = Path(__file__).parent
 

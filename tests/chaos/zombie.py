@@ -16,7 +16,8 @@ import sys
 from perdure import stores
 from perdure.errors import PerdureError
 from perdure.journal import Entry
-from perdure.store import Item, Lease, NewRun, Store
+from perdure.records import Item, Lease, NewRun
+from perdure.store import Store
 
 ENTRY = Entry(seq=1, key="late", payload=b'"late"')
 

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from perdure import Context, Runtime, Workflow, workflow
-from perdure.store import Claim, Store
+from perdure.records import Claim
+from perdure.store import Store
 
 # Far longer than anything here takes: a test that hangs fails by this, and no test waits for it.
 PATIENCE = 10.0

@@ -12,7 +12,8 @@ import pytest
 
 from perdure import Context, Ok, Runtime, workflow
 from perdure.errors import LeaseHeld, LeaseLost, PersistenceError, RunNotFound
-from perdure.store import Claim, Lease, Pulse, Store
+from perdure.records import Claim, Lease, Pulse
+from perdure.store import Store
 from perdure.testing import ManualClock
 from tests.runtime.flows import PATIENCE, Gate, client, reaches, soon
 

@@ -14,7 +14,8 @@ from perdure import Context, Err, Ok, Suspended, workflow
 from perdure.duration import moment
 from perdure.errors import PersistenceError
 from perdure.journal import Entry
-from perdure.store import Lease, Store
+from perdure.records import Lease
+from perdure.store import Store
 from perdure.testing import ManualClock
 from tests.runtime.flows import Gate, ask, client, greet, nap, taken
 

@@ -12,7 +12,8 @@ import pytest
 
 from perdure import Context, Ok, Runtime, Suspended, workflow
 from perdure.errors import PersistenceError, RunCancelled
-from perdure.store import Claims, Store
+from perdure.records import Claims
+from perdure.store import Store
 from perdure.testing import ManualClock
 from tests.runtime.flows import PATIENCE, Gate, ask, client, greet, nap, reaches
 

@@ -14,7 +14,7 @@ import msgspec
 
 from perdure.errors import PersistenceError
 from perdure.journal import Entry
-from perdure.store import Lease, NewRun, RunRow, Signal
+from perdure.records import Lease, NewRun, RunRow, Signal
 from perdure.stores.sqlite_store import SQLiteStore, worker
 
 Job = Callable[..., Coroutine[Any, Any, None]]

@@ -11,7 +11,7 @@ import pytest
 
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.journal import Entry
-from perdure.store import Lease, Pulse
+from perdure.records import Lease, Pulse
 from perdure.stores.sqlite_store import SQLiteStore, connection
 from tests.campaign import times
 from tests.sqlite.child import new_run, record, started

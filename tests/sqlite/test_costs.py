@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from perdure.journal import Entry
-from perdure.store import Awaited, Item, Lease, NewRun, QueueLimits, RunRow, Signal
+from perdure.records import Awaited, Item, Lease, NewRun, QueueLimits, RunRow, Signal
 from perdure.stores.beginning import new_row
 from perdure.stores.sqlite_store import claims, inbox, reading, recording, restoring, runs, schedules
 from perdure.stores.sqlite_store.owner import Owners

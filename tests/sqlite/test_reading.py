@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perdure.store import NewRun
+from perdure.records import NewRun
 from perdure.stores.beginning import new_row
 from perdure.stores.sqlite_store import reading, runs
 from perdure.stores.sqlite_store.owner import Owners

@@ -9,7 +9,7 @@ import pytest
 
 from perdure.errors import LeaseHeld, LeaseLost, PersistenceError
 from perdure.journal import Entry
-from perdure.store import Signal
+from perdure.records import Signal
 from perdure.stores.sqlite_store import SQLiteStore
 from tests.campaign import times
 from tests.sqlite.child import inbox, journal, new_run, restored, started

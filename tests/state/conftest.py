@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.engine import Settings
+from perdure.settings import Settings
 from perdure.testing import ManualClock
 from tests.state.elsewhere import There
 

@@ -1,16 +1,20 @@
-"""What tests of events share: a listener that remembers, and stores whose answers a test holds back."""
+"""What tests of events share: listeners, workflows to listen to, and a store whose answers a test holds back."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+from perdure import Context, Run, Workflow
 from perdure.events import Event, LeaseChanged, SignalReceived, StepComplete, StepEvent
 from tests.simulation import _Proxy
+
+# How everything begins that is in a store.
+BEGUN: Final = ["lease acquired", "run_start"]
 
 
 def said(event: Event) -> str:
@@ -110,3 +114,61 @@ async def turns(count: int) -> None:
     """Return when the loop has turned so many times."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def work(value: Any = None) -> Any:
+    return value
+
+
+async def fails() -> int:
+    raise ValueError("not today")
+
+
+async def hangs() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+def step(key: str) -> list[str]:
+    """What is said of a step that goes well."""
+    return [f"step_start {key}", "persist", f"step_success {key}", f"step_complete {key}"]
+
+
+def skipped(key: str) -> list[str]:
+    """What is said of a step that was recorded before."""
+    return [f"step_skipped {key}", f"step_complete {key} again"]
+
+
+class Flaky:
+    """Fails so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    async def __call__(self) -> str:
+        self.left -= 1
+        if self.left >= 0:
+            raise ValueError(f"{self.left} left")
+        return "at last"
+
+
+async def two_steps(ctx: Context[Any]) -> str:
+    first = await ctx.step("a", work, "a")
+    return f"{first}{await ctx.step('b', work, 'b')}"
+
+
+async def waits(ctx: Context[Any]) -> Any:
+    await ctx.step("a", work)
+    answer = await ctx.wait_for_signal("go")
+    await ctx.step("b", work)
+    return answer
+
+
+async def standing(run: Run[Any], status: str) -> None:
+    """Return when the run stands like this."""
+    while await run.status() != status:  # noqa: ASYNC110 - what is in a store is no event
+        await asyncio.sleep(0)
+
+
+TWO_STEPS: Final[Workflow[[], str]] = Workflow("two_steps", two_steps)
+WAITS: Final[Workflow[[], Any]] = Workflow("waits", waits)
+TWO_STEPS_SAID: Final = [*BEGUN, *step("a"), *step("b"), "run_complete"]

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from perdure import Context, Err, Ok, Retry, Runtime, Suspended, Workflow, current_step, open_store, stores
 from perdure.duration import MICROSECOND, Duration
-from perdure.engine import Settings
 from perdure.errors import PerdureWarning, StepChanged, StepFailed, StepTimeout
 from perdure.events import Event
+from perdure.settings import Settings
 from perdure.state import (
     MemoryKeyValueStore,
     ResumeState,

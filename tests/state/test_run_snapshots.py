@@ -14,9 +14,9 @@ import pytest
 from perdure import Context, Err, Ok, Run, Runtime, Suspended, Workflow, open_store, stores
 from perdure.errors import PerdureWarning, RunDead, RunNotFound, SnapshotCorrupt, ValueNotStorable
 from perdure.events import Event
+from perdure.records import Status
 from perdure.snapshot import LossWarning, Snapshot
 from perdure.state import is_step_complete, merge_snapshots, parse_state
-from perdure.store import Status
 from tests.engine.replays import spoil, stored
 from tests.engine.worlds import World, world
 

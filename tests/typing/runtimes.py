@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
 from perdure import Context, Err, Ok, Outcome, Run, Runtime, Suspended, stores, workflow
-from perdure.store import RunInfo, Status, Store
+from perdure.records import RunInfo, Status
+from perdure.store import Store
 from perdure.syncruntime import SyncRun, SyncRuntime
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from perdure.errors import RunConflict
 from perdure.journal import Entry
-from perdure.store import NewRun, RunRow, Signal
+from perdure.records import NewRun, RunRow, Signal
 
 
 def new_row(new: NewRun, now: int, created_at: int | None = None) -> RunRow:

@@ -20,7 +20,7 @@ import msgspec
 from perdure.duration import MICROSECOND
 from perdure.errors import PersistenceError, RunFinished, RunNotFound
 from perdure.journal import Entry
-from perdure.store import Claim, Item, Lease, Pulse, QueueLimits, RunRow, Schedule, Signal
+from perdure.records import Claim, Item, Lease, Pulse, QueueLimits, RunRow, Schedule, Signal
 
 K = TypeVar("K")
 V = TypeVar("V")

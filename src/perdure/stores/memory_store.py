@@ -18,14 +18,11 @@ import msgspec
 
 from perdure.errors import LeaseHeld, LeaseLost, PersistenceError, RunFinished, StoreCapabilityError
 from perdure.journal import Entry, drop_entry
-from perdure.saving import SavesSnapshots
-from perdure.store import (
+from perdure.records import (
     Awaited,
-    Capability,
     Claim,
     Claims,
     Created,
-    Durability,
     EndStatus,
     Item,
     Lease,
@@ -37,8 +34,9 @@ from perdure.store import (
     Schedule,
     Signal,
     Status,
-    Transaction,
 )
+from perdure.saving import SavesSnapshots
+from perdure.store import Capability, Durability, Transaction
 from perdure.stores.beginning import checked_inbox, checked_journal, checked_start, found_row, new_row, restored_row
 from perdure.stores.memory_database import MemoryDatabase, Namespace, Room, StoredRun, microseconds
 

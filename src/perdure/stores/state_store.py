@@ -18,10 +18,10 @@ from perdure.errors import PerdureError, PersistenceError
 from perdure.importing import read_state
 from perdure.journal import Entry
 from perdure.keyvalue import settled
+from perdure.records import Awaited, Claim, Created, EndStatus, Item, Lease, NewRun, Pulse, RunRow, Signal
 from perdure.saving import rows_of
 from perdure.snapshot import Snapshot
 from perdure.stateview import View
-from perdure.store import Awaited, Claim, Created, EndStatus, Item, Lease, NewRun, Pulse, RunRow, Signal
 from perdure.stores.memory_store import MemoryStore
 
 if TYPE_CHECKING:

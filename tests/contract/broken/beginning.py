@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from perdure.journal import Entry
-from perdure.store import Created, NewRun, Signal
+from perdure.records import Created, NewRun, Signal
 from perdure.stores.memory_store import MemoryStore
 from tests.contract.broken.table import breaks
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from perdure.journal import Entry
-from perdure.store import Claim, Claims, Created, Lease, NewRun, Pulse, QueueLimits, Schedule
+from perdure.records import Claim, Claims, Created, Lease, NewRun, Pulse, QueueLimits, Schedule
 from perdure.stores.memory_store import MemoryStore
 from tests.contract.broken.table import breaks
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from perdure.errors import LeaseLost
 from perdure.journal import Entry
-from perdure.store import EndStatus, Lease, Pulse, QueueLimits, Signal
+from perdure.records import EndStatus, Lease, Pulse, QueueLimits, Signal
 from perdure.stores.memory_database import Namespace, StoredRun
 from perdure.stores.memory_store import MemoryStore
 from tests.contract.broken.table import breaks

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from perdure.errors import RunConflict
-from perdure.store import Claim, Created, NewRun, RunRow
+from perdure.records import Claim, Created, NewRun, RunRow
 from perdure.stores.memory_store import MemoryStore
 from tests.contract.broken.table import breaks
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from perdure.store import Capability, Created, Durability, Lease, NewRun, RunInfo, RunRow, Transaction
+from perdure.records import Created, Lease, NewRun, RunInfo, RunRow
+from perdure.store import Capability, Durability, Transaction
 from perdure.stores.memory_database import Namespace
 from perdure.stores.memory_store import MemoryStore
 from tests.contract.broken.table import breaks

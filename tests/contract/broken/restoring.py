@@ -11,7 +11,7 @@ import msgspec
 
 from perdure.errors import LeaseHeld
 from perdure.journal import Entry
-from perdure.store import RunRow, Signal
+from perdure.records import RunRow, Signal
 from perdure.stores.memory_database import Namespace, StoredRun
 from perdure.stores.memory_store import MemoryStore
 from tests.contract.broken.table import breaks

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from perdure.journal import Entry
+from perdure.records import RunRow, Signal
 from perdure.snapshot import Snapshot
-from perdure.store import RunRow, Signal
 from perdure.stores.memory_store import MemoryStore
 from tests.contract.broken.table import breaks
 

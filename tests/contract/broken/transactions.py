@@ -12,7 +12,8 @@ from weakref import WeakKeyDictionary
 
 from perdure.errors import LeaseLost
 from perdure.journal import Entry
-from perdure.store import Capability, Lease, Pulse, Transaction
+from perdure.records import Lease, Pulse
+from perdure.store import Capability, Transaction
 from perdure.stores.memory_store import MemoryDatabase, MemoryStore
 from tests.contract.broken.table import breaks
 

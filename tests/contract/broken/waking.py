@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from perdure.errors import PersistenceError
-from perdure.store import Lease, Signal
+from perdure.records import Lease, Signal
 from perdure.stores.memory_database import Namespace, StoredRun
 from perdure.stores.memory_store import MemoryStore
 from tests.contract.broken.table import breaks

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from perdure.errors import RunFinished, RunNotFound
-from perdure.store import ENDED, Awaited, Signal
+from perdure.records import ENDED, Awaited, Signal
 from perdure.stores.sqlite_store.rows import SIGNAL_COLUMNS, awaited_from, clock, signal_from
 from perdure.stores.sqlite_store.schema import Session
 

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from perdure.journal import Entry
-from perdure.store import ENDED, STATUSES, Claim, Item, RunInfo, Status
+from perdure.records import ENDED, STATUSES, Claim, Item, RunInfo, Status
 from perdure.stores.sqlite_store import claims, inbox, runs
 from perdure.stores.sqlite_store.owner import Owners
 from perdure.stores.sqlite_store.rows import ENTRY_COLUMNS, clock, entry_from

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.journal import Entry
-from perdure.store import Awaited, EndStatus, Item, Lease, Pulse, Signal
+from perdure.records import Awaited, EndStatus, Item, Lease, Pulse, Signal
 from perdure.stores.sqlite_store import inbox
 from perdure.stores.sqlite_store.rows import ENTRY_COLUMNS, awaited_text, clock, entry_from
 from perdure.stores.sqlite_store.schema import Session

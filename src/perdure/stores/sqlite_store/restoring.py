@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.journal import Entry
-from perdure.store import RunRow, Signal
+from perdure.records import RunRow, Signal
 from perdure.stores.beginning import restored_row
 from perdure.stores.sqlite_store import runs
 from perdure.stores.sqlite_store.claims import refuse_live

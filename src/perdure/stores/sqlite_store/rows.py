@@ -10,7 +10,7 @@ import msgspec
 
 from perdure.duration import microseconds
 from perdure.journal import Entry
-from perdure.store import Awaited, RunRow, Signal
+from perdure.records import Awaited, RunRow, Signal
 
 # The run's columns in the order of RunRow's fields, so that a row and a RunRow are the same sequence of values.
 RUN_FIELDS: Final = RunRow.__struct_fields__

@@ -10,7 +10,7 @@ import msgspec
 
 from perdure.errors import LeaseHeld, RunFinished, RunNotFound
 from perdure.journal import Entry, drop_entry
-from perdure.store import ENDED, Claim, Created, Lease, NewRun, RunRow, Signal
+from perdure.records import ENDED, Claim, Created, Lease, NewRun, RunRow, Signal
 from perdure.stores.beginning import found_row, new_row
 from perdure.stores.sqlite_store import inbox
 from perdure.stores.sqlite_store.owner import Owners

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from perdure.store import NewRun, QueueLimits, Schedule
+from perdure.records import NewRun, QueueLimits, Schedule
 from perdure.stores.beginning import new_row
 from perdure.stores.sqlite_store import runs
 from perdure.stores.sqlite_store.rows import clock

@@ -20,14 +20,11 @@ from typing import Concatenate, Literal, NoReturn, ParamSpec, TypeVar
 
 from perdure.duration import microseconds
 from perdure.journal import Entry
-from perdure.saving import SavesSnapshots
-from perdure.store import (
+from perdure.records import (
     Awaited,
-    Capability,
     Claim,
     Claims,
     Created,
-    Durability,
     EndStatus,
     Item,
     Lease,
@@ -40,6 +37,8 @@ from perdure.store import (
     Signal,
     Status,
 )
+from perdure.saving import SavesSnapshots
+from perdure.store import Capability, Durability
 from perdure.stores.beginning import checked_inbox, checked_journal, checked_start
 from perdure.stores.sqlite_store import claims, inbox, reading, recording, restoring, runs, schedules
 from perdure.stores.sqlite_store.calls import Call, Watcher

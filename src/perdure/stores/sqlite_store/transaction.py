@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from perdure.errors import PerdureError, PersistenceError
 from perdure.journal import Entry
-from perdure.store import Lease, Pulse
+from perdure.records import Lease, Pulse
 from perdure.stores.sqlite_store.calls import Call, Watcher
 from perdure.stores.sqlite_store.connection import is_fault
 from perdure.stores.sqlite_store.database import Database

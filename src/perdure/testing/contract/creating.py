@@ -8,7 +8,7 @@ import msgspec
 
 from perdure.errors import PersistenceError, RunConflict, RunNotFound
 from perdure.journal import Entry
-from perdure.store import Claim, Created, NewRun, Signal
+from perdure.records import Claim, Created, NewRun, Signal
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.handles import SCHEDULE

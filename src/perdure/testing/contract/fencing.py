@@ -12,7 +12,8 @@ from typing import Final, TypeAlias
 import msgspec
 
 from perdure.errors import LeaseLost
-from perdure.store import Claim, Item, Lease, Pulse, Store
+from perdure.records import Claim, Item, Lease, Pulse
+from perdure.store import Store
 from perdure.testing.contract.cases import Check, add, promise
 from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.world import EXPIRED, NOW, STAGGER, TTL, World, after, at, entry, new_run, signals

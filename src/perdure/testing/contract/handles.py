@@ -9,7 +9,8 @@ from typing import Any, Final, TypeAlias
 
 from perdure.duration import MICROSECOND
 from perdure.errors import PersistenceError
-from perdure.store import Lease, QueueLimits, Schedule, Store
+from perdure.records import Lease, QueueLimits, Schedule
+from perdure.store import Store
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.world import (

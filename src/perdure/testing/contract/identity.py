@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from perdure.store import Awaited, Item, QueueLimits, Schedule
+from perdure.records import Awaited, Item, QueueLimits, Schedule
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds
 from perdure.testing.contract.world import NOW, World, claimed_ids, entry, new_run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.duration import moment
-from perdure.store import RunInfo, RunRow
+from perdure.records import RunInfo, RunRow
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds
 from perdure.testing.contract.world import NOW, World, at, new_run

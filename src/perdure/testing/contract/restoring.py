@@ -9,7 +9,8 @@ import msgspec
 
 from perdure.errors import LeaseHeld, PersistenceError, RunFinished
 from perdure.journal import Entry
-from perdure.store import Awaited, Claim, Item, RunRow, Signal, Store
+from perdure.records import Awaited, Claim, Item, RunRow, Signal
+from perdure.store import Store
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.creating import FIRST, FULL

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from perdure.errors import LeaseHeld, LeaseLost, SnapshotFormatError
 from perdure.journal import Entry
+from perdure.records import Signal
 from perdure.resume import ResumeState
 from perdure.snapshot import Snapshot
-from perdure.store import Signal
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.world import NOW, TTL, World, entry, new_run, signals

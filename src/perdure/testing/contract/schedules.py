@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from perdure.store import Schedule
+from perdure.records import Schedule
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal
 from perdure.testing.contract.handles import SCHEDULE

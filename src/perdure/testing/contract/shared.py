@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from perdure.errors import LeaseLost, RunConflict, StoreCapabilityError
-from perdure.store import Lease, NewRun, Signal, Store
+from perdure.records import Lease, NewRun, Signal
+from perdure.store import Store
 from perdure.testing.contract.cases import promise_with, promise_without
 from perdure.testing.contract.checks import equal, refused
 from perdure.testing.contract.factory import StoreFactory

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import product
 
-from perdure.store import Awaited, Lease, Store
+from perdure.records import Awaited, Lease
+from perdure.store import Store
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds
 from perdure.testing.contract.world import NOW, STAGGER, World, after, at, claimed_ids, entry, signals

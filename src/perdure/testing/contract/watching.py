@@ -10,7 +10,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from perdure.store import Awaited, Schedule, Store
+from perdure.records import Awaited, Schedule
+from perdure.store import Store
 from perdure.testing.contract.cases import Check, add, promise
 from perdure.testing.contract.checks import holds
 from perdure.testing.contract.world import TTL, World, in_another_loop, new_run, run_row, signals

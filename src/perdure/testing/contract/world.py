@@ -11,7 +11,8 @@ import msgspec
 
 from perdure.duration import MICROSECOND
 from perdure.journal import Entry
-from perdure.store import Awaited, Claim, EndStatus, Lease, NewRun, RunRow, Store
+from perdure.records import Awaited, Claim, EndStatus, Lease, NewRun, RunRow
+from perdure.store import Store
 from perdure.testing.contract.checks import holds
 from perdure.testing.contract.factory import StoreFactory
 
