@@ -375,6 +375,32 @@ async def test_row_snapshot_store_verbs_save_load_delete_list_close(dsn: str, tm
     await store.close()
 
 
+async def test_row_a_users_own_snapshot_store_with_five_methods() -> None:
+    class Own:
+        def __init__(self) -> None:
+            self.texts: dict[str, str] = {}
+
+        async def save(self, run_id: str, snapshot: Snapshot) -> None:
+            self.texts[run_id] = json.dumps(snapshot.to_dict())
+
+        async def load(self, run_id: str) -> Snapshot | None:
+            return Snapshot.from_dict(json.loads(self.texts[run_id])) if run_id in self.texts else None
+
+        async def delete(self, run_id: str) -> None:
+            self.texts.pop(run_id, None)
+
+        async def list(self, prefix: str = "", limit: int = 100) -> list[str]:
+            return sorted(run_id for run_id in self.texts if run_id.startswith(prefix))[:limit]
+
+        async def close(self) -> None: ...
+
+    counted, own = Counted(), Own()
+    for _ in range(2):
+        assert await feed(counted).run("1", id="wf-1", store=own) == Ok(2)
+    assert counted.calls == ["user:1", "posts:1"]
+    assert await own.list("wf-") == ["wf-1"]
+
+
 async def test_row_durable_run_with_id_and_store(tmp_path: Path) -> None:
     counted = Counted()
     dsn = f"sqlite:///{tmp_path}/app.db"
