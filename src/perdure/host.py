@@ -269,20 +269,26 @@ class Host:
     async def outcome(self, run_id: str, *, through_waits: bool = False) -> Outcome[Any]:
         """The outcome when the run has ended, or (unless `through_waits`) is suspended; waits while it is neither."""
 
-        async def look() -> Outcome[Any] | None:
+        async def join() -> Outcome[Any] | None:
+            """What the drive here comes to; None when there is none, or the waiting goes on after it."""
             joined = joinable(self.store, run_id)
             if joined is not None:
-                with contextlib.suppress(LeaseLost):  # then it goes on elsewhere, and so does the waiting
+                with contextlib.suppress(LeaseLost):  # then it goes on elsewhere
                     outcome = await joined.joined()
                     return None if through_waits and isinstance(outcome, Suspended) else outcome
-                return None
+            return None
+
+        async def look() -> Outcome[Any] | None:
+            if joinable(self.store, run_id) is not None:
+                return await join()
             row = await self.row(run_id)
             if row.ended:
                 return self.ended(row)
             is_waiting = row.status == "suspended" and not self._is_due(row)
             return _suspended(row) if is_waiting and not through_waits else None
 
-        return await self.until(look)
+        # First without watching the store, which is not needed for a run that is driven here to its end.
+        return await join() or await self.until(look)
 
     async def until(self, look: Callable[[], Awaitable[T | None]]) -> T:
         """What `look` gives once it gives something; looked for again whenever the store may have changed."""

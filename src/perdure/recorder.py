@@ -9,6 +9,7 @@ A write that fails is never retried here and never skipped: it ends the drive.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
@@ -117,7 +118,9 @@ class Recorder(Unrecorded):
         self._failure: PerdureError | None = None
         # Stays set when a write was cut off, so that nobody knows whether it took place.
         self._is_writing = False
-        self._pump = self._loop.create_task(self._write_until_taken_over())
+        # Started in the turn after the first entry: what a run of one step records goes with its end, and needs none.
+        self._pump: asyncio.Task[None] | None = None
+        self._is_pump_due = False
 
     @property
     def acknowledged_length(self) -> int:
@@ -129,9 +132,22 @@ class Recorder(Unrecorded):
         if consume is not None:
             self._consume.append(consume)
             self.consuming.add(consume)
+        self._see_to_it()
+        return entry
+
+    def _see_to_it(self) -> None:
+        """Have what is to be written written in the next turn."""
         if self._work is not None and not self._work.done():
             self._work.set_result(None)
-        return entry
+        elif self._pump is None and not self._is_pump_due:
+            self._is_pump_due = True
+            # Not in the context of the body: a task started there is a branch of it.
+            self._loop.call_soon(self._start_pump, context=contextvars.Context())
+
+    def _start_pump(self) -> None:
+        self._is_pump_due = False
+        if self._entries and not self._is_taken_over:
+            self._pump = self._loop.create_task(self._write_until_taken_over())
 
     async def acknowledged(self) -> None:
         if self._acknowledged_seq < self._seq or self._failure is not None:
@@ -174,7 +190,8 @@ class Recorder(Unrecorded):
         await self._let_go(entries, signals)
         if signals:
             self._is_taken_over = False
-            self._pump = self._loop.create_task(self._write_until_taken_over())
+            self._pump = None
+            self._see_to_it()
         return signals
 
     async def release(self) -> None:
@@ -189,13 +206,14 @@ class Recorder(Unrecorded):
 
     async def abandon(self) -> None:
         self.take_over()
-        await asyncio.wait([self._pump])
+        if self._pump is not None:
+            await asyncio.wait([self._pump])
 
     async def _hand_over(self) -> None:
         await self.abandon()
         if self._failure is not None:
             raise self._failure
-        if self._pump.cancelled() and self._is_writing:
+        if self._is_writing and self._pump is not None and self._pump.cancelled():
             raise PersistenceError(f"run {self._lease.run_id!r} could not be recorded", "the loop was shut down during a write")
 
     def _take(self) -> tuple[list[Entry], list[int]]:
