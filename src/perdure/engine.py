@@ -24,14 +24,12 @@ from perdure.branches import Branches, note_tasks, place
 from perdure.caching import StepCaching
 from perdure.calls import Calls
 from perdure.duration import moment
+from perdure.endings import dead, ending_for
 from perdure.errors import (
     LeaseLost,
     PerdureError,
     PersistenceError,
-    RunCancelled,
-    RunDead,
     SnapshotCorrupt,
-    SnapshotMismatch,
 )
 from perdure.heartbeat import Heartbeat, HeldLease
 from perdure.journal import Recorded
@@ -181,7 +179,7 @@ class Drive:
     async def _until_over(self) -> Outcome[Any]:
         await self.telling.started()
         if self.run.attempts > self.settings.max_attempts:
-            return await self._finish(self._dead())
+            return await self._finish(dead(self.run, self.codec, self._hints))
         if self._unreadable is not None:
             return await self._finish(ended_with(self.codec, Err(self._unreadable), self._hints))
         self._start_body()
@@ -294,32 +292,8 @@ class Drive:
     def _body_ended(self, result: Any) -> None:
         if self.calls.closed is None and self._ending is None:
             self.recorder.take_over()
-            self._ending = self._ending_for(result)
+            self._ending = ending_for(self, self._hints, result)
         self._attention.set()
-
-    def _ending_for(self, result: Any) -> Ending:
-        if self.calls.is_cancelling:
-            return Ending("cancelled", b"null", Err(RunCancelled(self.run.id)))
-        try:
-            return ended_with(self.codec, self._checked(result), self._hints, self.calls.failed_keys(result), self.is_strict)
-        except Exception as error:  # noqa: BLE001 - a result of the user's making, or a warning that is an error: the run has failed
-            return ended_with(self.codec, Err(error), self._hints)
-
-    def _checked(self, result: Any) -> Any:
-        """The body's result, unless there are recorded steps that it never asked for and that is an error."""
-        unknown = sorted(self.calls.unasked)
-        if unknown and not isinstance(result, Err):
-            shown = ", ".join(map(repr, unknown[:5])) + (" and others" if len(unknown) > 5 else "")
-            reason = f"it ended without asking for what is recorded under {shown}; was a step renamed or removed?"
-            try:
-                self.react(self.options.on_unknown_steps, SnapshotMismatch(self.run.id, reason))
-            except SnapshotMismatch as error:
-                return Err(error)
-        return result
-
-    def _dead(self) -> Ending:
-        error = RunDead(self.run.id, self.run.attempts - 1)
-        return Ending("dead", ended_with(self.codec, Err(error), self._hints).payload, Err(error))
 
     async def _react(self) -> Outcome[Any] | None:
         if self._failure is not None:

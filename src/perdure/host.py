@@ -288,7 +288,8 @@ class Host:
             return _suspended(row) if is_waiting and not through_waits else None
 
         # First without watching the store, which is not needed for a run that is driven here to its end.
-        return await join() or await self.until(look)
+        ended = await join()
+        return ended if ended is not None else await self.until(look)
 
     async def until(self, look: Callable[[], Awaitable[T | None]]) -> T:
         """What `look` gives once it gives something; looked for again whenever the store may have changed."""
