@@ -52,6 +52,15 @@ class _Saved(msgspec.Struct, frozen=True):
     document: dict[str, Any]
     status: Status
     length: int
+    # How many signals waited, and whether the input was missing: neither shows in the journal.
+    signals: int
+    lacks_input: bool
+
+    def still_stands(self, view: View) -> bool:
+        """Whether nothing has happened to the run since."""
+        row = view.row
+        now = (row.status, view.length, len(view.inbox), row.lacks_input)
+        return now == (self.status, self.length, self.signals, self.lacks_input)
 
 
 def rows_of(run_id: str, state: Snapshot | ResumeState) -> tuple[RunRow, list[Entry], list[Signal]]:
@@ -63,7 +72,9 @@ def rows_of(run_id: str, state: Snapshot | ResumeState) -> tuple[RunRow, list[En
     status = _status(record)
     document = {name: part for name, part in snapshot.to_dict().items() if name != "steps"}
     users = {name: value for name, value in metadata.items() if name not in OF_RUN}
-    saved = msgspec.to_builtins(_Saved(document, status, len(entries)))
+    inbox = inbox_of(record)
+    start = _start(metadata, record)
+    saved = msgspec.to_builtins(_Saved(document, status, len(entries), len(inbox), lacks_input=not start["input_hash"]))
     now = time.time_ns() // 1000
     row = RunRow(
         id=run_id,
@@ -72,10 +83,10 @@ def rows_of(run_id: str, state: Snapshot | ResumeState) -> tuple[RunRow, list[En
         metadata=_metadata({**users, OURS: saved}),
         created_at=now if record is None else record.created_at,
         updated_at=now,
-        **_start(metadata, record),
+        **start,
         **_standing(record, status, now),
     )
-    return row, entries, inbox_of(record)
+    return row, entries, inbox
 
 
 def _status(record: RunRecord | None) -> Status:
@@ -103,7 +114,9 @@ def _start(metadata: dict[str, Any], record: RunRecord | None) -> dict[str, Any]
 
 def _standing(record: RunRecord | None, status: Status, now: int) -> dict[str, Any]:
     if record is None or status == "pending":
-        return {"wake_at": now}
+        # One that was to start later still is. Otherwise what it had was the end of a lease.
+        starts_at = record.wake_at if record is not None and record.status == "pending" else None
+        return {"wake_at": now if starts_at is None else starts_at}
     return {"wake_at": record.wake_at, "waiting_for": record.waiting_for, "outcome": record.outcome_bytes()}
 
 
@@ -120,7 +133,7 @@ def _as_saved(view: View) -> Snapshot | None:
     if told is None:
         return None
     saved = msgspec.convert(told, _Saved)
-    if saved.status != view.row.status or saved.length != view.length:
+    if not saved.still_stands(view):
         return None
     steps = {key: step.tree() for key, step in view.snapshot().steps.items()}
     return assert_valid_snapshot({**saved.document, "steps": steps})

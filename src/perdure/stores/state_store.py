@@ -8,24 +8,32 @@ here, memory has the word; otherwise what is kept is looked at each time, so tha
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+import threading
+import time
+from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakValueDictionary
 
-from perdure.errors import PerdureError, PersistenceError
+from perdure.answers import answered
+from perdure.errors import PerdureError, PersistenceError, SnapshotFormatError
 from perdure.importing import read_state
 from perdure.journal import Entry
 from perdure.keyvalue import settled
 from perdure.records import Awaited, Claim, Created, EndStatus, Item, Lease, NewRun, Pulse, RunRow, Signal
+from perdure.resume import ResumeState, StatePersistence
 from perdure.saving import rows_of
 from perdure.snapshot import Snapshot
 from perdure.stateview import View
+from perdure.stores.beginning import restored_row
 from perdure.stores.memory_store import MemoryStore
+from perdure.stores.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+# How many runs that are not driven are remembered; the others are read in again when somebody asks.
+REMEMBERED: Final = 100
 
 
 class StateKeeper(Protocol):
@@ -43,11 +51,11 @@ class StateStore(MemoryStore):
         super().__init__()
         self._keeper = keeper
         # What was last seen there, so that a run that nobody changed is not read in again.
-        self._seen: dict[str, Any] = {}
-        # Held from a change in memory until it is kept, so that an older state never replaces a newer one.
-        self._locks: defaultdict[asyncio.AbstractEventLoop, WeakValueDictionary[str, asyncio.Lock]] = defaultdict(
-            WeakValueDictionary
-        )
+        self._seen: dict[str, Snapshot | ResumeState] = {}
+        # Had from a change in memory until it is kept, on whichever loop, so that an older state never replaces a newer one.
+        self._turns = Turns()
+        # The runs in memory that are not driven, the one that was last asked for at the end. Guarded by the database's lock.
+        self._idle: dict[str, None] = {}
 
     def __repr__(self) -> str:
         return f"StateStore({self._keeper!r})"
@@ -66,8 +74,15 @@ class StateStore(MemoryStore):
         created_at: int | None = None,
         now: int | None = None,
     ) -> Created:
-        async with self._changing(run.id):
-            return await super().create(run, ttl=ttl, entries=entries, inbox=inbox, created_at=created_at, now=now)
+        async with self._fresh(run.id):
+            created = await super().create(run, ttl=ttl, entries=entries, inbox=inbox, created_at=created_at, now=now)
+            try:
+                await self._keep(run.id)
+            except BaseException:
+                if created.is_new:  # nobody is told of its lease, so nobody would give it back
+                    await super().delete(run.id)
+                raise
+            return created
 
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
@@ -153,33 +168,69 @@ class StateStore(MemoryStore):
 
     @asynccontextmanager
     async def _fresh(self, run_id: str) -> AsyncIterator[None]:
-        async with self._lock(run_id):
+        async with self._turns.taken(run_id):
             await self._look(run_id)
-            yield
-
-    def _lock(self, run_id: str) -> asyncio.Lock:
-        return self._locks[asyncio.get_running_loop()].setdefault(run_id, asyncio.Lock())
+            try:
+                yield
+            finally:
+                self._note(run_id)
+        self._forget_some()
 
     async def _look(self, run_id: str) -> None:
-        """Take in what is kept, unless the run is driven here or nothing has changed."""
+        """Take in what is kept, unless the run is driven here or nothing has changed. Nobody is woken: who waits looks too."""
         with self._locked() as namespace:
             known = namespace.runs.get(run_id)
         if known is not None and known.token is not None:
             return
         kept = await _asked(self._keeper.load, run_id, trouble=f"the state of run {run_id!r} could not be loaded")
-        if kept is None:
+        state = None if kept is None else _read(run_id, kept)
+        if state is None:
             self._seen.pop(run_id, None)
             await super().delete(run_id)
-        elif known is None or self._seen.get(run_id) != kept:
-            await super().restore(*rows_of(run_id, read_state(kept)))
-            self._seen[run_id] = kept
+        elif known is None or self._seen.get(run_id) != state:
+            row, entries, inbox = rows_of(run_id, state)
+            with self._locked() as namespace:
+                namespace.put(restored_row(row, inbox, None if known is None else known.row, _now()), entries, inbox)
+            self._seen[run_id] = state
 
     async def _keep(self, run_id: str) -> None:
         with self._locked() as namespace:
             run = namespace.runs[run_id]
             view = View(run.row, journal := run.journal(), len(journal), run.unconsumed())
         self._seen.pop(run_id, None)
-        await _asked(self._keeper.save, run_id, view.snapshot(), trouble=f"the state of run {run_id!r} could not be saved")
+        trouble = f"the state of run {run_id!r} could not be saved"
+        # Also when whoever asked is cancelled: a save that goes on by itself could come after a later one.
+        await answered(_asked(self._keeper.save, run_id, view.snapshot(), trouble=trouble))
+
+    def _note(self, run_id: str) -> None:
+        """Know the run as one that may be forgotten, or not any more."""
+        with self._locked() as namespace:
+            self._idle.pop(run_id, None)
+            run = namespace.runs.get(run_id)
+            if run is not None and run.token is None:
+                self._idle[run_id] = None
+
+    def _forget_some(self) -> None:
+        """Let memory not grow with every run that there ever was."""
+        with self._locked():
+            surplus = list(self._idle)[: max(0, len(self._idle) - REMEMBERED)]
+        for run_id in surplus:
+            with self._turns.taken_if_free(run_id) as is_free, self._locked() as namespace:
+                if is_free and run_id in self._idle:
+                    del self._idle[run_id]
+                    namespace.remove(run_id)
+                    self._seen.pop(run_id, None)
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+def _read(run_id: str, kept: Any) -> Snapshot | ResumeState:
+    try:
+        return read_state(kept)
+    except SnapshotFormatError as error:
+        raise SnapshotFormatError(error.errors, f"the state that is kept of run {run_id!r}") from error
 
 
 async def _asked(method: Callable[..., Any], *args: Any, trouble: str) -> Any:
@@ -187,12 +238,19 @@ async def _asked(method: Callable[..., Any], *args: Any, trouble: str) -> Any:
         return await settled(method(*args))
     except PerdureError:
         raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise PersistenceError(trouble, repr(error)) from error  # nobody cancelled this: it comes from within the keeper
     except Exception as error:
         raise PersistenceError(trouble, repr(error)) from error
 
 
-# By the identity of the keeper, which a store keeps alive: while somebody works on one, others join; then it is forgotten.
-_stores: WeakValueDictionary[int, StateStore] = WeakValueDictionary()
+# By the identity of the place, which a store keeps alive: while somebody works on one, others join; then it is forgotten.
+_stores: WeakValueDictionary[Hashable, StateStore] = WeakValueDictionary()
+# Held while one is looked up or made: two for one place would both drive its runs.
+_making: Final = threading.Lock()
 
 
 def keeps_states(keeper: Any) -> bool:
@@ -201,8 +259,17 @@ def keeps_states(keeper: Any) -> bool:
 
 
 def state_store(keeper: Any) -> StateStore:
-    """The one store of this process over this object."""
-    store = _stores.get(id(keeper))
-    if store is None:
-        store = _stores[id(keeper)] = StateStore(keeper)
-    return store
+    """The one store of this process over this place."""
+    place = _place(keeper)
+    with _making:
+        store = _stores.get(place)
+        if store is None:
+            store = _stores[place] = StateStore(keeper)
+        return store
+
+
+def _place(keeper: Any) -> Hashable:
+    """What tells where states are kept: a `StatePersistence` made anew over the same key-value store is the same place."""
+    if type(keeper) is StatePersistence:
+        return id(keeper._kv), keeper._prefix  # noqa: SLF001 - nobody else needs to know what it is over
+    return id(keeper)
