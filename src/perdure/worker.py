@@ -68,7 +68,10 @@ class Worker:
         try:
             claims = await host.claim(room, self._queues)
         except Exception as failure:  # noqa: BLE001 - a store of somebody else's may raise anything; the worker goes on
-            await self._store_failed(failure)
+            if "interpreter shutdown" in str(failure):  # what Python says from 3.12 on to whoever starts a thread then
+                self.stop()
+            else:
+                await self._store_failed(failure)
             return None
         self._backoff = BACKOFF_SECONDS[0]
         for claim in claims.claims:
