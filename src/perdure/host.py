@@ -114,7 +114,7 @@ class Host:
             queue=check_id(options.get("queue", "default"), "a queue's name"),
             priority=checked_priority(options.get("priority", 0)),
             start_at=None if start_at is None else instant(start_at, what="start_at"),
-            metadata=encoded_metadata(options.get("metadata") or {}),
+            metadata=encoded_metadata(options.get("metadata", {})),
         )
 
     async def run(

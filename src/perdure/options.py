@@ -97,11 +97,14 @@ def checked(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
             "(a workflow's own keyword arguments go through wf.options(...).run(...))"
         )
     for name in ("on_changed_arguments", "on_unknown_steps", "on_definition_change"):
-        if options.get(name) not in (None, *get_args(OnChange)):
+        if name in options and options[name] not in get_args(OnChange):
             raise ValueError(f"{name} is one of {', '.join(get_args(OnChange))}, not {options[name]!r}")
+    for name in ("strict", "retry_failed", "wait"):
+        if not isinstance(options.get(name, True), bool):
+            raise TypeError(f"{name} is True or False, not {options[name]!r}")
     if options.get("cache") is not None:
         as_cache(options["cache"])
-    if not callable(options.get("on_event") or checked):
+    if options.get("on_event") is not None and not callable(options["on_event"]):
         raise TypeError(f"on_event is a function that takes an event, not {options['on_event']!r}")
     return dict(options)
 

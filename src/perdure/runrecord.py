@@ -87,6 +87,7 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel")
     waiting_for: tuple[Awaited, ...] = ()
     outcome: Any = msgspec.UNSET
     inbox: list[InboxLine] = []
+    cancel_requested: bool = False
 
     @classmethod
     def of(cls, row: RunRow, entries: Iterable[Entry]) -> RunRecord:
@@ -101,6 +102,7 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel")
             status=row.status,
             wake_at=row.wake_at,
             waiting_for=row.waiting_for,
+            cancel_requested=row.cancel_requested and not row.ended,
             outcome=msgspec.UNSET if row.outcome is None else msgspec.json.decode(row.outcome),
             inbox=[InboxLine(one.kind, one.name, msgspec.Raw(one.payload), one.dedupe) for one in inbox],
         )

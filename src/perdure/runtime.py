@@ -87,7 +87,7 @@ class Runtime:
         self._store, self._is_owned, is_implicit = choose_store(store, is_for_workers=True)
         # A client drives too, in `run` and `sweep`.
         self._threads = ThreadPoolExecutor(concurrency or STEP_THREADS, thread_name_prefix="perdure-step")
-        near = {
+        given = {
             "deps": deps,
             "cache": cache,
             "on_event": on_event,
@@ -96,12 +96,12 @@ class Runtime:
             "on_unknown_steps": on_unknown_steps,
             "on_definition_change": on_definition_change,
         }
-        checked(near, ProcessOptions)
+        near = checked({name: value for name, value in given.items() if value is not None}, ProcessOptions)
         self._host = Host(
             self._store,
             replace(_settings(tuning), executor=self._threads),
             lease_ttl=ttl,
-            options={name: value for name, value in near.items() if value is not None},
+            options=near,
             is_implicit=is_implicit,
         )
         self._is_closed = False

@@ -52,15 +52,16 @@ class _Saved(msgspec.Struct, frozen=True):
     document: dict[str, Any]
     status: Status
     length: int
-    # How many signals waited, and whether the input was missing: neither shows in the journal.
+    # How many signals waited, whether the input was missing, and whether it was to be cancelled: none of it shows in the journal.
     signals: int
     lacks_input: bool
+    cancel_requested: bool
 
     def still_stands(self, view: View) -> bool:
         """Whether nothing has happened to the run since."""
         row = view.row
-        now = (row.status, view.length, len(view.inbox), row.lacks_input)
-        return now == (self.status, self.length, self.signals, self.lacks_input)
+        now = (row.status, view.length, len(view.inbox), row.lacks_input, row.cancel_requested)
+        return now == (self.status, self.length, self.signals, self.lacks_input, self.cancel_requested)
 
 
 def rows_of(run_id: str, state: Snapshot | ResumeState) -> tuple[RunRow, list[Entry], list[Signal]]:
@@ -74,7 +75,8 @@ def rows_of(run_id: str, state: Snapshot | ResumeState) -> tuple[RunRow, list[En
     users = {name: value for name, value in metadata.items() if name not in OF_RUN}
     inbox = inbox_of(record)
     start = _start(metadata, record)
-    saved = msgspec.to_builtins(_Saved(document, status, len(entries), len(inbox), lacks_input=not start["input_hash"]))
+    is_cancelled = record is not None and record.cancel_requested and status not in ENDED
+    saved = msgspec.to_builtins(_Saved(document, status, len(entries), len(inbox), not start["input_hash"], is_cancelled))
     now = time.time_ns() // 1000
     row = RunRow(
         id=run_id,
@@ -83,6 +85,7 @@ def rows_of(run_id: str, state: Snapshot | ResumeState) -> tuple[RunRow, list[En
         metadata=_metadata({**users, OURS: saved}),
         created_at=now if record is None else record.created_at,
         updated_at=now,
+        cancel_requested=is_cancelled,
         **start,
         **_standing(record, status, now),
     )

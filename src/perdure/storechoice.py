@@ -53,4 +53,7 @@ def _given(store: Any, *, is_for_workers: bool) -> Store:
         if is_for_workers:
             raise TypeError(f"a Runtime needs a store that knows what is due, not {store!r}, which can be the store= of wf.run")
         return state_store(store)
-    raise TypeError(f"store= takes a store or a DSN such as 'sqlite:///app.db', not {store!r}")
+    raise TypeError(
+        f"store= takes a store or a DSN such as 'sqlite:///app.db', or for wf.run what has save(id, snapshot), load(id) and "
+        f"delete(id), such as StatePersistence(kv), not {store!r}"
+    )

@@ -51,7 +51,7 @@ class SyncRun(Generic[T_co]):
         return block_on(self._run.status())
 
     def outcome(self) -> Outcome[T_co]:
-        """How the run stands when it has ended, or suspended for the first time from now."""
+        """How the run stands: at once when it has ended or is suspended, otherwise as soon as it does. `result()` waits on."""
         return block_on(self._run.outcome())
 
     def signal(self, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:

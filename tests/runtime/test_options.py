@@ -10,6 +10,7 @@ import pytest
 
 from perdure import Context, Ok, Runtime, Suspended, Workflow, stores, workflow
 from perdure.errors import InvalidInput
+from perdure.state import MemoryCache
 from perdure.store import Store
 from perdure.testing import ManualClock
 from perdure.testing.clock import EPOCH
@@ -237,6 +238,30 @@ async def test_a_mapping_of_deps_is_also_a_mapping_and_says_what_it_lacks(store:
 def test_a_runtime_option_of_the_wrong_kind_is_refused(option: str, value: Any, kind: type[Exception]) -> None:
     with pytest.raises(kind, match=option if option != "workflows" else "is not a workflow; decorate the function"):
         Runtime(stores.memory(), **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("on_event", [0, "", [], "print"]),
+        ("cache", [0, "", [], MemoryCache]),
+        ("strict", [None, 0, "x"]),
+        ("retry_failed", [None, "x"]),
+        ("wait", [None, 1]),
+        ("metadata", [0, [], None, {"a": {1}}]),
+        ("on_unknown_steps", [None, "", "raise"]),
+        ("on_definition_change", [None, True]),
+        ("on_changed_arguments", [None, "never"]),
+    ],
+)
+async def test_an_option_of_the_wrong_kind_is_refused_and_nothing_is_written(
+    store: Store, option: str, values: list[Any]
+) -> None:
+    for value in values:
+        run: Any = greet.run
+        with pytest.raises((TypeError, ValueError), match=option):
+            await run("Ada", id="r1", store=store, **{option: value})
+    assert await store.get("r1") is None
 
 
 def test_a_workflow_is_an_async_function_that_takes_a_context() -> None:

@@ -107,7 +107,7 @@ async def test_a_memory_that_was_asked_for_is_not_warned_about() -> None:
 
 @pytest.mark.parametrize("wrong", [7, Path("app.db"), {}, stores.memory, type(stores.memory())])
 async def test_something_that_is_no_store_is_a_type_error_that_shows_a_dsn(wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"store= takes a store or a DSN such as 'sqlite:///app.db', not"):
+    with pytest.raises(TypeError, match=r"store= takes a store or a DSN such as 'sqlite:///app.db'"):
         Runtime(wrong)
     with pytest.raises(TypeError, match=r"store= takes a store or a DSN"):
         await ask.run(id="a1", store=wrong)

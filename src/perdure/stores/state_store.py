@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakValueDictionary
+
+import msgspec
 
 from perdure.answers import answered
 from perdure.errors import PerdureError, PersistenceError, SnapshotFormatError
@@ -23,7 +26,7 @@ from perdure.keyvalue import settled
 from perdure.records import Awaited, Claim, Created, EndStatus, Item, Lease, NewRun, Pulse, RunRow, Signal
 from perdure.resume import ResumeState, StatePersistence
 from perdure.saving import rows_of
-from perdure.snapshot import Snapshot
+from perdure.snapshot import OURS, Snapshot
 from perdure.stateview import View
 from perdure.stores.beginning import restored_row
 from perdure.stores.memory_store import MemoryStore
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 # How many runs that are not driven are remembered; the others are read in again when somebody asks.
 REMEMBERED: Final = 100
+# Where a kept state says, by name and dedupe, which signals were consumed.
+DELIVERED: Final = "delivered"
 
 
 class StateKeeper(Protocol):
@@ -183,24 +188,32 @@ class StateStore(MemoryStore):
         if known is not None and known.token is not None:
             return
         kept = await _asked(self._keeper.load, run_id, trouble=f"the state of run {run_id!r} could not be loaded")
-        state = None if kept is None else _read(run_id, kept)
-        if state is None:
+        if kept is None:
             self._seen.pop(run_id, None)
             await super().delete(run_id)
-        elif known is None or self._seen.get(run_id) != state:
-            row, entries, inbox = rows_of(run_id, state)
-            with self._locked() as namespace:
-                namespace.put(restored_row(row, inbox, None if known is None else known.row, _now()), entries, inbox)
-            self._seen[run_id] = state
+            return
+        with _naming(run_id):
+            state = read_state(kept)
+            if known is not None and self._seen.get(run_id) == state:
+                return
+            (row, entries, inbox), delivered = rows_of(run_id, state), _delivered(state)
+        waiting = [msgspec.structs.replace(signal, seq=signal.seq + len(delivered)) for signal in inbox]
+        row = restored_row(row, waiting, None if known is None else known.row, time.time_ns() // 1000)
+        with self._locked() as namespace:
+            namespace.put(row, entries, [*delivered, *waiting])
+        self._seen[run_id] = state
 
     async def _keep(self, run_id: str) -> None:
         with self._locked() as namespace:
             run = namespace.runs[run_id]
             view = View(run.row, journal := run.journal(), len(journal), run.unconsumed())
+            delivered = [
+                [one.name, one.dedupe] for one in run.inbox.values() if one.consumed_by is not None and one.dedupe is not None
+            ]
         self._seen.pop(run_id, None)
-        trouble = f"the state of run {run_id!r} could not be saved"
+        snapshot, trouble = _with_delivered(view.snapshot(), delivered), f"the state of run {run_id!r} could not be saved"
         # Also when whoever asked is cancelled: a save that goes on by itself could come after a later one.
-        await answered(_asked(self._keeper.save, run_id, view.snapshot(), trouble=trouble))
+        await answered(_asked(self._keeper.save, run_id, snapshot, trouble=trouble))
 
     def _note(self, run_id: str) -> None:
         """Know the run as one that may be forgotten, or not any more."""
@@ -222,15 +235,33 @@ class StateStore(MemoryStore):
                     self._seen.pop(run_id, None)
 
 
-def _now() -> int:
-    return time.time_ns() // 1000
-
-
-def _read(run_id: str, kept: Any) -> Snapshot | ResumeState:
+@contextmanager
+def _naming(run_id: str) -> Iterator[None]:
+    """Let what cannot be read say whose it is."""
     try:
-        return read_state(kept)
+        yield
     except SnapshotFormatError as error:
         raise SnapshotFormatError(error.errors, f"the state that is kept of run {run_id!r}") from error
+
+
+def _with_delivered(snapshot: Snapshot, delivered: list[list[str]]) -> Snapshot:
+    """The snapshot, saying which signals were consumed: when one of them is repeated it is not a new one."""
+    metadata = dict(snapshot.metadata or {})
+    ours = {**metadata.get(OURS, {}), DELIVERED: delivered}
+    return replace(snapshot, metadata={**metadata, OURS: ours}) if delivered else snapshot
+
+
+def _delivered(state: Snapshot | ResumeState) -> list[Signal]:
+    """The signals that were consumed, without what they said."""
+    told = (state.metadata or {}).get(OURS)
+    try:
+        pairs = msgspec.convert(told.get(DELIVERED, []) if isinstance(told, dict) else [], list[tuple[str, str]])
+    except msgspec.ValidationError as reason:
+        raise SnapshotFormatError([(f"$.metadata.{OURS}.{DELIVERED}", f"cannot be read: {reason}")]) from None
+    return [
+        Signal(seq=seq, name=name, payload=b"null", dedupe=dedupe, consumed_by="before")
+        for seq, (name, dedupe) in enumerate(pairs, 1)
+    ]
 
 
 async def _asked(method: Callable[..., Any], *args: Any, trouble: str) -> Any:
