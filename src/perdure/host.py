@@ -142,6 +142,9 @@ class Host:
             row = await self.row(run_id)
             if row.ended:
                 return self.ended(row)
+            if row.lacks_input:
+                reason = f"run {run_id!r} was saved without its arguments; give it them with wf.run(..., id={run_id!r})"
+                raise InvalidInput(row.workflow or "of this run", reason)
             definition = workflow or self.definition(row.workflow)
             try:
                 claim = await self.acquire(run_id)

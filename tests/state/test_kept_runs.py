@@ -1,4 +1,4 @@
-"""What a review found: runs kept elsewhere, and whole runs in and out of stores, under two loops, failures and late signals."""
+"""Runs kept elsewhere, and whole runs in and out of stores: under two loops, failures and late signals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from perdure import Context, Ok, Runtime, Suspended, stores, workflow
-from perdure.errors import PersistenceError, SnapshotFormatError
+from perdure.errors import InvalidInput, PersistenceError, SnapshotFormatError
 from perdure.result import Outcome
 from perdure.state import MemoryKeyValueStore, ResumeState, Snapshot, StatePersistence, StepResult
 from perdure.stores.state_store import REMEMBERED, state_store
@@ -300,3 +300,10 @@ def test_turns_are_had_one_at_a_time_across_loops() -> None:
 
     assert _on_two_loops(take_often, take_often) == [None, None]
     assert (len(most), max(most)) == (400, 1)
+
+
+async def test_resuming_a_run_that_was_saved_without_its_input_says_how_to_give_it_that() -> None:
+    async with Runtime(stores.memory(), [waiting], concurrency=0) as runtime:
+        await runtime.store.save("w", ResumeState())
+        with pytest.raises(InvalidInput, match=r"saved without its arguments; give it them with wf.run\(..., id='w'\)"):
+            await runtime.resume("w")
