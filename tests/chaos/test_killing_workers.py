@@ -36,7 +36,7 @@ class Worker:
 
     def finish(self) -> None:
         out, err = self.process.communicate(timeout=120)
-        assert out.endswith("done\n"), err
+        assert out.endswith("done\n"), f"exit code {self.process.returncode}: {err}"
 
 
 def ledger_of(directory: Path) -> list[tuple[int, str, str]]:
