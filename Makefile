@@ -14,16 +14,25 @@ DEV := $(VENV)/.dev-$(INTERPRETER)
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-# $(call require,packages): installs the Debian packages that are missing when run by root, otherwise names them and stops.
+# How to tell whether a Debian package is needed: by what it brings, wherever that came from.
 probe_python3-venv = $(PYTHON) -c 'import ensurepip, venv'
 probe_strace = command -v strace
+probe_postgresql = ls /usr/lib/postgresql/*/bin/initdb || command -v initdb
+probe_pgbouncer = command -v pgbouncer || test -x /usr/sbin/pgbouncer
+probe_redis-server = command -v redis-server || command -v valkey-server
+probe_mariadb-server = command -v mariadbd || test -x /usr/sbin/mariadbd
+probe_qemu-user-static = command -v qemu-aarch64-static
+probe_npm = command -v npm
+
+# $(call require,packages,otherwise): installs the Debian packages that are missing when run by root. Otherwise names them, and
+# does what is said there.
 define require
-@missing=""; $(foreach package,$(1),$(probe_$(package)) >/dev/null 2>&1 || missing="$$missing $(package)";) \
+@missing=""; $(foreach package,$(1),{ $(probe_$(package)); } >/dev/null 2>&1 || missing="$$missing $(package)";) \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "installing$$missing"; export DEBIAN_FRONTEND=noninteractive; \
 		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; } </dev/null >/dev/null; \
-	else echo "missing:$$missing. Install with: sudo apt-get install$$missing" >&2; exit 1; fi
+	else echo "missing:$$missing. Install with: sudo apt-get install$$missing" >&2; $(2); fi
 endef
 
 .PHONY: help demo test chaos lint types bench lock clean system
@@ -60,13 +69,16 @@ clean: ## removes .venv, caches and build results
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# The tools that tests use, and the servers: postgresql, pgbouncer, redis-server and mariadb-server as they are; libSQL's and
+# MongoDB's come from npm, the latter for another processor. Who may not install them tests the backends that are there.
 system:
-	$(call require,python3-venv strace)
+	$(call require,python3-venv strace,exit 1)
+	$(call require,postgresql pgbouncer redis-server mariadb-server qemu-user-static npm,true)
 
 $(CORE): requirements/core.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "perdure needs Python 3.11 or newer, and $(PYTHON) is not; choose one with PYTHON=" >&2; exit 1; }
-	$(call require,python3-venv)
+	$(call require,python3-venv,exit 1)
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) install --require-hashes --only-binary :all: -r requirements/core.txt
 	@touch $@

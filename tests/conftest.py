@@ -37,6 +37,7 @@ HARMLESS: Final = (
     ("perdure/fingerprint.py", {"definition_hash"}),
     # A store looks where its path leads when it is made, once; everything else it does in its threads.
     ("sqlite_store/store.py", {"_checked_path"}),
+    ("files_store/store.py", {"_checked_path"}),
 )
 
 

@@ -116,7 +116,7 @@ async def test_something_that_is_no_store_is_a_type_error_that_shows_a_dsn(wrong
 @pytest.mark.parametrize(
     "dsn",
     [
-        "postgresql://ada:hunter2@host/db",
+        "postgresql://ada:hunter2@[host/db",
         "sqlite://ada:hunter2@host/db",
         "hunter2",
         "ada@hunter2:5432/db",

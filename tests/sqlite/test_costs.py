@@ -14,8 +14,8 @@ import pytest
 from perdure.journal import Entry
 from perdure.records import Awaited, Item, Lease, NewRun, QueueLimits, RunRow, Signal
 from perdure.stores.beginning import new_row
+from perdure.stores.owner import Owners
 from perdure.stores.sqlite_store import claims, inbox, reading, recording, restoring, runs, schedules
-from perdure.stores.sqlite_store.owner import Owners
 from perdure.stores.sqlite_store.schema import Session, Tables, set_up
 
 MODULES: Final = (runs, recording, inbox, claims, schedules, reading, restoring)

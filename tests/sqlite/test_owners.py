@@ -12,8 +12,9 @@ import pytest
 
 from perdure.duration import MICROSECOND
 from perdure.errors import LeaseHeld
-from perdure.stores.sqlite_store import SQLiteStore, owner
-from perdure.stores.sqlite_store.owner import Owner, Owners, current
+from perdure.stores import owner
+from perdure.stores.owner import Owner, Owners, current
+from perdure.stores.sqlite_store import SQLiteStore
 from tests.sqlite.child import new_run, started
 
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells when a process began")

@@ -11,8 +11,8 @@ import pytest
 
 from perdure.records import NewRun
 from perdure.stores.beginning import new_row
+from perdure.stores.owner import Owners
 from perdure.stores.sqlite_store import reading, runs
-from perdure.stores.sqlite_store.owner import Owners
 from perdure.stores.sqlite_store.schema import Session, Tables, set_up
 
 NOW = 2_000_000_000_000_000

@@ -1,22 +1,45 @@
-"""Where runs are kept. `stores.sqlite("app.db")`, `stores.memory()`, or a DSN through `open_store`."""
+"""Where runs are kept. `stores.sqlite("app.db")`, `stores.postgres("postgresql://...")`, or a DSN through `open_store`.
+
+Nothing is connected before the first use. What a store opens it closes with `close()`; a pool or client that was passed in stays
+its owner's. Every store has leases, always: there is nothing to lock.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
-from urllib.parse import parse_qsl, unquote
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
 
 from perdure.store import Store
+from perdure.stores import dsn as _dsn
 
 if TYPE_CHECKING:
+    from perdure.stores.files_store import FilesStore
     from perdure.stores.memory_store import MemoryStore
+    from perdure.stores.postgres_store import PostgresStore
+    from perdure.stores.redis_store import RedisStore
     from perdure.stores.sqlite_store import SQLiteStore
 
-__all__ = ["memory", "open_store", "sqlite"]
+__all__ = ["files", "memory", "open_store", "postgres", "redis", "sqlite"]
 
-_FORMS: Final = "sqlite:///relative.db, sqlite:////absolute.db or memory:"
+P = ParamSpec("P")
+S = TypeVar("S")
 
 
+def _leases_are_on(make: Callable[P, S]) -> Callable[P, S]:
+    """The function, saying of `lock=` why it is not there."""
+
+    @functools.wraps(make)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> S:
+        if "lock" in kwargs:
+            raise TypeError(f"{make.__name__}() takes no lock=: leases are always on, so two workers never drive one run")
+        return make(*args, **kwargs)
+
+    return checked
+
+
+@_leases_are_on
 def memory(*, prefix: str = "") -> MemoryStore:
     """A store in this process's memory: for tests, and for runs that may die with the process."""
     from perdure.stores.memory_store import MemoryStore
@@ -24,6 +47,7 @@ def memory(*, prefix: str = "") -> MemoryStore:
     return MemoryStore(prefix=prefix)
 
 
+@_leases_are_on
 def sqlite(
     path: str | Path,
     *,
@@ -32,40 +56,58 @@ def sqlite(
     synchronous: Literal["full", "normal"] = "full",
     auto_migrate: bool = True,
 ) -> SQLiteStore:
-    """A store in an SQLite file, for any number of processes on one machine. Opened by its first use."""
+    """A store in an SQLite file, for any number of processes on one machine."""
     from perdure.stores.sqlite_store import SQLiteStore
 
     return SQLiteStore(path, table=table, prefix=prefix, synchronous=synchronous, auto_migrate=auto_migrate)
 
 
+@_leases_are_on
+def files(directory: str | Path, *, prefix: str = "") -> FilesStore:
+    """A store in a directory of a local disk, for any number of processes on one machine."""
+    from perdure.stores.files_store import FilesStore
+
+    return FilesStore(directory, prefix=prefix)
+
+
+@_leases_are_on
+def postgres(
+    url: str | None = None,
+    *,
+    pool: Any | None = None,
+    table: str = "perdure",
+    prefix: str = "",
+    auto_migrate: bool = True,
+    pool_size: int = 10,
+) -> PostgresStore:
+    """A store in a PostgreSQL database, by its URL or through an asyncpg `pool`. Needs `perdure[postgres]`."""
+    from perdure.stores.postgres_store import PostgresStore
+
+    return PostgresStore(url, pool=pool, table=table, prefix=prefix, auto_migrate=auto_migrate, pool_size=pool_size)
+
+
+@_leases_are_on
+def redis(
+    url: str | None = None, *, client: Any | None = None, table: str = "perdure", prefix: str = "", cluster: bool = False
+) -> RedisStore:
+    """A store on a Redis or Valkey server, by its URL or through a `redis.asyncio` client. Needs `perdure[redis]`."""
+    from perdure.stores.redis_store import RedisStore
+
+    return RedisStore(url, client=client, table=table, prefix=prefix, cluster=cluster)
+
+
 def open_store(dsn: str) -> Store:
     """The store that a DSN names; keywords of its function can follow as `?table=...&prefix=...`."""
-    if not isinstance(dsn, str):
-        raise TypeError(f"a DSN is a str like {_FORMS}, not {type(dsn).__name__}")
-    scheme, _, rest = dsn.partition(":")
-    location, _, query = rest.partition("?")
-    if scheme == "memory" and not location.strip("/"):
-        return _made(memory, (), query, "memory:")
-    if scheme == "sqlite" and location.startswith("///") and len(location) > len("///"):
-        return _made(sqlite, (unquote(location.removeprefix("///")),), query, "sqlite:")
-    # Not the DSN itself: it may hold a password.
-    begins = f" that begins with {scheme + ':'!r}" if rest and scheme.isalnum() else ""
-    raise ValueError(f"no store for a DSN{begins}; write {_FORMS}")
+    return _dsn.opened(dsn, _SCHEMES)
 
 
-def _options(query: str) -> dict[str, Any]:
-    try:
-        options: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
-    except ValueError:
-        raise ValueError("what follows ? in a DSN must read option=value&option=value") from None
-    if "auto_migrate" in options:
-        options["auto_migrate"] = {"true": True, "false": False}.get(options["auto_migrate"], options["auto_migrate"])
-    return options
-
-
-def _made(make: Any, args: tuple[Any, ...], query: str, scheme: str) -> Store:
-    try:
-        store: Store = make(*args, **_options(query))
-    except TypeError as reason:
-        raise ValueError(f"a {scheme} DSN does not take these options: {reason}") from reason
-    return store
+_SCHEMES: Final = {
+    "memory": _dsn.Scheme(memory, _dsn.nowhere),
+    "sqlite": _dsn.Scheme(sqlite, _dsn.path_after_slashes),
+    "files": _dsn.Scheme(files, _dsn.path),
+    "postgresql": _dsn.Scheme(postgres),
+    "postgres": _dsn.Scheme(postgres),
+    "redis": _dsn.Scheme(redis),
+    "rediss": _dsn.Scheme(redis),
+    "unix": _dsn.Scheme(redis),
+}

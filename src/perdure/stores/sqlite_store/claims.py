@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from perdure.errors import LeaseHeld, LeaseLost, RunNotFound
 from perdure.records import Lease, Pulse, QueueLimits, RunRow
-from perdure.stores.sqlite_store.owner import Owner, Owners
+from perdure.stores.owner import Owner, Owners
 from perdure.stores.sqlite_store.rows import RUN_COLUMNS, clock, run_from
 from perdure.stores.sqlite_store.runs import get
 from perdure.stores.sqlite_store.schedules import queue_limits

@@ -14,8 +14,8 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from perdure.journal import Entry
 from perdure.records import ENDED, STATUSES, Claim, Item, RunInfo, Status
+from perdure.stores.owner import Owners
 from perdure.stores.sqlite_store import claims, inbox, runs
-from perdure.stores.sqlite_store.owner import Owners
 from perdure.stores.sqlite_store.rows import ENTRY_COLUMNS, clock, entry_from
 from perdure.stores.sqlite_store.schema import Session
 

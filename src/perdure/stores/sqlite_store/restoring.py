@@ -5,9 +5,9 @@ from __future__ import annotations
 from perdure.journal import Entry
 from perdure.records import RunRow, Signal
 from perdure.stores.beginning import restored_row
+from perdure.stores.owner import Owners
 from perdure.stores.sqlite_store import runs
 from perdure.stores.sqlite_store.claims import refuse_live
-from perdure.stores.sqlite_store.owner import Owners
 from perdure.stores.sqlite_store.rows import clock
 from perdure.stores.sqlite_store.schema import Session
 

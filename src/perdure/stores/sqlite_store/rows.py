@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import msgspec
 
-from perdure.duration import microseconds
 from perdure.journal import Entry
 from perdure.records import Awaited, RunRow, Signal
 
@@ -26,14 +25,6 @@ _awaited = msgspec.json.Decoder(tuple[Awaited, ...])
 def clock(now: int | None) -> int:
     """The store's present instant, or the one a test gave."""
     return time.time_ns() // 1000 if now is None else now
-
-
-def lease_microseconds(ttl: float) -> int:
-    """The length of a lease. Raises `ValueError` unless it is finite and above zero."""
-    length = microseconds(ttl, what="ttl")
-    if length <= 0:
-        raise ValueError(f"ttl must be above zero, not {ttl!r}")
-    return length
 
 
 def awaited_text(waiting_for: Collection[Awaited]) -> str:

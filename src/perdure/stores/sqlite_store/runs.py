@@ -12,8 +12,8 @@ from perdure.errors import LeaseHeld, RunFinished, RunNotFound
 from perdure.journal import Entry, drop_entry
 from perdure.records import ENDED, Claim, Created, Lease, NewRun, RunRow, Signal
 from perdure.stores.beginning import found_row, new_row
+from perdure.stores.owner import Owners
 from perdure.stores.sqlite_store import inbox
-from perdure.stores.sqlite_store.owner import Owners
 from perdure.stores.sqlite_store.recording import append
 from perdure.stores.sqlite_store.rows import RUN_COLUMNS, RUN_FIELDS, clock, run_from, values_of
 from perdure.stores.sqlite_store.schema import Session

@@ -40,12 +40,13 @@ from perdure.records import (
 from perdure.saving import SavesSnapshots
 from perdure.store import Capability, Durability
 from perdure.stores.beginning import checked_inbox, checked_journal, checked_start
+from perdure.stores.leasing import lease_microseconds
+from perdure.stores.namespaces import checked_namespace
+from perdure.stores.owner import Owners
 from perdure.stores.sqlite_store import claims, inbox, reading, recording, restoring, runs, schedules
 from perdure.stores.sqlite_store.calls import Call, Watcher
 from perdure.stores.sqlite_store.database import Database, database_at
 from perdure.stores.sqlite_store.gate import Gate
-from perdure.stores.sqlite_store.owner import Owners
-from perdure.stores.sqlite_store.rows import lease_microseconds
 from perdure.stores.sqlite_store.schema import Session, Tables, set_up
 from perdure.stores.sqlite_store.transaction import SQLiteTransaction, transaction
 from perdure.stores.sqlite_store.worker import Worker
@@ -54,7 +55,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _FULL = 2  # what PRAGMA synchronous answers for FULL
-_MAX_NAMESPACE_BYTES = 255
 
 
 class SQLiteStore(SavesSnapshots):
@@ -76,7 +76,7 @@ class SQLiteStore(SavesSnapshots):
         if synchronous not in ("full", "normal"):
             raise ValueError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
         self._tables = Tables(table)
-        self._namespace = _checked_namespace(prefix)
+        self._namespace = checked_namespace(prefix)
         self._auto_migrate = auto_migrate
         self._use(database_at(_checked_path(path), full=synchronous == "full"))
 
@@ -402,9 +402,3 @@ def _checked_path(path: str | Path) -> str:
     if not isinstance(text, str) or not text or text == ":memory:" or "\0" in text:
         raise ValueError(f"path {path!r} must name a file; for a store without one use stores.memory()")
     return os.path.realpath(text)
-
-
-def _checked_namespace(prefix: str) -> str:
-    if not isinstance(prefix, str) or "\0" in prefix or len(prefix.encode()) > _MAX_NAMESPACE_BYTES:
-        raise ValueError(f"prefix {prefix!r} must be a str of at most {_MAX_NAMESPACE_BYTES} UTF-8 bytes without NUL")
-    return prefix

@@ -1,0 +1,88 @@
+"""The format of a run's log: a header with a random salt, then frames, each with its length and a keyed checksum.
+
+The checksum also covers the frame's place, so neither an old frame nor a payload that looks like one is taken for a frame. A log
+comes into being whole (written beside, synced, renamed), and one frame at a time is added and synced. So the only thing a crash
+can leave is one bad frame at the very end, which nobody was told of: a torn tail. A bad frame with a good one behind it was
+acknowledged once and is damage, which is reported and left as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from typing import Final, NamedTuple
+
+_BEGIN: Final = b"perdure\x01"
+_SALT: Final = 16
+_MARK: Final = b"\xf5pd\x1e"
+_FRAME: Final = struct.Struct("<4sI16s")
+HEADER: Final = len(_BEGIN) + _SALT
+MAX_PAYLOAD: Final = (1 << 32) - 1
+
+
+class Damaged(Exception):
+    """The log cannot be read; the argument says why."""
+
+
+class Scanned(NamedTuple):
+    """The payloads of good frames, and where the last one ends."""
+
+    payloads: list[bytes]
+    end: int
+
+
+def new_header() -> bytes:
+    """The beginning of a log that is like no other."""
+    return _BEGIN + os.urandom(_SALT)
+
+
+def framed(payload: bytes, header: bytes, offset: int) -> bytes:
+    """The payload as the frame at this offset of the log with this header."""
+    if len(payload) > MAX_PAYLOAD:
+        raise ValueError(f"a record of {len(payload)} bytes is larger than a file can take at once ({MAX_PAYLOAD} bytes)")
+    return _FRAME.pack(_MARK, len(payload), _checksum(payload, header, offset)) + payload
+
+
+def check_header(header: bytes) -> None:
+    """Raise `Damaged` unless a log begins like this."""
+    if len(header) != HEADER or not header.startswith(_BEGIN):
+        raise Damaged("it does not begin like a log of this version")
+
+
+def scan(data: bytes, header: bytes, offset: int) -> Scanned:
+    """The frames in `data`, which stands at `offset` in the log. Raises `Damaged`."""
+    payloads: list[bytes] = []
+    at = 0
+    while at < len(data):
+        payload = _frame_at(data, at, header, offset)
+        if payload is None:
+            _refuse_damage(data, at, header, offset)
+            break
+        payloads.append(payload)
+        at += _FRAME.size + len(payload)
+    return Scanned(payloads, offset + at)
+
+
+def _frame_at(data: bytes, at: int, header: bytes, offset: int) -> bytes | None:
+    if len(data) - at < _FRAME.size:
+        return None
+    mark, length, checksum = _FRAME.unpack_from(data, at)
+    payload = data[at + _FRAME.size : at + _FRAME.size + length]
+    if mark != _MARK or len(payload) != length or checksum != _checksum(payload, header, offset + at):
+        return None
+    return payload
+
+
+def _refuse_damage(data: bytes, bad: int, header: bytes, offset: int) -> None:
+    at = data.find(_MARK, bad + 1)
+    while at >= 0:
+        if _frame_at(data, at, header, offset) is not None:
+            raise Damaged(f"what stands at byte {offset + bad} is damaged, and good records follow it at byte {offset + at}")
+        at = data.find(_MARK, at + 1)
+
+
+def _checksum(payload: bytes, header: bytes, offset: int) -> bytes:
+    digest = hashlib.blake2b(struct.pack("<QI", offset, len(payload)), digest_size=16, key=header)
+    digest.update(payload)
+    return digest.digest()

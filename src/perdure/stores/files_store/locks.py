@@ -1,0 +1,135 @@
+"""Locks between processes and threads: `flock` on a file, held for the length of a block.
+
+Every lock is a descriptor of its own, so threads of one process keep each other out like processes do, and the kernel lets go
+when the process dies. A forked child would keep its parent's locks alive through the descriptors it inherits, so it closes them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from perdure.errors import PersistenceError, StoreCapabilityError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+PATIENCE: Final = 15.0
+_FIRST_PAUSE: Final = 0.0002
+_LONGEST_PAUSE: Final = 0.005
+
+# The descriptors of locks in this process, and of those it waits for.
+_open: Final[set[int]] = set()
+# Held over a fork, so that no descriptor is opened unnoticed.
+_guard: Final = threading.Lock()
+
+
+def check_locks() -> None:
+    """Raise `StoreCapabilityError` where there is no flock."""
+    if fcntl is None:
+        raise StoreCapabilityError("files", "file locks on this system")
+
+
+class Busy(Exception):
+    """Somebody else has the lock."""
+
+
+@contextmanager
+def locked(path: str, *, shared: bool = False, create: bool = False, patience: float | None = None) -> Iterator[bool]:
+    """The lock on the file at `path`; False, and no lock, when there is no such file.
+
+    A file that was moved away meanwhile is no longer the one to lock. Raises `Busy` when the lock is not to be had in time.
+    """
+    fd = _acquire(path, shared=shared, create=create, deadline=time.monotonic() + (PATIENCE if patience is None else patience))
+    try:
+        yield fd is not None
+    finally:
+        if fd is not None:
+            _release(fd)
+
+
+def _acquire(path: str, *, shared: bool, create: bool, deadline: float) -> int | None:
+    while True:
+        try:
+            fd = _opened(path, os.O_RDWR | (os.O_CREAT if create else 0))
+        except (FileNotFoundError, NotADirectoryError):
+            if create:
+                raise
+            return None
+        try:
+            _wait(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, deadline)
+            if _is_at(fd, path):
+                return fd
+        except BaseException:
+            _release(fd)
+            raise
+        _release(fd)
+
+
+def _opened(path: str, flags: int) -> int:
+    with _guard:
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        _open.add(fd)
+        return fd
+
+
+def _release(fd: int) -> None:
+    with _guard:
+        _open.discard(fd)
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a child that inherited the descriptor a moment ago must not prolong the lock
+        os.close(fd)
+
+
+def _wait(fd: int, kind: int, deadline: float) -> None:
+    """Not a plain wait in the kernel: a process that was stopped while it has the lock must not stop the others for ever."""
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise Busy from None
+        else:
+            return
+        time.sleep(pause)
+        pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        there = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    here = os.fstat(fd)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+def kept_too_long(path: str) -> PersistenceError:
+    """What a caller is told who waited in vain."""
+    return PersistenceError(
+        f"files store {path!r}",
+        f"another process kept a lock for more than {PATIENCE:g} s; is it stopped in the middle of a write?",
+    )
+
+
+def _after_fork_in_child() -> None:
+    for fd in _open:
+        with suppress(OSError):
+            os.close(fd)
+    _open.clear()
+    _guard.release()  # the forking thread took it, and that thread is this one
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_guard.acquire,
+        after_in_parent=_guard.release,
+        after_in_child=_after_fork_in_child,
+    )

@@ -1,0 +1,130 @@
+-- perdure's tables, version 1. A name after a dollar sign stands for a quoted identifier with the store's table stem.
+-- Instants are microseconds UTC. Text sorts and compares by its bytes. An index row holds at most 2,704 bytes, so no index has
+-- more than two columns of names (1,024 bytes each) beside the namespace (255 bytes).
+
+CREATE TABLE $meta (
+    name text PRIMARY KEY,
+    value bigint NOT NULL
+);
+
+-- inbox_seq is the highest seq in the run's inbox. Whoever appends to the inbox changes it, so that whoever locks the row knows
+-- whether its snapshot has all of the inbox.
+CREATE TABLE $runs (
+    namespace text COLLATE "C" NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    epoch bigint NOT NULL,
+    lease_token text COLLATE "C",
+    cancel_requested boolean NOT NULL,
+    inbox_seq bigint NOT NULL,
+    status text COLLATE "C" NOT NULL,
+    held boolean NOT NULL,
+    wake_at bigint,
+    lease_until bigint,
+    lease_owner text,
+    attempts bigint NOT NULL,
+    journal_length bigint NOT NULL,
+    workflow text COLLATE "C" NOT NULL,
+    queue text COLLATE "C" NOT NULL,
+    priority bigint NOT NULL,
+    limit_key text COLLATE "C",
+    created_at bigint NOT NULL,
+    updated_at bigint NOT NULL,
+    start_at bigint,
+    deadline bigint,
+    parent_id text COLLATE "C",
+    parent_key text COLLATE "C",
+    parent_notified boolean NOT NULL,
+    definition_hash text,
+    seed bytea NOT NULL,
+    input_hash bytea NOT NULL,
+    waiting_for text[] COLLATE "C" NOT NULL,
+    metadata bytea NOT NULL,
+    progress bytea,
+    outcome bytea,
+    input bytea NOT NULL,
+    PRIMARY KEY (namespace, id)
+) WITH (fillfactor = 80);
+
+-- The indexes below have (namespace || ''), and what goes by them says so, to leave runs that are asked for by id to the primary
+-- key: while the tables are new all indexes look alike to PostgreSQL, and a plan that was made then is used for long.
+
+-- What may be claimed, group by group: claim walks the distinct (workflow, queue, priority) and never a sleeping run.
+CREATE INDEX $runs_wake ON $runs ((namespace || ''), workflow, queue, priority, wake_at)
+WHERE wake_at IS NOT NULL AND NOT held;
+
+-- What is due, whatever its workflow and queue.
+CREATE INDEX $runs_due ON $runs ((namespace || ''), wake_at, id)
+WHERE wake_at IS NOT NULL AND NOT held;
+
+-- How many runs of a queue are leased.
+CREATE INDEX $runs_leased ON $runs ((namespace || ''), queue, lease_until)
+WHERE lease_until IS NOT NULL;
+
+-- Lists and purges, status by status, and those of one workflow.
+CREATE INDEX $runs_changed ON $runs ((namespace || ''), status, updated_at DESC, id);
+CREATE INDEX $runs_of_workflow ON $runs ((namespace || ''), workflow, status, updated_at DESC);
+
+CREATE TABLE $steps (
+    namespace text COLLATE "C" NOT NULL,
+    run_id text COLLATE "C" NOT NULL,
+    seq bigint NOT NULL,
+    epoch bigint NOT NULL,
+    "key" text COLLATE "C" NOT NULL,
+    phase text COLLATE "C" NOT NULL,
+    kind text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    ok boolean NOT NULL,
+    attempt bigint NOT NULL,
+    started_at bigint NOT NULL,
+    ended_at bigint NOT NULL,
+    args_hash bytea,
+    payload bytea NOT NULL,
+    PRIMARY KEY (namespace, run_id, seq)
+);
+
+-- identity is made of name and dedupe, or random without a dedupe: what is sent again after a lost reply is found by it.
+CREATE TABLE $signals (
+    namespace text COLLATE "C" NOT NULL,
+    run_id text COLLATE "C" NOT NULL,
+    seq bigint NOT NULL,
+    kind text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    dedupe text COLLATE "C",
+    identity bytea NOT NULL,
+    consumed_by text,
+    payload bytea NOT NULL,
+    PRIMARY KEY (namespace, run_id, seq)
+);
+
+CREATE UNIQUE INDEX $signals_identity ON $signals (namespace, run_id, identity);
+
+CREATE INDEX $signals_waiting ON $signals (namespace, run_id, seq)
+WHERE consumed_by IS NULL;
+
+CREATE TABLE $items (
+    namespace text COLLATE "C" NOT NULL,
+    run_id text COLLATE "C" NOT NULL,
+    stream text COLLATE "C" NOT NULL,
+    n bigint NOT NULL,
+    payload bytea NOT NULL,
+    PRIMARY KEY (namespace, run_id, stream, n)
+);
+
+CREATE TABLE $queues (
+    namespace text COLLATE "C" NOT NULL,
+    queue text COLLATE "C" NOT NULL,
+    concurrency bigint,
+    key_concurrency bigint,
+    PRIMARY KEY (namespace, queue)
+);
+
+CREATE TABLE $schedules (
+    namespace text COLLATE "C" NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    workflow text COLLATE "C" NOT NULL,
+    spec text NOT NULL,
+    next_at bigint,
+    metadata bytea NOT NULL,
+    input bytea NOT NULL,
+    PRIMARY KEY (namespace, id)
+);

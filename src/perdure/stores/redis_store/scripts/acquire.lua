@@ -1,0 +1,25 @@
+-- now, id, ttl, token, owner, due_only -> ok and the whole run, nothing, missing or held
+local now, id, length, token, owner, due_only = take_now(), take(), tonumber(take()), take(), take(), take() == '1'
+
+local row = indexed(id)
+if not row.status then
+  return { 'missing' }
+end
+local held = columns(id, { 'token', 'lease_owner', 'input_hash' })
+if held.token == token then
+  return { 'ok', everything(id) } -- the reply to this very call was lost
+end
+if ENDED[row.status] then
+  return { 'nothing' }
+end
+if row.held == '1' then
+  return { 'held', 'an operator; unhold it first' }
+end
+if leased(row, now) then
+  return { 'held', held.lease_owner or 'a live worker' }
+end
+if held.input_hash == '' or (due_only and not due(row, now)) then
+  return { 'nothing' }
+end
+give(id, row, token, owner, length, now)
+return { 'ok', everything(id) }

@@ -1,0 +1,54 @@
+-- now, id, ttl or '', token, owner, created_at or '', columns, entries, inbox, dedupes -> new or found, and the whole run
+local now, id, length, token, owner, created_at = take_now(), take(), take(), take(), take(), take()
+local given, entries, inbox, dedupes = take_list(), take_list(), take_list(), take_list()
+
+-- What a run that was restored without its input takes from the first `create`.
+local LATE = { 'workflow', 'input', 'input_hash', 'definition_hash', 'queue', 'priority', 'limit_key', 'start_at', 'deadline' }
+
+local new = {}
+for i = 1, #given, 2 do
+  new[given[i]] = given[i + 1]
+end
+
+local found = columns(id, { 'workflow', 'input_hash', 'status', 'cancel_requested', 'parent_id', 'call' })
+if found.status then
+  if found.call == token then
+    return { 'new', everything(id) } -- the reply to this very call was lost
+  end
+  if found.input_hash == '' and (found.workflow == '' or found.workflow == new.workflow) then
+    local changes = { updated_at = int(now) }
+    for _, name in ipairs(LATE) do
+      changes[name] = new[name] or NONE
+    end
+    if not found.parent_id then
+      changes.parent_id, changes.parent_key = new.parent_id or NONE, new.parent_key or NONE
+    end
+    if ENDED[found.status] then
+      changes.wake_at = NONE
+    elseif found.cancel_requested == '1' or not new.start_at then
+      changes.wake_at = int(now)
+    else
+      changes.wake_at = new.start_at
+    end
+    change(id, indexed(id), changes)
+    tell()
+  end
+  return { 'found', { redis.call('HGETALL', key('run', id)) } }
+end
+
+local function with(name, value)
+  given[#given + 1] = name
+  given[#given + 1] = value
+end
+
+with('status', 'pending')
+with('wake_at', new.start_at or int(now))
+with('created_at', created_at ~= '' and created_at or int(now))
+with('updated_at', int(now))
+with('call', token)
+put(id, given, entries, inbox, dedupes)
+if length ~= '' then
+  give(id, indexed(id), token, owner, tonumber(length), now)
+end
+tell()
+return { 'new', everything(id) }

@@ -1,0 +1,2 @@
+-- id -> columns
+return redis.call('HGETALL', key('run', take()))

@@ -1,0 +1,2 @@
+-- id, after -> entries
+return redis.call('ZRANGEBYSCORE', key('steps', take()), '(' .. take(), '+inf')

@@ -1,0 +1,2 @@
+-- -> limits, each after its queue
+return redis.call('HGETALL', root .. ':limits')

@@ -1,0 +1,37 @@
+-- now, call, id, wake (never, due, now or given), columns, entries, inbox, dedupes -> ok or held
+local now, call, id, mode = take_now(), take(), take(), take()
+local given, entries, inbox, dedupes = take_list(), take_list(), take_list(), take_list()
+
+if recall(call) then
+  return { 'ok' }
+end
+local found = columns(id, { 'status', 'epoch', 'held', 'lease_until', 'lease_owner' })
+if leased(found, now) then
+  return { 'held', found.lease_owner or 'a live worker' }
+end
+
+local row = {}
+for i = 1, #given, 2 do
+  row[given[i]] = given[i + 1]
+end
+row.epoch = next_epoch(found, now)
+row.updated_at = int(now)
+if found.status then
+  row.held = found.held
+end
+if mode == 'never' then
+  row.wake_at = nil
+elseif mode == 'now' or (mode == 'due' and not due(row, now)) then
+  row.wake_at = int(now)
+end
+
+local flat = {}
+for name, value in pairs(row) do
+  flat[#flat + 1] = name
+  flat[#flat + 1] = value
+end
+remove(id)
+put(id, flat, entries, inbox, dedupes)
+remember(call, '')
+tell()
+return { 'ok' }

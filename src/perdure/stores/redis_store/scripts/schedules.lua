@@ -1,0 +1,2 @@
+-- -> schedules, each after its id
+return redis.call('HGETALL', root .. ':schedules')

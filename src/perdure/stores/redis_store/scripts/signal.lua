@@ -1,0 +1,24 @@
+-- now, call, id, name, payload, whether dedupe is given, dedupe -> ok and seq, missing or finished
+local now, call, id, name, payload = take_now(), take(), take(), take(), take()
+local has_dedupe, dedupe = take() == '1', take()
+local done = recall(call)
+if done then
+  return { 'ok', done }
+end
+local status = columns(id, { 'status' }).status
+if not status then
+  return { 'missing' }
+end
+if has_dedupe then
+  local first = redis.call('HGET', key('dedupes', id), framed(name, dedupe))
+  if first then
+    return { 'ok', first }
+  end
+end
+if ENDED[status] then
+  return { 'finished', status }
+end
+local seq = int(deliver(id, 'signal', name, has_dedupe and dedupe or nil, payload, now))
+remember(call, seq)
+tell()
+return { 'ok', seq }

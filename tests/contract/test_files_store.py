@@ -1,0 +1,28 @@
+import asyncio
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from perdure.store import Store
+from perdure.stores.files_store import FilesStore
+from perdure.testing.contract import StoreFactory, contract_tests
+
+TEMPORARY: Final = Path(tempfile.gettempdir())
+
+
+class FilesFactory(StoreFactory):
+    capabilities = frozenset({"shared", "durable"})
+
+    def __init__(self) -> None:
+        self.directory = TEMPORARY / f"perdure-{secrets.token_hex(8)}"
+
+    async def open(self, prefix: str = "") -> Store:
+        return await asyncio.to_thread(FilesStore, self.directory, prefix=prefix)  # finding the real path looks at the disk
+
+    async def close(self) -> None:
+        await asyncio.to_thread(shutil.rmtree, self.directory, ignore_errors=True)
+
+
+test_contract = contract_tests(FilesFactory)

@@ -1,0 +1,52 @@
+import asyncio
+import atexit
+import secrets
+from functools import cache
+
+import redis.asyncio
+
+from perdure.store import Store
+from perdure.stores.redis_store import RedisStore
+from perdure.testing.contract import StoreFactory, contract_tests
+from perdure.testing.servers.redis import RedisServer, given_url
+
+
+@cache
+def server() -> RedisServer:
+    """The one server of this session."""
+    started = RedisServer()
+    started.start()
+    atexit.register(started.remove)
+    return started
+
+
+class RedisFactory(StoreFactory):
+    capabilities = frozenset({"shared", "durable"})
+
+    def __init__(self) -> None:
+        given = given_url()
+        self.is_ours = given is None
+        self.url = given or server().url
+        self.stem = f"perdure-{secrets.token_hex(8)}"
+
+    async def open(self, prefix: str = "") -> Store:
+        store = RedisStore(self.url, table=self.stem, prefix=prefix)
+        await store.setup()  # only then it knows what the server does with what it is given
+        return store
+
+    async def close(self) -> None:
+        async with redis.asyncio.Redis.from_url(self.url, driver_info=None) as client:
+            async for key in client.scan_iter(f"{{{self.stem}:*", count=10_000):
+                await client.unlink(key)
+
+    async def restart(self) -> None:
+        if self.is_ours:
+            await asyncio.to_thread(_kill_and_start)
+
+
+def _kill_and_start() -> None:
+    server().kill()
+    server().start()
+
+
+test_contract = contract_tests(RedisFactory)

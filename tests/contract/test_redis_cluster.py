@@ -1,0 +1,33 @@
+import atexit
+import secrets
+from functools import cache
+
+from perdure.store import Store
+from perdure.stores.redis_store import RedisStore
+from perdure.testing.contract import StoreFactory, contract_tests
+from perdure.testing.servers.redis import RedisClusterServers
+
+
+@cache
+def cluster() -> RedisClusterServers:
+    """The one cluster of this session."""
+    started = RedisClusterServers()
+    started.start()
+    atexit.register(started.remove)
+    return started
+
+
+class RedisClusterFactory(StoreFactory):
+    capabilities = frozenset({"shared", "durable"})
+
+    def __init__(self) -> None:
+        self.url = cluster().url
+        self.stem = f"perdure-{secrets.token_hex(8)}"
+
+    async def open(self, prefix: str = "") -> Store:
+        store = RedisStore(self.url, table=self.stem, prefix=prefix, cluster=True)
+        await store.setup()  # only then it knows what the nodes do with what they are given
+        return store
+
+
+test_contract = contract_tests(RedisClusterFactory)

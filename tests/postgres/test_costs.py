@@ -1,0 +1,125 @@
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from perdure.errors import PersistenceError
+from perdure.records import Lease
+from perdure.stores.postgres_store import PostgresStore
+from perdure.testing.contract.world import entry, new_run
+from tests.wire import Wire
+
+TTL = 60.0
+
+
+@pytest.fixture
+def wire(dsn: str) -> Iterator[Wire]:
+    wire = Wire(dsn)
+    yield wire
+    wire.close()
+
+
+async def leased(store: PostgresStore, run_id: str) -> Lease:
+    created = await store.create(new_run(run_id), ttl=TTL)
+    assert created.claim is not None
+    return created.claim.lease
+
+
+async def test_a_record_is_one_round_trip(wire: Wire) -> None:
+    store = PostgresStore(wire.url)
+    lease = await leased(store, "run")
+    await store.record(lease, [entry(1)])  # prepares the statement
+    before = wire.round_trips
+    for seq in range(2, 52):
+        await store.record(lease, [entry(seq)])
+    assert wire.round_trips - before == 50
+    await store.close()
+
+
+async def test_a_one_step_run_is_two_round_trips(wire: Wire) -> None:
+    store = PostgresStore(wire.url)
+    await store.finish(await leased(store, "first"), "completed", b"1", entries=[entry(1)])
+    before = wire.round_trips
+    await store.finish(await leased(store, "second"), "completed", b"1", entries=[entry(1)])
+    assert wire.round_trips - before == 2
+    await store.close()
+
+
+async def test_concurrent_runs_share_commits(wire: Wire) -> None:
+    store = PostgresStore(wire.url)
+    leases = [await leased(store, f"run-{n}") for n in range(100)]
+    before = wire.round_trips
+
+    async def drive(lease: Lease) -> None:
+        for seq in range(1, 11):
+            await store.record(lease, [entry(seq)])
+
+    await asyncio.gather(*map(drive, leases))
+    assert wire.round_trips - before < 0.2 * 1000
+    await store.close()
+
+
+async def test_one_stale_run_fails_alone(wire: Wire) -> None:
+    store = PostgresStore(wire.url)
+    leases = [await leased(store, f"run-{n}") for n in range(10)]
+    await store.delete("run-3")
+    statements = store._records.statements
+    answers = await asyncio.gather(*(store.record(lease, [entry(1)]) for lease in leases), return_exceptions=True)
+    assert [n for n, answer in enumerate(answers) if isinstance(answer, Exception)] == [3]
+    assert store._records.statements - statements <= 2
+    await store.close()
+
+
+async def test_a_lost_reply_is_not_a_lost_record(wire: Wire) -> None:
+    store = PostgresStore(wire.url)
+    lease = await leased(store, "run")
+    await store.record(lease, [entry(1)])
+    wire.lose = 1
+    await store.record(lease, [entry(2)])
+    wire.lose = 1
+    assert await store.signal("run", "go", b"1") == 1
+    wire.lose = 1
+    assert await store.signal("run", "go", b"2") == 2
+    assert [row.payload for row in await store.inbox("run")] == [b"1", b"2"]
+    wire.lose = 1
+    await store.finish(lease, "completed", b"1", entries=[entry(3)])
+    assert [line.seq for line in await store.journal("run")] == [1, 2, 3]
+    assert wire.lost == 4
+    await store.close()
+
+
+async def test_a_lost_reply_is_not_a_lost_lease(wire: Wire) -> None:
+    store = PostgresStore(wire.url)
+    await leased(store, "first")
+    wire.lose = 1
+    lease = await leased(store, "run")
+    wire.lose = 1
+    await store.release(lease)
+    wire.lose = 1
+    claim = await store.acquire("run", TTL)
+    assert claim is not None
+    wire.lose = 1
+    assert await store.suspend(claim.lease, wake_at=None) == []
+    assert wire.lost == 4
+    await store.close()
+
+
+async def test_the_same_record_twice_at_once_is_one(wire: Wire) -> None:
+    store = PostgresStore(wire.url)
+    lease = await leased(store, "run")
+    async with asyncio.timeout(5):
+        answers = await asyncio.gather(*(store.record(lease, [entry(1)]) for _ in range(10)))
+    assert len(answers) == 10
+    assert await store.journal("run") == [entry(1)]
+    await store.close()
+
+
+async def test_what_postgres_cannot_hold_fails_alone(wire: Wire) -> None:
+    store = PostgresStore(wire.url)
+    leases = [await leased(store, f"run-{n}") for n in range(10)]
+    calls = [store.record(lease, [entry(1, name="nul \0" if n == 3 else "fine")]) for n, lease in enumerate(leases)]
+    async with asyncio.timeout(5):
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [n for n, answer in enumerate(answers) if isinstance(answer, Exception)] == [3]
+    assert isinstance(answers[3], PersistenceError)
+    await store.close()

@@ -1,0 +1,74 @@
+"""How stores are opened: by a function or a DSN, without telling anybody's password, and without a lock."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import open_store, stores
+
+# What a DSN leads to: the function with its first argument, and what of the DSN's options the server gets.
+SERVERS = [
+    ("postgresql://ada:hunter2@db.example/shop?sslmode=disable", stores.postgres),
+    ("redis://ada:hunter2@db.example:6380/2", stores.redis),
+]
+DRIVERS = [("asyncpg", "postgres", "postgresql://db.example/shop"), ("redis.asyncio", "redis", "redis://db.example")]
+
+
+@pytest.mark.parametrize(("dsn", "function"), SERVERS)
+async def test_a_dsn_is_its_function_with_the_options_as_keywords(dsn: str, function: Callable[..., Any]) -> None:
+    options = f"{'&' if '?' in dsn else '?'}table=flows&prefix=a%2Fb"
+    one, same, other = open_store(dsn + options), function(dsn, table="flows", prefix="a/b"), function(dsn)
+    assert one.key == same.key != other.key
+    for store in (one, same, other):
+        await store.close()
+
+
+@pytest.mark.parametrize(("dsn", "function"), SERVERS)
+async def test_nothing_that_shows_a_store_shows_its_password(dsn: str, function: Callable[..., Any]) -> None:
+    store = function(dsn)
+    assert "hunter2" not in f"{store!r} {store.key}"
+    with pytest.raises(TypeError, match="cannot be pickled") as refused:
+        store.__reduce__()
+    assert "hunter2" not in str(refused.value)
+    await store.close()
+
+
+@pytest.mark.parametrize("function", [stores.memory, stores.sqlite, stores.files, stores.postgres, stores.redis])
+def test_a_lock_is_refused_because_leases_are_always_on(function: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=r"takes no lock=: leases are always on"):
+        function("somewhere", lock=True)
+
+
+@pytest.mark.parametrize(("module", "extra", "dsn"), DRIVERS)
+def test_a_missing_driver_says_what_to_install(module: str, extra: str, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    really = builtins.__import__
+
+    def missing(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == module:
+            raise ImportError(name)
+        return really(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(ImportError, match=rf"pip install perdure\[{extra}\]"):
+        open_store(dsn)
+
+
+async def test_a_directory_is_opened_by_its_path(tmp_path: Path) -> None:
+    store = open_store(f"files:{tmp_path}/runs?prefix=a")
+    assert store.key == stores.files(tmp_path / "runs", prefix="a").key
+    await store.close()
+    with pytest.raises(ValueError, match="no store for such a DSN; write"):
+        open_store("files:")
+    with pytest.raises(ValueError, match="does not take these options"):
+        open_store(f"files:{tmp_path}?table=flows")
+
+
+@pytest.mark.parametrize("function", [stores.postgres, stores.redis])
+def test_a_store_on_a_server_takes_a_url_or_what_is_connected(function: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=r"url|URL"):
+        function()

@@ -1,0 +1,66 @@
+"""A proxy before a server: counts round trips, and can lose replies. It lives in threads, away from every event loop."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from contextlib import suppress
+from urllib.parse import urlsplit, urlunsplit
+
+
+class Wire:
+    """What goes through the proxy. A round trip begins when a client speaks after its server has (or first of all).
+
+    `lose` replies are lost with their connection, after the server has done its work.
+    """
+
+    def __init__(self, url: str, *, default_port: int = 0) -> None:
+        self._parts = urlsplit(url)
+        self._server = (self._parts.hostname or "127.0.0.1", self._parts.port or default_port)
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._closing = False
+        self.round_trips = 0
+        self.lose = 0
+        self.lost = 0
+        self._threads[0].start()
+
+    @property
+    def url(self) -> str:
+        """The server's URL, through the proxy."""
+        credentials, at, _ = self._parts.netloc.rpartition("@")
+        return urlunsplit(self._parts._replace(netloc=f"{credentials}{at}127.0.0.1:{self._door.getsockname()[1]}"))
+
+    def close(self) -> None:
+        """Cut every connection."""
+        self._closing = True
+        for thread in self._threads:
+            thread.join()
+        self._door.close()
+
+    def _accept(self) -> None:
+        while not self._closing:
+            if select.select([self._door], [], [], 0.05)[0]:
+                client, _ = self._door.accept()
+                self._threads.append(threading.Thread(target=self._serve, args=(client,), daemon=True))
+                self._threads[-1].start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, socket.create_connection(self._server) as server, suppress(ConnectionError):
+            asking = False
+            while not self._closing:
+                for source in select.select([client, server], [], [], 0.05)[0]:
+                    data = source.recv(1 << 20)
+                    if not data or (source is server and self._is_lost()):
+                        return
+                    self.round_trips += source is client and not asking
+                    asking = source is client
+                    (server if asking else client).sendall(data)
+
+    def _is_lost(self) -> bool:
+        if self.lose == 0:
+            return False
+        self.lose -= 1
+        self.lost += 1
+        return True
