@@ -8,7 +8,7 @@ import socket
 from urllib.parse import unquote, urlsplit
 
 from perdure.testing.servers.postgres import unprivileged_user
-from perdure.testing.servers.process import Process, free_port
+from perdure.testing.servers.process import Process, ServerMissing, free_port
 
 
 class PgBouncer:
@@ -26,10 +26,10 @@ class PgBouncer:
         return f"postgresql://anybody:secret@127.0.0.1:{self._port}{self._server.path}?sslmode=disable"
 
     def start(self) -> None:
-        """Start it and return when it answers. Raises RuntimeError when it is not installed."""
+        """Start it and return when it answers. Raises `ServerMissing` when it is not installed."""
         binary = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
         if binary is None:
-            raise RuntimeError("there is no 'pgbouncer' here: apt install pgbouncer")
+            raise ServerMissing("there is no 'pgbouncer' here: apt install pgbouncer")
         configuration = self.process.directory / "pgbouncer.ini"
         configuration.write_text(self._configuration())
         user = unprivileged_user()

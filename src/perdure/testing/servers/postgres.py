@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
-from perdure.testing.servers.process import Process, free_port
+from perdure.testing.servers.process import Process, ServerMissing, free_port
 
 VARIABLE: Final = "PERDURE_TEST_POSTGRES"
 _DEBIAN: Final = Path("/usr/lib/postgresql")
@@ -53,7 +53,7 @@ class PostgresServer:
         return self._process
 
     def start(self) -> None:
-        """Start it and return when it answers. Raises RuntimeError when there is no PostgreSQL here."""
+        """Start it and return when it answers. Raises `ServerMissing` when there is no PostgreSQL here."""
         if self._given is not None:
             return
         if self._process is None:
@@ -148,5 +148,5 @@ def _binary(name: str) -> str:
     installed = sorted(_DEBIAN.glob(f"*/bin/{name}"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.parts[-3])])
     found = shutil.which(name) or (str(installed[-1]) if installed else None)
     if found is None:
-        raise RuntimeError(f"there is no {name!r} here: apt install postgresql, or set {VARIABLE} to the DSN of a server")
+        raise ServerMissing(f"there is no {name!r} here: apt install postgresql, or set {VARIABLE} to the DSN of a server")
     return found

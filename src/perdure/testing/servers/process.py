@@ -16,6 +16,10 @@ from typing import Final
 PATIENCE_SECONDS: Final = 60.0
 
 
+class ServerMissing(RuntimeError):
+    """What a server needs is not installed here. The message says how to get it."""
+
+
 def free_port() -> int:
     """A loopback port that nobody listens on now."""
     with socket.socket() as probe:

@@ -8,7 +8,7 @@ import socket
 import time
 from typing import Final
 
-from perdure.testing.servers.process import PATIENCE_SECONDS, Process, free_port
+from perdure.testing.servers.process import PATIENCE_SECONDS, Process, ServerMissing, free_port
 
 VARIABLE: Final = "PERDURE_TEST_REDIS"
 BINARIES: Final = ("redis-server", "valkey-server")
@@ -40,7 +40,9 @@ class RedisServer:
         """Start the server and return when it answers. Raises RuntimeError when it does not, or none is installed."""
         binary = next(filter(None, map(shutil.which, BINARIES)), None)
         if binary is None:
-            raise RuntimeError(f"no Redis server is installed: apt-get install redis-server, or set {VARIABLE} to the URL of one")
+            raise ServerMissing(
+                f"no Redis server is installed: apt-get install redis-server, or set {VARIABLE} to the URL of one"
+            )
         settings = {
             "--bind": "127.0.0.1",
             "--port": str(self.port),

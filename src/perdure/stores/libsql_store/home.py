@@ -1,0 +1,142 @@
+"""Where a store's requests to a libSQL server are made."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import ClassVar, Final, Self
+
+from perdure.errors import PersistenceError
+from perdure.loopthread import LoopThread
+from perdure.stores.libsql_store import errors, hrana
+from perdure.stores.libsql_store.channels import Alone, OpenTransaction, results_of
+from perdure.stores.libsql_store.hrana import Client, ServerError
+from perdure.stores.libsql_store.pieces import Pieces
+from perdure.stores.libsql_store.place import Address
+from perdure.stores.remote.fates import Fate
+from perdure.stores.sql_store import schema
+from perdure.stores.sql_store.home import SqlHome
+from perdure.stores.sql_store.session import Channel, Result, Statement
+
+POOL_SIZE: Final = 8
+# After so many seconds the server ends a transaction that keeps others waiting.
+LONGEST_TURN: Final = 5.0
+_MAX_STREAMS: Final = 100
+_SYNCHRONOUS: Final = Statement("PRAGMA synchronous", ())
+_FULL: Final = 2
+
+
+class LibsqlHome(SqlHome):
+    """The way to one database, on the loop of a thread that all libSQL stores of the process share."""
+
+    THREAD: ClassVar[LoopThread] = LoopThread("perdure-libsql")
+
+    def __init__(self, address: Address, tables: schema.Tables) -> None:
+        super().__init__(address.place.label, tables, is_borrowed=False)
+        self.address = address
+        self.pieces = Pieces(tables)
+        # Nobody has said more yet.
+        self.durability = "process"
+        self._client: Client | None = None
+        # Held by a transaction of several requests: the server would let the next one in no sooner.
+        self._turn = asyncio.Lock()
+
+    @property
+    def client(self) -> Client:
+        """The way there, made by the first who asks, on the home loop."""
+        if self._client is None:
+            self._client = Client(self.address.place, self.address.token, size=POOL_SIZE, streams=_MAX_STREAMS)
+        return self._client
+
+    def another(self) -> Self:
+        """A home with connections of its own."""
+        return type(self)(self.address, self.tables)
+
+    async def open(self, *, allowed: bool) -> None:
+        """Leave the tables there, and find out which protocol the server speaks and what it survives."""
+        await self.client.choose_version()
+        try:
+            await self._look_for_tables()
+        except PersistenceError:
+            if not allowed:
+                raise
+            await self._create_tables()
+        with contextlib.suppress(ServerError):  # one that does not tell may do anything
+            (told,) = await Alone(self.client, self.pieces).send([_SYNCHRONOUS])
+            self.durability = "disk" if int(told.rows[0][0]) >= _FULL else "process"
+
+    async def _look_for_tables(self) -> None:
+        """Raises `PersistenceError` unless they are there, and of this version."""
+        async with self.reading() as channel:
+            await schema.set_up(channel, self.tables, self.label, allowed=False)
+
+    async def _create_tables(self) -> None:
+        try:
+            await self.commit([*await schema.creation(self.tables), *self.pieces.schema()])
+        except ServerError as error:
+            if "already exists" not in error.message:
+                raise
+            await self._look_for_tables()  # somebody else was faster, or they are not ours
+
+    async def close(self) -> None:
+        """Hang up."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Channel]:
+        """A transaction of several requests. While it is open nobody else writes."""
+        under_way = OpenTransaction(self.client, self.pieces)
+        async with self._in_turn():
+            try:
+                yield under_way
+                await under_way.commit()
+            except BaseException:
+                await under_way.roll_back()
+                raise
+
+    @contextlib.asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        """Wait for the turn; but not longer than the server would, as a transaction of the caller's may wait for this one."""
+        try:
+            async with asyncio.timeout(LONGEST_TURN):
+                await self._turn.acquire()
+        except TimeoutError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[Channel]:
+        """For statements that only read."""
+        yield Alone(self.client, self.pieces)
+
+    async def commit(self, statements: Sequence[Statement]) -> list[Result]:
+        """What these statements gave, committed: a whole transaction in one request."""
+        puts, asked = self.pieces.taken_apart(statements)
+        steps = hrana.in_transaction([hrana.Statement(*statement) for statement in (*puts, *asked)])
+        results = results_of(hrana.committed(await self.client.batch(steps)))[len(puts) :]
+        return await Alone(self.client, self.pieces).put_together(results)
+
+    @property
+    def known_change(self) -> int | None:
+        """The last change that a reply told of, by the server's count; None when there was none, or it does not count."""
+        return None if self._client is None else self._client.last_change
+
+    async def look(self) -> int | None:
+        """As `known_change`, of now: a very small request."""
+        await self.client.batch([hrana.Step(hrana.Statement("SELECT 1"))])
+        return self.known_change
+
+    def fate_of(self, error: BaseException) -> Fate:
+        """What to make of an error that a request met."""
+        return errors.fate_of(error)
+
+    def mapped(self, error: BaseException) -> BaseException:
+        """What the caller gets."""
+        return errors.mapped(error, self.label, self.address.token)

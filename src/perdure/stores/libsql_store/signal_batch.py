@@ -1,0 +1,56 @@
+"""A signal as one batch: whether it is taken, and whom it wakes, the statements find out by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from perdure.errors import RunFinished, RunNotFound
+from perdure.records import ENDED
+from perdure.stores.sql_store.schema import Tables
+from perdure.stores.sql_store.session import Result, Statement
+
+_ENDED: Final = ", ".join(f"'{status}'" for status in sorted(ENDED))
+_TARGET: Final = "SELECT status FROM $runs WHERE namespace = ?1 AND id = ?2"
+# One that is there already has the same identity.
+_PUT: Final = f"""
+    INSERT INTO $signals (namespace, run_id, seq, kind, name, payload, dedupe, identity)
+    SELECT namespace, id, inbox_seq + 1, 'signal', ?3, ?4, ?5, ?6 FROM $runs
+    WHERE namespace = ?1 AND id = ?2 AND status NOT IN ({_ENDED})
+    ON CONFLICT (namespace, run_id, identity) DO NOTHING
+"""
+# Only if it is new: then the run's row does not know of it yet.
+_WAKE: Final = """
+    UPDATE $runs SET inbox_seq = inbox_seq + 1, wake_at = CASE
+        WHEN status = 'suspended' AND EXISTS (
+            SELECT 1 FROM json_each($runs.waiting_for) AS awaited
+            WHERE json_extract(awaited.value, '$[0]') = 'signal' AND json_extract(awaited.value, '$[1]') = ?4
+        ) THEN min(coalesce(wake_at, coalesce(?5, $clock)), coalesce(?5, $clock))
+        ELSE wake_at END
+    WHERE namespace = ?1 AND id = ?2 AND inbox_seq < (
+        SELECT seq FROM $signals WHERE namespace = ?1 AND run_id = ?2 AND identity = ?3
+    )
+"""
+_SEQ: Final = "SELECT seq FROM $signals WHERE namespace = ?1 AND run_id = ?2 AND identity = ?3"
+
+
+def signal_statements(
+    tables: Tables, namespace: str, run_id: str, name: str, payload: bytes, dedupe: str | None, sent: str, now: int | None
+) -> list[Statement]:
+    """What puts a signal with the identity `sent` into the run's inbox, unless it is there."""
+    return [
+        tables.statement(_TARGET, namespace, run_id),
+        tables.statement(_PUT, namespace, run_id, name, payload, dedupe, sent),
+        tables.statement(_WAKE, namespace, run_id, sent, name, now),
+        tables.statement(_SEQ, namespace, run_id, sent),
+    ]
+
+
+def seq_from(tables: Tables, run_id: str, results: Sequence[Result]) -> int:
+    """The signal's seq. Raises `RunNotFound`, `RunFinished`."""
+    target, _, _, found = results
+    if not target.rows:
+        raise RunNotFound(run_id)
+    if not found.rows:
+        raise RunFinished(run_id, tables.values.name_from(target.rows[0][0]))
+    return int(found.rows[0][0])

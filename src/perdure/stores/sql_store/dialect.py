@@ -1,0 +1,137 @@
+"""What differs between PostgreSQL, MySQL or MariaDB, and SQLite, as values.
+
+The verbs are written once, as templates: `$runs` is the quoted name of a table, `$for_update` and the like are words of the
+dialect, and `?1` is a bound value (`?2:int` says its type where PostgreSQL could not find it out by itself).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+Name: TypeAlias = Literal["postgres", "mysql", "sqlite"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A kind of SQL.
+
+    `words` are put into templates as they are. Locks on what a SELECT gives: `for_update` is for who takes a run over and keeps
+    everybody out, `for_change` is for who changes its row in other ways, and `for_share` for who writes to a run and only keeps
+    its row from being taken over; `skip_locked` after them passes over what others have locked. `insert_new` and `or_nothing`
+    enclose an INSERT that leaves alone what is there. `clock` is the server's time in microseconds, and goes on within a
+    transaction. `may_wake` and `unconsumed` pick the rows that time may make due and the inbox rows that wait, by an index that
+    has only those; `by_wake` insists on it. `of_all` is the namespace where one looks for runs of every workflow. `each_of` and
+    what follows it join rows of a table `here`, looked up one by one.
+    """
+
+    name: Name
+    label: str
+    quote: str
+    placeholder: Callable[[int], str]
+    words: Mapping[str, str]
+    # Says whether there is a table called ?1.
+    has_table: str
+    # What a transaction does first to be the only one that sets up the tables whose stem is ?1; what it does last.
+    lock_setup: str = ""
+    unlock_setup: str = ""
+    types: Mapping[str, str] = field(default_factory=dict)
+    longest_stem: int = 45
+
+    @property
+    def schema(self) -> str:
+        """The file with the tables."""
+        return f"{self.name}.sql"
+
+
+POSTGRES: Final = Dialect(
+    name="postgres",
+    label="PostgreSQL",
+    quote='"',
+    placeholder=lambda number: f"${number}",
+    types={"int": "::bigint", "text": "::text"},
+    words={
+        "for_update": "FOR UPDATE",
+        "for_change": "FOR NO KEY UPDATE",
+        "for_share": "FOR KEY SHARE",
+        "skip_locked": "SKIP LOCKED",
+        "insert_new": "INSERT",
+        "or_nothing": "ON CONFLICT DO NOTHING",
+        "may_wake": "wake_at IS NOT NULL AND held = 0",
+        "by_wake": "",
+        # Keeps the index for what is due out of claims: it would take it for the order, and read the runs of others.
+        "of_all": "(namespace || '')",
+        "unconsumed": "consumed_by IS NULL",
+        "clock": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
+        # It thinks that a recursion gives very many rows, and would read the table as a whole for a plain join.
+        "each_of": "CROSS JOIN LATERAL (SELECT here.* FROM",
+        "each_where": "WHERE",
+        "each_end": "OFFSET 0) AS here",
+    },
+    # Not to_regclass(): inside a transaction that remembers what it did not find before it waited for the lock.
+    has_table="SELECT count(*) FROM pg_class WHERE relname = ?1 AND pg_table_is_visible(oid)",
+    lock_setup="SELECT pg_advisory_xact_lock(hashtextextended('perdure ' || ?1, 0))",
+)
+
+MYSQL: Final = Dialect(
+    name="mysql",
+    label="MySQL",
+    quote="`",
+    placeholder=lambda _: "%s",
+    words={
+        "for_update": "FOR UPDATE",
+        "for_change": "FOR UPDATE",
+        "for_share": "LOCK IN SHARE MODE",
+        "skip_locked": "SKIP LOCKED",
+        # It would also cut what is too long for its column: what goes there is checked before.
+        "insert_new": "INSERT IGNORE",
+        "or_nothing": "",
+        # It has no partial indexes; these columns are NULL where there is nothing to find.
+        "may_wake": "may_wake = 1",
+        "by_wake": "FORCE INDEX ($runs_wake)",
+        "of_all": "namespace",
+        "unconsumed": "unconsumed = 1",
+        # Of the statement, not of the transaction; in UTC, where no hour comes twice.
+        "clock": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
+    },
+    has_table="SELECT count(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?1",
+    # It commits at every CREATE TABLE, so the lock must be the session's.
+    lock_setup="SELECT GET_LOCK(CONCAT('perdure ', ?1), 60)",
+    unlock_setup="SELECT RELEASE_LOCK(CONCAT('perdure ', ?1))",
+)
+
+SQLITE: Final = Dialect(
+    name="sqlite",
+    label="SQLite",
+    quote='"',
+    placeholder=lambda _: "?",
+    words={
+        # A transaction that writes is alone: it begins with BEGIN IMMEDIATE.
+        "for_update": "",
+        "for_change": "",
+        "for_share": "",
+        "skip_locked": "",
+        "insert_new": "INSERT",
+        "or_nothing": "ON CONFLICT DO NOTHING",
+        "may_wake": "wake_at IS NOT NULL AND held = 0",
+        "by_wake": "",
+        "of_all": "namespace",
+        "unconsumed": "consumed_by IS NULL",
+        # Its clock has whole milliseconds; the fraction of a day has them only about.
+        "clock": "CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000",
+        "each_of": "JOIN",
+        "each_where": "ON",
+        "each_end": "",
+    },
+    has_table="SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?1 COLLATE NOCASE",
+)
+
+DIALECTS: Final[Mapping[str, Dialect]] = {dialect.name: dialect for dialect in (POSTGRES, MYSQL, SQLITE)}
+
+
+def dialect_named(name: str) -> Dialect:
+    """The dialect. Raises `ValueError`."""
+    if name not in DIALECTS:
+        raise ValueError(f"dialect {name!r} must be one of {', '.join(map(repr, DIALECTS))}")
+    return DIALECTS[name]

@@ -1,0 +1,122 @@
+-- perdure's tables, version 1, for SQLite and libSQL. A name after a dollar sign stands for a quoted identifier.
+-- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one.
+-- Instants are microseconds UTC. Payloads are text or blobs, as the store writes them. Narrow columns come first, so that the
+-- fence never reads a payload's overflow pages.
+
+CREATE TABLE $meta (
+    name TEXT PRIMARY KEY,
+    value INTEGER NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE $runs (
+    namespace TEXT NOT NULL,
+    id TEXT NOT NULL,
+    epoch INTEGER NOT NULL,
+    lease_token TEXT,
+    cancel_requested INTEGER NOT NULL,
+    inbox_seq INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    held INTEGER NOT NULL,
+    wake_at INTEGER,
+    lease_until INTEGER,
+    lease_owner TEXT,
+    attempts INTEGER NOT NULL,
+    journal_length INTEGER NOT NULL,
+    workflow TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    priority INTEGER NOT NULL,
+    limit_key TEXT,
+    created_at INTEGER NOT NULL,
+    updated_at INTEGER NOT NULL,
+    start_at INTEGER,
+    deadline INTEGER,
+    parent_id TEXT,
+    parent_key TEXT,
+    parent_notified INTEGER NOT NULL,
+    definition_hash TEXT,
+    seed BLOB NOT NULL,
+    input_hash BLOB NOT NULL,
+    waiting_for TEXT NOT NULL,
+    metadata BLOB NOT NULL,
+    progress BLOB,
+    outcome BLOB,
+    input BLOB NOT NULL,
+    PRIMARY KEY (namespace, id)
+) WITHOUT ROWID;
+
+CREATE INDEX $runs_wake ON $runs (namespace, workflow, queue, priority, wake_at, id, limit_key, held)
+WHERE wake_at IS NOT NULL AND held = 0;
+
+CREATE INDEX $runs_due ON $runs (namespace, wake_at, id, held)
+WHERE wake_at IS NOT NULL AND held = 0;
+
+CREATE INDEX $runs_leased ON $runs (namespace, queue, lease_until, limit_key)
+WHERE lease_until IS NOT NULL;
+
+CREATE INDEX $runs_changed ON $runs (namespace, status, updated_at DESC, id);
+
+CREATE INDEX $runs_of_workflow ON $runs (namespace, workflow, status, updated_at DESC, id);
+
+CREATE TABLE $steps (
+    namespace TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    $key TEXT NOT NULL,
+    phase TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    ok INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    started_at INTEGER NOT NULL,
+    ended_at INTEGER NOT NULL,
+    args_hash BLOB,
+    payload BLOB NOT NULL,
+    PRIMARY KEY (namespace, run_id, seq)
+) WITHOUT ROWID;
+
+CREATE TABLE $signals (
+    namespace TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    dedupe TEXT,
+    identity TEXT NOT NULL,
+    consumed_by TEXT,
+    payload BLOB NOT NULL,
+    PRIMARY KEY (namespace, run_id, seq)
+) WITHOUT ROWID;
+
+CREATE UNIQUE INDEX $signals_identity ON $signals (namespace, run_id, identity);
+
+CREATE INDEX $signals_waiting ON $signals (namespace, run_id, seq)
+WHERE consumed_by IS NULL;
+
+CREATE TABLE $items (
+    namespace TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    stream TEXT NOT NULL,
+    n INTEGER NOT NULL,
+    payload BLOB NOT NULL,
+    PRIMARY KEY (namespace, run_id, stream, n)
+) WITHOUT ROWID;
+
+CREATE TABLE $queues (
+    namespace TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    concurrency INTEGER,
+    key_concurrency INTEGER,
+    PRIMARY KEY (namespace, queue)
+) WITHOUT ROWID;
+
+CREATE TABLE $schedules (
+    namespace TEXT NOT NULL,
+    id TEXT NOT NULL,
+    workflow TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    next_at INTEGER,
+    metadata BLOB NOT NULL,
+    input BLOB NOT NULL,
+    PRIMARY KEY (namespace, id)
+) WITHOUT ROWID;

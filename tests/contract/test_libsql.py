@@ -1,0 +1,78 @@
+import asyncio
+import atexit
+import functools
+import os
+import secrets
+
+import pytest
+
+from perdure.store import Durability, Store
+from perdure.stores.libsql_store import LibsqlStore
+from perdure.testing.contract import StoreFactory, all_cases, contract_tests
+from perdure.testing.contract.cases import Case
+from perdure.testing.servers.libsql import VARIABLE, LibsqlServer, shared_server
+from tests.libsql.conftest import drop, run
+
+DURABLE = [case for case in all_cases() if case.needs == "durable"]
+
+
+class LibsqlFactory(StoreFactory):
+    """sqld does not sync at a commit, so a store on it does not call itself durable."""
+
+    capabilities = frozenset({"shared", "transaction"})
+
+    def __init__(self) -> None:
+        self.url = shared_server().url
+        self.table = f"contract_{secrets.token_hex(6)}"
+
+    async def open(self, prefix: str = "") -> Store:
+        return LibsqlStore(self.url, table=self.table, prefix=prefix)
+
+    async def close(self) -> None:
+        await drop(self.url, self.table)
+        await run(self.url, "DROP TABLE IF EXISTS contract_effects")  # what the cases with transactions make
+
+
+class SyncedStore(LibsqlStore):
+    """A store as it would be on a server that syncs. What such a server promises of restarts, sqld keeps too."""
+
+    @property
+    def durability(self) -> Durability:
+        return "disk"
+
+
+class KilledFactory(LibsqlFactory):
+    """Where the suite wants a restart, the server is killed and started again."""
+
+    capabilities = frozenset({"shared", "transaction", "durable"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.url = killable().url
+
+    async def open(self, prefix: str = "") -> Store:
+        return SyncedStore(self.url, table=self.table, prefix=prefix)
+
+    async def restart(self) -> None:
+        await asyncio.to_thread(killable().kill)
+        await asyncio.to_thread(killable().start)
+
+
+@functools.cache
+def killable() -> LibsqlServer:
+    server = LibsqlServer(own=True)
+    server.start()
+    atexit.register(server.remove)
+    return server
+
+
+test_contract = contract_tests(LibsqlFactory)
+
+
+@pytest.mark.parametrize("case", DURABLE, ids=[case.name for case in DURABLE])
+def test_what_is_acknowledged_survives_the_death_of_the_server(case: Case) -> None:
+    asyncio.run(case.run(KilledFactory()))
+
+
+def test_the_server_is_ours_unless_the_environment_names_one() -> None:
+    assert shared_server().is_ours == (VARIABLE not in os.environ)

@@ -1,0 +1,61 @@
+"""One server for the session, and a table stem of its own for each test."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from perdure.stores.libsql_store.hrana import Client, Statement, Step
+from perdure.stores.libsql_store.place import address_of
+from perdure.testing.servers.libsql import LibsqlServer, shared_server
+
+
+async def run(url: str, *sql: str) -> None:
+    address = address_of(url)
+    client = Client(address.place, address.token, size=1)
+    try:
+        (await client.batch([Step(Statement(text)) for text in sql])).given()
+    finally:
+        await client.close()
+
+
+async def drop(url: str, stem: str) -> None:
+    tables = [f"{stem}_{part}" for part in ("runs", "steps", "signals", "queues", "schedules", "items", "pieces", "meta")]
+    await run(url, *(f'DROP TABLE IF EXISTS "{table}"' for table in tables))
+
+
+@pytest.fixture(scope="session")
+def server() -> LibsqlServer:
+    return shared_server()
+
+
+@pytest.fixture
+def url(server: LibsqlServer) -> str:
+    return server.url
+
+
+@pytest.fixture
+def table(server: LibsqlServer) -> Iterator[str]:
+    stem = f"test_{secrets.token_hex(6)}"
+    yield stem
+    asyncio.run(drop(server.url, stem))
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[Client]:
+    address = address_of(url)
+    client = Client(address.place, address.token, size=4)
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+def restartable() -> Iterator[LibsqlServer]:
+    """A server that a test may stop and kill: always one of its own."""
+    server = LibsqlServer(own=True)
+    server.start()
+    yield server
+    server.remove()
