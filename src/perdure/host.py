@@ -138,7 +138,10 @@ class Host:
         async def look() -> Outcome[Any] | None:
             joined = joinable(self.store, run_id)
             if joined is not None:
-                return await joined.joined()
+                outcome = await joined.joined()
+                # It may have become due again before it had left memory.
+                if not isinstance(outcome, Suspended) or not self._is_due(await self.row(run_id)):
+                    return outcome
             row = await self.row(run_id)
             if row.ended:
                 return self.ended(row)

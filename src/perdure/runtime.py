@@ -32,6 +32,7 @@ from perdure.run import Run
 from perdure.settings import Settings
 from perdure.store import Store
 from perdure.storechoice import choose_store
+from perdure.stores.workflow_store import WorkflowStore
 from perdure.worker import Worker
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Runtime:
 
     def __init__(
         self,
-        store: Store | str | None = None,
+        store: Store | WorkflowStore | str | None = None,
         workflows: Iterable[Workflow[Any, Any]] = (),
         *,
         deps: Any = None,

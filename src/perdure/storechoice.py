@@ -50,10 +50,15 @@ def _given(store: Any, *, is_for_workers: bool) -> Store:
     from perdure.stores.state_store import keeps_states, state_store
 
     if keeps_states(store):
+        if callable(getattr(store, "due", None)):
+            from perdure.stores.workflow_adapter import workflow_store
+
+            return workflow_store(store)
         if is_for_workers:
             raise TypeError(f"a Runtime needs a store that knows what is due, not {store!r}, which can be the store= of wf.run")
         return state_store(store)
     raise TypeError(
-        f"store= takes a store or a DSN such as 'sqlite:///app.db', or for wf.run what has save(id, snapshot), load(id) and "
-        f"delete(id), such as StatePersistence(kv), not {store!r}"
+        f"store= takes a store or a DSN such as 'sqlite:///app.db', or one of your own with save(run), load(id), delete(id) and "
+        f"due(now, limit), or for wf.run what has save(id, snapshot), load(id) and delete(id), such as StatePersistence(kv), "
+        f"not {store!r}"
     )

@@ -10,49 +10,42 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
-import msgspec
-
 from perdure.answers import answered
-from perdure.errors import PerdureError, PersistenceError, SnapshotFormatError
+from perdure.errors import PerdureError, PersistenceError, SnapshotFormatError, StoreCapabilityError
 from perdure.importing import read_state
 from perdure.journal import Entry
 from perdure.keyvalue import settled
 from perdure.records import Awaited, Claim, Created, EndStatus, Item, Lease, NewRun, Pulse, RunRow, Signal
 from perdure.resume import ResumeState, StatePersistence
 from perdure.saving import rows_of
-from perdure.snapshot import OURS, Snapshot
+from perdure.snapshot import Snapshot
 from perdure.stateview import View
 from perdure.stores.beginning import restored_row
 from perdure.stores.memory_store import MemoryStore
+from perdure.stores.state_besides import Besides, after
 from perdure.stores.turns import Turns
+from perdure.stores.workflow_store import SnapshotStore, WorkflowStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 # How many runs that are not driven are remembered; the others are read in again when somebody asks.
 REMEMBERED: Final = 100
-# Where a kept state says, by name and dedupe, which signals were consumed.
-DELIVERED: Final = "delivered"
 
 
-class StateKeeper(Protocol):
-    """What keeps states by run id. Methods may be plain or async."""
-
-    def save(self, id: str, state: Snapshot, /) -> Awaitable[None] | None: ...  # noqa: A002 - the name people know
-    def load(self, id: str, /) -> Awaitable[Any] | Any: ...  # noqa: A002 - as above
-    def delete(self, id: str, /) -> Awaitable[Any] | Any: ...  # noqa: A002 - as above
+# What can be the `store=` of `wf.run` besides a store.
+StateKeeper: TypeAlias = SnapshotStore | WorkflowStore
 
 
 class StateStore(MemoryStore):
     """A `Store` for one process whose runs are kept elsewhere, whole."""
 
-    def __init__(self, keeper: StateKeeper) -> None:
+    def __init__(self, keeper: Any) -> None:
         super().__init__()
         self._keeper = keeper
         # What was last seen there, so that a run that nobody changed is not read in again.
@@ -80,13 +73,10 @@ class StateStore(MemoryStore):
         now: int | None = None,
     ) -> Created:
         async with self._fresh(run.id):
+            before = self._row(run.id)
             created = await super().create(run, ttl=ttl, entries=entries, inbox=inbox, created_at=created_at, now=now)
-            try:
-                await self._keep(run.id)
-            except BaseException:
-                if created.is_new:  # nobody is told of its lease, so nobody would give it back
-                    await super().delete(run.id)
-                raise
+            if created.run is not before:
+                await self._keep_given(run.id)
             return created
 
     async def restore(
@@ -100,7 +90,7 @@ class StateStore(MemoryStore):
             return await super().acquire(run_id, ttl, due_only=due_only, now=now)
 
     async def release(self, lease: Lease, *, now: int | None = None) -> None:
-        async with self._changing(lease.run_id):
+        async with self._writing(lease):
             await super().release(lease, now=now)
 
     async def record(
@@ -112,7 +102,9 @@ class StateStore(MemoryStore):
         items: Sequence[Item] = (),
         now: int | None = None,
     ) -> Pulse:
-        async with self._changing(lease.run_id):
+        if items:
+            raise StoreCapabilityError(type(self._keeper).__name__, "streams of items")
+        async with self._writing(lease):
             return await super().record(lease, entries, consume=consume, items=items, now=now)
 
     async def suspend(
@@ -125,7 +117,7 @@ class StateStore(MemoryStore):
         consume: Sequence[int] = (),
         now: int | None = None,
     ) -> list[Signal]:
-        async with self._changing(lease.run_id):
+        async with self._writing(lease):
             return await super().suspend(
                 lease, wake_at=wake_at, waiting_for=waiting_for, entries=entries, consume=consume, now=now
             )
@@ -140,7 +132,7 @@ class StateStore(MemoryStore):
         consume: Sequence[int] = (),
         now: int | None = None,
     ) -> None:
-        async with self._changing(lease.run_id):
+        async with self._writing(lease):
             await super().finish(lease, status, outcome, entries=entries, consume=consume, now=now)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
@@ -155,14 +147,34 @@ class StateStore(MemoryStore):
         async with self._changing(run_id):
             await super().cancel(run_id, now=now)
 
+    async def hold(self, run_id: str) -> None:
+        async with self._changing(run_id):
+            await super().hold(run_id)
+
+    async def unhold(self, run_id: str) -> None:
+        async with self._changing(run_id):
+            await super().unhold(run_id)
+
+    async def report(self, lease: Lease, progress: bytes) -> None:
+        async with self._writing(lease):
+            await super().report(lease, progress)
+
     async def get(self, run_id: str) -> RunRow | None:
         async with self._fresh(run_id):
             return await super().get(run_id)
 
-    async def delete(self, run_id: str) -> None:
+    async def journal(self, run_id: str, *, after: int = 0) -> list[Entry]:
         async with self._fresh(run_id):
-            await _asked(self._keeper.delete, run_id, trouble=f"the state of run {run_id!r} could not be deleted")
-            await super().delete(run_id)
+            return await super().journal(run_id, after=after)
+
+    async def inbox(self, run_id: str, *, after: int = 0) -> list[Signal]:
+        async with self._fresh(run_id):
+            return await super().inbox(run_id, after=after)
+
+    async def delete(self, run_id: str) -> None:
+        async with self._turn(run_id):
+            await asked(self._keeper.delete, run_id, trouble=f"the state of run {run_id!r} could not be deleted")
+            self._forget(run_id)
 
     @asynccontextmanager
     async def _changing(self, run_id: str) -> AsyncIterator[None]:
@@ -171,49 +183,88 @@ class StateStore(MemoryStore):
             yield
             await self._keep(run_id)
 
+    def _writing(self, lease: Lease) -> AbstractAsyncContextManager[None]:
+        """Around a change by whoever drives the run."""
+        return self._changing(lease.run_id)
+
     @asynccontextmanager
     async def _fresh(self, run_id: str) -> AsyncIterator[None]:
-        async with self._turns.taken(run_id):
+        async with self._turn(run_id):
             await self._look(run_id)
+            yield
+
+    @asynccontextmanager
+    async def _turn(self, run_id: str) -> AsyncIterator[None]:
+        async with self._turns.taken(run_id):
             try:
                 yield
             finally:
                 self._note(run_id)
         self._forget_some()
 
-    async def _look(self, run_id: str) -> None:
-        """Take in what is kept, unless the run is driven here or nothing has changed. Nobody is woken: who waits looks too."""
+    def _row(self, run_id: str) -> RunRow | None:
+        """What memory has."""
         with self._locked() as namespace:
             known = namespace.runs.get(run_id)
-        if known is not None and known.token is not None:
+            return None if known is None else known.row
+
+    def _is_driven(self, run_id: str) -> bool:
+        """Whether memory has the word."""
+        with self._locked() as namespace:
+            known = namespace.runs.get(run_id)
+            return known is not None and known.token is not None
+
+    async def _load(self, run_id: str) -> Any:
+        return await asked(self._keeper.load, run_id, trouble=f"the state of run {run_id!r} could not be loaded")
+
+    async def _save(self, row: RunRow, snapshot: Snapshot) -> None:
+        await asked(self._keeper.save, row.id, snapshot, trouble=f"the state of run {row.id!r} could not be saved")
+
+    async def _look(self, run_id: str) -> None:
+        """Take in what is kept, unless the run is driven here or nothing has changed. Nobody is woken: who waits looks too."""
+        if self._is_driven(run_id):
             return
-        kept = await _asked(self._keeper.load, run_id, trouble=f"the state of run {run_id!r} could not be loaded")
+        kept = await self._load(run_id)
         if kept is None:
-            self._seen.pop(run_id, None)
-            await super().delete(run_id)
+            self._forget(run_id)
             return
         with _naming(run_id):
-            state = read_state(kept)
+            state, known = read_state(kept), self._row(run_id)
             if known is not None and self._seen.get(run_id) == state:
                 return
-            (row, entries, inbox), delivered = rows_of(run_id, state), _delivered(state)
-        waiting = [msgspec.structs.replace(signal, seq=signal.seq + len(delivered)) for signal in inbox]
-        row = restored_row(row, waiting, None if known is None else known.row, time.time_ns() // 1000)
+            (row, entries, inbox), besides = rows_of(run_id, state), Besides.in_state(state)
+        consumed = besides.consumed()
+        waiting = after(consumed, inbox)
+        row = besides.put_back(restored_row(row, waiting, known, time.time_ns() // 1000))
         with self._locked() as namespace:
-            namespace.put(row, entries, [*delivered, *waiting])
+            namespace.put(row, entries, [*consumed, *waiting]).claimed_length = besides.claimed_length
         self._seen[run_id] = state
 
     async def _keep(self, run_id: str) -> None:
         with self._locked() as namespace:
             run = namespace.runs[run_id]
             view = View(run.row, journal := run.journal(), len(journal), run.unconsumed())
-            delivered = [
-                [one.name, one.dedupe] for one in run.inbox.values() if one.consumed_by is not None and one.dedupe is not None
-            ]
+            besides = Besides.of(run)
         self._seen.pop(run_id, None)
-        snapshot, trouble = _with_delivered(view.snapshot(), delivered), f"the state of run {run_id!r} could not be saved"
         # Also when whoever asked is cancelled: a save that goes on by itself could come after a later one.
-        await answered(_asked(self._keeper.save, run_id, snapshot, trouble=trouble))
+        await answered(self._save(view.row, besides.added_to(view.snapshot())))
+
+    async def _keep_given(self, run_id: str) -> None:
+        """Keep a run that was just leased, or made. If that fails nobody is told of it, so nobody would give it back."""
+        try:
+            await self._keep(run_id)
+        except BaseException:
+            self._forget(run_id)
+            raise
+
+    def _forget(self, run_id: str) -> None:
+        """Have nothing of this run in memory. Whoever drives it loses its lease."""
+        self._seen.pop(run_id, None)
+        with self._locked() as namespace:
+            was_known = run_id in namespace.runs
+            namespace.remove(run_id)
+        if was_known:
+            self._database.wake_watchers()
 
     def _note(self, run_id: str) -> None:
         """Know the run as one that may be forgotten, or not any more."""
@@ -244,27 +295,8 @@ def _naming(run_id: str) -> Iterator[None]:
         raise SnapshotFormatError(error.errors, f"the state that is kept of run {run_id!r}") from error
 
 
-def _with_delivered(snapshot: Snapshot, delivered: list[list[str]]) -> Snapshot:
-    """The snapshot, saying which signals were consumed: when one of them is repeated it is not a new one."""
-    metadata = dict(snapshot.metadata or {})
-    ours = {**metadata.get(OURS, {}), DELIVERED: delivered}
-    return replace(snapshot, metadata={**metadata, OURS: ours}) if delivered else snapshot
-
-
-def _delivered(state: Snapshot | ResumeState) -> list[Signal]:
-    """The signals that were consumed, without what they said."""
-    told = (state.metadata or {}).get(OURS)
-    try:
-        pairs = msgspec.convert(told.get(DELIVERED, []) if isinstance(told, dict) else [], list[tuple[str, str]])
-    except msgspec.ValidationError as reason:
-        raise SnapshotFormatError([(f"$.metadata.{OURS}.{DELIVERED}", f"cannot be read: {reason}")]) from None
-    return [
-        Signal(seq=seq, name=name, payload=b"null", dedupe=dedupe, consumed_by="before")
-        for seq, (name, dedupe) in enumerate(pairs, 1)
-    ]
-
-
-async def _asked(method: Callable[..., Any], *args: Any, trouble: str) -> Any:
+async def asked(method: Callable[..., Any], *args: Any, trouble: str) -> Any:
+    """What a method of somebody else's gives, plain or async. Whatever it raises is a `PersistenceError`."""
     try:
         return await settled(method(*args))
     except PerdureError:
@@ -291,11 +323,16 @@ def keeps_states(keeper: Any) -> bool:
 
 def state_store(keeper: Any) -> StateStore:
     """The one store of this process over this place."""
+    return the_one_over(keeper, StateStore)
+
+
+def the_one_over(keeper: Any, make: Callable[[Any], StateStore]) -> StateStore:
+    """The store of this process over this place, made if there is none."""
     place = _place(keeper)
     with _making:
         store = _stores.get(place)
         if store is None:
-            store = _stores[place] = StateStore(keeper)
+            store = _stores[place] = make(keeper)
         return store
 
 

@@ -1,0 +1,45 @@
+"""The page about writing a store says what the suite asks, word for word."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure.testing.contract import PARTS, all_cases
+from perdure.testing.contract.pages import BEGIN, END, promises, with_promises, write_promises
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "writing-a-store.md"
+
+
+def test_the_page_is_what_the_suite_says() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert with_promises(text) == text, "run: python -m perdure.testing.contract docs/writing-a-store.md"
+
+
+def test_every_promise_is_told_once_with_its_sentence() -> None:
+    lines = promises().splitlines()
+    for case in all_cases():
+        told = [line for line in lines if line.endswith(f"(`{case.name}`)")]
+        assert len(told) == 1
+        assert told[0].startswith(f"- {case.sentence}")
+    assert sum(line.startswith("### ") for line in lines) == len(PARTS)
+
+
+def test_a_stale_page_is_brought_up_to_date(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nsomething old\n{END}\nafter\n")
+    write_promises(page)
+    assert page.read_text() == f"before\n{BEGIN}\n\n{promises()}\n{END}\nafter\n"
+
+
+def test_a_page_without_a_place_for_them_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no place for the promises"):
+        with_promises("# Something else")
+
+
+def test_one_command_prints_them() -> None:
+    done = subprocess.run([sys.executable, "-m", "perdure.testing.contract"], capture_output=True, text=True, check=True)
+    assert done.stdout == promises()
