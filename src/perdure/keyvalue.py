@@ -1,4 +1,4 @@
-"""Key-value stores: the least that is needed to keep text by key, and one in memory.
+"""Key-value stores: the least that is needed to keep text by key. Ready-made ones are in `perdure.keyvalues`.
 
 The methods of a `KeyValueStore` may be plain or async; a plain one runs on the event loop, so it should not wait for anything.
 In a pattern every character stands for itself but `*`, which stands for any text.
@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable
-from typing import NamedTuple, Protocol, TypeVar, cast
-
-from perdure.clock import Clock, SystemClock
-from perdure.duration import Duration, microseconds
+from typing import Protocol, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -61,42 +58,3 @@ def fits(key: str, pattern: str) -> bool:
             return False
         at = found + len(part)
     return True
-
-
-class _Kept(NamedTuple):
-    value: str
-    expires_at: int | None
-
-
-class MemoryKeyValueStore:
-    """A `KeyValueStore` that lives as long as this object."""
-
-    def __init__(self, *, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
-        self._kept: dict[str, _Kept] = {}
-
-    async def get(self, key: str) -> str | None:
-        kept = self._live(key)
-        return None if kept is None else kept.value
-
-    async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
-        expires_at = None if ttl is None else self._clock.now() + microseconds(ttl, what="ttl")
-        self._kept[key] = _Kept(value, expires_at)
-
-    async def delete(self, key: str) -> bool:
-        was_live = self._live(key) is not None
-        self._kept.pop(key, None)
-        return was_live
-
-    async def exists(self, key: str) -> bool:
-        return self._live(key) is not None
-
-    async def keys(self, pattern: str) -> list[str]:
-        return [key for key in list(self._kept) if self._live(key) is not None and fits(key, pattern)]
-
-    def _live(self, key: str) -> _Kept | None:
-        kept = self._kept.get(key)
-        if kept is None or kept.expires_at is None or kept.expires_at > self._clock.now():
-            return kept
-        del self._kept[key]
-        return None

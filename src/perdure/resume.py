@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, TypeGuard, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeGuard, overload
 
 from perdure.errors import SnapshotFormatError
 from perdure.keyvalue import KeyValueStore, settled
@@ -143,11 +143,39 @@ def _state(read: dict[str, StepResult | None], fields: Fields) -> ResumeState:
 
 
 class StatePersistence:
-    """Resume states in a key-value store, each under `prefix` and its id."""
+    """Resume states in a key-value store, each under `prefix` and its id.
+
+    `async with` closes at its end what `open` has opened.
+    """
 
     def __init__(self, kv: KeyValueStore, prefix: str = "workflow:state:") -> None:
         self._kv = kv
         self._prefix = prefix
+        self._is_owned = False
+
+    @classmethod
+    def open(cls, dsn: str, prefix: str = "workflow:state:") -> Self:
+        """States in the key-value store that a DSN names: `memory:`, `files:dir`, `sqlite:///app.db`, `postgresql://...`, ...
+
+        It is opened by its first use, and closed by `close`. See `perdure.keyvalues` for the DSNs and their options.
+        """
+        from perdure.keyvalues.dsns import open_key_value_store
+
+        states = cls(open_key_value_store(dsn), prefix)
+        states._is_owned = True
+        return states
+
+    async def close(self) -> None:
+        """Close the key-value store if `open` opened it; one that was passed in stays its owner's."""
+        close = getattr(self._kv, "close", None)
+        if self._is_owned and close is not None:
+            await settled(close())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def save(self, id: str, state: ResumeState | Snapshot, metadata: Mapping[str, Any] | None = None) -> None:  # noqa: A002 - the name people know
         """Keep the state, in place of what was there; `metadata` is added to its own."""

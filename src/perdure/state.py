@@ -2,7 +2,8 @@
 
 from perdure.caches import FileCache, MemoryCache, StepCache
 from perdure.collector import ResumeStateCollector
-from perdure.keyvalue import KeyValueStore, MemoryKeyValueStore
+from perdure.keyvalue import KeyValueStore
+from perdure.keyvalues.in_memory import MemoryKeyValueStore
 from perdure.resume import ResumeState, StatePersistence, dump_state, is_step_complete, parse_state
 from perdure.snapshot import Execution, LossWarning, Snapshot, StepResult, merge_snapshots
 from perdure.snapshot_validation import Validation, assert_valid_snapshot, looks_like_snapshot, validate_snapshot

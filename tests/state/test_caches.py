@@ -28,7 +28,8 @@ from perdure import caching
 from perdure.caches import FileCache, MemoryCache, StepCache, _temporary_for
 from perdure.caching import Cached, StepCaching, as_cache
 from perdure.errors import PerdureWarning, PersistenceError
-from perdure.keyvalue import KeyValueStore, MemoryKeyValueStore, settled
+from perdure.keyvalue import KeyValueStore, settled
+from perdure.state import MemoryKeyValueStore
 from perdure.testing import ManualClock
 from tests.campaign import times
 

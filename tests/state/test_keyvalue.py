@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import SnapshotFormatError
-from perdure.keyvalue import KeyValueStore, MemoryKeyValueStore, fits
+from perdure.keyvalue import KeyValueStore, fits
 from perdure.resume import ResumeState, StatePersistence
 from perdure.snapshot import Snapshot, StepResult
+from perdure.state import MemoryKeyValueStore
 from perdure.testing.clock import ManualClock
 from tests.state.documents import COMPLETED
 

@@ -1,4 +1,4 @@
-"""A store whose verbs are carried to the loop of its connections, and what that means for closing, forking and dropping it."""
+"""What is carried to the loop of its connections, and what that means for closing, forking and dropping it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import socket
 import time
 import weakref
-from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Generic, NoReturn, Self, TypeVar
 
@@ -25,11 +24,10 @@ H = TypeVar("H", bound=Home)
 _logger: Final = logging.getLogger("perdure")
 
 
-class CarriedStore(SavesSnapshots, Generic[H]):
-    """What is alike in all stores on a server. A subclass has the verbs; it calls `_live_in` once it knows its home."""
+class Carried(Generic[H]):
+    """Something on a server, whose verbs run where its connections are."""
 
-    def __init__(self, home: H, *, prefix: str, auto_migrate: bool) -> None:
-        self._namespace = checked_namespace(prefix)
+    def __init__(self, home: H, *, auto_migrate: bool = True) -> None:
         self._auto_migrate = auto_migrate
         self._live_in(home)
 
@@ -37,32 +35,21 @@ class CarriedStore(SavesSnapshots, Generic[H]):
         self._home = home
         self._gate = Gate(home.label)
         self._process = os.getpid()
-        self._owner = f"{socket.gethostname()}/{self._process}"
         self._move_in()
-        # Also a store that is only dropped gives its connections back.
+        # Also what is only dropped gives its connections back.
         self._release = weakref.finalize(self, home.abandon, self._moving_out())
         self._release.atexit = False
 
-    @abstractmethod
     def _move_in(self) -> None:
         """Make what belongs to the present home and gate: lanes, listeners."""
 
     def _moving_out(self) -> Callable[[], Coroutine[Any, Any, None]]:
-        """What gives everything back, on the home loop. It must not refer to the store."""
+        """What gives everything back, on the home loop. It must not refer to this object."""
         return self._home.close
 
     def __reduce__(self) -> NoReturn:
         name = type(self).__name__
-        raise TypeError(f"a {name} cannot be pickled: send its DSN, and open a store by it in the other process")
-
-    @property
-    def durability(self) -> Durability:
-        """What an acknowledged write survives, as the server said at set-up; `disk` before that."""
-        return self._home.durability
-
-    async def setup(self) -> None:
-        """Create or upgrade the schema, also with `auto_migrate=False`."""
-        await self._carry(lambda: self._home.set_up(allowed=True), needs_schema=False)
+        raise TypeError(f"a {name} cannot be pickled: send its DSN, and open one by it in the other process")
 
     async def close(self) -> None:
         """Wait for what was submitted, and close the connections unless they were borrowed."""
@@ -72,14 +59,6 @@ class CarriedStore(SavesSnapshots, Generic[H]):
         await asyncio.shield(asyncio.wrap_future(empty))
         self._release.detach()
         await self._home.run(self._moving_out()())
-
-    def sibling(self) -> Self:
-        """Another handle on the same runs, with connections of its own; with borrowed ones it shares those, and their loop."""
-        sibling = object.__new__(type(self))
-        sibling._namespace = self._namespace
-        sibling._auto_migrate = self._auto_migrate
-        sibling._live_in(self._home.another())
-        return sibling
 
     async def _carry(self, verb: Callable[[], Coroutine[Any, Any, T]], *, needs_schema: bool = True) -> T:
         """Run the verb on the home loop. It is inside the gate until it has ended, also when the caller has left."""
@@ -98,18 +77,48 @@ class CarriedStore(SavesSnapshots, Generic[H]):
         """In a forked child: the connections, and what was under way on them, are the parent's."""
         home = self._home
         if home.is_borrowed:
-            raise PersistenceError(home.label, "borrowed connections cannot be used in a forked process; open a store there")
+            raise PersistenceError(home.label, "borrowed connections cannot be used in a forked process; open others there")
         self._release.detach()
         home.leave_behind()
         self._live_in(home.another())
 
     async def _inside(self, verb: Callable[[], Coroutine[Any, Any, T]], *, needs_schema: bool) -> T:
+        gate = self._gate
         try:
             if needs_schema and not self._home.is_ready:
                 await self._home.be_ready(allowed=self._auto_migrate)
             return await verb()
         finally:
-            self._gate.leave()
+            gate.leave()
+
+
+class CarriedStore(Carried[H], SavesSnapshots):
+    """What is alike in all stores on a server. A subclass has the verbs."""
+
+    def __init__(self, home: H, *, prefix: str, auto_migrate: bool) -> None:
+        self._namespace = checked_namespace(prefix)
+        super().__init__(home, auto_migrate=auto_migrate)
+
+    def _live_in(self, home: H) -> None:
+        self._owner = f"{socket.gethostname()}/{os.getpid()}"
+        super()._live_in(home)
+
+    @property
+    def durability(self) -> Durability:
+        """What an acknowledged write survives, as the server said at set-up; `disk` before that."""
+        return self._home.durability
+
+    async def setup(self) -> None:
+        """Create or upgrade the schema, also with `auto_migrate=False`."""
+        await self._carry(lambda: self._home.set_up(allowed=True), needs_schema=False)
+
+    def sibling(self) -> Self:
+        """Another handle on the same runs, with connections of its own; with borrowed ones it shares those, and their loop."""
+        sibling = object.__new__(type(self))
+        sibling._namespace = self._namespace
+        sibling._auto_migrate = self._auto_migrate
+        sibling._live_in(self._home.another())
+        return sibling
 
     async def _renewed(self, ttl: float, renew: Callable[[], Awaitable[T]]) -> T:
         """Renew leases. On borrowed connections that waits for their event loop, and says so."""

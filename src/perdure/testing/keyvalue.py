@@ -1,0 +1,476 @@
+"""What a `KeyValueStore` promises, case by case, for the author of any to run with pytest.
+
+    from perdure.testing.keyvalue import KeyValueFactory, key_value_tests
+
+    class MyFactory(KeyValueFactory):
+        def __init__(self) -> None:
+            self.path = tempfile.mkdtemp()
+
+        async def open(self) -> KeyValueStore:
+            return MyKeyValueStore(self.path)
+
+        async def count(self) -> int:
+            return len(os.listdir(self.path))
+
+    test_key_values = key_value_tests(MyFactory)
+
+Every case is a test of its own, on a place of its own, and its id is the promise. Methods may be plain or async. Time is the
+place's own: a case that needs something to expire gives it a second, and looks until it has. None can be left out; what a place
+does not share with other processes or keep beyond its handle it declares, and then those cases are not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+
+from perdure.errors import PerdureError, ValueNotStorable
+from perdure.keyvalue import KeyValueStore, fits, settled
+
+T = TypeVar("T")
+
+PATIENCE: Final = 30.0  # for a second to pass by the place's clock, and for what has expired to be removed
+_EVERY: Final = 0.02
+
+# Keys that some database or file system takes for another, for a pattern or for a way out.
+KEYS: Final = (
+    "Order-1", "order-1", "order-1 ", " order-1", "\u00f3rder-1", "o\u0301rder-1", "a%b_c*d?[e]", "a%b_c*d?[e]x", "axb_c*d?[e]",
+    "x" * 500, "x" * 499 + "X", "x" * 2048, "x" * 2047 + "y", "\U0001f600", "../x", "../../x", "/x", "x/", ".", "..", "con",
+    "NUL", "a\nb", "a\r\nb", "__proto__", "$ne", "$set", "a.b", "a", "A", "a:b", "a:b:c", "a%3Ab", "{a}b", "{", "}", "\\", "a\\",
+    "a\\*", "'", "''", '"', "--", "; DROP TABLE x", "-", "_", "%", "*", "**", "?", "[", "]", "[a]", "[^a]", "a-z", "\x01", "\x7f",
+    "\ud7ff", "\ue000", "\uffff", "\U0010ffff", "a\U0010ffff", "a\U0010ffffb", "b", "None", "0", "00", "-1", "1e3", "true",
+)  # fmt: skip
+PATTERNS: Final = (
+    "*", "**", "a*", "A*", "*a", "*a*", "a*b", "a", "order-1", "order-1*", "o*1", "x*", "xx*y", "a%b_c**", "a%b_c*d?[e]", "a%*",
+    "?*", "[*", "[a]*", "\\*", "a\\*", "*\\", "'*", "$*", "{*", "a:*", "*:*", "../*", ".*", "\U0010ffff*", "a\U0010ffff*",
+    "\ud7ff*", "\n*", "*\n*", "", "nothing*", "*a*b*c*d*e*", "x" * 2048 + "*", "x" * 3000, "\0*", "\ud800*", "*" * 1500 + "a",
+)  # fmt: skip
+VALUES: Final = (
+    "", " ", "text", "a\0b", "\0", "\r\n", "\n", "\ud800", "a\udfffb", "\ud83d\ude00", "\U0001f600", "\ufeffx", "e\u0301",
+    "\u00e9", "'; DROP TABLE x; --", "$value", "$$NOW", "\\x00", "\\", '{"a": [1, null]}', "null", "0", "1e16", "NaN", "true",
+    "x" * 100_000,
+)  # fmt: skip
+
+
+class KeyValueFactory(ABC):
+    """One fresh place. The suite makes one for each case, opens handles on it, and closes those that can be closed.
+
+    It takes no arguments, and keeps what it needs to reach the place but no open handle: it is pickled and sent to other
+    processes, so its class must be importable by name.
+    """
+
+    is_shared: ClassVar[bool] = True
+    """Whether other processes see the same."""
+    most_bytes: ClassVar[int] = 64 << 20
+    """How many bytes of UTF-8 a value may have; with more it must be refused."""
+
+    @abstractmethod
+    async def open(self) -> KeyValueStore:
+        """Another handle on this place."""
+
+    @abstractmethod
+    async def count(self) -> int:
+        """How many texts are physically there, expired ones too: in the table, the directory, the server's memory."""
+
+    async def close(self) -> None:  # noqa: B027 - a place may have nothing to remove
+        """Remove the place, once every handle is closed."""
+
+
+class World:
+    """A place, and a handle on it."""
+
+    def __init__(self, factory: KeyValueFactory, kv: KeyValueStore) -> None:
+        self.factory = factory
+        self.kv = kv
+
+    async def seen(self, key: str) -> tuple[str | None, bool, list[str]]:
+        """What three methods say about a key."""
+        listed = await settled(self.kv.keys("*"))
+        return await settled(self.kv.get(key)), await settled(self.kv.exists(key)), [one for one in listed if one == key]
+
+    async def expired(self, key: str) -> None:
+        """Wait until the key is no more."""
+        await until(lambda: _is_none(self.kv, key), f"{key!r} to expire")
+
+    async def swept(self, left: int) -> None:
+        """Write until there are no more than so many texts there."""
+
+        async def is_swept() -> bool:
+            await settled(self.kv.set("writer", "1"))
+            return await self.factory.count() == left
+
+        await until(is_swept, f"all but {left} texts to be removed")
+
+
+async def _is_none(kv: KeyValueStore, key: str) -> bool:
+    return await settled(kv.get(key)) is None
+
+
+async def until(is_so: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Look until it is so."""
+    deadline = asyncio.get_running_loop().time() + PATIENCE
+    while not await is_so():
+        assert asyncio.get_running_loop().time() < deadline, f"waited {PATIENCE:g} s for {what}"
+        await asyncio.sleep(_EVERY)
+
+
+@asynccontextmanager
+async def _handle(factory: KeyValueFactory) -> AsyncIterator[KeyValueStore]:
+    kv = await factory.open()
+    try:
+        yield kv
+    finally:
+        close = getattr(kv, "close", None)
+        if close is not None:
+            await settled(close())
+
+
+class KeyValueCase(NamedTuple):
+    """One promise."""
+
+    name: str
+    check: Callable[[World], Awaitable[None]]
+    needs_sharing: bool
+
+    async def run(self, factory: KeyValueFactory) -> None:
+        """Have it shown on a fresh place."""
+        try:
+            async with _handle(factory) as kv:
+                await self.check(World(factory, kv))
+        finally:
+            await factory.close()
+
+
+_CASES: Final[list[KeyValueCase]] = []
+
+
+def _promise(check: Callable[[World], Awaitable[None]], *, needs_sharing: bool = False) -> Callable[[World], Awaitable[None]]:
+    _CASES.append(KeyValueCase(str(getattr(check, "__name__", "")), check, needs_sharing))
+    return check
+
+
+_shared_promise: Final = partial(_promise, needs_sharing=True)
+
+
+def key_value_tests(factory: type[KeyValueFactory]) -> Callable[[KeyValueCase], None]:
+    """A pytest test function that runs every case on a fresh place; assign it to a name that begins with `test_`."""
+    import pytest
+
+    cases = [case for case in _CASES if factory.is_shared or not case.needs_sharing]
+
+    @pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+    def test_key_values(case: KeyValueCase) -> None:
+        try:
+            asyncio.run(case.run(factory()))
+        except (pytest.skip.Exception, pytest.xfail.Exception) as left_out:
+            pytest.fail(f"{case.name} cannot be left out, but the factory tried: {left_out}")
+
+    return test_key_values
+
+
+@_promise
+async def what_was_never_set_is_missing_to_every_method(world: World) -> None:
+    assert await world.seen("a") == (None, False, [])
+    assert await settled(world.kv.delete("a")) is False
+    assert await settled(world.kv.keys("*")) == []
+
+
+@_promise
+async def text_is_kept_until_it_is_deleted(world: World) -> None:
+    kv = world.kv
+    await settled(kv.set("a", "1"))
+    await settled(kv.set("b", "other"))
+    await settled(kv.set("a", "2"))
+    assert await world.seen("a") == ("2", True, ["a"])
+    assert await settled(kv.delete("a")) is True
+    assert await settled(kv.delete("a")) is False
+    assert await world.seen("a") == (None, False, [])
+    assert await world.seen("b") == ("other", True, ["b"])
+
+
+@_promise
+async def keys_are_told_apart_byte_by_byte(world: World) -> None:
+    for n, key in enumerate(KEYS):
+        await settled(world.kv.set(key, f"{n}"))
+    assert [await settled(world.kv.get(key)) for key in KEYS] == [f"{n}" for n in range(len(KEYS))]
+    assert sorted(await settled(world.kv.keys("*"))) == sorted(KEYS)
+    for key in KEYS[::2]:
+        assert await settled(world.kv.delete(key)) is True
+    assert [await settled(world.kv.exists(key)) for key in KEYS] == [bool(n % 2) for n in range(len(KEYS))]
+    assert await world.factory.count() == len(KEYS) // 2
+
+
+@_promise
+async def in_a_pattern_only_a_star_is_special(world: World) -> None:
+    for key in KEYS:
+        await settled(world.kv.set(key, ""))
+    for pattern in PATTERNS:
+        found = await settled(world.kv.keys(pattern))
+        assert sorted(found) == sorted(key for key in KEYS if fits(key, pattern)), f"for pattern {pattern[:80]!r}"
+
+
+@_promise
+async def a_key_that_not_every_place_can_hold_is_refused(world: World) -> None:
+    wrong: tuple[Any, ...] = ("", "a\0b", "\ud800", "x" * 2049, "\u00f3" * 1025, None, 1, b"a")
+    for key in wrong:
+        for ask in (world.kv.get, partial(world.kv.set, value="1"), world.kv.delete, world.kv.exists):
+            with _refused(f"{key!r} as a key"):
+                await settled(ask(key))
+    assert await world.factory.count() == 0
+
+
+@_promise
+async def every_text_comes_back_as_it_was(world: World) -> None:
+    for n, value in enumerate(VALUES):
+        await settled(world.kv.set(f"{n}", value))
+        await settled(world.kv.set(f"{n} for an hour", value, 3600))
+    assert [await settled(world.kv.get(f"{n}")) for n in range(len(VALUES))] == list(VALUES)
+    assert [await settled(world.kv.get(f"{n} for an hour")) for n in range(len(VALUES))] == list(VALUES)
+    with _refused("bytes as a value"):
+        await settled(world.kv.set("bytes", b"1"))  # type: ignore[arg-type]  # on purpose
+    assert await settled(world.kv.exists("bytes")) is False
+
+
+@_promise
+async def a_large_text_is_kept_and_one_that_is_too_large_refused(world: World) -> None:
+    most = world.factory.most_bytes
+    await settled(world.kv.set("k" * 2048, "\u00f3" * (most // 2)))
+    assert await settled(world.kv.get("k" * 2048)) == "\u00f3" * (most // 2)
+    with _refused("a text that is too large", ValueNotStorable):
+        await settled(world.kv.set("k" * 2048, "\u00f3" * (most // 2) + "xx"))
+    assert await settled(world.kv.get("k" * 2048)) == "\u00f3" * (most // 2)
+
+
+@_promise
+async def an_expired_key_is_missing_to_every_method_at_once(world: World) -> None:
+    kv = world.kv
+    for key in ("a", "b"):
+        await settled(kv.set(key, "1", 1))
+    await settled(kv.set("later", "1", 3600))
+    await world.expired("b")
+    assert await world.seen("a") == (None, False, [])
+    assert await settled(kv.delete("a")) is False
+    assert await world.seen("later") == ("1", True, ["later"])
+    assert await settled(kv.delete("later")) is True
+
+
+@_promise
+async def a_ttl_of_zero_is_over_at_once(world: World) -> None:
+    await settled(world.kv.set("a", "1"))
+    await settled(world.kv.set("a", "2", 0))
+    assert await world.seen("a") == (None, False, [])
+    assert await settled(world.kv.delete("a")) is False
+
+
+@_promise
+async def setting_replaces_the_ttl_and_without_one_clears_it(world: World) -> None:
+    for key in ("a", "b", "witness"):
+        await settled(world.kv.set(key, "1", 1))
+    await settled(world.kv.set("a", "2"))
+    await settled(world.kv.set("b", "2", 3600))
+    await settled(world.kv.set("c", "1", 3600))
+    await settled(world.kv.set("c", "2", 1))
+    await world.expired("witness")
+    await world.expired("c")
+    assert [await settled(world.kv.get(key)) for key in "abc"] == ["2", "2", None]
+
+
+@_promise
+async def a_ttl_that_is_no_length_of_time_is_refused(world: World) -> None:
+    await settled(world.kv.set("a", "1"))
+    wrong: tuple[Any, ...] = (-1, float("nan"), float("inf"), "soon", True)
+    for ttl in wrong:
+        with _refused(f"{ttl!r} as a ttl"):
+            await settled(world.kv.set("a", "2", ttl))
+    assert await settled(world.kv.get("a")) == "1"
+
+
+@_promise
+async def a_ttl_that_ends_in_thousands_of_years_is_taken(world: World) -> None:
+    await settled(world.kv.set("a", "1", 8000 * 365 * 86_400))
+    assert await world.seen("a") == ("1", True, ["a"])
+
+
+@_promise
+async def what_has_expired_is_removed_by_later_writes(world: World) -> None:
+    for n in range(150):
+        await settled(world.kv.set(f"{n}", "x", 1))
+    await settled(world.kv.set("later", "1", 3600))
+    await world.expired("149")
+    await world.swept(left=2)
+    assert sorted(await settled(world.kv.keys("*"))) == ["later", "writer"]
+
+
+@_promise
+async def a_key_that_expired_and_was_set_again_stays(world: World) -> None:
+    for key in ("good", "longer", *(f"gone {n}" for n in range(5))):
+        await settled(world.kv.set(key, "1", 1))
+    await world.expired("gone 4")
+    await settled(world.kv.set("good", "2"))
+    await settled(world.kv.set("longer", "2", 3600))
+    await world.swept(left=3)
+    assert [await settled(world.kv.get(key)) for key in ("good", "longer")] == ["2", "2"]
+
+
+@_promise
+async def one_of_many_deletes_finds_the_text(world: World) -> None:
+    await settled(world.kv.set("a", "1"))
+    told = await asyncio.gather(*(settled(world.kv.delete("a")) for _ in range(20)))
+    assert sorted(told) == [False] * 19 + [True]
+
+
+@_promise
+async def a_reader_sees_whole_texts_while_they_are_replaced(world: World) -> None:
+    texts = [chr(ord("a") + n) * 50_000 for n in range(8)]
+    await settled(world.kv.set("a", texts[0]))
+
+    async def write(text: str) -> None:
+        for _ in range(5):
+            await settled(world.kv.set("a", text))
+            await asyncio.sleep(0)
+
+    async def read() -> None:
+        for _ in range(10):
+            assert await settled(world.kv.get("a")) in texts
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(read() for _ in range(4)), *(write(text) for text in texts))
+    assert await settled(world.kv.get("a")) in texts
+
+
+@_promise
+async def a_cancelled_set_does_not_overtake_a_later_one(world: World) -> None:
+    async def set_old(n: int) -> None:
+        await settled(world.kv.set("a", f"old {n}" * 1000))
+
+    for n in range(10):
+        setting = asyncio.ensure_future(set_old(n))
+        for _ in range(n % 5):
+            await asyncio.sleep(0)
+        setting.cancel()
+        with suppress(asyncio.CancelledError):
+            await setting
+        await settled(world.kv.set("a", f"new {n}"))
+        for _ in range(5):  # time for the old one, if it is still under way
+            await settled(world.kv.set("b", ""))
+            await asyncio.sleep(0)
+        assert await settled(world.kv.get("a")) == f"new {n}"
+
+
+@_promise
+async def event_loops_of_other_threads_may_use_the_same_handle(world: World) -> None:
+    def work(name: str) -> str | None:
+        async def work() -> str | None:
+            await asyncio.gather(*(settled(world.kv.set(f"{name}-{n}", name)) for n in range(10)))
+            return await settled(world.kv.get(f"{name}-9"))
+
+        return asyncio.run(work())
+
+    names = ["one", "two", "three"]
+    assert await asyncio.gather(*(asyncio.to_thread(work, name) for name in names)) == names
+    assert await asyncio.gather(*(asyncio.to_thread(work, name) for name in names)) == names
+    assert len(await settled(world.kv.keys("*-*"))) == 30
+
+
+@_shared_promise
+async def what_one_handle_set_another_has(world: World) -> None:
+    async with _handle(world.factory) as other:
+        await settled(world.kv.set("a", "1"))
+        assert await settled(other.get("a")) == "1"
+        await settled(other.set("a", "2", 3600))
+        assert await world.seen("a") == ("2", True, ["a"])
+    async with _handle(world.factory) as later:
+        assert await settled(later.get("a")) == "2"
+        assert await settled(later.delete("a")) is True
+    assert await settled(world.kv.get("a")) is None
+
+
+@_shared_promise
+async def processes_may_begin_and_work_at_once(world: World) -> None:
+    told = await _in_processes(world.factory, *(partial(_write_many, name=name) for name in ("one", "two", "three")))
+    assert told == [20, 20, 20]
+    kv = world.kv
+    assert len(await settled(kv.keys("own-*"))) == 60
+    shared = await settled(kv.get("shared"))
+    assert shared is not None
+    assert shared in {name * 10_000 for name in ("one", "two", "three")}
+    assert sum(await _in_processes(world.factory, *[_delete_many] * 3)) == 60
+    assert await settled(kv.keys("own-*")) == []
+
+
+@_shared_promise
+async def what_a_killed_process_was_told_is_set_is_there(world: World) -> None:
+    with suppress(BrokenProcessPool):
+        await _in_processes(world.factory, _set_and_die)
+    assert await settled(world.kv.get("a")) == "acknowledged"
+
+
+@_shared_promise
+async def processes_agree_on_what_has_expired(world: World) -> None:
+    await settled(world.kv.set("a", "1", 1))
+    await settled(world.kv.set("b", "1", 3600))
+    await world.expired("a")
+    assert await _in_processes(world.factory, *[_both] * 2) == [(None, "1")] * 2
+
+
+async def _write_many(kv: KeyValueStore, name: str) -> int:
+    for n in range(20):
+        await settled(kv.set(f"own-{name}-{n}", name))
+        await settled(kv.set("shared", name * 10_000))
+        await settled(kv.set(f"short-{n}", name, 0 if n % 2 else 1))
+    return len(await settled(kv.keys(f"own-{name}-*")))
+
+
+async def _delete_many(kv: KeyValueStore) -> int:
+    return sum([await settled(kv.delete(key)) for key in await settled(kv.keys("own-*"))])
+
+
+async def _set_and_die(kv: KeyValueStore) -> None:
+    await settled(kv.set("a", "acknowledged"))
+    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+
+
+async def _both(kv: KeyValueStore) -> tuple[str | None, str | None]:
+    return await settled(kv.get("a")), await settled(kv.get("b"))
+
+
+def _work(factory: KeyValueFactory, job: Callable[[KeyValueStore], Awaitable[T]]) -> T:
+    async def work() -> T:
+        async with _handle(factory) as kv:
+            return await job(kv)
+
+    return asyncio.run(work())
+
+
+async def _in_processes(factory: KeyValueFactory, *jobs: Callable[[KeyValueStore], Awaitable[T]]) -> list[T]:
+    """What each job gives, in a process of its own and all at once."""
+
+    def work() -> list[T]:
+        with ProcessPoolExecutor(len(jobs), mp_context=multiprocessing.get_context("spawn")) as pool:
+            return [future.result() for future in [pool.submit(_work, factory, job) for job in jobs]]
+
+    return await asyncio.to_thread(work)
+
+
+class _refused:  # noqa: N801 - reads like a function
+    """Expects that the block is refused: by a PerdureError, a ValueError or a TypeError, unless a class is given."""
+
+    def __init__(self, what: str, *errors: type[Exception]) -> None:
+        self._what = what
+        self._errors = errors or (PerdureError, ValueError, TypeError)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        assert kind is not None, f"{self._what} was not refused"
+        return issubclass(kind, self._errors)
