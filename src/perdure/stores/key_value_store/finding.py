@@ -1,0 +1,126 @@
+"""From cards to runs: in which order, and whether the card still is the run's.
+
+A card may be left over from a crash, or be that of a change that is under way right now. What the run's document disowns is
+ignored, and taken away when it is certain that nobody is about to make it the run's. Alone in a place, that is known at once;
+where others write too, the document is written once more first, so that whoever was about to must begin again, with another card.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+from perdure.errors import SnapshotCorrupt
+from perdure.records import RunRow
+from perdure.stores.key_value_store.cards import DUE, LEASED, SHELVES, Card, begin_of, bucket
+from perdure.stores.key_value_store.document import Document
+from perdure.stores.key_value_store.lanes import Lanes
+from perdure.stores.key_value_store.place import Place, each
+from perdure.stores.key_value_store.run import Run
+
+_AT_ONCE: Final = 32
+# In how many spans of the future it is looked what comes next.
+_SPANS: Final = 4
+# How long a card that belongs to nobody is left to whoever may just be putting it down, in seconds.
+_GRACE: Final = 5.0
+_SUSPECTS: Final = 10_000
+
+
+class Owned(NamedTuple):
+    """A card, and the run it is the card of."""
+
+    card: Card
+    document: Document
+    row: RunRow
+
+
+class Finder:
+    """The cards of one place."""
+
+    def __init__(self, place: Place, lanes: Lanes) -> None:
+        self._place = place
+        self._lanes = lanes
+        # Cards that belonged to nobody, and when that was first seen.
+        self._suspects: dict[str, float] = {}
+
+    async def all(self) -> list[Card]:
+        """Every card."""
+        shelves = await each(lambda shelf: self._place.names.within(f"{shelf}/"), SHELVES)
+        return [card for names in shelves for card in _cards(names)]
+
+    async def shelf(self, shelf: str) -> list[Card]:
+        """Every card of a shelf."""
+        return _cards(await self._place.names.within(f"{shelf}/"))
+
+    async def timed(self, now: int) -> tuple[list[Card], list[Card]]:
+        """The cards whose instant has come, and of the others at least those that come next."""
+        spans = await self._place.names.folders(f"{DUE}/")
+        past = [span for span in spans if span <= bucket(now)]
+        future = [span for span in spans if span > bucket(now)]
+        names = await each(lambda span: self._place.names.within(f"{DUE}/{span}/"), [*past, *future[:_SPANS]])
+        cards = [card for some in names for card in _cards(some)] + await self.shelf(LEASED)
+        later = [card for card in cards if card.wake_at > now]
+        return [card for card in cards if card.wake_at <= now], later + _guesses(future[_SPANS : _SPANS + 1])
+
+    async def in_order(self, cards: Iterable[Card], order: Callable[[Card], Any]) -> AsyncIterator[Owned]:
+        """Those cards that are a run's, with their runs, in this order and then by id."""
+        batch: list[Card] = []
+        ordered = sorted(cards, key=lambda card: (order(card), card.begins))
+        for _, group in groupby(ordered, key=lambda card: (order(card), card.begins)):
+            batch += group
+            if len(batch) >= _AT_ONCE:
+                for owned in await self._owned(batch, order):
+                    yield owned
+                batch = []
+        for owned in await self._owned(batch, order):
+            yield owned
+
+    async def _owned(self, cards: list[Card], order: Callable[[Card], Any]) -> list[Owned]:
+        found = [owned for owned in await each(self._look, cards) if owned is not None]
+        return sorted(found, key=lambda owned: (order(owned.card), owned.row.id))
+
+    async def _look(self, card: Card) -> Owned | None:
+        try:
+            kept = await self._place.document(card.run)
+        except SnapshotCorrupt:
+            return None  # it says so to whoever asks for it, and must not hold up the others
+        row = None if kept is None else kept.document.row
+        if kept is None or row is None or kept.document.card != card.name:
+            await self._suspect(card)
+            return None
+        self._suspects.pop(card.name, None)
+        self._lanes.know(card.run, kept)
+        return Owned(card, kept.document, row)
+
+    def doubts(self, card: Card) -> bool:
+        """Whether the card belonged to nobody when it was last looked at."""
+        return card.name in self._suspects
+
+    async def _suspect(self, card: Card) -> None:
+        """Take away a card that belongs to nobody, if it has done so for a while."""
+        if len(self._suspects) > _SUSPECTS:
+            self._suspects.clear()
+        seen_at = self._suspects.setdefault(card.name, time.monotonic())
+        if self._place.is_shared and time.monotonic() - seen_at < _GRACE:
+            return
+        if await self._lanes.change_named(card.run, lambda run: self._disown(run, card)):
+            await self._place.names.discard(card.name)
+        self._suspects.pop(card.name, None)
+
+    def _disown(self, run: Run, card: Card) -> bool:
+        if run.document is not None and run.document.card == card.name:
+            return False
+        if self._place.is_shared:
+            run.touch()
+        return True
+
+
+def _cards(names: Iterable[str]) -> list[Card]:
+    return [card for name in names if (card := Card.read(name)) is not None]
+
+
+def _guesses(spans: list[str]) -> list[Card]:
+    """Of spans that were not looked into: that something may come at their beginning."""
+    return [Card("", begin_of(span), 0, "pending", 0, "", "", b"", "") for span in spans]

@@ -1,0 +1,38 @@
+"""The contract over S3, with compare-and-swap and several processes."""
+
+from __future__ import annotations
+
+import secrets
+from functools import cache
+from typing import Any
+
+from obstore.store import S3Store
+
+from perdure.store import Store
+from perdure.stores.key_value_store import KeyValueRunStore
+from perdure.testing.contract import StoreFactory, contract_tests
+from perdure.testing.servers.s3 import shared_server
+
+BUCKET = "perdure-contract"
+
+
+@cache
+def options() -> dict[str, Any]:
+    """How to reach the bucket, once it is there."""
+    server = shared_server()
+    server.make_bucket(BUCKET)
+    return server.options()
+
+
+class S3Factory(StoreFactory):
+    capabilities = frozenset({"shared", "durable"})
+
+    def __init__(self) -> None:
+        self.options = options()
+        self.folder = secrets.token_hex(8)
+
+    async def open(self, prefix: str = "") -> Store:
+        return KeyValueRunStore(S3Store(BUCKET, prefix=self.folder, **self.options), prefix=prefix)
+
+
+test_contract = contract_tests(S3Factory)
