@@ -1,0 +1,52 @@
+import atexit
+import os
+import secrets
+from functools import cache
+
+import pymongo
+import pytest
+from pymongo import pool_options
+
+from perdure.store import Store
+from perdure.stores.mongo_store import MongoStore
+from perdure.testing.contract import StoreFactory, contract_tests
+from perdure.testing.servers.mongo import VARIABLE, shared_server, with_database
+
+
+@cache
+def shared_database() -> str:
+    """One database for all cases of this process: making collections and indexes takes longer than most cases."""
+    dsn = with_database(shared_server().dsn, f"contract_{secrets.token_hex(6)}")
+    atexit.register(_drop, dsn)
+    return dsn
+
+
+def _drop(dsn: str) -> None:
+    with pymongo.MongoClient[dict[str, object]](dsn) as client:
+        client.drop_database(client.get_default_database().name)
+
+
+@pytest.fixture(autouse=True)
+def no_look_for_docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver asks the disk whether it runs in a container, each time it opens a pool: one `stat`, on the store's own loop."""
+    monkeypatch.setattr(pool_options, "get_container_env_info", dict)
+
+
+class MongoFactory(StoreFactory):
+    """A case has the collections to itself by a prefix that nobody else has."""
+
+    capabilities = frozenset({"shared", "durable"})
+
+    def __init__(self) -> None:
+        self.dsn = shared_database()
+        self.prefix = secrets.token_hex(6)
+
+    async def open(self, prefix: str = "") -> Store:
+        return MongoStore(self.dsn, prefix=f"{self.prefix}/{prefix}")
+
+
+test_contract = contract_tests(MongoFactory)
+
+
+def test_the_server_is_ours_unless_the_environment_names_one() -> None:
+    assert shared_server().is_ours == (VARIABLE not in os.environ)
