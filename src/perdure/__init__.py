@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from perdure.duration import Duration as Duration
     from perdure.errors import PerdureError as PerdureError
     from perdure.errors import PerdureWarning as PerdureWarning
+    from perdure.keyvalues import FilesKeyValueStore as FilesKeyValueStore
+    from perdure.keyvalues import MongoKeyValueStore as MongoKeyValueStore
+    from perdure.keyvalues import PostgresKeyValueStore as PostgresKeyValueStore
+    from perdure.keyvalues import RedisKeyValueStore as RedisKeyValueStore
+    from perdure.keyvalues import SQLiteKeyValueStore as SQLiteKeyValueStore
+    from perdure.keyvalues import open_key_value_store as open_key_value_store
+    from perdure.migrating import Migration as Migration
+    from perdure.migrating import migrate_store as migrate_store
     from perdure.result import Err as Err
     from perdure.result import Ok as Ok
     from perdure.result import Outcome as Outcome
@@ -54,6 +62,9 @@ if TYPE_CHECKING:
     from perdure.state import validate_snapshot as validate_snapshot
     from perdure.stepspec import step as step
     from perdure.stores import open_store as open_store
+    from perdure.stores.workflow_store import SnapshotStore as SnapshotStore
+    from perdure.stores.workflow_store import StoredRun as StoredRun
+    from perdure.stores.workflow_store import WorkflowStore as WorkflowStore
 
 __version__ = "0.1.0"
 
@@ -85,29 +96,51 @@ _HOMES: dict[str, str | None] = {
 }
 
 # Names that have a home of their own to be imported from, and work from here too.
-_ALSO: dict[str, str] = dict.fromkeys(
-    (
-        "Execution",
-        "FileCache",
-        "KeyValueStore",
-        "LossWarning",
-        "MemoryCache",
-        "MemoryKeyValueStore",
-        "ResumeState",
-        "ResumeStateCollector",
-        "StatePersistence",
-        "StepCache",
-        "StepResult",
-        "Validation",
-        "assert_valid_snapshot",
-        "dump_state",
-        "is_step_complete",
-        "looks_like_snapshot",
-        "merge_snapshots",
-        "parse_state",
-        "validate_snapshot",
-    ),
-    "state",
+_ALSO: dict[str, str] = (
+    dict.fromkeys(
+        (
+            "Execution",
+            "FileCache",
+            "KeyValueStore",
+            "LossWarning",
+            "MemoryCache",
+            "MemoryKeyValueStore",
+            "ResumeState",
+            "ResumeStateCollector",
+            "StatePersistence",
+            "StepCache",
+            "StepResult",
+            "Validation",
+            "assert_valid_snapshot",
+            "dump_state",
+            "is_step_complete",
+            "looks_like_snapshot",
+            "merge_snapshots",
+            "parse_state",
+            "validate_snapshot",
+        ),
+        "state",
+    )
+    | dict.fromkeys(
+        (
+            "FilesKeyValueStore",
+            "MongoKeyValueStore",
+            "PostgresKeyValueStore",
+            "RedisKeyValueStore",
+            "SQLiteKeyValueStore",
+            "open_key_value_store",
+        ),
+        "keyvalues",
+    )
+    | dict.fromkeys(
+        (
+            "SnapshotStore",
+            "StoredRun",
+            "WorkflowStore",
+        ),
+        "stores.workflow_store",
+    )
+    | dict.fromkeys(("Migration", "migrate_store"), "migrating")
 )
 
 __all__ = [  # noqa: PLE0604 - built from the table, so that it cannot drift from it

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from datetime import timedelta
+from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure import Context, Err, Ok, Runtime, Suspended, Workflow, open_store, stores, workflow
+from perdure import Context, Err, Ok, Runtime, StoredRun, Suspended, Workflow, open_store, stores, workflow
 from perdure.errors import DuplicateStep, PerdureWarning, SnapshotFormatError, SnapshotMismatch
 from perdure.events import Event, StepComplete
 from perdure.state import (
@@ -30,6 +32,8 @@ from perdure.state import (
     validate_snapshot,
 )
 from perdure.testing import ManualClock
+from perdure.testing.servers.libsql import shared_server as libsql_server
+from tests.backends.registry import BACKENDS, Backend
 from tests.state.documents import COMPLETED
 
 pytestmark = pytest.mark.filterwarnings("default::perdure.errors.PerdureWarning")
@@ -399,6 +403,81 @@ async def test_row_a_users_own_snapshot_store_with_five_methods() -> None:
         assert await feed(counted).run("1", id="wf-1", store=own) == Ok(2)
     assert counted.calls == ["user:1", "posts:1"]
     assert await own.list("wf-") == ["wf-1"]
+
+
+@pytest.fixture(params=BACKENDS.values(), ids=str)
+def place(request: pytest.FixtureRequest) -> Iterator[str]:
+    backend: Backend = request.param
+    with backend.place() as dsn:
+        yield dsn
+
+
+async def test_row_one_liners_for_every_database(place: str) -> None:
+    counted = Counted()
+    store = await asyncio.to_thread(open_store, place)
+    await store.setup()
+    assert await feed(counted).run("1", id="wf-1", store=store) == Ok(2)
+    await store.close()
+    assert await feed(counted).run("1", id="wf-1", store=place) == Ok(2)
+    assert counted.calls == ["user:1", "posts:1"]
+    with pytest.raises(TypeError, match="leases are always on"):
+        stores.postgres("postgresql://localhost", lock=True)  # type: ignore[call-arg]
+
+
+async def test_row_libsql_local_file_and_remote_with_auth_token(tmp_path: Path) -> None:
+    server = await asyncio.to_thread(libsql_server)
+    for number, opened in enumerate((
+        stores.libsql(f"file:{tmp_path}/local.db"),
+        stores.libsql(server.url, auth_token="this-server-asks-for-none"),
+    )):  # fmt: skip
+        counted = Counted()
+        assert await feed(counted).run("1", id=f"wf-{number}", store=opened) == Ok(2)
+        assert await feed(counted).run("1", id=f"wf-{number}", store=opened) == Ok(2)
+        assert counted.calls == ["user:1", "posts:1"]
+        await opened.delete(f"wf-{number}")
+        await opened.close()
+
+
+async def test_row_a_users_own_workflow_store_with_four_methods() -> None:
+    class Own:
+        def __init__(self) -> None:
+            self.runs: dict[str, StoredRun] = {}
+
+        async def save(self, run: StoredRun) -> None:
+            self.runs[run.run_id] = run
+
+        async def load(self, run_id: str) -> StoredRun | None:
+            return self.runs.get(run_id)
+
+        async def delete(self, run_id: str) -> None:
+            self.runs.pop(run_id, None)
+
+        async def due(self, now: datetime, limit: int) -> list[str]:
+            waking = [run for run in self.runs.values() if run.wake_at is not None and run.wake_at <= now]
+            return [run.run_id for run in sorted(waking, key=lambda run: str(run.wake_at))][:limit]
+
+    @workflow
+    async def approval(ctx: Context) -> str:
+        return str(await ctx.wait_for_signal("answer"))
+
+    own = Own()
+    runtime = Runtime(own, [approval])
+    assert isinstance(await runtime.run(approval, id="a"), Suspended)
+    assert (own.runs["a"].status, own.runs["a"].event_name, own.runs["a"].wake_at) == ("suspended", "answer", None)
+    await runtime.signal("a", "answer", "yes")
+    assert await runtime.sweep() == {"a": Ok("yes")}
+    assert own.runs["a"].status == "completed"
+
+
+@pytest.mark.parametrize("dsn", ["memory:", "files:{}/states", "sqlite:///{}/states.db"])
+async def test_row_ready_made_key_value_stores(dsn: str, tmp_path: Path) -> None:
+    async with await asyncio.to_thread(StatePersistence.open, dsn.format(tmp_path)) as states:
+        run = await feed(Counted()).start("1")
+        await run
+        await states.save("wf-1", await run.resume_state())
+        counted = Counted()
+        assert await feed(counted).run("1", resume_state=await states.load("wf-1")) == Ok(2)
+        assert counted.calls == []
 
 
 async def test_row_durable_run_with_id_and_store(tmp_path: Path) -> None:

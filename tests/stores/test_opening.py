@@ -14,9 +14,17 @@ from perdure import open_store, stores
 # What a DSN leads to: the function with its first argument, and what of the DSN's options the server gets.
 SERVERS = [
     ("postgresql://ada:hunter2@db.example/shop?sslmode=disable", stores.postgres),
+    ("mysql://ada:hunter2@db.example/shop", stores.mysql),
     ("redis://ada:hunter2@db.example:6380/2", stores.redis),
+    ("libsql://db.example?authToken=hunter2", stores.libsql),
 ]
-DRIVERS = [("asyncpg", "postgres", "postgresql://db.example/shop"), ("redis.asyncio", "redis", "redis://db.example")]
+DRIVERS = [
+    ("asyncpg", "postgres", "postgresql://db.example/shop"),
+    ("asyncmy", "mysql", "mysql://db.example/shop"),
+    ("pymongo", "mongo", "mongodb://db.example/shop"),
+    ("redis.asyncio", "redis", "redis://db.example"),
+]
+ALL = [getattr(stores, name) for name in stores.__all__ if name != "open_store"]
 
 
 @pytest.mark.parametrize(("dsn", "function"), SERVERS)
@@ -38,7 +46,7 @@ async def test_nothing_that_shows_a_store_shows_its_password(dsn: str, function:
     await store.close()
 
 
-@pytest.mark.parametrize("function", [stores.memory, stores.sqlite, stores.files, stores.postgres, stores.redis])
+@pytest.mark.parametrize("function", ALL)
 def test_a_lock_is_refused_because_leases_are_always_on(function: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match=r"takes no lock=: leases are always on"):
         function("somewhere", lock=True)
@@ -68,7 +76,25 @@ async def test_a_directory_is_opened_by_its_path(tmp_path: Path) -> None:
         open_store(f"files:{tmp_path}?table=flows")
 
 
-@pytest.mark.parametrize("function", [stores.postgres, stores.redis])
+async def test_the_database_of_mongodb_is_an_option_or_the_path_or_perdure() -> None:
+    for dsn, name in (
+        ("mongodb://ada:hunter2@db.example/shop?database=other&collection=flows", "other"),
+        ("mongodb://ada:hunter2@db.example/shop", "shop"),
+        ("mongodb://ada:hunter2@db.example", "perdure"),
+    ):
+        store = open_store(dsn)
+        assert name in store.key
+        assert "hunter2" not in f"{store!r} {store.key}"
+        await store.close()
+
+
+async def test_a_local_libsql_file_is_an_sqlite_file(tmp_path: Path) -> None:
+    store = open_store(f"file:{tmp_path}/app.db?table=flows")
+    assert store.key == stores.sqlite(tmp_path / "app.db", table="flows").key
+    await store.close()
+
+
+@pytest.mark.parametrize("function", [stores.postgres, stores.mysql, stores.mongo, stores.redis])
 def test_a_store_on_a_server_takes_a_url_or_what_is_connected(function: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match=r"url|URL"):
         function()

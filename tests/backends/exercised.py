@@ -1,0 +1,89 @@
+"""Which backends were really exercised: said at the end of a whole test run, and required when PERDURE_REQUIRE_BACKENDS says so.
+
+A backend is exercised when every case of its contract suite and every test of its process suite ran. One that was skipped or not
+collected was not, so nothing falls away without a word. PERDURE_REQUIRE_BACKENDS is `all` or a list such as `sqlite,postgres`;
+when one of those is missing, the run fails. A run of selected tests says nothing, and requires nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import pytest
+
+VARIABLE: Final = "PERDURE_REQUIRE_BACKENDS"
+
+
+class Exercised:
+    """A pytest plugin. It is given each backend's name, and the file in `tests/contract` that has its contract suite."""
+
+    def __init__(self, contracts: Mapping[str, str]) -> None:
+        self._contracts = contracts
+        self._required = required(os.environ.get(VARIABLE, ""), contracts)
+        self._is_whole = False
+        self._collected: dict[tuple[str, str], set[str]] = defaultdict(set)
+        self._ran: set[str] = set()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._is_whole = _is_whole(session.config)
+        for item in session.items:
+            if isinstance(item, pytest.Function):
+                for suite in self._suites(item):
+                    self._collected[suite].add(item.nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and not report.skipped:
+            self._ran.add(report.nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self._is_whole and self.missing() and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self._is_whole:
+            return
+        terminalreporter.write_line(f"backends exercised: {', '.join(self.exercised()) or 'none'}")
+        if self.missing():
+            required = f"{VARIABLE} requires {', '.join(self.missing())} too"
+            terminalreporter.write_line(f"{required}: look above for what was skipped, failed to start or was left out", red=True)
+
+    def exercised(self) -> list[str]:
+        """The backends of which both suites ran as a whole."""
+        return [name for name in self._contracts if self._whole("contract", name) and self._whole("processes", name)]
+
+    def missing(self) -> list[str]:
+        """Those that are required and were not exercised."""
+        return [name for name in self._required if name not in self.exercised()]
+
+    def _whole(self, suite: str, name: str) -> bool:
+        collected = self._collected[suite, name]
+        return bool(collected) and collected <= self._ran
+
+    def _suites(self, item: pytest.Function) -> Iterable[tuple[str, str]]:
+        """The suites that a test belongs to: none or one."""
+        folder = item.path.parent.name
+        if folder == "contract" and item.originalname == "test_contract":
+            return [("contract", name) for name, file in self._contracts.items() if file == item.path.name]
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        return [("processes", str(parameters["backend"]))] if folder == "backends" and "backend" in parameters else []
+
+
+def required(text: str, known: Iterable[str]) -> list[str]:
+    """The names that the variable asks for. Raises `pytest.UsageError` for one that nobody knows."""
+    if text == "all":
+        return list(known)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise pytest.UsageError(f"{VARIABLE} names {', '.join(unknown)}; there are {', '.join(known)}, or write all")
+    return names
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    """Whether everything in `testpaths` is run, but for what a marker leaves to others."""
+    selects = any(config.getoption(name, None) for name in ("keyword", "deselect", "lf", "ignore", "ignore_glob"))
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not selects and not config.option.collectonly

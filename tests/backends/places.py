@@ -1,0 +1,136 @@
+"""Empty places on the servers that the tests of a session share: a schema, database, stem or directory each, then removed."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from perdure.testing.servers import libsql, mongo, mysql, postgres, redis
+
+
+@contextmanager
+def directory() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="perdure-place-"))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@contextmanager
+def on_sqlite() -> Iterator[str]:
+    with directory() as inside:
+        yield f"sqlite:///{quote(str(inside))}/runs.db"
+
+
+@contextmanager
+def on_files() -> Iterator[str]:
+    with directory() as inside:
+        yield f"files:{quote(str(inside))}/runs"
+
+
+@contextmanager
+def on_postgres() -> Iterator[str]:
+    dsn, schema = postgres.shared_server().dsn, new_name()
+    tell_postgres(dsn, f"CREATE SCHEMA {schema}")
+    try:
+        yield postgres.with_search_path(dsn, schema)
+    finally:
+        tell_postgres(dsn, f"DROP SCHEMA {schema} CASCADE")
+
+
+def tell_postgres(dsn: str, sql: str) -> None:
+    import asyncpg  # type: ignore[import-untyped]  # it ships no types
+
+    async def tell() -> None:
+        connection = await asyncpg.connect(dsn)
+        try:
+            await connection.execute(sql)
+        finally:
+            await connection.close()
+
+    asyncio.run(tell())
+
+
+@contextmanager
+def on_mysql() -> Iterator[str]:
+    dsn, database = mysql.shared_server().dsn, new_name()
+    tell_mysql(dsn, f"CREATE DATABASE {database}")
+    try:
+        yield mysql.with_database(dsn, database)
+    finally:
+        tell_mysql(dsn, f"DROP DATABASE {database}")
+
+
+def tell_mysql(dsn: str, sql: str) -> None:
+    import asyncmy
+
+    from perdure.stores.mysql_store.place import place_of
+
+    async def tell() -> None:
+        connection: Any = await asyncmy.connect(**place_of(dsn).arguments())
+        try:
+            await connection.query(sql)
+        finally:
+            connection.close()
+
+    asyncio.run(tell())
+
+
+@contextmanager
+def on_mongo() -> Iterator[str]:
+    import pymongo
+
+    dsn, database = mongo.shared_server().dsn, new_name()
+    try:
+        yield mongo.with_database(dsn, database)
+    finally:
+        with pymongo.MongoClient[dict[str, Any]](dsn) as client:
+            client.drop_database(database)
+
+
+@contextmanager
+def on_libsql() -> Iterator[str]:
+    """Not removed: the server is the session's own, or the stem says whose the tables were."""
+    yield f"{libsql_dsn(libsql.shared_server())}&table={new_name()}"
+
+
+def libsql_dsn(server: libsql.LibsqlServer) -> str:
+    return f"{server.url.replace('http:', 'libsql:')}?tls=false"
+
+
+@cache
+def _redis_url() -> str:
+    given = redis.given_url()
+    if given is not None:
+        return given
+    server = redis.RedisServer()
+    server.start()
+    atexit.register(server.remove)
+    return server.url
+
+
+@contextmanager
+def on_redis() -> Iterator[str]:
+    from redis import Redis
+
+    url, stem = _redis_url(), new_name()
+    try:
+        yield f"{url}?table={stem}"
+    finally:
+        with Redis.from_url(url) as client:
+            for key in client.scan_iter(f"{{{stem}:*", count=10_000):
+                client.unlink(key)
+
+
+def new_name() -> str:
+    return f"place_{secrets.token_hex(6)}"

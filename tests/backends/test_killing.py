@@ -1,0 +1,76 @@
+"""Workers killed with SIGKILL at random moments of their work: nothing is lost, repeated or stranded."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tests.backends import jobs
+from tests.backends.conftest import Start
+from tests.backends.jobs import opened
+from tests.backends.ledger import check, lines_of, ran_again, result_of
+from tests.backends.processes import PATIENCE
+from tests.backends.registry import Backend
+from tests.campaign import times
+
+# Kills in one place. Then there is a fresh one, so that kills hit all stages of the work, set-up included.
+TOGETHER: Final = 10
+BEGUN: Final = 4
+
+
+def test_no_kill_loses_repeats_or_strands_anything(backend: Backend, start: Start, tmp_path: Path) -> None:
+    kills, hits = times(backend.kills), 0
+    rng = random.Random(kills)
+    for batch in range(-(-kills // TOGETHER)):
+        ledger = tmp_path / str(batch)
+        with backend.place() as dsn:
+            survive(backend, dsn, start, ledger, rng, min(TOGETHER, kills - batch * TOGETHER))
+            asyncio.run(check_runs(dsn))
+        check(lines_of(ledger))
+        hits += ran_again(lines_of(ledger))
+    assert hits > kills / 5, "the kills missed the work, so nothing was shown"
+
+
+def survive(backend: Backend, dsn: str, start: Start, ledger: Path, rng: random.Random, kills: int) -> None:
+    for generation in range(kills):
+        done = len(lines_of(ledger))
+        worker = start(jobs.worker, dsn, ledger, generation, backend.lease_ttl, BEGUN)
+        if rng.random() < 0.8:
+            assert worker.hear() == "ready"
+            wait_for_steps(ledger, done + rng.randrange(40))
+        time.sleep(rng.random() * 0.05 * backend.pace)
+        worker.kill()
+    last = start(jobs.worker, dsn, ledger, kills, backend.lease_ttl, BEGUN)
+    assert last.hear() == "ready"
+    last.tell("come to an end")
+    assert last.hear() == "done"
+    last.end()
+
+
+def wait_for_steps(ledger: Path, count: int) -> None:
+    """Return when so many steps have run: kills must hit the work, however fast it is."""
+    deadline = time.monotonic() + PATIENCE
+    while len(lines_of(ledger)) < count:
+        assert time.monotonic() < deadline, "nobody works"
+        time.sleep(0.002)
+
+
+async def check_runs(dsn: str) -> None:
+    """Every run completed with its result, each key was recorded once, and every signal was consumed."""
+    async with opened(dsn) as store:
+        lines = await store.list(limit=10_000)
+        assert {line.status for line in lines} == {"completed"}
+        for line in lines:
+            row = await store.get(line.id)
+            assert row is not None
+            assert row.outcome is not None
+            assert msgspec.json.decode(row.outcome) == result_of(int(line.id.rpartition("-")[2]))
+            keys = Counter(entry.key for entry in await store.journal(line.id) if entry.phase == "close")
+            assert max(keys.values()) == 1, f"recorded twice: {keys.most_common(1)}"
+            assert await store.inbox(line.id) == []
