@@ -51,7 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.backends.exercised import Exercised
     from tests.backends.registry import BACKENDS  # not before the line above that has asserts rewritten
 
-    config.pluginmanager.register(Exercised({backend.name: backend.contract for backend in BACKENDS.values()}))
+    contracts = {backend.name: backend.contract for backend in BACKENDS.values()}
+    config.pluginmanager.register(Exercised(contracts), "perdure-backends")
 
 
 @pytest.hookimpl(wrapper=True)

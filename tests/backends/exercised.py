@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 VARIABLE: Final = "PERDURE_REQUIRE_BACKENDS"
+OUTPUT: Final = "perdure-backends"
 
 
 class Exercised:
@@ -27,8 +28,10 @@ class Exercised:
         self._collected: dict[tuple[str, str], set[str]] = defaultdict(set)
         self._ran: set[str] = set()
 
+    def pytest_configure(self, config: pytest.Config) -> None:
+        self._is_whole = _is_whole(config)
+
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._is_whole = _is_whole(session.config)
         for item in session.items:
             if isinstance(item, pytest.Function):
                 for suite in self._suites(item):
@@ -38,9 +41,17 @@ class Exercised:
         if report.when == "call" and not report.skipped:
             self._ran.add(report.nodeid)
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Where tests run in several processes, those know what there is, and this one what ran."""
+        for suite, name, nodeids in getattr(node, "workeroutput", {}).get(OUTPUT, ()):
+            self._collected[suite, name].update(nodeids)
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if self._is_whole and self.missing() and exitstatus == pytest.ExitCode.OK:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput[OUTPUT] = [(*suite, sorted(nodeids)) for suite, nodeids in self._collected.items()]
+        elif self._is_whole and self.missing() and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

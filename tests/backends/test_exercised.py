@@ -103,3 +103,11 @@ def test_an_unknown_backend_cannot_be_required(project: Path) -> None:
 def test_every_backend_has_a_contract_suite() -> None:
     folder = Path(conftest.__file__).parent.parent / "contract"
     assert [backend.name for backend in BACKENDS.values() if not (folder / backend.contract).is_file()] == []
+
+
+def test_what_ran_in_several_processes_counts(project: Path) -> None:
+    assert run(project, "-p", "xdist.plugin", "-n", "2") == (0, ["backends exercised: one, two"])
+    (project / "checks/contract/test_two.py").unlink()
+    status, said = run(project, "-p", "xdist.plugin", "-n", "2")
+    assert status == pytest.ExitCode.TESTS_FAILED
+    assert said[0] == "backends exercised: one"

@@ -34,6 +34,7 @@ from tests.codec.models import (
     WithExtras,
     Wrapped,
 )  # fmt: skip
+from tests.naming import shown
 
 codec = Codec()
 T = TypeVar("T")
@@ -103,7 +104,7 @@ RIGHT: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "hint"), RIGHT, ids=str)
+@pytest.mark.parametrize(("value", "hint"), RIGHT, ids=shown)
 def test_what_is_right_already_passes_as_the_same_object(value: Any, hint: Any) -> None:
     assert codec.conform(value, hint) is value
 

@@ -1,4 +1,7 @@
-"""The contract over S3, with compare-and-swap and several processes."""
+"""The contract over S3, with compare-and-swap and several processes. By `make chaos` only: it takes minutes.
+
+The same code runs on an obstore in memory in `test_key_value`, and its processes on S3 in `tests/key_value`, always.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,15 @@ import secrets
 from functools import cache
 from typing import Any
 
+import pytest
 from obstore.store import S3Store
 
 from perdure.store import Store
 from perdure.stores.key_value_store import KeyValueRunStore
 from perdure.testing.contract import StoreFactory, contract_tests
 from perdure.testing.servers.s3 import shared_server
+
+pytestmark = pytest.mark.chaos
 
 BUCKET = "perdure-contract"
 
