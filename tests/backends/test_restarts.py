@@ -143,8 +143,8 @@ async def check_acknowledged(dsn: str, lines: list[Line]) -> None:
 
 async def signals_of(store: Store, run_id: str) -> set[str]:
     """The signals that a run has in its inbox, or has consumed."""
-    consumed = [line.key for line in await store.journal(run_id) if line.phase == "close"]
-    return {signal.name for signal in await store.inbox(run_id)}.union(consumed)
+    waiting = {signal.name for signal in await store.inbox(run_id)}  # first: a worker may consume them meanwhile
+    return waiting.union(line.key for line in await store.journal(run_id) if line.phase == "close")
 
 
 async def check_place(dsn: str, lines: list[Line]) -> None:

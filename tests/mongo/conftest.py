@@ -1,4 +1,4 @@
-"""One server for the session, and a database of its own for each test."""
+"""One server for the session, and an empty database for each test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 import secrets
 import warnings
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import pymongo
 import pytest
@@ -15,6 +15,8 @@ from pymongo import pool_options
 from perdure.stores.mongo_store import MongoStore
 from perdure.testing.servers.mongo import MongoServer, shared_server, with_database
 from tests.wire import Wire
+
+Client: TypeAlias = pymongo.MongoClient[dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)
@@ -37,12 +39,34 @@ def server() -> MongoServer:
     return shared_server()
 
 
+@pytest.fixture(scope="session")
+def client(server: MongoServer) -> Iterator[Client]:
+    with pymongo.MongoClient[dict[str, Any]](server.dsn) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def database(client: Client) -> Iterator[str]:
+    name = f"test_{secrets.token_hex(6)}"
+    yield name
+    client.drop_database(name)
+
+
 @pytest.fixture
-def dsn(server: MongoServer) -> Iterator[str]:
+def dsn(server: MongoServer, client: Client, database: str) -> Iterator[str]:
+    """A database without runs, that has its collections once a test has made them: that takes longer than most tests."""
+    yield with_database(server.dsn, database)
+    for name in client[database].list_collection_names():
+        if not name.startswith("system.") and not name.endswith("_meta"):
+            client[database][name].delete_many({})
+
+
+@pytest.fixture
+def new_dsn(server: MongoServer, client: Client) -> Iterator[str]:
+    """A database that is not there yet, for one test."""
     name = f"test_{secrets.token_hex(6)}"
     yield with_database(server.dsn, name)
-    with pymongo.MongoClient[dict[str, Any]](server.dsn) as client:
-        client.drop_database(name)
+    client.drop_database(name)
 
 
 @pytest.fixture
@@ -60,9 +84,9 @@ def wire(dsn: str) -> Iterator[Wire]:
     wire.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def restartable() -> Iterator[MongoServer]:
-    """A server that a test may stop and kill: always one of its own."""
+    """A server that tests may stop and kill: always one of their own. A test leaves it running."""
     server = MongoServer(own=True)
     server.start()
     yield server

@@ -30,10 +30,10 @@ async def test_a_long_run_pays_little_for_moving_its_journal(wire: Wire) -> None
     store = MongoStore(wire.url)
     lease = await leased(store, "run")
     before = wire.round_trips
-    for seq in range(1, 201):
+    for seq in range(1, 141):  # it is moved twice
         await store.record(lease, [entry(seq)])
-    assert wire.round_trips - before <= 200 * 1.1
-    assert [line.seq for line in await store.journal("run")] == list(range(1, 201))
+    assert wire.round_trips - before <= 140 * 1.1
+    assert [line.seq for line in await store.journal("run")] == list(range(1, 141))
     await store.close()
 
 
@@ -49,15 +49,15 @@ async def test_a_one_step_run_is_two_round_trips(wire: Wire) -> None:
 
 async def test_concurrent_runs_share_round_trips(wire: Wire) -> None:
     store = MongoStore(wire.url)
-    leases = await asyncio.gather(*(leased(store, f"run-{n}") for n in range(100)))
+    leases = await asyncio.gather(*(leased(store, f"run-{n}") for n in range(50)))
     before = wire.round_trips
 
     async def drive(lease: Lease) -> None:
-        for seq in range(1, 11):
+        for seq in range(1, 7):
             await store.record(lease, [entry(seq)])
 
     await asyncio.gather(*map(drive, leases))
-    assert wire.round_trips - before <= 0.2 * 1000
+    assert wire.round_trips - before <= 0.2 * 300
     await store.close()
 
 

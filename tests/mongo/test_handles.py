@@ -19,8 +19,8 @@ PASSWORD = "s3cr:t/w@rd"
 ESCAPED = "s3cr%3At%2Fw%40rd"
 
 
-async def test_without_auto_migrate_nothing_is_created(dsn: str) -> None:
-    store = MongoStore(dsn, auto_migrate=False)
+async def test_without_auto_migrate_nothing_is_created(new_dsn: str) -> None:
+    store = MongoStore(new_dsn, auto_migrate=False)
     with pytest.raises(PersistenceError, match="auto_migrate is off"):
         await store.get("run")
     await store.setup()
@@ -28,12 +28,13 @@ async def test_without_auto_migrate_nothing_is_created(dsn: str) -> None:
     await store.close()
 
 
-async def test_collections_of_another_version_are_left_alone(dsn: str, store: MongoStore) -> None:
+async def test_collections_of_another_version_are_left_alone(new_dsn: str) -> None:
+    store, other = MongoStore(new_dsn), MongoStore(new_dsn)
     await store.setup()
     await store._home.run(store._home.collections("").meta.update_one({}, {"$set": {"version": 99}}))
-    other = MongoStore(dsn)
     with pytest.raises(PersistenceError, match="schema version 99"):
         await other.get("run")
+    await store.close()
     await other.close()
 
 

@@ -17,9 +17,9 @@ async def _busy(store: MongoStore) -> None:
     claim = (await store.create(new_run(), ttl=TTL, now=NOW)).claim
     assert claim is not None
     await store.limit_queue("default", QueueLimits(concurrency=5, key_concurrency=5))
-    for n in range(70):
-        await store.signal("run", "go", b"1", dedupe=f"d-{n}", now=NOW)
-        await store.record(claim.lease, [entry(n + 1)], items=[Item(stream="log", n=n, payload=b"1")], now=NOW)
+    await asyncio.gather(*(store.signal("run", "go", b"1", dedupe=f"d-{n}", now=NOW) for n in range(70)))
+    parts = [([entry(n + 1)], [Item(stream="log", n=n, payload=b"1")]) for n in range(70)]
+    await asyncio.gather(*(store.record(claim.lease, entries, items=items, now=NOW) for entries, items in parts))
 
 
 async def test_no_verb_reads_more_than_it_needs(store: MongoStore) -> None:

@@ -117,8 +117,7 @@ async def test_consumed_rows_are_marked_where_they_were_moved(store: MongoStore,
     monkeypatch.setattr(moving, "MANY_CONSUMED", 5)
     monkeypatch.setattr("perdure.stores.mongo_store.careful.MANY_CONSUMED", 5)
     lease = await leased(store)
-    for n in range(1, 70):
-        await store.signal("run", "go", b"%d" % n, now=NOW)
+    await asyncio.gather(*(store.signal("run", "go", b"%d" % n, now=NOW) for n in range(1, 70)))
     for n in range(1, 30):
         await store.record(lease, [entry(n)], consume=[n], now=NOW)
     assert [row.seq for row in await store.inbox("run")] == list(range(30, 70))
@@ -240,9 +239,8 @@ async def test_a_run_that_is_moved_while_it_is_loaded_is_claimed_whole(
     store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = await leased(store)
-    for n in range(1, 71):
-        await store.record(lease, [entry(n)], now=NOW)
-        await store.signal("run", "go", b"1", now=NOW)
+    await asyncio.gather(*(store.record(lease, [entry(n)], now=NOW) for n in range(1, 71)))
+    await asyncio.gather(*(store.signal("run", "go", b"1", now=NOW) for _ in range(70)))
     really, times_moved = reading.inbox_of, 0
 
     async def moved_meanwhile(db: Collections, found: Any) -> list[Signal]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from perdure.records import Claim
 from perdure.stores.mongo_store import MongoStore
 from perdure.testing.contract.world import entry, new_run
-from tests.campaign import times
+from tests.campaign import IS_FULL
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -53,8 +53,8 @@ def test_a_worker_that_was_asleep_while_another_took_over_is_refused(dsn: str) -
     assert asyncio.run(journal()) == [*((seq, f"step-{seq}") for seq in range(1, ours)), (ours, "ours")]
 
 
-def test_many_processes_that_start_on_a_new_database_make_one_run(dsn: str) -> None:
-    processes = [start("create", dsn) for _ in range(times(160))]  # 16, and each of them sets the collections up
+def test_many_processes_that_start_on_a_new_database_make_one_run(new_dsn: str) -> None:
+    processes = [start("create", new_dsn) for _ in range(160 if IS_FULL else 8)]  # each sets the collections up
     for process in processes:
         assert line(process) == ["ready"]
     for process in processes:
@@ -82,7 +82,7 @@ def test_workers_that_are_killed_lose_nothing_they_were_told_is_written(dsn: str
 
     asyncio.run(begin())
     told: list[list[str]] = []
-    for _ in range(times(50)):
+    for _ in range(50 if IS_FULL else 3):
         workers = [start("work", dsn) for _ in range(2)]
         for worker in workers:
             told += [line(worker) for _ in range(rng.randrange(1, 15))]

@@ -15,7 +15,7 @@ _UNKNOWN_CODES: Final = frozenset({
     64,  # the write was not acknowledged by a majority in time
     91, 11600, 11602,  # the server is shutting down, or was interrupted by that
     189, 10058, 10107, 13435, 13436,  # it is not the primary any more
-    262,  # the operation took too long
+    50, 262,  # the operation took too long
     9001,  # a socket failed
 })  # fmt: skip
 _LABELS: Final = ("RetryableWriteError", "TransientTransactionError", "UnknownTransactionCommitResult")
@@ -42,12 +42,17 @@ def fate_of(error: BaseException) -> Fate:
 
     if isinstance(error, errors.ServerSelectionTimeoutError | TornError):
         return Fate.UNDONE  # there was nobody to send it to, or nothing was to be written
-    if isinstance(error, errors.ConnectionFailure | OSError):
+    if isinstance(error, errors.ConnectionFailure | OSError) or _is_stumble(error):
         return Fate.UNKNOWN
     codes = _codes(error)
     if codes & _UNKNOWN_CODES or (isinstance(error, errors.PyMongoError) and any(map(error.has_error_label, _LABELS))):
         return Fate.UNKNOWN
     return Fate.UNDONE if codes & {_WRITE_CONFLICT, DUPLICATE_KEY} else Fate.REFUSED
+
+
+def _is_stumble(error: BaseException) -> bool:
+    """Whether pymongo 4.19 stumbled over the labels of a write that was not acknowledged, as by a server that shuts down."""
+    return isinstance(error, AttributeError) and "RawBSONDocument" in str(error)
 
 
 def has_only_duplicates(error: BaseException) -> bool:
@@ -68,9 +73,8 @@ def mapped(error: BaseException, label: str, secret: str | None = None) -> BaseE
     from bson.errors import BSONError
     from pymongo.errors import PyMongoError
 
-    if isinstance(error, PerdureError) or not isinstance(
-        error, PyMongoError | BSONError | TornError | OSError | TimeoutError | OverflowError
-    ):
+    kinds = PyMongoError | BSONError | TornError | OSError | TimeoutError | OverflowError
+    if isinstance(error, PerdureError) or not (isinstance(error, kinds) or _is_stumble(error)):
         return error
     said = f"{type(error).__name__}: {_short(error)}"
     if secret and secret in said:

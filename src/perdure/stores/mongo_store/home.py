@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from perdure.errors import PersistenceError
 from perdure.loopthread import LoopThread
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from pymongo import AsyncMongoClient
 
 T = TypeVar("T")
+
+# For a borrowed client that would wait for ever: how long an attempt at a verb, or at hearing of changes, may take.
+_ATTEMPT_WITHIN: Final = 120.0
+_CLOSE_WITHIN: Final = 5.0
+# What a server need not gather when it is only asked for its storage engine.
+_UNASKED: Final[Document] = dict.fromkeys(("metrics", "wiredTiger", "locks", "repl", "tcmalloc"), 0)
 
 
 class MongoHome(Home):
@@ -66,7 +73,10 @@ class MongoHome(Home):
         """Leave a client and the collections there, and know what the server survives."""
         if self._client is None and self._url is not None:
             self._client = await asyncio.to_thread(_new_client, self._url, self.label)  # it looks for files on the way
-        db = self.collections("")
+        with self.bounded():
+            await self._look(self.collections(""), allowed=allowed)
+
+    async def _look(self, db: Collections, *, allowed: bool) -> None:
         told = await db.database.command("hello")
         if "setName" not in told and told.get("msg") != "isdbgrid":
             raise PersistenceError(
@@ -81,7 +91,7 @@ class MongoHome(Home):
         from pymongo.errors import PyMongoError
 
         with contextlib.suppress(PyMongoError):  # not everybody may ask; then it is one that keeps things, as nearly all do
-            status = await db.database.command("serverStatus", storageEngine=1)
+            status = await db.database.command("serverStatus", storageEngine=1, **_UNASKED)
             if not status.get("storageEngine", {}).get("persistent", True):
                 return "process"
         # A cluster of shards does not tell what its shards are; those are replica sets.
@@ -89,7 +99,18 @@ class MongoHome(Home):
 
     async def perform(self, namespace: str, work: Callable[[Collections, bool], Awaitable[T]]) -> T:
         """What the work gives, tried again after errors that pass. It is told when it may have been done before."""
-        return await self.persist(lambda repeated: work(self.collections(namespace), repeated))
+
+        async def attempt(repeated: bool) -> T:  # noqa: FBT001 - as `persist` has it
+            with self.bounded():
+                return await work(self.collections(namespace), repeated)
+
+        return await self.persist(attempt)
+
+    def bounded(self) -> AbstractContextManager[object]:
+        """Where nothing is waited for without end: by what the client was told, or else by us."""
+        options = self._connected().options
+        is_bounded = options.timeout or options.pool_options.socket_timeout
+        return nullcontext() if is_bounded else driver().timeout(_ATTEMPT_WITHIN)
 
     async def close(self) -> None:
         """Let go of the client, if it is ours."""
@@ -97,7 +118,8 @@ class MongoHome(Home):
         self._url = None
         self._collections.clear()
         if client is not None and not self.is_borrowed:
-            await client.close()
+            with driver().timeout(_CLOSE_WITHIN):  # it says goodbye, which the server need not hear
+                await client.close()
 
 
 def _new_client(url: str, label: str) -> AsyncMongoClient[Document]:

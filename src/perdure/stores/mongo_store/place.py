@@ -14,7 +14,7 @@ _URL: Final = re.compile(
 _SETTINGS: Final[dict[str, Any]] = {
     "serverSelectionTimeoutMS": 5_000,
     "connectTimeoutMS": 5_000,
-    "socketTimeoutMS": 60_000,
+    "socketTimeoutMS": 30_000,
     "maxPoolSize": 20,
 }
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
 
 POLL_EVERY: Final = 1.0
+# How long the server waits for a change before it answers without one, and how long closing waits for the stream to end.
+_ANSWER_AFTER_MS: Final = 1_000
+_END_WITHIN: Final = 5.0
 
 _CHANGED: Final = "updateDescription.updatedFields"
 # A claim makes a run running; a renewal changes the end of the lease besides.
@@ -42,6 +45,7 @@ class Listener:
         self._gate = gate
         self._starting: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
+        self._is_closed = False
         self.is_live = False
 
     async def start(self) -> None:
@@ -57,7 +61,8 @@ class Listener:
         db = self._home.collections("")
         names = [f"{db.stem}_{part}" for part in ("runs", "queues", "schedules")]
         matters: list[Any] = [{"$match": {"ns.coll": {"$in": names}, "$or": _MATTERS}}, {"$project": {"_id": 1}}]
-        stream = await db.database.watch(matters)
+        with self._home.bounded():
+            stream = await db.database.watch(matters, max_await_time_ms=_ANSWER_AFTER_MS)
         self._listening = asyncio.ensure_future(self._listen(stream))
         self.is_live = True
 
@@ -65,18 +70,21 @@ class Listener:
         try:
             with contextlib.suppress(Exception):  # it broke: whoever watches looks for itself
                 async with stream:
-                    async for _ in stream:
-                        self._gate.wake()
+                    while stream.alive and not self._is_closed:
+                        with self._home.bounded():
+                            change = await stream.try_next()
+                        if change is not None:
+                            self._gate.wake()
         finally:
             self.is_live = False
             self._gate.wake()
 
     async def close(self) -> None:
-        """Stop listening."""
-        if self._starting is not None and not self._starting.done():
-            with contextlib.suppress(Exception):
-                await asyncio.shield(self._starting)
+        """Stop listening. What does not end soon is left behind: it ends by itself, with its next answer or its connection."""
+        self._is_closed = True
+        if self._starting is not None:
+            await asyncio.wait([self._starting], timeout=_END_WITHIN)
         if self._listening is not None:
+            # Until Python 3.12 `wait_for`, by which the driver sends, loses a cancellation that comes as it ends.
             self._listening.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._listening
+            await asyncio.wait([self._listening], timeout=_END_WITHIN)
