@@ -43,9 +43,9 @@ help: ## this list
 demo: $(PROJECT) ## a workflow that is killed and goes on, in a few seconds
 	$(BIN)/python examples/demo.py
 
-# Four processes also on two cores: most of the time they wait for servers and disks. Each starts the servers that it needs.
+# Three processes also on two cores: most of the time they wait for servers and disks. Each starts the servers that it needs.
 test: system $(DEV) ## all tests, long campaigns shortened to a tenth
-	$(BIN)/python -m pytest -m "not chaos" -n 4 --dist loadfile
+	$(BIN)/python -m pytest -m "not chaos" -n 3 --dist loadfile
 
 chaos: system $(DEV) ## the same tests with campaigns in full, and those that are only for here
 	PERDURE_CHAOS=1 $(BIN)/python -m pytest

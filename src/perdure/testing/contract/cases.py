@@ -18,7 +18,7 @@ from perdure.testing.contract.world import World
 Check: TypeAlias = Callable[[World], Awaitable[None]]
 
 # A store that hangs fails its case after this many seconds.
-PATIENCE: Final = 60.0
+PATIENCE: Final = 120.0
 
 _CASES: Final[dict[str, Case]] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from perdure.records import Awaited, Item, QueueLimits, Schedule
@@ -86,14 +87,15 @@ async def signal_names_that_differ_are_different_signals(world: World) -> None:
 @promise
 async def a_run_wakes_for_exactly_what_it_waits_for(world: World) -> None:
     """A signal wakes only the run that waits for just that name, not for one that looks like it."""
-    for index, name in enumerate(NAMES):
-        await world.suspended(f"run-{index}", waiting_for=[Awaited("signal", name)])
+
+    async def sent_all_others(run_id: str, name: str) -> None:
+        await world.suspended(run_id, waiting_for=[Awaited("signal", name)])
         for other in NAMES:
             if other != name:
-                await world.a.signal(f"run-{index}", other, b"1", now=NOW)
-        equal(
-            (await world.row(f"run-{index}")).wake_at, None, f"wake_at of a run that waits for {name!r}, after all other signals"
-        )
+                await world.a.signal(run_id, other, b"1", now=NOW)
+        equal((await world.row(run_id)).wake_at, None, f"wake_at of a run that waits for {name!r}, after all other signals")
+
+    await asyncio.gather(*(sent_all_others(f"run-{index}", name) for index, name in enumerate(NAMES)))
     await world.a.signal("run-0", NAMES[0], b"1", now=NOW)
     equal((await world.row("run-0")).wake_at, NOW, "wake_at once its own signal came")
 

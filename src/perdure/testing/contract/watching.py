@@ -16,7 +16,7 @@ from perdure.testing.contract.cases import Check, add, promise
 from perdure.testing.contract.checks import holds
 from perdure.testing.contract.world import TTL, World, in_another_loop, new_run, run_row, signals
 
-PATIENCE: Final = 5.0
+PATIENCE: Final = 20.0
 
 Event = Callable[[Store], Awaitable[object]]
 Stage = Callable[[World], Awaitable[Event]]
