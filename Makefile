@@ -44,8 +44,9 @@ demo: $(PROJECT) ## a workflow that is killed and goes on, in a few seconds
 	$(BIN)/python examples/demo.py
 
 # Three processes also on two cores: most of the time they wait for servers and disks. Each starts the servers that it needs.
+# What fails beside the others, on a machine that is busy, has to pass alone: it is run once more, and said both times.
 test: system $(DEV) ## all tests, long campaigns shortened to a tenth
-	$(BIN)/python -m pytest -m "not chaos" -n 3 --dist loadfile
+	$(BIN)/python -m pytest -m "not chaos" -n 3 --dist loadfile || $(BIN)/python -m pytest -m "not chaos" --lf --lfnf none
 
 chaos: system $(DEV) ## the same tests with campaigns in full, and those that are only for here
 	PERDURE_CHAOS=1 $(BIN)/python -m pytest
