@@ -70,17 +70,20 @@ class Keeper:
 
 def _on_two_loops(first: Callable[[], Awaitable[T]], second: Callable[[], Awaitable[T]]) -> list[T | BaseException]:
     """What both give, each on a loop in a thread of its own."""
-    given: list[T | BaseException] = []
+    given: dict[int, T | BaseException] = {}
 
-    async def noted(what: Callable[[], Awaitable[T]]) -> None:
-        given.extend(await asyncio.gather(what(), return_exceptions=True))
+    async def noted(number: int, what: Callable[[], Awaitable[T]]) -> None:
+        (given[number],) = await asyncio.gather(what(), return_exceptions=True)
 
-    threads = [threading.Thread(target=lambda what=what: asyncio.run(noted(what))) for what in (first, second)]
+    threads = [
+        threading.Thread(target=lambda number=number, what=what: asyncio.run(noted(number, what)))
+        for number, what in enumerate((first, second))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return given
+    return [given[0], given[1]]
 
 
 def test_two_loops_with_one_keeper_drive_a_run_once() -> None:
