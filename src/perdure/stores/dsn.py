@@ -12,7 +12,10 @@ from urllib.parse import parse_qsl, unquote, urlencode
 
 from perdure.store import Store
 
-FORMS: Final = "sqlite:///relative.db, sqlite:////absolute.db, files:directory, memory:, postgresql://user@host/database, redis://host:6379/0"
+FORMS: Final = (
+    "sqlite:///relative.db, sqlite:////absolute.db, files:directory, memory:, file:local.db, libsql://host, "
+    "or the URL of a server: postgresql://..., mysql://..., mongodb://..., redis://..."
+)
 # Arguments that no DSN can carry: what it leads to, and objects.
 _NOT_OPTIONS: Final = frozenset({"url", "path", "directory", "pool", "client"})
 _WORDS: Final = {"true": True, "false": False}
