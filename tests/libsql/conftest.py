@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
-from perdure.stores.libsql_store.hrana import Client, Statement, Step
+from perdure.stores.libsql_store.errors import fate_of
+from perdure.stores.libsql_store.hrana import Client, ServerError, Statement, committed, in_transaction
 from perdure.stores.libsql_store.place import address_of
+from perdure.stores.remote.fates import Fate
 from perdure.testing.servers.libsql import LibsqlServer, shared_server
 
 
 async def run(url: str, *sql: str) -> None:
+    """Have these executed, again while the server is busy: during a checkpoint it tells so to everybody who writes."""
     address = address_of(url)
     client = Client(address.place, address.token, size=1)
     try:
-        (await client.batch([Step(Statement(text)) for text in sql])).given()
+        async with asyncio.timeout(30):
+            while not await is_done(client, sql):  # noqa: ASYNC110 - nobody tells when a checkpoint is over
+                await asyncio.sleep(0.05)
     finally:
         await client.close()
+
+
+async def is_done(client: Client, sql: Sequence[str]) -> bool:
+    try:
+        committed(await client.batch(in_transaction([Statement(text) for text in sql])))
+    except ServerError as error:
+        if fate_of(error) is not Fate.UNDONE:
+            raise
+        return False
+    return True
 
 
 async def drop(url: str, stem: str) -> None:

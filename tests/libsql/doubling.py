@@ -7,6 +7,8 @@ import socket
 import threading
 from urllib.parse import urlsplit
 
+from tests.libsql.proxy import message
+
 
 class Doubling:
     """Sends a request that commits to the server and, when that has answered, once more on another connection.
@@ -37,29 +39,14 @@ class Doubling:
 
     def _serve(self, client: socket.socket) -> None:
         with client, contextlib.suppress(ConnectionError):
-            while message := _message(client):
-                answer = self._ask(message)
-                if b'"COMMIT"' in message:
-                    self.second_answers.append(self._ask(message))
+            while request := message(client):
+                answer = self._ask(request)
+                if b'"COMMIT"' in request:
+                    self.second_answers.append(self._ask(request))
                     self.doubled += 1
                 client.sendall(answer)
 
-    def _ask(self, message: bytes) -> bytes:
+    def _ask(self, request: bytes) -> bytes:
         with socket.create_connection(self._server) as server:
-            server.sendall(message)
-            return _message(server)
-
-
-def _message(source: socket.socket) -> bytes:
-    """A whole HTTP message with its length in the head, or nothing when the other side has hung up."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        more = source.recv(1 << 16)
-        if not more:
-            return b""
-        data += more
-    head, _, body = data.partition(b"\r\n\r\n")
-    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
-    while len(body) < length:
-        body += source.recv(1 << 16)
-    return head + b"\r\n\r\n" + body
+            server.sendall(request)
+            return message(server)

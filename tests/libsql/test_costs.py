@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from perdure.errors import RunFinished, RunNotFound
 from perdure.records import Awaited, Item, Lease
 from perdure.stores.libsql_store import LibsqlStore
 from perdure.testing.contract.world import entry, new_run
@@ -83,6 +84,18 @@ async def test_concurrent_one_step_runs_share_commits(store: LibsqlStore) -> Non
 
     await asyncio.gather(*map(run, range(100)))
     assert store._beginnings.statements + store._closings.statements < 0.2 * 200
+
+
+async def test_concurrent_signals_share_commits_and_are_answered_one_by_one(store: LibsqlStore) -> None:
+    leases = [await leased(store, f"run-{n}") for n in range(10)]
+    await store.finish(leases[9], "completed", b"1")
+    wanted = [f"run-{n % 10}" for n in range(100)] + ["nowhere"]
+    answers = await asyncio.gather(*(store.signal(run_id, "go", b"1") for run_id in wanted), return_exceptions=True)
+    assert store._signals.statements < 10
+    for n in range(9):
+        assert answers[n:100:10] == list(range(1, 11))
+    assert {type(answer) for answer in answers[9:100:10]} == {RunFinished}
+    assert isinstance(answers[100], RunNotFound)
 
 
 async def test_signals_and_heartbeats_are_one_round_trip(store: LibsqlStore, wire: Wire) -> None:

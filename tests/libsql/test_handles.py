@@ -146,18 +146,21 @@ async def test_a_store_goes_on_in_a_forked_child_and_in_its_parent(store: Libsql
     await store.record(claim.lease, [entry(1)])
     lease = claim.lease
 
+    async def record(seq: int) -> None:
+        await store.record(lease, [entry(seq)])
+
     def fork() -> int:
         pid = os.fork()
         if pid == 0:
             try:
-                asyncio.run(store.record(lease, [entry(2)]))
+                asyncio.run(record(2))
                 os._exit(0)
             except BaseException:
                 os._exit(1)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     assert await asyncio.to_thread(fork) == 0
-    await store.record(lease, [entry(3)])
+    await record(3)
     assert [line.seq for line in await store.journal("run")] == [1, 2, 3]
 
 

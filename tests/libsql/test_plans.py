@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+from collections.abc import Sequence
 
 import pytest
 
@@ -25,12 +26,12 @@ STATEMENTS = {
     "record": batching.record_statements(TABLES, "", RECORDS),
     "close": ClosingBatch(TABLES, "", CLOSINGS).statements,
     "renew": renewing_batch.renew_statements(TABLES, "", LEASES, 1, None),
-    "signal": signal_batch.signal_statements(TABLES, "", "run", "go", b"", None, "identity", None),
+    "signal": signal_batch.sending(TABLES, "", "run", "go", b"", None, "identity", None).statements,
 }
 
 
 @pytest.mark.parametrize("statements", STATEMENTS.values(), ids=STATEMENTS)
-def test_every_row_is_found_by_an_index(statements: list[Statement]) -> None:
+def test_every_row_is_found_by_an_index(statements: Sequence[Statement]) -> None:
     database = sqlite3.connect(":memory:")
     for sql, values in (*asyncio.run(schema.creation(TABLES)), *Pieces(TABLES).schema()):
         database.execute(sql, values)

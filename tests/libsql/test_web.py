@@ -29,6 +29,8 @@ class Server:
         self.requests: list[bytes] = []
         self.met = 0
         self.is_patient = True
+        self.pause = 0.0
+        self.pause_from = 0
         self.serving: list[asyncio.Task[None] | None] = []
         self.place = Place("", 0, "", is_encrypted=False)
 
@@ -46,6 +48,7 @@ class Server:
                 for byte in range(0, len(answer), 3):  # in pieces, as a network may bring them
                     writer.write(answer[byte : byte + 3])
                     await writer.drain()
+                    await asyncio.sleep(self.pause if byte >= self.pause_from else 0)
                 if b"onnection: close" in answer or not self.answers or not self.is_patient:
                     break
         writer.close()
@@ -150,6 +153,22 @@ async def test_a_server_that_does_not_answer_in_time_is_an_error() -> None:
     async with serving(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhi", WHOLE) as server, pooled() as pool:
         with pytest.raises(TimeoutError, match=r"0\.05 s"):
             await ask(pool, server, timeout=0.05)
+
+
+async def test_a_server_that_takes_its_time_but_is_never_silent_is_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece of the body is a sign of life: all of them take longer than a silence may."""
+    monkeypatch.setattr("perdure.stores.libsql_store.web._PIECE", 3)
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 60\r\n\r\n"
+    async with serving(head + b"x" * 60, WHOLE) as server, pooled() as pool:
+        server.pause, server.pause_from = 0.05, len(head)
+        assert (await ask(pool, server, timeout=0.5)).body == b"x" * 60
+
+
+async def test_a_large_request_is_given_the_time_to_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.stores.libsql_store.web._SLOWEST", 2)  # so the four bytes of the body may take two seconds
+    async with serving(WHOLE, WHOLE) as server, pooled() as pool:
+        server.pause = 0.05
+        assert (await ask(pool, server, timeout=0.4)).body == b"hi"
 
 
 async def test_what_was_never_sent_is_told_apart() -> None:

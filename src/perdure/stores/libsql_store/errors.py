@@ -8,6 +8,7 @@ from typing import Final
 from perdure.errors import PerdureError, PersistenceError
 from perdure.stores.libsql_store.hrana import ServerError
 from perdure.stores.libsql_store.pieces import GONE
+from perdure.stores.libsql_store.web import NoReplyError
 from perdure.stores.remote.fates import Fate
 
 # The server's own words. In each case the transaction is rolled back, or was never begun.
@@ -22,6 +23,10 @@ _ADVICE: Final = {
     404: "there is no database at this address",
     413: "the server takes no requests of this size",
 }
+_SILENT: Final = (
+    "; where nothing is written any more, sqld has forgotten who may write: "
+    "start it anew, and with --checkpoint-interval-s, which prevents that"
+)
 
 
 def fate_of(error: BaseException) -> Fate:
@@ -59,6 +64,8 @@ def mapped(error: BaseException, label: str, secret: str | None = None) -> BaseE
         return error
     status = error.status if isinstance(error, ServerError) else None
     said = str(error) if isinstance(error, ServerError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, NoReplyError):
+        said += _SILENT
     advice = _ADVICE.get(status or 0)
     if advice is not None:
         said = f"{advice} ({said})"

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import ClassVar, Final, Self
 
 from perdure.errors import PersistenceError
 from perdure.loopthread import LoopThread
-from perdure.stores.libsql_store import errors, hrana
+from perdure.stores.libsql_store import errors, facts, hrana
 from perdure.stores.libsql_store.channels import Alone, OpenTransaction, results_of
 from perdure.stores.libsql_store.hrana import Client, ServerError
 from perdure.stores.libsql_store.pieces import Pieces
 from perdure.stores.libsql_store.place import Address
+from perdure.stores.libsql_store.turn import Turn, turn_at
 from perdure.stores.remote.fates import Fate
 from perdure.stores.sql_store import schema
 from perdure.stores.sql_store.home import SqlHome
 from perdure.stores.sql_store.session import Channel, Result, Statement
 
 POOL_SIZE: Final = 8
-# After so many seconds the server ends a transaction that keeps others waiting.
-LONGEST_TURN: Final = 5.0
 _MAX_STREAMS: Final = 100
-_SYNCHRONOUS: Final = Statement("PRAGMA synchronous", ())
-_FULL: Final = 2
 
 
 class LibsqlHome(SqlHome):
     """The way to one database, on the loop of a thread that all libSQL stores of the process share."""
 
+    PATIENCE: ClassVar[float] = 3 * hrana.REQUEST_TIMEOUT  # so that one silence, or two, are not the end
     THREAD: ClassVar[LoopThread] = LoopThread("perdure-libsql")
 
     def __init__(self, address: Address, tables: schema.Tables) -> None:
@@ -39,8 +36,7 @@ class LibsqlHome(SqlHome):
         # Nobody has said more yet.
         self.durability = "process"
         self._client: Client | None = None
-        # Held by a transaction of several requests: the server would let the next one in no sooner.
-        self._turn = asyncio.Lock()
+        self._turn: Turn | None = None
 
     @property
     def client(self) -> Client:
@@ -48,6 +44,13 @@ class LibsqlHome(SqlHome):
         if self._client is None:
             self._client = Client(self.address.place, self.address.token, size=POOL_SIZE, streams=_MAX_STREAMS)
         return self._client
+
+    @property
+    def turn(self) -> Turn:
+        """What everything that writes waits for, asked for on the home loop."""
+        if self._turn is None:
+            self._turn = turn_at(self.address.place)
+        return self._turn
 
     def another(self) -> Self:
         """A home with connections of its own."""
@@ -62,9 +65,8 @@ class LibsqlHome(SqlHome):
             if not allowed:
                 raise
             await self._create_tables()
-        with contextlib.suppress(ServerError):  # one that does not tell may do anything
-            (told,) = await Alone(self.client, self.pieces).send([_SYNCHRONOUS])
-            self.durability = "disk" if int(told.rows[0][0]) >= _FULL else "process"
+        self.durability = await facts.durability_of(self.client)
+        await facts.warn_of_halts(self.client, self.label)
 
     async def _look_for_tables(self) -> None:
         """Raises `PersistenceError` unless they are there, and of this version."""
@@ -89,27 +91,13 @@ class LibsqlHome(SqlHome):
     async def transaction(self) -> AsyncIterator[Channel]:
         """A transaction of several requests. While it is open nobody else writes."""
         under_way = OpenTransaction(self.client, self.pieces)
-        async with self._in_turn():
+        async with self.turn.taken():
             try:
                 yield under_way
                 await under_way.commit()
             except BaseException:
                 await under_way.roll_back()
                 raise
-
-    @contextlib.asynccontextmanager
-    async def _in_turn(self) -> AsyncIterator[None]:
-        """Wait for the turn; but not longer than the server would, as a transaction of the caller's may wait for this one."""
-        try:
-            async with asyncio.timeout(LONGEST_TURN):
-                await self._turn.acquire()
-        except TimeoutError:
-            yield
-            return
-        try:
-            yield
-        finally:
-            self._turn.release()
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[Channel]:
@@ -120,7 +108,9 @@ class LibsqlHome(SqlHome):
         """What these statements gave, committed: a whole transaction in one request."""
         puts, asked = self.pieces.taken_apart(statements)
         steps = hrana.in_transaction([hrana.Statement(*statement) for statement in (*puts, *asked)])
-        results = results_of(hrana.committed(await self.client.batch(steps)))[len(puts) :]
+        async with self.turn.taken():
+            ends = await self.client.batch(steps)
+        results = results_of(hrana.committed(ends))[len(puts) :]
         return await Alone(self.client, self.pieces).put_together(results)
 
     @property

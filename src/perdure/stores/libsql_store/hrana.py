@@ -16,9 +16,11 @@ import msgspec
 
 from perdure.stores.libsql_store.place import Place, address_of
 from perdure.stores.libsql_store.values import Plain, Value, from_wire, to_wire
-from perdure.stores.libsql_store.web import HttpError, Pool, Reply
+from perdure.stores.libsql_store.web import HttpError, NoReplyError, Pool, Reply
 
-REQUEST_TIMEOUT: Final = 30.0
+# A connection on which nothing comes any more is given up while a lease of the usual length can still be renewed on another. A
+# server that works answers sooner: who waits longest there waits five seconds, until it ends a transaction that is in his way.
+REQUEST_TIMEOUT: Final = 10.0
 VERSIONS: Final = ("/v3", "/v2")
 _OK: Final = range(200, 300)
 
@@ -153,11 +155,10 @@ class Client:
     may be what all others wait for.
     """
 
-    def __init__(self, place: Place, token: str | None, *, size: int, streams: int = 1, timeout: float = REQUEST_TIMEOUT) -> None:
+    def __init__(self, place: Place, token: str | None, *, size: int, streams: int = 1) -> None:
         self.place = place
         self._pool = Pool(size)
         self._streams = Pool(streams)
-        self._timeout = timeout
         # The last change to the database that a reply told of, in the server's own count; None where it does not count.
         self.last_change: int | None = None
         self._version = VERSIONS[0]
@@ -169,11 +170,16 @@ class Client:
     async def choose_version(self) -> None:
         """Find out which version of the protocol the server speaks. Raises `ServerError` when it is none of ours."""
         for version in VERSIONS:
-            reply = await self._pool.request(self.place, "GET", version, self._headers, b"", self._timeout)
+            reply = await self._pool.request(self.place, "GET", version, self._headers, b"", REQUEST_TIMEOUT)
             if reply.status in _OK:
                 self._version = version
                 return
         raise _refused(reply)
+
+    async def server_version(self) -> str:
+        """What the server calls itself; nothing when it does not say."""
+        reply = await self._pool.request(self.place, "GET", "/version", self._headers, b"", REQUEST_TIMEOUT)
+        return reply.body.decode(errors="replace") if reply.status in _OK else ""
 
     async def batch(self, steps: Sequence[Step]) -> Ends:
         """Have these executed in a stream that ends with them: one round trip."""
@@ -183,8 +189,8 @@ class Client:
         """The reply to a pipeline that was accepted. Raises `ServerError` for any other."""
         pool = self._pool if is_alone else self._streams
         try:
-            reply = await pool.request(place, "POST", f"{self._version}/pipeline", self._headers, body, self._timeout)
-        except TimeoutError:
+            reply = await pool.request(place, "POST", f"{self._version}/pipeline", self._headers, body, REQUEST_TIMEOUT)
+        except NoReplyError:
             self.last_change = None  # the database may have been put back to an earlier state, and would never come as far
             raise
         if reply.status not in _OK:

@@ -1,12 +1,15 @@
-"""A signal as one batch: whether it is taken, and whom it wakes, the statements find out by themselves."""
+"""Signals as one batch: whether one is taken, and whom it wakes, its statements find out by themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from perdure.errors import RunFinished, RunNotFound
 from perdure.records import ENDED
+from perdure.stores.remote.lanes import Answer
 from perdure.stores.sql_store.schema import Tables
 from perdure.stores.sql_store.session import Result, Statement
 
@@ -34,23 +37,39 @@ _WAKE: Final = """
 _SEQ: Final = "SELECT seq FROM $signals WHERE namespace = ?1 AND run_id = ?2 AND identity = ?3"
 
 
-def signal_statements(
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A signal on its way, with what puts it there."""
+
+    run_id: str
+    statements: Sequence[Statement]
+    size: int
+    places: Collection[Hashable] = ()  # any number may go to one run, one after the other
+
+
+def sending(
     tables: Tables, namespace: str, run_id: str, name: str, payload: bytes, dedupe: str | None, sent: str, now: int | None
-) -> list[Statement]:
+) -> Sending:
     """What puts a signal with the identity `sent` into the run's inbox, unless it is there."""
-    return [
+    statements = [
         tables.statement(_TARGET, namespace, run_id),
         tables.statement(_PUT, namespace, run_id, name, payload, dedupe, sent),
         tables.statement(_WAKE, namespace, run_id, sent, name, now),
         tables.statement(_SEQ, namespace, run_id, sent),
     ]
+    return Sending(run_id, statements, len(payload) + sum(len(statement.sql) for statement in statements))
 
 
-def seq_from(tables: Tables, run_id: str, results: Sequence[Result]) -> int:
-    """The signal's seq. Raises `RunNotFound`, `RunFinished`."""
+def seqs_from(tables: Tables, asked: Sequence[Sending], results: Sequence[Result]) -> list[Answer[int]]:
+    """What each signal is answered, by what the statements of all gave: its seq, `RunNotFound` or `RunFinished`."""
+    given = iter(results)
+    return [_seq_from(tables, signal.run_id, list(islice(given, len(signal.statements)))) for signal in asked]
+
+
+def _seq_from(tables: Tables, run_id: str, results: Sequence[Result]) -> Answer[int]:
     target, _, _, found = results
     if not target.rows:
-        raise RunNotFound(run_id)
+        return RunNotFound(run_id)
     if not found.rows:
-        raise RunFinished(run_id, tables.values.name_from(target.rows[0][0]))
+        return RunFinished(run_id, tables.values.name_from(target.rows[0][0]))
     return int(found.rows[0][0])

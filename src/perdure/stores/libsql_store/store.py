@@ -19,7 +19,7 @@ from perdure.stores.libsql_store.home import LibsqlHome
 from perdure.stores.libsql_store.hrana import ServerError
 from perdure.stores.libsql_store.place import Address, address_of
 from perdure.stores.remote.fates import NotSentError
-from perdure.stores.remote.lanes import Answer
+from perdure.stores.remote.lanes import Answer, Lane
 from perdure.stores.sql_store import claims, reading, runs
 from perdure.stores.sql_store.closing import close_once
 from perdure.stores.sql_store.dialect import SQLITE
@@ -57,6 +57,10 @@ class LibsqlStore(SqlStore[LibsqlHome]):
         home = LibsqlHome(Address(address.place, token), Tables(table, SQLITE, pieces.PieceValues()))
         super().__init__(home, prefix=prefix, auto_migrate=auto_migrate)
 
+    def _move_in(self) -> None:
+        super()._move_in()
+        self._signals: Lane[signal_batch.Sending, int] = Lane(self._signal_all, self._home.has_culprit)
+
     def __repr__(self) -> str:
         home = self._home
         return f"LibsqlStore({home.address.place.url!r}, table={home.tables.stem!r}, prefix={self._namespace!r})"
@@ -93,12 +97,16 @@ class LibsqlStore(SqlStore[LibsqlHome]):
         return renewing_batch.pulses_from(self._home.tables, leases, results)
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
-        """Put a signal into the run's inbox, in one request."""
-        home, sent = self._home, identity(name, dedupe)
-        statements = signal_batch.signal_statements(home.tables, self._namespace, run_id, name, payload, dedupe, sent, now)
-        results = await self._carry(lambda: home.persist(lambda _: home.commit(statements)))
+        """Put a signal into the run's inbox: a share of one request."""
+        sent = identity(name, dedupe)
+        sending = signal_batch.sending(self._home.tables, self._namespace, run_id, name, payload, dedupe, sent, now)
+        seq = await self._send(lambda: self._signals, sending)
         self._gate.wake()
-        return signal_batch.seq_from(home.tables, run_id, results)
+        return seq
+
+    async def _signal_all(self, asked: Sequence[signal_batch.Sending]) -> Sequence[Answer[int]]:
+        statements = [statement for signal in asked for statement in signal.statements]
+        return signal_batch.seqs_from(self._home.tables, asked, await self._home.persist(lambda _: self._home.commit(statements)))
 
     async def _claim(self, wanted: claims.Wanted) -> Claims:
         idle = await self._home.read(self._namespace, lambda db: _next_wake(db, wanted))

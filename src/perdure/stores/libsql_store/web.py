@@ -11,13 +11,15 @@ import asyncio
 import contextlib
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final, NamedTuple
 
 from perdure.stores.libsql_store.place import Place
 from perdure.stores.remote.fates import NotSentError
 
 CONNECT_TIMEOUT: Final = 10.0
+_SLOWEST: Final = 128 * 1024  # bytes of a request that arrive in a second, on the slowest of networks
+_PIECE: Final = 256 * 1024  # of a reply: who reads so much knows that the server still speaks
 _GOODBYE_TIMEOUT: Final = 1.0
 _MAX_LINE: Final = 64 * 1024
 _MAX_HEADERS: Final = 200
@@ -26,6 +28,10 @@ _FINAL: Final = 200  # a status below this is followed by another
 
 class HttpError(ConnectionError):
     """What came back is no HTTP reply, or not a whole one."""
+
+
+class NoReplyError(TimeoutError):
+    """The server was silent for too long. It may have received what was sent."""
 
 
 class Reply(NamedTuple):
@@ -43,6 +49,7 @@ class Connection:
         self._place = place
         self._reader = reader
         self._writer = writer
+        self._heard: Callable[[], None] = _nothing  # called for every piece of a reply's body
         self.is_usable = True
 
     @property
@@ -50,13 +57,14 @@ class Connection:
         """Whether another request may be sent on it: the server has not closed it, nor said anything unasked."""
         return self.is_usable and not self._reader.at_eof() and not self._writer.is_closing()
 
-    async def request(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
-        """Send a request and read its reply to the end."""
+    async def request(self, method: str, path: str, headers: Mapping[str, str], body: bytes, timeout: float) -> Reply:
+        """Send a request and read its reply to the end. Raises `NoReplyError` when the server is silent so many seconds."""
         self.is_usable = False  # until the reply is whole
-        self._writer.write(_head(method, self._place, path, headers, len(body)) + body)
-        await self._writer.drain()
-        status, told = await self._status_and_headers()
-        content = b"" if status in {204, 304} else await self._content(told)
+        async with _silence_limited(timeout, len(body) / _SLOWEST) as self._heard:
+            self._writer.write(_head(method, self._place, path, headers, len(body)) + body)
+            await self._writer.drain()
+            status, told = await self._status_and_headers()
+            content = b"" if status in {204, 304} else await self._content(told)
         self.is_usable = told.get("connection", "").lower() != "close"
         return Reply(status, told, content)
 
@@ -119,10 +127,15 @@ class Connection:
         return line.decode("latin-1").rstrip("\r\n")
 
     async def _exactly(self, size: int) -> bytes:
-        try:
-            return await self._reader.readexactly(size)
-        except asyncio.IncompleteReadError:
-            raise HttpError("the server closed the connection before its reply was whole") from None
+        pieces: list[bytes] = []
+        while size:
+            piece = await self._reader.read(min(size, _PIECE))
+            if not piece:
+                raise HttpError("the server closed the connection before its reply was whole")
+            self._heard()
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
 
 
 class Pool:
@@ -137,13 +150,9 @@ class Pool:
     async def request(
         self, place: Place, method: str, path: str, headers: Mapping[str, str], body: bytes, timeout: float
     ) -> Reply:
-        """The server's reply, within so many seconds. Raises `NotSentError` when there was no connection to send on."""
+        """The server's reply, for which it may be silent so many seconds. Raises `NotSentError` without a connection."""
         async with self._connection(place) as connection:
-            try:
-                async with asyncio.timeout(timeout):
-                    return await connection.request(method, path, headers, body)
-            except TimeoutError:
-                raise TimeoutError(f"no reply within {timeout:g} s") from None
+            return await connection.request(method, path, headers, body, timeout)
 
     @contextlib.asynccontextmanager
     async def _connection(self, place: Place) -> AsyncIterator[Connection]:
@@ -191,6 +200,21 @@ class Pool:
         self._idle.clear()
         if idle:
             await asyncio.wait([asyncio.ensure_future(connection.hang_up()) for connection in idle], timeout=_GOODBYE_TIMEOUT)
+
+
+@contextlib.asynccontextmanager
+async def _silence_limited(seconds: float, at_first: float) -> AsyncIterator[Callable[[], None]]:
+    """Gives what is to be called whenever something was heard. The time to send is allowed for once, `at_first`."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(seconds + at_first) as limit:
+            yield lambda: limit.reschedule(loop.time() + seconds)
+    except TimeoutError:
+        raise NoReplyError(f"no reply within {seconds:g} s") from None
+
+
+def _nothing() -> None:
+    pass
 
 
 def _head(method: str, place: Place, path: str, headers: Mapping[str, str], length: int) -> bytes:

