@@ -5,12 +5,16 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+PIP_WORDS := python -m pip --quiet --disable-pip-version-check --no-input
+PIP := $(BIN)/$(PIP_WORDS)
 INTERPRETER := $(shell $(PYTHON) -c 'import platform; print(platform.python_version())' 2>/dev/null)
 
 CORE := $(VENV)/.core-$(INTERPRETER)
 PROJECT := $(VENV)/.project-$(INTERPRETER)
 DEV := $(VENV)/.dev-$(INTERPRETER)
+# What perdure is compared with has an environment of its own, so that it cannot change what the tests run with.
+BENCH_VENV ?= .venv-bench
+PEERS := $(BENCH_VENV)/.peers-$(INTERPRETER)
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
@@ -35,7 +39,7 @@ define require
 	else echo "missing:$$missing. Install with: sudo apt-get install$$missing" >&2; $(2); fi
 endef
 
-.PHONY: help demo test chaos lint types bench lock clean system
+.PHONY: help demo test chaos lint types bench figures baseline lock clean system
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  \1\t\2/'
@@ -43,10 +47,10 @@ help: ## this list
 demo: $(PROJECT) ## a workflow that is killed and goes on, in a few seconds
 	$(BIN)/python examples/demo.py
 
-# Three processes also on two cores: most of the time they wait for servers and disks. Each starts the servers that it needs.
-# What fails beside the others, on a machine that is busy, has to pass alone: it is run once more, and said both times.
+# Three processes also on two cores: they often wait for servers and disks. Each starts the servers that it needs, and
+# tests/sharing.py says which files come first and what stays together.
 test: system $(DEV) ## all tests, long campaigns shortened to a tenth
-	$(BIN)/python -m pytest -m "not chaos" -n 3 --dist loadfile || $(BIN)/python -m pytest -m "not chaos" --lf --lfnf none
+	$(BIN)/python -m pytest -m "not chaos" -n 3 --dist loadfile
 
 chaos: system $(DEV) ## the same tests with campaigns in full, and those that are only for here
 	PERDURE_CHAOS=1 $(BIN)/python -m pytest
@@ -59,16 +63,24 @@ types: $(DEV) ## mypy strict on src and tests, pyright on tests/typing
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(DEV) ## the benchmarks
-	$(BIN)/python -m benchmarks
+bench: $(PEERS) ## perdure beside its peers and the plain drivers; BENCH="--quick" and the like for less
+	$(call require,postgresql,exit 1)
+	@mkdir -p build
+	$(BENCH_VENV)/bin/python -m benchmarks --json build/benchmarks.json $(BENCH)
+
+figures: $(PROJECT) ## puts the figures of the last `make bench` into docs/benchmarks.md
+	$(BIN)/python -m benchmarks.page build/benchmarks.json
+
+baseline: $(PROJECT) ## writes down what operations cost now, for the test that compares
+	$(BIN)/python -m benchmarks.operations --baseline
 
 lock: $(DEV) ## pins requirements/*.txt to the newest versions that fit requirements/*.in
-	for set in core dev; do $(BIN)/uv pip compile --system-certs --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	for set in core dev bench; do $(BIN)/uv pip compile --system-certs --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 		requirements/$$set.in --output-file requirements/$$set.txt || exit 1; done
 
-clean: ## removes .venv, caches and build results
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean: ## removes the environments, caches and build results
+	rm -rf $(VENV) $(BENCH_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The tools that tests use, and the servers: postgresql, pgbouncer, redis-server and mariadb-server as they are; libSQL's and
@@ -93,4 +105,11 @@ $(PROJECT): pyproject.toml $(CORE)
 # --use-pep517: old pips would otherwise run setup.py themselves for the one package without a wheel, and say so at length.
 $(DEV): requirements/dev.txt $(PROJECT)
 	$(PIP) install --require-hashes --no-build-isolation --use-pep517 -r requirements/dev.txt
+	@touch $@
+
+$(PEERS): requirements/bench.txt
+	$(call require,python3-venv,exit 1)
+	$(PYTHON) -m venv --clear $(BENCH_VENV)
+	$(BENCH_VENV)/bin/$(PIP_WORDS) install --require-hashes --only-binary :all: -r requirements/bench.txt
+	PATH="$(abspath $(BENCH_VENV)/bin):$$PATH" $(BENCH_VENV)/bin/$(PIP_WORDS) install --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import traceback
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -47,12 +48,36 @@ HARMLESS: Final = (
 )
 
 
+# What the processes of tests have imported, which are forked from a server that has nothing else: one is there in milliseconds,
+# and a test spends its time on the store. A driver that is not installed is passed over here, and missed where it is needed.
+PRELOADED: Final = [
+    "pytest", "perdure.testing.contract", "perdure.testing.keyvalue", "tests.backends.jobs",
+    "asyncpg", "asyncmy", "pymongo", "redis.asyncio", "obstore",
+]  # fmt: skip
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    multiprocessing.set_forkserver_preload(PRELOADED)
     from tests.backends.exercised import Exercised
     from tests.backends.registry import BACKENDS  # not before the line above that has asserts rewritten
 
     contracts = {backend.name: backend.contract for backend in BACKENDS.values()}
-    config.pluginmanager.register(Exercised(contracts), "perdure-backends")
+    left_to_chaos = [backend.name for backend in BACKENDS.values() if backend.leaves_contract_to_chaos]
+    config.pluginmanager.register(Exercised(contracts, left_to_chaos), "perdure-backends")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes
+        from tests.sharing import longest_first
+
+        longest_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    from tests.sharing import ByFile
+
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

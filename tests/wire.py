@@ -12,17 +12,19 @@ from urllib.parse import urlsplit, urlunsplit
 class Wire:
     """What goes through the proxy. A round trip begins when a client speaks after its server has (or first of all).
 
-    `lose` replies are lost with their connection, after the server has done its work.
+    `lose` replies are lost with their connection, after the server has done its work, once `later` others came through.
     """
 
-    def __init__(self, url: str, *, default_port: int = 0) -> None:
+    def __init__(self, url: str, *, default_port: int = 0, port: int = 0) -> None:
+        """To the server of this URL, through a door at `port` or wherever there is a free one."""
         self._parts = urlsplit(url)
         self._server = (self._parts.hostname or "127.0.0.1", self._parts.port or default_port)
-        self._door = socket.create_server(("127.0.0.1", 0))
+        self._door = socket.create_server(("127.0.0.1", port))
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._closing = False
         self.round_trips = 0
         self.lose = 0
+        self.later = 0
         self.lost = 0
         self._threads[0].start()
 
@@ -60,6 +62,9 @@ class Wire:
 
     def _is_lost(self) -> bool:
         if self.lose == 0:
+            return False
+        if self.later:
+            self.later -= 1
             return False
         self.lose -= 1
         self.lost += 1

@@ -15,7 +15,7 @@ Start: TypeAlias = Callable[..., Child]
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "goes_down" in metafunc.fixturenames:
-        cases = [(backend, "server" if backend.own_server else "every process") for backend in BACKENDS.values()]
+        cases = [(backend, backend.goes_down) for backend in BACKENDS.values()]
         metafunc.parametrize(
             ("backend", "goes_down"), cases, ids=[f"{backend}-{what}" for backend, what in cases], scope="session"
         )

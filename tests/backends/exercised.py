@@ -3,26 +3,32 @@
 A backend is exercised when every case of its contract suite and every test of its process suite ran. One that was skipped or not
 collected was not, so nothing falls away without a word. PERDURE_REQUIRE_BACKENDS is `all` or a list such as `sqlite,postgres`;
 when one of those is missing, the run fails. A run of selected tests says nothing, and requires nothing.
+
+A contract suite that takes too long may be left to `make chaos`. Elsewhere its process suite is all that is required, and the
+suite that did not run is named.
 """
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import pytest
+
+from tests.campaign import IS_FULL
 
 VARIABLE: Final = "PERDURE_REQUIRE_BACKENDS"
 OUTPUT: Final = "perdure-backends"
 
 
 class Exercised:
-    """A pytest plugin. It is given each backend's name, and the file in `tests/contract` that has its contract suite."""
+    """A pytest plugin. It is given each backend's name with its contract suite, as `file::test` in `tests/contract`."""
 
-    def __init__(self, contracts: Mapping[str, str]) -> None:
+    def __init__(self, contracts: Mapping[str, str], left_to_chaos: Collection[str] = ()) -> None:
         self._contracts = contracts
+        self._left_to_chaos = left_to_chaos
         self._required = required(os.environ.get(VARIABLE, ""), contracts)
         self._is_whole = False
         self._collected: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -57,14 +63,18 @@ class Exercised:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self._is_whole:
             return
-        terminalreporter.write_line(f"backends exercised: {', '.join(self.exercised()) or 'none'}")
+        terminalreporter.write_line(f"backends exercised: {', '.join(map(self._shown, self.exercised())) or 'none'}")
         if self.missing():
             required = f"{VARIABLE} requires {', '.join(self.missing())} too"
             terminalreporter.write_line(f"{required}: look above for what was skipped, failed to start or was left out", red=True)
 
     def exercised(self) -> list[str]:
-        """The backends of which both suites ran as a whole."""
-        return [name for name in self._contracts if self._whole("contract", name) and self._whole("processes", name)]
+        """The backends of which both suites ran as a whole, or the one that was not left to `make chaos`."""
+        return [
+            name
+            for name in self._contracts
+            if self._whole("processes", name) and (self._whole("contract", name) or self._is_left_to_chaos(name))
+        ]
 
     def missing(self) -> list[str]:
         """Those that are required and were not exercised."""
@@ -74,11 +84,18 @@ class Exercised:
         collected = self._collected[suite, name]
         return bool(collected) and collected <= self._ran
 
+    def _is_left_to_chaos(self, name: str) -> bool:
+        return name in self._left_to_chaos and not self._collected["contract", name] and not IS_FULL
+
+    def _shown(self, name: str) -> str:
+        return f"{name} (its contract suite in make chaos only)" if self._is_left_to_chaos(name) else name
+
     def _suites(self, item: pytest.Function) -> Iterable[tuple[str, str]]:
         """The suites that a test belongs to: none or one."""
         folder = item.path.parent.name
-        if folder == "contract" and item.originalname == "test_contract":
-            return [("contract", name) for name, file in self._contracts.items() if file == item.path.name]
+        if folder == "contract":
+            address = f"{item.path.name}::{item.originalname}"
+            return [("contract", name) for name, contract in self._contracts.items() if contract == address]
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         return [("processes", str(parameters["backend"]))] if folder == "backends" and "backend" in parameters else []
 

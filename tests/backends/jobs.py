@@ -7,31 +7,22 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from perdure import Context, Runtime, open_store, workflow
-from perdure.errors import LeaseLost, PerdureError, PersistenceError, RunConflict
+from perdure import Context, Runtime, workflow
+from perdure.errors import LeaseHeld, LeaseLost, PerdureError, PersistenceError, RunConflict
 from perdure.journal import Entry
 from perdure.records import Item, Lease
 from perdure.store import Store
 from perdure.testing.contract.world import entry, new_run
 from tests.backends.ledger import Ledger, lines_of, order_of
+from tests.backends.opening import opened
 from tests.backends.processes import Voice
 
 T = TypeVar("T")
-
-
-@asynccontextmanager
-async def opened(dsn: str) -> AsyncIterator[Store]:
-    store = await asyncio.to_thread(open_store, dsn)
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 async def leased(store: Store, run_id: str, ttl: float) -> Lease:
@@ -53,9 +44,9 @@ async def stopped_holder(voice: Voice, dsn: str, ttl: float) -> None:
         voice.say({verb: await _came_to(attempt) for verb, attempt in _writes(store, lease).items()})
 
 
-def _writes(store: Store, lease: Lease) -> dict[str, Coroutine[Any, Any, object]]:
+def _writes(store: Store, lease: Lease) -> dict[str, Awaitable[object]]:
     late = entry(1, "late")
-    attempts: dict[str, Coroutine[Any, Any, object]] = {
+    attempts: dict[str, Awaitable[object]] = {
         "record": store.record(lease, [late]),
         "record items=": store.record(lease, items=[Item(stream="log", n=0, payload=b"late")]),
         "record consume=": store.record(lease, consume=[1]),
@@ -75,7 +66,7 @@ async def _in_a_transaction(store: Store, lease: Lease, late: Entry) -> None:
         await transaction.record([late])
 
 
-async def _came_to(attempt: Coroutine[Any, Any, object]) -> str:
+async def _came_to(attempt: Awaitable[object]) -> str:
     try:
         return repr(await attempt)
     except PerdureError as error:
@@ -122,16 +113,14 @@ class Start(NamedTuple):
 
 
 async def start_together(voice: Voice, dsn: str, barrier: Barrier, me: int, ids: Sequence[str]) -> None:
-    """Start each run at the same moment as all the others. Of those that end in `!` there are two inputs."""
+    """Start each run at the same moment as all the others, and say what each came to. An id that ends in `!` has two inputs."""
     async with opened(dsn) as store:
         await store.setup()
-        answers: list[Start | None] = []
         for run_id in ids:
             given = b"%d" % (me % 2) if run_id.endswith("!") else b"0"
             run = new_run(run_id, input=given, input_hash=given, seed=b"seed of %d" % me)
             await asyncio.to_thread(barrier.wait)
-            answers.append(await _started(store, run))
-        voice.say(answers)
+            voice.say(await _started(store, run))
 
 
 async def _started(store: Store, run: Any) -> Start | None:
@@ -184,7 +173,7 @@ async def stopped_worker(voice: Voice, dsn: str, ttl: float) -> None:
 
 
 async def worker(voice: Voice, dsn: str, path: Path, generation: int, ttl: float, begins: int) -> None:
-    """Begin some runs and drive all there are until killed; when told to, until they have ended."""
+    """Begin some runs and drive all there are until killed; when told to, until they have ended, saying each that has."""
     async with opened(dsn) as store:
         order = order_of(Ledger(path, generation), lambda: runtime)
         async with Runtime(store, [order], lease_ttl=ttl, unload_grace="10ms", max_attempts=1000) as runtime:
@@ -196,15 +185,16 @@ async def worker(voice: Voice, dsn: str, path: Path, generation: int, ttl: float
                 run = await runtime.get(line.id)
                 assert run is not None
                 await run
+                voice.say(run.id)
         voice.say("done")
 
 
-async def _insist(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What the call gives, asked for until the store answers."""
+async def _insist(call: Callable[[], Awaitable[T]]) -> T:
+    """What the call gives, asked for until the store answers, and whoever was killed before holds nothing any more."""
     while True:
         try:
             return await call()
-        except PersistenceError:
+        except (PersistenceError, LeaseHeld):
             await asyncio.sleep(0.02)
 
 
@@ -226,8 +216,9 @@ async def serve(voice: Voice, dsn: str, path: Path, generation: int, ttl: float)
 async def order_more(voice: Voice, dsn: str, path: Path, generation: int, ttl: float) -> None:
     """Start runs and signal them, one after the other, noting each call that returned, until told to stop.
 
-    With a pause in between, since workers have more to do for each than a customer.
+    Only some are under way at a time, fewer on a slow store, so that runs are at all stages and soon over in the end.
     """
+    at_once = max(2, int(16 / ttl))
     done = [line.run for line in lines_of(path) if line.step == "signalled"]
     ledger = Ledger(path, generation)
     async with opened(dsn) as store:
@@ -241,10 +232,16 @@ async def order_more(voice: Voice, dsn: str, path: Path, generation: int, ttl: f
             ledger.note("-", run_id, "started")
             await _insist(lambda: runtime.signal(run_id, "hurry", f"hurry {number}", dedupe="once"))  # noqa: B023
             ledger.note("-", run_id, "signalled")
-            await asyncio.wait([stop], timeout=ttl / 16)
+            while not stop.done() and await _insist(lambda: _is_under_way(store, f"order-{number - at_once}")):  # noqa: B023
+                await asyncio.wait([stop], timeout=ttl / 16)
             if stop.done():
                 break
         await runtime.close()
+
+
+async def _is_under_way(store: Store, run_id: str) -> bool:
+    row = await store.get(run_id)
+    return row is not None and not row.ended
 
 
 async def record_more(voice: Voice, dsn: str, path: Path, generation: int, ttl: float) -> None:
@@ -252,7 +249,7 @@ async def record_more(voice: Voice, dsn: str, path: Path, generation: int, ttl: 
     ledger = Ledger(path, generation)
     async with opened(dsn) as store:
         await _insist(lambda: store.create(new_run("records", workflow="nobody's")))
-        claim = await _insist(lambda: store.acquire("records", 600))
+        claim = await _insist(lambda: store.acquire("records", ttl))  # nobody else takes it, so it is good for longer
         assert claim is not None
         voice.say("ready")
         stop = asyncio.create_task(voice.heard())

@@ -7,14 +7,16 @@ import atexit
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
-from perdure.testing.servers import libsql, mongo, mysql, postgres, redis
+from perdure.testing.servers import libsql, mongo, mysql, postgres, redis, s3
+
+BUCKET: Final = "perdure-places"
 
 
 @contextmanager
@@ -130,6 +132,30 @@ def on_redis() -> Iterator[str]:
         with Redis.from_url(url) as client:
             for key in client.scan_iter(f"{{{stem}:*", count=10_000):
                 client.unlink(key)
+
+
+@contextmanager
+def through_a_client(place: Callable[[], AbstractContextManager[str]]) -> Iterator[str]:
+    """The same place, for `sql_client`."""
+    with place() as dsn:
+        yield f"sql_client+{dsn}"
+
+
+@contextmanager
+def on_s3() -> Iterator[str]:
+    """Not removed: the server is the session's own, or the folder says whose it was."""
+    yield new_folder(s3_endpoint())
+
+
+def new_folder(endpoint: str) -> str:
+    return f"s3+{endpoint}/{BUCKET}/{new_name()}"
+
+
+@cache
+def s3_endpoint() -> str:
+    server = s3.shared_server()
+    server.make_bucket(BUCKET)
+    return server.endpoint
 
 
 def new_name() -> str:

@@ -19,8 +19,6 @@ from typing import Any, Final, TypeAlias
 
 PATIENCE: Final = 90.0
 CONTEXT: Final = multiprocessing.get_context("forkserver")
-# A driver that is not installed is passed over here, and missed by the job that needs it.
-CONTEXT.set_forkserver_preload(["tests.backends.jobs", "asyncpg", "redis.asyncio", "asyncmy", "pymongo", "obstore"])
 
 Job: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 

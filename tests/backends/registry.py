@@ -1,7 +1,8 @@
 """The backends that the process suite runs on. One line in `BACKENDS` makes the whole of it run on another.
 
 A backend gives empty places by DSN, on a server that the tests of a session share, and servers of its own that a test may kill. A
-store without a server (`own_server` is None) is used by processes alone, so there it is all of these that are killed.
+store without a server (`own_server` is None) is used by processes alone, so there it is all of these that are killed. The S3
+server keeps everything in its memory and has nothing left after a kill, so there it is the way to it that is cut for a while.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from perdure.testing.servers.libsql import LibsqlServer
 from perdure.testing.servers.mongo import MongoServer
 from perdure.testing.servers.mysql import MysqlServer
 from perdure.testing.servers.postgres import PostgresServer
+from perdure.testing.servers.process import free_port
 from perdure.testing.servers.redis import RedisServer
 from tests.backends import places
+from tests.campaign import IS_FULL, times
+from tests.wire import Wire
 
 
 class Server(Protocol):
@@ -42,37 +46,102 @@ class OwnLibsql(LibsqlServer):
         return places.libsql_dsn(self)
 
 
+class ThroughAClient:
+    """A server of its own for `sql_client`."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.start, self.kill, self.remove = server.start, server.kill, server.remove
+
+    @property
+    def dsn(self) -> str:
+        return f"sql_client+{self._server.dsn}"
+
+
+class WayToS3:
+    """The way to the session's S3 server. Once it is cut, nobody gets through, and the answers that are under way are lost."""
+
+    def __init__(self) -> None:
+        self._port = free_port()
+        self.dsn = places.new_folder(f"http://127.0.0.1:{self._port}")
+
+    def start(self) -> None:
+        self._wire = Wire(places.s3_endpoint(), port=self._port)
+
+    def kill(self) -> None:
+        self._wire.close()
+
+    remove = kill
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A kind of store: where its contract suite is, how to get an empty place, and a server of its own."""
+    """A kind of store: its contract suite, as a test in `tests/contract`, how to get an empty place, and a server of its own."""
 
     name: str
     contract: str
     place: Callable[[], AbstractContextManager[str]]
     own_server: Callable[[], Server] | None = None
+    # What goes down under load, in the name of that test.
+    goes_down: str = "server"
     # How many SIGKILLs its workers take under `make chaos`.
     kills: int = 100
-    # How many times slower than others it is here, which leases and the moments of kills must allow for.
+    # How many times slower than others it is here, which leases, the moments of kills and short campaigns must allow for.
     pace: float = 1.0
+    # Whether its contract suite takes minutes, and is run by `make chaos` only.
+    leaves_contract_to_chaos: bool = False
 
     @property
     def lease_ttl(self) -> float:
         """What workers get: short, as what a killed one held is waited for, but longer than a renewal takes at worst."""
         return 0.8 * self.pace
 
+    def times(self, full: int) -> int:
+        """As `tests.campaign.times`: what is left of a shortened campaign depends on the pace, a full one does not."""
+        return full if IS_FULL else max(1, int(times(full) / self.pace))
+
     def __str__(self) -> str:
         return self.name
 
 
+def through_a_client(backend: Backend) -> Backend:
+    """The same databases, for `sql_client`: slower, as statements go one by one and leases are renewed on the work's own loop."""
+    own = backend.own_server
+    return Backend(
+        f"sql_client-{backend}",
+        f"test_sql_client.py::test_contract_on_{backend}",
+        partial(places.through_a_client, backend.place),
+        None if own is None else lambda: ThroughAClient(own()),
+        backend.goes_down,
+        pace=2,
+    )
+
+
+SQLITE: Final = Backend("sqlite", "test_sqlite.py::test_contract", places.on_sqlite, goes_down="every process", kills=500)
+POSTGRES: Final = Backend("postgres", "test_postgres.py::test_contract", places.on_postgres, partial(PostgresServer, own=True))
+MYSQL: Final = Backend("mysql", "test_mysql.py::test_contract", places.on_mysql, partial(MysqlServer, own=True))
+
 BACKENDS: Final[dict[str, Backend]] = {
     backend.name: backend
     for backend in (
-        Backend("sqlite", "test_sqlite.py", places.on_sqlite, kills=500),
-        Backend("files", "test_files_store.py", places.on_files),
-        Backend("postgres", "test_postgres.py", places.on_postgres, partial(PostgresServer, own=True)),
-        Backend("mysql", "test_mysql.py", places.on_mysql, partial(MysqlServer, own=True)),
-        Backend("mongo", "test_mongo.py", places.on_mongo, partial(MongoServer, own=True), pace=6),  # emulated
-        Backend("redis", "test_redis.py", places.on_redis, OwnRedis),
-        Backend("libsql", "test_libsql.py", places.on_libsql, partial(OwnLibsql, own=True)),
+        SQLITE,
+        Backend("files", "test_files_store.py::test_contract", places.on_files, goes_down="every process"),
+        POSTGRES,
+        MYSQL,
+        # Its server is emulated.
+        Backend("mongo", "test_mongo.py::test_contract", places.on_mongo, partial(MongoServer, own=True), pace=6),
+        Backend("redis", "test_redis.py::test_contract", places.on_redis, OwnRedis),
+        Backend("libsql", "test_libsql.py::test_contract", places.on_libsql, partial(OwnLibsql, own=True)),
+        *map(through_a_client, (SQLITE, POSTGRES, MYSQL)),
+        # Its server does one thing at a time.
+        Backend(
+            "key_value-s3",
+            "test_key_value_s3.py::test_contract",
+            places.on_s3,
+            WayToS3,
+            goes_down="way to the server",
+            pace=4,
+            leaves_contract_to_chaos=True,
+        ),
     )
 }

@@ -1,22 +1,22 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.backends import conftest
+from tests.backends import conftest, exercised
 from tests.backends.exercised import VARIABLE
 from tests.backends.registry import BACKENDS
+
+pytest_plugins = ["pytester"]
 
 ROOT: Final = Path(__file__).parent.parent.parent
 CONFTEST: Final = """
 from tests.backends.exercised import Exercised
 def pytest_configure(config):
-    config.pluginmanager.register(Exercised({"one": "test_one.py", "two": "test_two.py"}))
+    contracts = {"one": "test_one.py::test_contract", "two": "test_two.py::test_contract"}
+    config.pluginmanager.register(Exercised(contracts, left_to_chaos=[]))
 """
 CONTRACT: Final = """
 import pytest
@@ -32,33 +32,50 @@ def test_processes(backend):
 """
 
 
+FILES: Final = {
+    "pytest.ini": "[pytest]\ntestpaths = checks\naddopts = --import-mode=importlib -p no:cacheprovider\nmarkers = chaos\n",
+    "checks/conftest.py": CONFTEST,
+    "checks/contract/test_one.py": CONTRACT,
+    "checks/contract/test_two.py": CONTRACT,
+    "checks/backends/test_processes.py": PROCESSES.format("pass"),
+}
+
+
+class Project:
+    """A small project with two backends. It is run in this process, which is a lot faster, unless it has several of its own."""
+
+    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._pytester, self._monkeypatch = pytester, monkeypatch
+        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        for file, text in FILES.items():
+            self.write(file, text)
+
+    def write(self, file: str, text: str) -> None:
+        path = self._pytester.path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def remove(self, file: str) -> None:
+        (self._pytester.path / file).unlink()
+
+    def run(self, *arguments: str, requires: str = "all", is_full: bool = False) -> tuple[int, list[str]]:
+        """The exit status, and what was said of backends."""
+        self._monkeypatch.setenv(VARIABLE, requires)
+        self._monkeypatch.setattr(exercised, "IS_FULL", is_full)
+        run = self._pytester.runpytest_subprocess if "-n" in arguments else self._pytester.runpytest_inprocess
+        done = run(*arguments)
+        said = [*done.outlines, *done.errlines]
+        return int(done.ret), [line for line in said if "backends exercised" in line or VARIABLE in line]
+
+
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    files = {
-        "pytest.ini": "[pytest]\ntestpaths = checks\naddopts = --import-mode=importlib -p no:cacheprovider\n",
-        "checks/conftest.py": CONFTEST,
-        "checks/contract/test_one.py": CONTRACT,
-        "checks/contract/test_two.py": CONTRACT,
-        "checks/backends/test_processes.py": PROCESSES.format("pass"),
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    return tmp_path
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    return Project(pytester, monkeypatch)
 
 
-def run(project: Path, *arguments: str, requires: str = "all") -> tuple[int, list[str]]:
-    """The exit status, and what was said of backends."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", VARIABLE: requires}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments], cwd=project, env=environment, capture_output=True, text=True, check=False
-    )
-    said = (done.stdout + done.stderr).splitlines()
-    return done.returncode, [line for line in said if "backends exercised" in line or VARIABLE in line]
-
-
-def test_what_ran_is_said(project: Path) -> None:
-    assert run(project) == (0, ["backends exercised: one, two"])
+def test_what_ran_is_said(project: Project) -> None:
+    assert project.run() == (0, ["backends exercised: one, two"])
 
 
 @pytest.mark.parametrize(
@@ -71,43 +88,74 @@ def test_what_ran_is_said(project: Path) -> None:
     ],
     ids=["processes skipped", "no processes", "a case skipped", "no contract"],
 )
-def test_a_backend_that_was_left_out_fails_the_run_that_requires_it(project: Path, file: str, text: str) -> None:
-    (project / "checks" / file).write_text(text)
-    status, said = run(project)
+def test_a_backend_that_was_left_out_fails_the_run_that_requires_it(project: Project, file: str, text: str) -> None:
+    project.write(f"checks/{file}", text)
+    status, said = project.run()
     assert status == 1
     assert said[0] == "backends exercised: one"
     assert f"{VARIABLE} requires two too" in said[1]
 
 
 @pytest.mark.parametrize("requires", ["", "one", " one,"])
-def test_a_backend_that_was_left_out_is_only_not_named_where_nobody_requires_it(project: Path, requires: str) -> None:
-    (project / "checks" / "contract" / "test_two.py").unlink()
-    assert run(project, requires=requires) == (0, ["backends exercised: one"])
+def test_a_backend_that_was_left_out_is_only_not_named_where_nobody_requires_it(project: Project, requires: str) -> None:
+    project.remove("checks/contract/test_two.py")
+    assert project.run(requires=requires) == (0, ["backends exercised: one"])
 
 
 @pytest.mark.parametrize("selection", [["checks/contract"], ["-k", "one"], ["--collect-only"], ["--deselect", "checks/contract"]])
-def test_a_part_of_the_tests_requires_nothing(project: Path, selection: list[str]) -> None:
-    assert run(project, *selection) == (0, [])
+def test_a_part_of_the_tests_requires_nothing(project: Project, selection: list[str]) -> None:
+    assert project.run(*selection) == (0, [])
 
 
-def test_a_marker_leaves_the_run_whole(project: Path) -> None:
-    assert run(project, "-m", "not chaos") == (0, ["backends exercised: one, two"])
+def test_a_marker_leaves_the_run_whole(project: Project) -> None:
+    assert project.run("-m", "not chaos") == (0, ["backends exercised: one, two"])
 
 
-def test_an_unknown_backend_cannot_be_required(project: Path) -> None:
-    status, said = run(project, requires="one,tow")
+def test_contract_suites_in_one_file_are_told_apart(project: Project) -> None:
+    project.write("checks/conftest.py", CONFTEST.replace("two.py::test_contract", "one.py::test_two"))
+    project.write("checks/contract/test_one.py", f"{CONTRACT}\ndef test_two():\n    pytest.skip()\n")
+    assert project.run(requires="") == (0, ["backends exercised: one"])
+
+
+@pytest.fixture
+def slow(project: Project) -> Project:
+    """Where the contract suite of the second backend is left to `make chaos`."""
+    project.write("checks/conftest.py", CONFTEST.replace("[]", '["two"]'))
+    project.write("checks/contract/test_two.py", f"{CONTRACT}\npytestmark = pytest.mark.chaos\n")
+    return project
+
+
+def test_a_contract_suite_that_is_left_to_chaos_is_named(slow: Project) -> None:
+    said = ["backends exercised: one, two (its contract suite in make chaos only)"]
+    assert slow.run("-m", "not chaos") == (0, said)
+    assert slow.run(is_full=True) == slow.run() == (0, ["backends exercised: one, two"])
+
+
+def test_a_contract_suite_that_is_left_to_chaos_is_required_there(slow: Project) -> None:
+    assert slow.run("-m", "not chaos", is_full=True)[0] == pytest.ExitCode.TESTS_FAILED
+
+
+def test_whoever_leaves_the_contract_suite_to_chaos_needs_the_processes_all_the_same(slow: Project) -> None:
+    slow.write("checks/backends/test_processes.py", PROCESSES.replace(', "two"', "").format("pass"))
+    assert slow.run("-m", "not chaos")[0] == pytest.ExitCode.TESTS_FAILED
+
+
+def test_an_unknown_backend_cannot_be_required(project: Project) -> None:
+    status, said = project.run(requires="one,tow")
     assert status == pytest.ExitCode.USAGE_ERROR
     assert said == [f"ERROR: {VARIABLE} names tow; there are one, two, or write all"]
 
 
 def test_every_backend_has_a_contract_suite() -> None:
     folder = Path(conftest.__file__).parent.parent / "contract"
-    assert [backend.name for backend in BACKENDS.values() if not (folder / backend.contract).is_file()] == []
+    for backend in BACKENDS.values():
+        file, _, test = backend.contract.partition("::")
+        assert f"\n{test} = contract_tests(" in (folder / file).read_text(), backend.name
 
 
-def test_what_ran_in_several_processes_counts(project: Path) -> None:
-    assert run(project, "-p", "xdist.plugin", "-n", "2") == (0, ["backends exercised: one, two"])
-    (project / "checks/contract/test_two.py").unlink()
-    status, said = run(project, "-p", "xdist.plugin", "-n", "2")
+def test_what_ran_in_several_processes_counts(project: Project) -> None:
+    assert project.run("-p", "xdist.plugin", "-n", "2") == (0, ["backends exercised: one, two"])
+    project.remove("checks/contract/test_two.py")
+    status, said = project.run("-p", "xdist.plugin", "-n", "2")
     assert status == pytest.ExitCode.TESTS_FAILED
     assert said[0] == "backends exercised: one"

@@ -14,8 +14,9 @@ from perdure import Context, Ok, Runtime, Suspended, workflow
 from perdure.records import Item
 from perdure.store import Store
 from perdure.testing.contract.world import entry, new_run
-from tests.backends.jobs import opened
+from tests.backends.opening import opened
 from tests.backends.registry import Backend
+from tests.campaign import IS_FULL
 
 T = TypeVar("T")
 
@@ -42,19 +43,26 @@ IDS: Final = (
 )
 
 
+def names_in(run_id: str) -> list[str]:
+    """The names that are used in this run: its neighbours, among which are those that look like it, and in full all of them."""
+    at = IDS.index(run_id)
+    return [IDS[(at + n) % len(IDS)] for n in (range(len(IDS)) if IS_FULL else range(-2, 3))]
+
+
 async def echo(text: str) -> str:
     return text
 
 
 @workflow
 async def names(ctx: Context[Any], own_id: str) -> list[str]:
-    """Every odd name as the key of a step and as the name of a signal."""
-    found = [await ctx.step("echo", echo, f"step {name} of {own_id}", key=name) for name in IDS]
-    return found + [await ctx.wait_for_signal(name, key=f"wait for {name}") for name in reversed(IDS)]
+    """Odd names as keys of steps and as names of signals."""
+    found = [await ctx.step("echo", echo, f"step {name} of {own_id}", key=name) for name in names_in(own_id)]
+    return found + [await ctx.wait_for_signal(name, key=f"wait for {name}") for name in reversed(names_in(own_id))]
 
 
 def result_of(run_id: str) -> list[str]:
-    return [f"step {name} of {run_id}" for name in IDS] + [f"signal {name} to {run_id}" for name in reversed(IDS)]
+    used = names_in(run_id)
+    return [f"step {name} of {run_id}" for name in used] + [f"signal {name} to {run_id}" for name in reversed(used)]
 
 
 async def client(store: Store) -> Runtime:
@@ -73,7 +81,7 @@ async def signal_all(dsn: str) -> None:
     async with opened(dsn) as store:
         runtime = await client(store)
         for run_id in IDS:
-            for name in IDS:
+            for name in names_in(run_id):
                 await runtime.signal(run_id, name, f"signal {name} to {run_id}", dedupe=name)
         await runtime.close()
 

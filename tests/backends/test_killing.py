@@ -13,11 +13,10 @@ import msgspec
 
 from tests.backends import jobs
 from tests.backends.conftest import Start
-from tests.backends.jobs import opened
 from tests.backends.ledger import check, lines_of, ran_again, result_of
+from tests.backends.opening import opened
 from tests.backends.processes import PATIENCE
 from tests.backends.registry import Backend
-from tests.campaign import times
 
 # Kills in one place. Then there is a fresh one, so that kills hit all stages of the work, set-up included.
 TOGETHER: Final = 10
@@ -25,7 +24,7 @@ BEGUN: Final = 4
 
 
 def test_no_kill_loses_repeats_or_strands_anything(backend: Backend, start: Start, tmp_path: Path) -> None:
-    kills, hits = times(backend.kills), 0
+    kills, hits = max(4, backend.times(backend.kills)), 0  # with fewer, all might miss
     rng = random.Random(kills)
     for batch in range(-(-kills // TOGETHER)):
         ledger = tmp_path / str(batch)
@@ -49,7 +48,8 @@ def survive(backend: Backend, dsn: str, start: Start, ledger: Path, rng: random.
     last = start(jobs.worker, dsn, ledger, kills, backend.lease_ttl, BEGUN)
     assert last.hear() == "ready"
     last.tell("come to an end")
-    assert last.hear() == "done"
+    while last.hear() != "done":
+        continue  # a run has ended, and there is patience for another
     last.end()
 
 

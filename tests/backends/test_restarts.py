@@ -1,4 +1,4 @@
-"""What a store is made of goes down in the middle of the work: the server, or every process where there is none.
+"""What a store is made of goes down in the middle of the work: the server, the way to it, or every process where there is none.
 
 Nothing that was acknowledged is lost, and whoever is still alive goes on by itself.
 """
@@ -19,11 +19,10 @@ from perdure.store import Store
 from perdure.testing.contract.world import entry
 from tests.backends import jobs
 from tests.backends.conftest import Start
-from tests.backends.jobs import opened
 from tests.backends.ledger import PLACES, Line, check, lines_of, result_of
+from tests.backends.opening import opened
 from tests.backends.processes import Child
 from tests.backends.registry import Backend, Server
-from tests.campaign import times
 
 PATIENCE: Final = 100.0
 Disaster: TypeAlias = Callable[[], None]
@@ -113,7 +112,7 @@ def test_nothing_acknowledged_is_lost_when_it_goes_down_under_load(
     world = every_process_killed(backend, start, ledger) if own is None else server_killed(backend, own(), start, ledger)
     with world as (crew, disaster):
         crew.begin()
-        for _ in range(times(20)):
+        for _ in range(backend.times(20)):
             crew.work_on()
             disaster()
             asyncio.run(check_acknowledged(crew.dsn, lines_of(ledger)))

@@ -10,19 +10,17 @@ import pytest
 from perdure.testing.contract.world import entry
 from tests.backends import jobs
 from tests.backends.conftest import Start
-from tests.backends.jobs import opened
+from tests.backends.opening import opened
 from tests.backends.processes import CONTEXT
 from tests.backends.registry import Backend
-from tests.campaign import times
 
 
 def test_thirty_two_processes_that_start_one_id_make_one_run(backend: Backend, dsn: str, start: Start) -> None:
-    ids = [f"run-{n}" for n in range(times(20))] + [f"run-{n}!" for n in range(times(20))]
+    ids = [f"run-{n}{other}" for other in ("", "!") for n in range(backend.times(20))]
     barrier = CONTEXT.Barrier(32)  # lives as long as this name
     children = [start(jobs.start_together, dsn, barrier, me, ids) for me in range(32)]
-    answers = [child.hear() for child in children]
-    for run_id, given in zip(ids, zip(*answers, strict=True), strict=True):
-        found = [answer for answer in given if answer is not None]
+    for run_id in ids:
+        found = [answer for child in children if (answer := child.hear()) is not None]
         assert sum(answer.is_new for answer in found) == 1, "one process made it"
         assert sum(answer.is_leased for answer in found) == 1, "and has the lease"
         assert len({(answer.seed, answer.input) for answer in found}) == 1, "and all found the run that it made"
@@ -34,7 +32,7 @@ def test_thirty_two_processes_that_start_one_id_make_one_run(backend: Backend, d
 @pytest.mark.parametrize("killed", [0, 8], ids=["all live", "half are killed"])
 def test_sixteen_processes_set_up_one_place_at_once(backend: Backend, start: Start, killed: int) -> None:
     rng = random.Random(killed)
-    for _ in range(times(10)):
+    for _ in range(backend.times(10)):
         moments = [rng.random() * 0.05 if me < killed else None for me in range(16)]
         with backend.place() as dsn:
             barrier = CONTEXT.Barrier(16)

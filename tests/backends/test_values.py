@@ -12,7 +12,7 @@ import pytest
 
 from perdure import Context, Err, Ok, Runtime, Suspended, workflow
 from perdure.errors import InvalidInput, ValueNotStorable
-from tests.backends.jobs import opened
+from tests.backends.opening import opened
 from tests.backends.registry import Backend
 from tests.codec.same import same
 

@@ -17,10 +17,9 @@ from perdure.store import Store
 from perdure.testing.contract.world import entry
 from tests.backends import jobs
 from tests.backends.conftest import Start
-from tests.backends.jobs import opened
+from tests.backends.opening import opened
 from tests.backends.processes import Child
 from tests.backends.registry import Backend
-from tests.campaign import times
 
 TTL: Final = 0.25
 # How long a takeover may take once the lease has run out, before the stopped process is let go on: it may have been stopped
@@ -108,7 +107,7 @@ def test_a_write_under_way_when_its_holder_is_stopped_is_there_at_the_takeover_o
 ) -> None:
     rng = random.Random(backend.name)
     holder = start(jobs.busy_holder, dsn, TTL)
-    for n in range(times(60)):
+    for n in range(backend.times(60)):
         one_takeover(dsn, holder, [f"{n}/{run_id}" for run_id in TOGETHER], rng)
     holder.tell([])
     holder.end()

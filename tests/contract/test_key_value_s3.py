@@ -1,6 +1,6 @@
 """The contract over S3, with compare-and-swap and several processes. By `make chaos` only: it takes minutes.
 
-The same code runs on an obstore in memory in `test_key_value`, and its processes on S3 in `tests/key_value`, always.
+The same code runs on an obstore in memory in `test_key_value`, and its processes on S3 in `tests/backends`, always.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@ import atexit
 import os
 import secrets
 from functools import cache
+from typing import Final
 
 import pymongo
 import pytest
@@ -12,13 +13,16 @@ from perdure.stores.mongo_store import MongoStore
 from perdure.testing.contract import StoreFactory, contract_tests
 from perdure.testing.servers.mongo import VARIABLE, shared_server, with_database
 
+# The driver looks after the server so rarely that it needs fewer connections, which are what costs most in an emulated server.
+RARE_LOOKS: Final = "serverMonitoringMode=poll&heartbeatFrequencyMS=600000"
+
 
 @cache
 def shared_database() -> str:
     """One database for all cases of this process: making collections and indexes takes longer than most cases."""
     dsn = with_database(shared_server().dsn, f"contract_{secrets.token_hex(6)}")
     atexit.register(_drop, dsn)
-    return dsn
+    return f"{dsn}{'&' if '?' in dsn else '?'}{RARE_LOOKS}"
 
 
 def _drop(dsn: str) -> None:

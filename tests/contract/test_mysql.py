@@ -1,5 +1,8 @@
+import asyncio
+import atexit
 import os
 import secrets
+from functools import cache
 from typing import Any
 
 import asyncmy
@@ -13,54 +16,55 @@ from perdure.testing.servers.mysql import VARIABLE, shared_server, with_database
 from tests.campaign import IS_FULL
 
 
+@cache
+def shared_database() -> str:
+    """One database for all cases of this process: making the tables takes longer than most cases."""
+    server, database = shared_server().dsn, f"contract_{secrets.token_hex(6)}"
+    asyncio.run(_run(server, f"CREATE DATABASE {database}"))
+    atexit.register(lambda: asyncio.run(_run(server, f"DROP DATABASE {database}")))
+    return with_database(server, database)
+
+
+async def _run(dsn: str, sql: str) -> None:
+    connection: Any = await asyncmy.connect(**place_of(dsn).arguments())
+    try:
+        await connection.query(sql)
+    finally:
+        connection.close()
+
+
 class MysqlFactory(StoreFactory):
+    """A case has the tables to itself by a prefix that nobody else has."""
+
     capabilities = frozenset({"shared", "durable", "transaction"})
 
     def __init__(self) -> None:
-        self.server = shared_server().dsn
-        self.database = f"contract_{secrets.token_hex(6)}"
-        self.made = False
+        self.dsn = shared_database()
+        self.prefix = secrets.token_hex(6)
 
     async def open(self, prefix: str = "") -> Store:
-        return MysqlStore(await self._dsn(), prefix=prefix)
-
-    async def _dsn(self) -> str:
-        if not self.made:
-            await self._run(f"CREATE DATABASE {self.database}")
-            self.made = True
-        return with_database(self.server, self.database)
-
-    async def close(self) -> None:
-        await self._run(f"DROP DATABASE IF EXISTS {self.database}")
-
-    async def _run(self, sql: str) -> None:
-        connection: Any = await asyncmy.connect(**place_of(self.server).arguments())
-        try:
-            await connection.query(sql)
-        finally:
-            connection.close()
+        return MysqlStore(self.dsn, prefix=f"{self.prefix}/{prefix}")
 
 
 class BorrowedFactory(MysqlFactory):
     """Through a pool as a program may have it: REPEATABLE READ, nothing is committed by itself, other escapes."""
 
     async def open(self, prefix: str = "") -> Store:
-        if self.database not in _pools:
-            _pools[self.database] = await asyncmy.create_pool(
-                **place_of(await self._dsn()).arguments(),
+        if self.prefix not in _pools:
+            _pools[self.prefix] = await asyncmy.create_pool(
+                **place_of(self.dsn).arguments(),
                 minsize=1,
                 maxsize=10,
                 client_flag=CLIENT.FOUND_ROWS,
                 init_command="SET sql_mode = 'STRICT_ALL_TABLES,NO_BACKSLASH_ESCAPES,ANSI_QUOTES'",
             )
-        return MysqlStore(pool=_pools[self.database], prefix=prefix)
+        return MysqlStore(pool=_pools[self.prefix], prefix=f"{self.prefix}/{prefix}")
 
     async def close(self) -> None:
-        pool = _pools.pop(self.database, None)
+        pool = _pools.pop(self.prefix, None)
         if pool is not None:
             pool.close()
             await pool.wait_closed()
-        await super().close()
 
 
 # Not in the factory, which is sent to other processes.

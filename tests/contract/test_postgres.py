@@ -1,5 +1,8 @@
+import asyncio
+import atexit
 import os
 import secrets
+from functools import cache
 
 import asyncpg  # type: ignore[import-untyped]  # it ships no types
 
@@ -9,29 +12,34 @@ from perdure.testing.contract import StoreFactory, contract_tests
 from perdure.testing.servers.postgres import VARIABLE, shared_server, with_search_path
 
 
+@cache
+def shared_schema() -> str:
+    """One schema for all cases of this process: making the tables takes longer than most cases."""
+    server, schema = shared_server().dsn, f"contract_{secrets.token_hex(6)}"
+    asyncio.run(_run(server, f"CREATE SCHEMA {schema}"))
+    atexit.register(lambda: asyncio.run(_run(server, f"DROP SCHEMA {schema} CASCADE")))
+    return with_search_path(server, schema)
+
+
+async def _run(dsn: str, sql: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(sql)
+    finally:
+        await connection.close()
+
+
 class PostgresFactory(StoreFactory):
+    """A case has the tables to itself by a prefix that nobody else has."""
+
     capabilities = frozenset({"shared", "durable", "transaction"})
 
     def __init__(self) -> None:
-        self.server = shared_server().dsn
-        self.schema = f"contract_{secrets.token_hex(6)}"
-        self.made = False
+        self.dsn = shared_schema()
+        self.prefix = secrets.token_hex(6)
 
     async def open(self, prefix: str = "") -> Store:
-        if not self.made:
-            await self._run(f"CREATE SCHEMA IF NOT EXISTS {self.schema}")
-            self.made = True
-        return PostgresStore(with_search_path(self.server, self.schema), prefix=prefix)
-
-    async def close(self) -> None:
-        await self._run(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
-
-    async def _run(self, sql: str) -> None:
-        connection = await asyncpg.connect(self.server)
-        try:
-            await connection.execute(sql)
-        finally:
-            await connection.close()
+        return PostgresStore(self.dsn, prefix=f"{self.prefix}/{prefix}")
 
 
 test_contract = contract_tests(PostgresFactory)

@@ -1,18 +1,17 @@
 import asyncio
+import atexit
 import secrets
 import shutil
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
-
-import asyncpg  # type: ignore[import-untyped]  # it ships no types
 
 from perdure.store import Store
 from perdure.stores.sql_store.client import SqlClientStore
 from perdure.stores.sql_store.dialect import MYSQL, POSTGRES, SQLITE
 from perdure.testing.contract import StoreFactory, contract_tests
-from perdure.testing.servers import mysql
-from perdure.testing.servers.postgres import shared_server, with_search_path
+from perdure.testing.servers import mysql, postgres
 from tests.sql_client.clients import MysqlClient, PostgresClient, SqliteClient
 
 TEMPORARY: Final = Path(tempfile.gettempdir())
@@ -51,52 +50,64 @@ class SqliteClientFactory(ClientFactory):
         await asyncio.to_thread(shutil.rmtree, self.directory)
 
 
-class PostgresClientFactory(ClientFactory):
+class ServerFactory(ClientFactory):
+    """A case has the tables to itself by a prefix that nobody else has."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.server = shared_server().dsn
-        self.schema = f"contract_{secrets.token_hex(6)}"
-
-    async def open(self, prefix: str = "") -> Store:
-        await self._run(f"CREATE SCHEMA IF NOT EXISTS {self.schema}")
-        client = PostgresClient(with_search_path(self.server, self.schema))
-        self.clients.append(client)
-        return SqlClientStore(client, POSTGRES, prefix=prefix)
+        self.prefix = secrets.token_hex(6)
 
     async def close(self) -> None:
         await self.restart()
-        await self._run(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
-
-    async def _run(self, sql: str) -> None:
-        connection = await asyncpg.connect(self.server)
-        try:
-            await connection.execute(sql)
-        finally:
-            await connection.close()
 
 
-class MysqlClientFactory(ClientFactory):
+class PostgresClientFactory(ServerFactory):
     def __init__(self) -> None:
         super().__init__()
-        self.server = mysql.shared_server().dsn
-        self.database = f"contract_{secrets.token_hex(6)}"
+        self.dsn = postgres_schema()
 
     async def open(self, prefix: str = "") -> Store:
-        await self._run(f"CREATE DATABASE IF NOT EXISTS {self.database}")
-        client = MysqlClient(mysql.with_database(self.server, self.database))
+        client = PostgresClient(self.dsn)
         self.clients.append(client)
-        return SqlClientStore(client, MYSQL, prefix=prefix)
+        return SqlClientStore(client, POSTGRES, prefix=f"{self.prefix}/{prefix}")
 
-    async def close(self) -> None:
-        await self.restart()
-        await self._run(f"DROP DATABASE IF EXISTS {self.database}")
 
-    async def _run(self, sql: str) -> None:
-        client = MysqlClient(self.server)
-        try:
-            await client.query(sql, ())
-        finally:
-            await client.close()
+class MysqlClientFactory(ServerFactory):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dsn = mysql_database()
+
+    async def open(self, prefix: str = "") -> Store:
+        client = MysqlClient(self.dsn)
+        self.clients.append(client)
+        return SqlClientStore(client, MYSQL, prefix=f"{self.prefix}/{prefix}")
+
+
+# One place on each server for all cases of this process: making the tables takes longer than most cases.
+
+
+@cache
+def postgres_schema() -> str:
+    server, schema = postgres.shared_server().dsn, f"contract_{secrets.token_hex(6)}"
+    asyncio.run(_run(PostgresClient, server, f"CREATE SCHEMA {schema}"))
+    atexit.register(lambda: asyncio.run(_run(PostgresClient, server, f"DROP SCHEMA {schema} CASCADE")))
+    return postgres.with_search_path(server, schema)
+
+
+@cache
+def mysql_database() -> str:
+    server, database = mysql.shared_server().dsn, f"contract_{secrets.token_hex(6)}"
+    asyncio.run(_run(MysqlClient, server, f"CREATE DATABASE {database}"))
+    atexit.register(lambda: asyncio.run(_run(MysqlClient, server, f"DROP DATABASE {database}")))
+    return mysql.with_database(server, database)
+
+
+async def _run(kind: type[PostgresClient | MysqlClient], server: str, sql: str) -> None:
+    client = kind(server)
+    try:
+        await client.query(sql, ())
+    finally:
+        await client.close()
 
 
 test_contract_on_sqlite = contract_tests(SqliteClientFactory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
+from collections.abc import Callable
 from typing import ClassVar
 
 import pytest
@@ -94,8 +95,13 @@ def test_every_broken_store_is_in_the_table() -> None:
 
 
 def test_every_verb_is_refused_by_a_closed_store() -> None:
-    verbs = {name for name, verb in vars(Store).items() if inspect.iscoroutinefunction(verb) and not name.startswith("_")}
+    functions = {name: verb for name, verb in vars(Store).items() if inspect.isfunction(verb) and not name.startswith("_")}
+    verbs = {name for name, verb in functions.items() if inspect.iscoroutinefunction(verb) or _gives_an_awaitable(verb)}
     assert verbs - {"close"} == set(handles.VERBS)
+
+
+def _gives_an_awaitable(verb: Callable[..., object]) -> bool:
+    return str(inspect.signature(verb).return_annotation).startswith("Awaitable[")
 
 
 def test_every_verb_that_takes_a_lease_is_fenced() -> None:

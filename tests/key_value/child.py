@@ -1,18 +1,13 @@
-"""What the processes of these tests do: `python -m tests.key_value.child WORD PLACE`. They report by printing.
-
-PLACE is a directory, for obstore's local store, or JSON with the bucket, folder and options of an S3 store.
-"""
+"""What the processes of these tests do: `python -m tests.key_value.child WORD DIRECTORY`. They report by printing."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
-from typing import Any
 
-from obstore.store import LocalStore, S3Store
+from obstore.store import LocalStore
 
-from perdure.errors import LeaseLost, StoreCapabilityError
+from perdure.errors import StoreCapabilityError
 from perdure.stores.key_value_store import KeyValueRunStore
 from perdure.testing.contract.world import entry, new_run
 
@@ -22,33 +17,8 @@ def say(*words: object) -> None:
 
 
 def opened(place: str) -> KeyValueRunStore:
-    """The store at this place."""
-    if not place.startswith("{"):
-        return KeyValueRunStore(LocalStore(place, mkdir=True))
-    told: dict[str, Any] = json.loads(place)
-    return KeyValueRunStore(S3Store(told["bucket"], prefix=told["folder"], **told["options"]))
-
-
-async def zombie(store: KeyValueRunStore) -> None:
-    """Lease a run for a moment, and write to it until that is refused."""
-    claim = (await store.create(new_run(), ttl=1.0)).claim
-    assert claim is not None
-    seq = 0
-    try:
-        while True:
-            seq += 1
-            await store.record(claim.lease, [entry(seq)])
-            say("wrote", seq)
-    except LeaseLost:
-        say("refused", seq)
-
-
-async def create(store: KeyValueRunStore) -> None:
-    """Create the one run."""
-    await store.setup()
-    say("ready")
-    sys.stdin.readline()
-    say("new" if (await store.create(new_run())).is_new else "found")
+    """The store in this directory."""
+    return KeyValueRunStore(LocalStore(place, mkdir=True))
 
 
 async def work(store: KeyValueRunStore) -> None:
@@ -83,7 +53,7 @@ async def have(store: KeyValueRunStore) -> None:
 async def main() -> None:
     store = opened(sys.argv[2])
     try:
-        await {"zombie": zombie, "create": create, "work": work, "have": have}[sys.argv[1]](store)
+        await {"work": work, "have": have}[sys.argv[1]](store)
     finally:
         await store.close()
 

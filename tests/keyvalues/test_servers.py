@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
@@ -63,7 +64,8 @@ class TestOnTheWire:
         for verb in verbs:  # connects, and has the statements prepared
             await verb()
         costs = [[await spent(wire, verb) for _ in range(5)] for verb in verbs]
-        assert costs == [[1] * 5] * len(verbs)
+        # On a busy machine pymongo may look after its connections in the middle of one.
+        assert [statistics.median(each) for each in costs] == [1] * len(verbs)
         await kv.close()
 
     async def test_a_set_whose_reply_is_lost_is_made_again(self, place: Place, wire: Wire) -> None:

@@ -94,7 +94,7 @@ async def test_a_write_that_waits_for_an_open_takeover_is_refused_and_holds_up_n
 
     holding = asyncio.create_task(store._home.run(taker()))
     await taken.wait()
-    writing = asyncio.create_task(store.record(claim.lease, [entry(1)], now=EXPIRED))
+    writing = asyncio.ensure_future(store.record(claim.lease, [entry(1)], now=EXPIRED))
     await asyncio.wait([writing], timeout=0.3)
     assert not writing.done()
     async with asyncio.timeout(20):

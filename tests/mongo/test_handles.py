@@ -121,7 +121,7 @@ async def test_a_borrowed_client_is_used_on_its_loop_and_left_open(dsn: str) -> 
     sibling = store.sibling()
     assert sibling.key == store.key
     assert len(await in_another_loop(lambda: sibling.renew([claim.lease], TTL))) == 1
-    await asyncio.wait_for(store.watch(0.01), 5)
+    await asyncio.wait_for(store.watch(0.01), 60)
     await sibling.close()
     await store.close()
     assert await client[name]["perdure_runs"].count_documents({}) == 1
@@ -154,7 +154,7 @@ async def test_a_watcher_is_told_and_does_not_look_for_itself(dsn: str, store: M
 async def test_cancelling_a_caller_leaves_the_store_usable(store: MongoStore) -> None:
     claim = (await store.create(new_run(), ttl=TTL)).claim
     assert claim is not None
-    tasks = [asyncio.create_task(store.record(claim.lease, [entry(seq)])) for seq in range(1, 21)]
+    tasks = [asyncio.ensure_future(store.record(claim.lease, [entry(seq)])) for seq in range(1, 21)]
     await asyncio.sleep(0)
     for task in tasks[::2]:
         task.cancel()

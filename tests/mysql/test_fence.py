@@ -90,7 +90,7 @@ async def test_a_record_that_waits_for_a_takeover_is_refused(dsn: str, store: My
     taker = await connect(dsn)
     await taker.begin()
     await taker.query("UPDATE perdure_runs SET epoch = epoch + 1, lease_token = 'taken' WHERE namespace = '' AND id = 'run'")
-    writing = asyncio.create_task(store.record(claim.lease, [entry(1)], now=EXPIRED))
+    writing = asyncio.ensure_future(store.record(claim.lease, [entry(1)], now=EXPIRED))
     await asyncio.wait([writing], timeout=0.2)
     assert not writing.done()
     async with asyncio.timeout(5):  # a run that nobody has locked does not wait for the one that somebody has

@@ -2,11 +2,9 @@ import asyncio
 import builtins
 import gc
 import logging
-import multiprocessing
 import os
 import re
 import time
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +20,7 @@ from perdure.stores.mysql_store.home import MysqlHome
 from perdure.stores.mysql_store.place import place_of
 from perdure.stores.sql_store import Session, reading
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, entry, in_another_loop, new_run, outcomes, signals
+from perdure.testing.processes import process_pool
 from perdure.testing.servers.mysql import MysqlServer
 from tests.mysql.conftest import ask
 
@@ -52,7 +51,7 @@ def _set_up(dsn: str) -> bool:
 
 async def test_16_processes_may_create_the_schema_at_once(dsn: str) -> None:
     def work() -> list[bool]:
-        with ProcessPoolExecutor(16, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with process_pool(16) as pool:
             return list(pool.map(_set_up, [dsn] * 16))
 
     assert sum(await asyncio.to_thread(work)) == 1
@@ -348,7 +347,7 @@ async def test_durability_is_what_the_server_is_set_to(settings: list[str], dura
 async def test_cancelling_a_caller_leaves_the_store_usable(store: MysqlStore) -> None:
     claim = (await store.create(new_run(), ttl=TTL)).claim
     assert claim is not None
-    tasks = [asyncio.create_task(store.record(claim.lease, [entry(seq)])) for seq in range(1, 21)]
+    tasks = [asyncio.ensure_future(store.record(claim.lease, [entry(seq)])) for seq in range(1, 21)]
     await asyncio.sleep(0)
     for task in tasks[::2]:
         task.cancel()

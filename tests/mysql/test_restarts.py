@@ -90,7 +90,7 @@ async def test_a_write_outlasts_a_failover(restartable: MysqlServer) -> None:
     await ask(dsn, "REVOKE READ_ONLY ADMIN, SUPER ON *.* FROM perdure@'127.0.0.1'")
     await ask(dsn.replace("perdure:", "root:").replace(_password(dsn), ""), "SET GLOBAL read_only = 1")
     await store._home.run(_drop_connections(store))
-    writing = asyncio.create_task(store.record(claim.lease, [entry(1)]))
+    writing = asyncio.ensure_future(store.record(claim.lease, [entry(1)]))
     await asyncio.wait([writing], timeout=0.5)
     assert not writing.done()
     await ask(dsn.replace("perdure:", "root:").replace(_password(dsn), ""), "SET GLOBAL read_only = 0")

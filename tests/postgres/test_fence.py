@@ -42,10 +42,10 @@ async def test_a_record_that_waits_for_a_takeover_is_refused(dsn: str, store: Po
     await transaction.start()
     await taker.execute("SELECT FROM perdure_runs WHERE id = 'run' FOR UPDATE")
     await taker.execute("UPDATE perdure_runs SET epoch = epoch + 1, lease_token = 'taken' WHERE id = 'run'")
-    writing = asyncio.create_task(store.record(claim.lease, [entry(1)], now=EXPIRED))
+    writing = asyncio.ensure_future(store.record(claim.lease, [entry(1)], now=EXPIRED))
     await asyncio.wait([writing], timeout=0.1)
     assert not writing.done()
-    async with asyncio.timeout(5):  # a run that nobody has locked does not wait for the one that somebody has
+    async with asyncio.timeout(60):  # a run that nobody has locked does not wait for the one that somebody has
         await store.record(other.lease, [entry(1)], now=EXPIRED)
     assert not writing.done()
     await transaction.commit()
@@ -78,7 +78,7 @@ async def test_a_takeover_that_is_not_committed_yet_keeps_records_waiting(
     transaction = taker.transaction()
     await transaction.start()
     await take(Session(taker, TABLES, "", in_transaction=True))
-    writing = asyncio.create_task(store.record(claim.lease, [entry(1)], now=EXPIRED))
+    writing = asyncio.ensure_future(store.record(claim.lease, [entry(1)], now=EXPIRED))
     await asyncio.wait([writing], timeout=0.1)
     assert not writing.done()
     await transaction.commit()
@@ -91,14 +91,14 @@ async def test_a_takeover_that_is_not_committed_yet_keeps_records_waiting(
 async def test_a_run_that_is_driven_is_found_by_create_without_waiting(store: PostgresStore) -> None:
     claim = (await store.create(new_run(), ttl=TTL, now=NOW)).claim
     assert claim is not None
-    async with asyncio.timeout(5), store.transaction(claim.lease):
+    async with asyncio.timeout(60), store.transaction(claim.lease):
         assert not (await store.create(new_run(), now=NOW)).is_new
 
 
 async def test_an_open_transaction_holds_up_neither_signals_nor_records_nor_renewals(store: PostgresStore) -> None:
     claim = (await store.create(new_run(), ttl=TTL, now=NOW)).claim
     assert claim is not None
-    async with asyncio.timeout(5), store.transaction(claim.lease) as transaction:
+    async with asyncio.timeout(60), store.transaction(claim.lease) as transaction:
         await store.signal("run", "go", b"1", now=NOW)
         await store.record(claim.lease, [entry(1)], now=NOW)
         await store.renew([claim.lease], TTL, now=NOW)
@@ -143,12 +143,12 @@ async def test_a_cancelled_transaction_leaves_nothing(store: PostgresStore) -> N
         async with store.transaction(claim.lease) as transaction:
             await transaction.record([entry(1)])
             began.set()
-            await transaction.execute("SELECT pg_sleep(30)")
+            await transaction.execute("SELECT pg_sleep(300)")
 
     task = asyncio.create_task(work())
     await began.wait()
     task.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await asyncio.wait([task])
     assert task.cancelled()
     assert await store.journal("run") == []

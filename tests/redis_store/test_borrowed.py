@@ -64,12 +64,12 @@ async def test_either_protocol_will_do(server: RedisServer, table: str, protocol
     (claim,) = (await borrowed.claim(1, 60, ["flow"])).claims
     assert claim.journal == [entry(1)]
     assert borrowed.durability == "disk"
-    watching = asyncio.create_task(borrowed.watch(60))
-    await asyncio.wait_for(watching, 5)
-    watching = asyncio.create_task(borrowed.watch(60))
+    watching = asyncio.create_task(borrowed.watch(3600))
+    await asyncio.wait_for(watching, 60)
+    watching = asyncio.create_task(borrowed.watch(3600))
     await asyncio.sleep(0)
     await borrowed.finish(claim.lease, "completed", b"1")
-    await asyncio.wait_for(watching, 5)
+    await asyncio.wait_for(watching, 60)
     await borrowed.close()
     await client.aclose()
 

@@ -22,3 +22,10 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         opened = await asyncio.to_thread(stores.sqlite, tmp_path / "app.db")  # finding the file's real path looks at the disk
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+def _no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever would look again only after a while does not within a test: it has to know when."""
+    for module in ("host", "worker"):
+        monkeypatch.setattr(f"perdure.{module}.POLL_SECONDS", 3600.0)

@@ -12,7 +12,7 @@ from perdure.records import Claim
 from perdure.store import Store
 
 # Far longer than anything here takes: a test that hangs fails by this, and no test waits for it.
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 @workflow

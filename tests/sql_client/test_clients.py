@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -306,3 +307,41 @@ async def test_the_factory_takes_what_it_can_use(here: Place) -> None:
             sql_client(here.client(), "sqlite", table=table)
     with pytest.warns(PerdureWarning, match="has no transaction\\(\\), so its store is unfenced and for one process only"):
         assert isinstance(sql_client(here.client()._reading, "sqlite"), SqlWorkflowStore)
+
+
+class Failing(Changing):
+    """A client that asks nobody once it is told to fail, and fails when it is let go."""
+
+    def __init__(self, client: Any) -> None:
+        super().__init__(client)
+        self.fails = False
+        self.go = asyncio.Event()
+
+    async def query(self, sql: str, params: Sequence[Any]) -> Any:
+        if not self.fails:
+            return await super().query(sql, params)
+        await self.go.wait()
+        raise OSError("gone")
+
+
+@SQLITE
+@pytest.mark.parametrize("is_apart", [False, True], ids=["on the client's loop", "on another loop"])
+async def test_what_fails_after_its_caller_has_left_is_no_forgotten_exception(here: Place, is_apart: bool) -> None:
+    client = Failing(here.client())
+    store = here.store(client)
+    await store.setup()
+    client.fails = True
+    home, forgotten = asyncio.get_running_loop(), []
+
+    async def ask_and_leave() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: forgotten.append(told["message"]))
+        asking = asyncio.create_task(store.get("run"))
+        await asyncio.wait([asking], timeout=0.05)
+        asking.cancel()
+        await asyncio.wait([asking])
+        home.call_soon_threadsafe(client.go.set)
+        await store.close()  # which waits for what is under way
+        gc.collect()
+
+    await (asyncio.to_thread(asyncio.run, ask_and_leave()) if is_apart else ask_and_leave())
+    assert forgotten == []

@@ -69,8 +69,8 @@ async def test_a_takeover_that_is_not_committed_yet_keeps_records_waiting(
         await store.delete("other")  # so that a claim has one run to take
         await take(session(store, taker))
         writing = [
-            asyncio.create_task(store.record(lease, [entry(1)], now=EXPIRED)),
-            asyncio.create_task(store.finish(lease, "completed", b"1", entries=[entry(2)], now=EXPIRED)),
+            asyncio.ensure_future(store.record(lease, [entry(1)], now=EXPIRED)),
+            asyncio.ensure_future(store.finish(lease, "completed", b"1", entries=[entry(2)], now=EXPIRED)),
         ]
         await asyncio.wait(writing, timeout=0.1)
         assert not any(task.done() for task in writing)
@@ -85,7 +85,7 @@ async def test_a_run_that_nobody_has_locked_does_not_wait_for_one_that_somebody_
     lease, other = await leased(store), await leased(store, "other")
     async with here.client().transaction() as taker:
         await _acquires(session(store, taker))
-        writing = asyncio.create_task(store.record(lease, [entry(1)], now=EXPIRED))
+        writing = asyncio.ensure_future(store.record(lease, [entry(1)], now=EXPIRED))
         await asyncio.wait([writing], timeout=0.1)
         async with asyncio.timeout(10):
             await store.record(other, [entry(1)], now=EXPIRED)

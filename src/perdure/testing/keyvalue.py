@@ -22,12 +22,10 @@ does not share with other processes or keep beyond its handle it declares, and t
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -35,6 +33,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from perdure.errors import PerdureError, ValueNotStorable
 from perdure.keyvalue import KeyValueStore, fits, settled
+from perdure.testing.processes import process_pool
 
 T = TypeVar("T")
 
@@ -455,7 +454,7 @@ async def _in_processes(factory: KeyValueFactory, *jobs: Callable[[KeyValueStore
     """What each job gives, in a process of its own and all at once."""
 
     def work() -> list[T]:
-        with ProcessPoolExecutor(len(jobs), mp_context=multiprocessing.get_context("spawn")) as pool:
+        with process_pool(len(jobs)) as pool:
             return [future.result() for future in [pool.submit(_work, factory, job) for job in jobs]]
 
     return await asyncio.to_thread(work)

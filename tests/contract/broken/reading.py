@@ -84,6 +84,7 @@ class CutsIds(FoldsIds):
         return text[:255]
 
 
+@breaks("a_run_wakes_for_exactly_what_it_waits_for")
 @breaks("signal_names_that_differ_are_different_signals")
 class FoldsSignalNames(MemoryStore):
     async def signal(self, run_id: str, name: str, payload: bytes, **options: Any) -> int:

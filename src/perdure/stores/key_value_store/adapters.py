@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -19,6 +20,9 @@ from perdure.stores.key_value_store.backend import Backend, Found, Plain, Trait,
 from perdure.stores.key_value_store.emulated import Emulated
 
 _COLLECTION: Final = "perdure"
+# How long a conditional put is sent again when nobody answers, and after what pause.
+_PATIENCE: Final = 15.0
+_PAUSE: Final = 0.1
 # What names a bucket, but opens nothing.
 _OF_THE_BUCKET: Final = ("bucket", "endpoint", "account_name", "container_name")
 
@@ -90,14 +94,23 @@ class Bucket:
         await self._store.put_async(key, data)
 
     async def write_if(self, key: str, data: bytes, version: Version | None) -> Version | None:
-        """Keep this if nobody else has written since."""
-        from obstore.exceptions import AlreadyExistsError, PreconditionError
+        """Keep this if nobody else has written since. None also if it was kept before, at a request whose answer was lost.
+
+        That request is sent again here, as obstore does with all others: it cannot know that the condition makes it harmless.
+        """
+        from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionError
 
         mode: Any = "create" if version is None else dict(version)  # type: ignore[call-overload]
-        try:
-            return _version(await self._store.put_async(key, data, mode=mode))
-        except (AlreadyExistsError, PreconditionError, FileNotFoundError):
-            return None
+        give_up_at = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return _version(await self._store.put_async(key, data, mode=mode))
+            except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+                return None
+            except GenericError as error:
+                if _was_answered(error) or time.monotonic() > give_up_at:
+                    raise
+            await asyncio.sleep(_PAUSE)
 
     async def remove(self, key: str) -> None:
         """Keep nothing."""
@@ -162,6 +175,11 @@ def _sync(path: Path) -> None:
 def _flat(key: str) -> str:
     """The key without slashes, which a store that makes a file of each key may take for folders. Keys have no dots."""
     return key.replace("/", ".")
+
+
+def _was_answered(error: Exception) -> bool:
+    """Whether the server said no, and not the way to it. There is no other sign of it."""
+    return "status code" in str(error)
 
 
 def _version(meta: Mapping[str, Any]) -> Version:

@@ -17,6 +17,7 @@ from perdure.stores.remote.fates import Fate
 from perdure.stores.remote.home import Home
 
 STORE: Final = "key_value"
+_PROBES: Final = 3
 
 
 class KeyValueHome(Home):
@@ -104,17 +105,25 @@ def _lives_here(owners: Owners, text: str) -> bool:
 
 
 async def refuse_pretence(backend: Backend, key: str) -> None:
-    """Raise `StoreCapabilityError` if a store takes conditional writes but does not mind the conditions."""
+    """Raise `StoreCapabilityError` if a store takes conditional writes but does not mind the conditions.
+
+    A write whose answer was lost looks like that too, but hardly each time.
+    """
+    for attempt in range(_PROBES):
+        if await _minds_conditions(backend, f"{key}-{attempt}"):
+            return
+    raise StoreCapabilityError(
+        STORE, "compare-and-swap here: this object store does not keep to the condition of a conditional put"
+    )
+
+
+async def _minds_conditions(backend: Backend, key: str) -> bool:
     try:
         first = await backend.write_if(key, b"1", None)
         is_honest = first is not None and await backend.write_if(key, b"2", None) is None
         second = await backend.write_if(key, b"3", first)
-        is_honest = is_honest and second is not None and await backend.write_if(key, b"4", first) is None
+        return is_honest and second is not None and await backend.write_if(key, b"4", first) is None
     except NotImplementedError:
-        is_honest = False
+        return False
     finally:
         await backend.remove(key)
-    if not is_honest:
-        raise StoreCapabilityError(
-            STORE, "compare-and-swap here: this object store does not keep to the condition of a conditional put"
-        )

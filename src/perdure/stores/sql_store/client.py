@@ -37,7 +37,12 @@ _FULL: Final = 2  # what PRAGMA synchronous answers for FULL
 
 # Found by number or state, whatever driver gives it: deadlocks, lock time-outs, and that somebody wrote the same at this moment
 # and can be seen now.
-_PASSING: Final = frozenset({"40001", "40P01", "55P03", "23505", 1205, 1213, 1062})
+_PASSING: Final[frozenset[str | int]] = frozenset({"40001", "40P01", "55P03", "23505", 1205, 1213, 1062})
+# Found in the same way: that the connection broke, or could not be had, or that the server is going down or coming up.
+_GONE: Final[frozenset[str | int]] = frozenset({
+    "08000", "08001", "08003", "08004", "08006", "57P01", "57P02", "57P03", "53300",
+    1040, 1053, 1927, 2002, 2003, 2006, 2013, 2055,
+})  # fmt: skip
 
 
 class Queries(Protocol):
@@ -154,11 +159,11 @@ class ClientHome(SqlHome):
     def fate_of(self, error: BaseException) -> Fate:
         """What passes is known by its number, its state or by what SQLite says. What failed before the commit was rolled back."""
         met = _cause(error)
-        numbers = {getattr(met, "sqlstate", None), getattr(met, "errno", None), *met.args[:1]}
-        is_passing = any(isinstance(number, str | int) and number in _PASSING for number in numbers)
-        if is_passing or "database is locked" in str(met):
+        if _is_one_of(_PASSING, met) or "database is locked" in str(met):
             return Fate.UNDONE
-        return Fate.UNKNOWN if isinstance(error, _CommitError) else Fate.REFUSED
+        if isinstance(error, _CommitError):
+            return Fate.UNKNOWN
+        return Fate.UNDONE if isinstance(met, ConnectionError) or _is_one_of(_GONE, met) else Fate.REFUSED
 
     def mapped(self, error: BaseException) -> BaseException:
         """What a client raises is wrapped, whatever it is: what it means is the client's affair."""
@@ -182,6 +187,11 @@ def _cause(error: BaseException) -> BaseException:
     return error.__cause__ or error if isinstance(error, _CommitError) else error
 
 
+def _is_one_of(known: frozenset[str | int], error: BaseException) -> bool:
+    numbers = (getattr(error, "sqlstate", None), getattr(error, "errno", None), *error.args[:1])
+    return any(isinstance(number, str | int) and number in known for number in numbers)
+
+
 @contextlib.asynccontextmanager
 async def _told_apart(transaction: AbstractAsyncContextManager[Queries]) -> AsyncIterator[Queries]:
     """The transaction; an error that its commit met is a `_CommitError`, and no error is kept back."""
@@ -189,7 +199,8 @@ async def _told_apart(transaction: AbstractAsyncContextManager[Queries]) -> Asyn
     try:
         yield queries
     except BaseException as error:
-        await transaction.__aexit__(type(error), error, error.__traceback__)
+        with contextlib.suppress(Exception):  # without a connection nothing can be rolled back, nor need be; why it broke is said
+            await transaction.__aexit__(type(error), error, error.__traceback__)
         raise
     try:
         await transaction.__aexit__(None, None, None)

@@ -59,8 +59,7 @@ async def priority_goes_first_then_longest_due_then_id(world: World) -> None:
 @promise
 async def no_run_is_given_to_two_callers(world: World) -> None:
     """Many workers claiming at once on two handles share the due runs out: each is given once, and none is forgotten."""
-    for n in range(60):
-        await world.a.create(new_run(f"run-{n:02}"), now=NOW)
+    await asyncio.gather(*(world.a.create(new_run(f"run-{n:02}"), now=NOW) for n in range(60)))
 
     async def work(worker: int) -> list[str]:
         store = (world.a, world.b)[worker % 2]
@@ -106,11 +105,14 @@ async def a_lease_is_alive_until_its_end(world: World) -> None:
 @promise
 async def runs_that_cannot_be_claimed_hold_up_nobody(world: World) -> None:
     """Runs of other workflows, in other queues or on hold are passed over, however many are due before."""
-    for n in range(40):
+
+    async def in_the_way(n: int) -> None:
         await world.a.create(new_run(f"unknown-{n}", workflow="gone", priority=9), now=NOW)
         await world.a.create(new_run(f"queued-{n}", queue="other", priority=9), now=NOW)
         await world.a.create(new_run(f"held-{n}", priority=9), now=NOW)
         await world.a.hold(f"held-{n}")
+
+    await asyncio.gather(*map(in_the_way, range(40)))
     await world.a.create(new_run("ready"), now=at(1))
     equal(await claimed_ids(world.b, 1, now=at(1), queues=["default"]), ["ready"], "what is claimed")
     equal((await world.row("unknown-0")).status, "pending", "the status of a run whose workflow nobody asked for")

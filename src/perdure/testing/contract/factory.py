@@ -11,6 +11,7 @@ from perdure.store import Capability, Store
 class StoreFactory(ABC):
     """One fresh database. The suite makes one for each case, opens handles on it, and closes those handles itself.
 
+    Where making one takes long, a namespace that nobody else has will do: a prefix of its own before the one given to `open`.
     It takes no arguments, and keeps what it needs to reach the database (a path, a DSN) but no open store: for a `shared` store
     it is pickled and sent to other processes, so its class must then be importable by name.
     """

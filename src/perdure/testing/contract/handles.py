@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
 from perdure.duration import MICROSECOND
@@ -27,7 +27,7 @@ from perdure.testing.contract.world import (
     run_row,
 )
 
-Verb: TypeAlias = Callable[[Store, Lease], Coroutine[Any, Any, Any]]
+Verb: TypeAlias = Callable[[Store, Lease], Awaitable[Any]]
 
 SNAPSHOT: Final = {"formatVersion": 1, "steps": {}, "execution": {"status": "running", "lastUpdated": "2030-01-01T00:00:00Z"}}
 SCHEDULE: Final = Schedule(id="daily", workflow="flow", spec="0 9 * * *", input=b"[]", next_at=NOW)
@@ -117,7 +117,7 @@ async def closing_one_handle_leaves_the_others_open(world: World) -> None:
 @promise
 async def closing_answers_what_was_submitted(world: World) -> None:
     """`close` waits for the verbs under way, and what they answered is in the database."""
-    tasks = [asyncio.create_task(world.a.create(new_run(f"run-{n}"), now=NOW)) for n in range(20)]
+    tasks = [asyncio.ensure_future(world.a.create(new_run(f"run-{n}"), now=NOW)) for n in range(20)]
     await asyncio.sleep(0)
     await world.a.close()
     created = await asyncio.gather(*tasks)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from perdure.records import Awaited, Item, QueueLimits, Schedule
+from perdure.records import Item, QueueLimits, Schedule
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds
-from perdure.testing.contract.world import NOW, World, claimed_ids, entry, new_run
+from perdure.testing.contract.world import NOW, World, claimed_ids, entry, new_run, signals
 
 # Written with escapes where an editor could change them: the first é is one code point, the second is two.
 NAMES: Final = (
@@ -88,16 +88,16 @@ async def signal_names_that_differ_are_different_signals(world: World) -> None:
 async def a_run_wakes_for_exactly_what_it_waits_for(world: World) -> None:
     """A signal wakes only the run that waits for just that name, not for one that looks like it."""
 
-    async def sent_all_others(run_id: str, name: str) -> None:
-        await world.suspended(run_id, waiting_for=[Awaited("signal", name)])
-        for other in NAMES:
-            if other != name:
-                await world.a.signal(run_id, other, b"1", now=NOW)
-        equal((await world.row(run_id)).wake_at, None, f"wake_at of a run that waits for {name!r}, after all other signals")
+    async def sent_what_it_does_not_wait_for(run_id: str, name: str) -> None:
+        await world.suspended(run_id, waiting_for=signals(*(other for other in NAMES if other != name)))
+        await world.a.signal(run_id, name, b"1", now=NOW)
+        equal((await world.row(run_id)).wake_at, None, f"wake_at after signal {name!r} of a run that waits for every other")
 
-    await asyncio.gather(*(sent_all_others(f"run-{index}", name) for index, name in enumerate(NAMES)))
-    await world.a.signal("run-0", NAMES[0], b"1", now=NOW)
-    equal((await world.row("run-0")).wake_at, NOW, "wake_at once its own signal came")
+    await asyncio.gather(*(sent_what_it_does_not_wait_for(f"run-{index}", name) for index, name in enumerate(NAMES)))
+    await world.suspended("last", waiting_for=signals(NAMES[0]))
+    for run_id, name in (("last", NAMES[0]), ("run-0", NAMES[-1])):
+        await world.a.signal(run_id, name, b"1", now=NOW)
+        equal((await world.row(run_id)).wake_at, NOW, f"wake_at of run {run_id!r} once a signal came that it waits for")
 
 
 @promise

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import pickle
 import signal
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Any, TypeVar
@@ -21,6 +19,7 @@ from perdure.testing.contract.checks import equal, refused
 from perdure.testing.contract.factory import StoreFactory
 from perdure.testing.contract.late_inputs import lacking
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, claimed_ids, entry, new_run, run_row
+from perdure.testing.processes import process_pool
 
 T = TypeVar("T")
 Job = Callable[[Store], Coroutine[Any, Any, T]]
@@ -43,7 +42,7 @@ async def in_processes(world: World, *jobs: Job[T]) -> list[T]:
     """What each job gives, in a process of its own and all at once."""
 
     def work() -> list[T]:
-        with ProcessPoolExecutor(len(jobs), mp_context=multiprocessing.get_context("spawn")) as pool:
+        with process_pool(len(jobs)) as pool:
             return [future.result() for future in [pool.submit(_work, world.factory, job) for job in jobs]]
 
     return await asyncio.to_thread(work)

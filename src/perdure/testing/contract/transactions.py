@@ -25,8 +25,10 @@ def _fail() -> None:
 
 async def _prepare(world: World) -> None:
     lease = await world.lease("prepare", workflow="other")
-    async with world.a.transaction(lease) as transaction:
-        await transaction.execute("CREATE TABLE contract_effects (n INTEGER)")
+    # Another case may have left one, where they share a database. Each in its own transaction, which MySQL would commit anyway.
+    for statement in ("DROP TABLE IF EXISTS contract_effects", "CREATE TABLE contract_effects (n INTEGER)"):
+        async with world.a.transaction(lease) as transaction:
+            await transaction.execute(statement)
     await world.a.finish(lease, "completed", b"1", now=NOW)
 
 

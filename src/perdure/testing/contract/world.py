@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -173,14 +173,18 @@ async def after(turns: int, call: Callable[[], Awaitable[T]]) -> T:
     return await call()
 
 
-async def outcomes(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
+async def outcomes(calls: Iterable[Awaitable[T]]) -> list[T | BaseException]:
     """What many calls at once gave or raised, in their order."""
     return await asyncio.gather(*calls, return_exceptions=True)
 
 
-async def in_another_loop(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+async def in_another_loop(call: Callable[[], Awaitable[T]]) -> T:
     """The call's answer, given in a thread with an event loop of its own."""
-    return await asyncio.to_thread(lambda: asyncio.run(call()))
+
+    async def called() -> T:
+        return await call()
+
+    return await asyncio.to_thread(lambda: asyncio.run(called()))
 
 
 def _given(claim: Claim | None) -> Claim:

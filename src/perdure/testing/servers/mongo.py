@@ -105,15 +105,20 @@ class MongoServer:
         return False
 
     def _become_primary(self) -> None:
-        member = {"_id": 0, "host": f"127.0.0.1:{self._port}"}
-        if not self._ask("hello").get("setName"):
-            with contextlib.suppress(Exception):  # it was initiated before, and does not know yet
-                self._ask("replSetInitiate", {"_id": _SET, "members": [member]})
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not self._ask("hello")["isWritablePrimary"]:
+        while not self._is_primary():
             if time.monotonic() > deadline:
                 raise RuntimeError(f"mongod did not become primary:\n{self.process.log()[-2000:]}")
             time.sleep(0.05)
+
+    def _is_primary(self) -> bool:
+        """Whether it takes writes by now, once it was told of its set. While it is too busy to answer it does not."""
+        with contextlib.suppress(Exception):
+            told = self._ask("hello")
+            if not told.get("setName"):
+                self._ask("replSetInitiate", {"_id": _SET, "members": [{"_id": 0, "host": f"127.0.0.1:{self._port}"}]})
+            return bool(told["isWritablePrimary"])
+        return False
 
     def _ask(self, command: str, value: Any = 1) -> dict[str, Any]:
         from pymongo import MongoClient

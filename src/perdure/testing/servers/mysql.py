@@ -59,9 +59,10 @@ class MysqlServer:
             self._make_data(self._process.directory)
         directory = self._process.directory
         options = [
-            f"datadir={directory / 'data'}", f"socket={directory / 'socket'}", f"pid-file={directory / 'pid'}",
-            f"port={self._port}", "bind-address=127.0.0.1", "skip-name-resolve", "max-connections=500",
+            f"datadir={directory / 'data'}", f"tmpdir={_temporary(directory)}",
+            f"socket={directory / 'socket'}", f"pid-file={directory / 'pid'}",
             f"init-file={directory / 'account.sql'}",
+            f"port={self._port}", "bind-address=127.0.0.1", "skip-name-resolve", "max-connections=500",
             "innodb-buffer-pool-size=64M", "innodb-flush-log-at-trx-commit=1", *self._settings,
         ]  # fmt: skip
         command = [_binary("mariadbd"), "--no-defaults", *(f"--{option}" for option in options)]
@@ -90,12 +91,13 @@ class MysqlServer:
             f"CREATE USER IF NOT EXISTS perdure@'127.0.0.1' IDENTIFIED BY '{self._password}';\n"
             "GRANT ALL ON *.* TO perdure@'127.0.0.1' WITH GRANT OPTION;\n"
         )
+        _temporary(directory).mkdir()
         if user is not None:
-            for path in (directory, account):
+            for path in (directory, account, _temporary(directory)):
                 shutil.chown(path, user)
         command = [
             _binary("mariadb-install-db"), "--no-defaults", f"--datadir={directory / 'data'}", "--skip-test-db",
-            "--auth-root-authentication-method=normal", "--skip-name-resolve",
+            f"--tmpdir={_temporary(directory)}", "--auth-root-authentication-method=normal", "--skip-name-resolve",
         ]  # fmt: skip
         made = subprocess.run(command, cwd=directory, capture_output=True, text=True, user=user, check=False)  # noqa: S603 - constants
         if made.returncode:
@@ -121,6 +123,11 @@ def shared_server() -> MysqlServer:
 def with_database(dsn: str, database: str) -> str:
     """The DSN, for another database of the same server."""
     return urlunsplit(urlsplit(dsn)._replace(path=f"/{database}"))
+
+
+def _temporary(directory: Path) -> Path:
+    """For the server's temporary tables. In a place that others share, each who starts deletes those of all the others."""
+    return directory / "tmp"
 
 
 def _unprivileged_user() -> str | None:

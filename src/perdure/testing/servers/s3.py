@@ -75,13 +75,7 @@ class S3Server:
 
     def options(self) -> dict[str, Any]:
         """What `obstore.store.S3Store(bucket, **options)` needs."""
-        return {
-            "endpoint": self.endpoint,
-            "region": "us-east-1",
-            "access_key_id": os.environ.get("AWS_ACCESS_KEY_ID", "test"),
-            "secret_access_key": os.environ.get("AWS_SECRET_ACCESS_KEY", "test"),
-            "client_options": {"allow_http": True},
-        }
+        return options_for(self.endpoint)
 
     def _answers(self) -> bool:
         try:
@@ -96,6 +90,17 @@ class S3Server:
             return connection.getresponse().status
         finally:
             connection.close()
+
+
+def options_for(endpoint: str) -> dict[str, Any]:
+    """What `obstore.store.S3Store(bucket, **options)` needs for a bucket at this endpoint."""
+    return {
+        "endpoint": endpoint,
+        "region": "us-east-1",
+        "access_key_id": os.environ.get("AWS_ACCESS_KEY_ID", "test"),
+        "secret_access_key": os.environ.get("AWS_SECRET_ACCESS_KEY", "test"),
+        "client_options": {"allow_http": True},
+    }
 
 
 @functools.cache

@@ -1,0 +1,65 @@
+"""Opens the store that a DSN names, in whichever process is told it.
+
+Some stores have no DSN, as a program makes them of an object that it has. This suite has DSNs for them, and makes the object:
+
+    sql_client+postgresql://...     sql_client through a program's own client, in the dialect of the DSN that follows
+    sql_client+mysql://...
+    sql_client+sqlite:////path
+    s3+http://host/bucket/folder    key_value on a folder of a bucket
+
+They take `prefix=` after a `?`, as all DSNs do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from obstore.store import S3Store
+
+from perdure import open_store
+from perdure.store import Store
+from perdure.stores.dsn import without_options
+from perdure.stores.key_value_store import KeyValueRunStore
+from perdure.testing.servers import s3
+from tests.sql_client.places import Place
+
+_DIALECTS: Final = {"postgresql": "postgres", "mysql": "mysql", "sqlite": "sqlite"}
+
+
+@asynccontextmanager
+async def opened(dsn: str) -> AsyncIterator[Store]:
+    """The store, closed in the end with whatever it was made of."""
+    store, closed_by = await _made(dsn)
+    try:
+        yield store
+    finally:
+        await closed_by.close()
+
+
+async def _made(dsn: str) -> tuple[Store, Store | Place]:
+    """The store, and what closes it."""
+    kind, _, rest = dsn.partition("+")
+    url, options = without_options(rest, {"prefix"})
+    if kind == "sql_client":
+        database = _database(url)
+        return database.store(**options), database
+    if kind == "s3":
+        store: Store = KeyValueRunStore(_folder(url), **options)
+    else:
+        store = await asyncio.to_thread(open_store, dsn)
+    return store, store
+
+
+def _database(url: str) -> Place:
+    scheme, _, rest = url.partition(":")
+    return Place(_DIALECTS[scheme], unquote(rest.removeprefix("///")) if scheme == "sqlite" else url)
+
+
+def _folder(url: str) -> S3Store:
+    where = urlsplit(url)
+    bucket, _, folder = where.path.strip("/").partition("/")
+    return S3Store(bucket, prefix=folder, **s3.options_for(f"{where.scheme}://{where.netloc}"))

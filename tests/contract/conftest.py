@@ -1,0 +1,12 @@
+"""What the contract suites run under, beyond what every test does."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody tells a store of what others do it looks for itself, here not only every second: cases wait for it."""
+    monkeypatch.setattr("perdure.stores.sql_store.store.POLL_EVERY", 0.1)
+    monkeypatch.setattr("perdure.stores.key_value_store.store._POLL_EVERY", 0.1)

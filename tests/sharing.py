@@ -1,0 +1,55 @@
+"""How the tests are shared out where several processes run them (`pytest -n`): by file, the long ones first.
+
+A file stays together, so that what its tests share is made once. A long file that comes last would keep one process busy and the
+others waiting, so those are named here, roughly in the order of their lengths; what is not named is short. What needs MongoDB,
+whose server is emulated and a burden by itself, goes to one process; only its contract suite, as long as all of that, to another.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # it ships no types
+
+MONGO: Final = "what needs MongoDB"
+LONGEST_FIRST: Final = (
+    "tests/contract/test_mongo.py",
+    MONGO,
+    "tests/contract/test_sql_client.py",
+    "tests/contract/test_key_value.py",
+    "tests/backends/test_restarts.py",
+    "tests/backends/test_starting_together.py",
+    "tests/postgres/test_pgbouncer.py",
+    "tests/contract/test_postgres.py",
+    "tests/backends/test_ids.py",
+    "tests/backends/test_killing.py",
+    "tests/backends/test_values.py",
+    "tests/backends/test_zombies.py",
+    "tests/contract/test_libsql.py",
+    "tests/contract/test_mysql.py",
+    "tests/test_typing.py",
+)
+
+
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # of an unknown type
+    """Gives a process one unit after the other, in the order in which the tests were collected."""
+
+    def __init__(self, config: pytest.Config, log: object) -> None:
+        config.option.loadscopereorder = False  # which would put the unit with the most tests first
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid)
+
+
+def unit_of(nodeid: str) -> str:
+    """What a test stays together with."""
+    file = nodeid.partition("::")[0]
+    return MONGO if "mongo" in nodeid.lower() and not file.startswith("tests/contract/") else file
+
+
+def longest_first(items: list[pytest.Item]) -> None:
+    """Bring the tests into the order in which they are given out."""
+    places = {unit: place for place, unit in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(unit_of(item.nodeid), len(places)))
