@@ -1,1 +1,5 @@
-"""Measurements of perdure beside what it is built on. `make bench` prints medians and ratios of one interleaved run."""
+"""Measurements of perdure beside its peers and what it is built on: `make bench`, described in docs/benchmarks.md.
+
+A *workload* has *sides*: the same *work* done by several *contenders*. Every contender is a process of its own that is told what
+to do, and every round goes through all sides in turn. What comes back are *samples*; *bars* are what their ratios have to reach.
+"""
