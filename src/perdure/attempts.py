@@ -12,8 +12,7 @@ import contextvars
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -29,32 +28,23 @@ from perdure.errors import PerdureWarning, PersistenceError, StepChanged, StepFa
 from perdure.journal import Entry, NextTry
 from perdure.outcomes import as_replayed, load_failure, store_err, store_exception, store_value
 from perdure.result import Err, Ok
-from perdure.retry import Retry
 from perdure.stepresults import load_error_of, load_value
+from perdure.stepspec import StepPlan
 from perdure.waits import Wait
 
 
-@dataclass(frozen=True, slots=True)
-class StepCall:
-    """A step as it was called: the function with its arguments, and the options in force."""
+class StepCall(msgspec.Struct, frozen=True):
+    """A step as it was called."""
 
     key: str
     name: str
     fn: Callable[..., Any]
     args: tuple[Any, ...]
-    is_async: bool
-    returns: Any
-    fails_with: Any
-    retry: Retry
-    timeout: float | None
-    abandon: bool
-    at_most_once: bool
+    plan: StepPlan
     caching: StepCaching | None = None
-    ttl: float | None = None
 
 
-@dataclass(slots=True)
-class Result:
+class Result(msgspec.Struct):
     """What an attempt came to: the entry's fields, and what the body gets for them."""
 
     ok: bool
@@ -65,24 +55,26 @@ class Result:
     is_final: bool = True
 
 
-async def run_step(drive: Drive, step: StepCall) -> Any:
+def run_step(drive: Drive, step: StepCall) -> Coroutine[Any, Any, Any]:
     """The step's value, recorded or fresh; raises what it raised."""
-    await drive.calls.admitted()
-    if step.caching is not None:
-        return await _run_shared(drive, step)
-    return await _run(drive, step)
+    return _run(drive, step) if step.caching is None else _run_shared(drive, step)
 
 
 async def _run(drive: Drive, step: StepCall) -> Any:
-    call = drive.calls.begin(step.key, "step")
-    args_hash = _hash_of_arguments(drive, step)
+    calls = drive.calls
+    if calls.is_refusing:
+        await calls.admitted()
+    call = calls.begin(step.key, "step")
+    args_hash = drive.codec.digest(step.args) if step.args else None
     entry = drive.turnstile.take(step.key)
     if entry is None:
         with call:
-            entry = await drive.calls.turn(call)
+            if not calls.may_go_ahead(call):
+                entry = await calls.turn(call)
             if entry is None:
                 return await _Attempts(drive, call, step, args_hash).run()
-    drive.calls.got(entry)
+    if calls.shared:
+        calls.got(entry)
     if drive.telling.is_heard:
         await drive.telling.step_replayed(call, step, entry)
     return replayed(drive, step, entry, args_hash)
@@ -90,16 +82,13 @@ async def _run(drive: Drive, step: StepCall) -> Any:
 
 async def _run_shared(drive: Drive, step: StepCall) -> Any:
     """As `_run`, for a step whose key names a cached value: used again, it gives what the first use gave."""
+    await drive.calls.admitted()
     while (shared := drive.calls.shared.get(step.key)) is not None:
         entry = await drive.calls.same_as(step.key, shared)
         if entry.phase == "close":
-            return replayed(drive, step, entry, _hash_of_arguments(drive, step))
+            return replayed(drive, step, entry, drive.codec.digest(step.args) if step.args else None)
     with drive.calls.sharing(step.key):
         return await _run(drive, step)
-
-
-def _hash_of_arguments(drive: Drive, step: StepCall) -> bytes | None:
-    return drive.codec.digest(step.args) if step.args else None
 
 
 def replayed(drive: Drive, step: StepCall, entry: Entry, args_hash: bytes | None) -> Any:
@@ -108,8 +97,8 @@ def replayed(drive: Drive, step: StepCall, entry: Entry, args_hash: bytes | None
         _arguments_changed(drive, step.key)
     try:
         if entry.ok:
-            return load_value(drive.codec, entry, step.returns)
-        error = load_error_of(drive.codec, entry, step.key, step.fails_with)
+            return load_value(drive.codec, entry, step.plan.returns)
+        error = load_error_of(drive.codec, entry, step.key, step.plan.fails_with)
     except (ValueError, msgspec.MsgspecError) as reason:
         drive.corrupt(f"the record of step {step.key!r}", reason)
     drive.calls.raised(step.key, error)
@@ -134,13 +123,15 @@ class _Attempts:
         self._lingering: asyncio.Future[Any] | None = None
 
     async def run(self) -> Any:
-        drive = self._drive
-        drive.turnstile.busy += 1
+        drive, step, recorder = self._drive, self._step, self._drive.recorder
+        drive.turnstile.begin_work()
         try:
-            started_at, result = await (self._until_done() if self._step.caching is None else self._cached(self._step.caching))
-            entry = drive.recorder.append(
-                key=self._step.key,
-                name=self._step.name,
+            started_at, result = await (self._until_done() if step.caching is None else self._cached(step.caching))
+            entry = Entry(
+                seq=recorder.next_seq,
+                epoch=recorder.epoch,
+                key=step.key,
+                name=step.name,
                 ok=result.ok,
                 payload=result.payload,
                 attempt=self._attempt,
@@ -148,15 +139,18 @@ class _Attempts:
                 started_at=started_at,
                 ended_at=drive.clock.now(),
             )
-            await drive.calls.hand_over(self._call, entry)
-            drive.calls.got(entry)
+            recorder.append(entry)
+            if not drive.calls.goes_through(entry):
+                await drive.calls.hand_over(self._call, entry)
+            if drive.calls.shared:
+                drive.calls.got(entry)
             if drive.telling.is_heard:
                 self._call.left()
-                await drive.telling.step_ended(self._call, self._step, entry, result.error)
+                await drive.telling.step_ended(self._call, step, entry, result.error)
         finally:
             drive.turnstile.busy -= 1
         if result.error is not None:
-            drive.calls.raised(self._step.key, result.error)
+            drive.calls.raised(step.key, result.error)
             raise result.error
         return result.value
 
@@ -173,7 +167,7 @@ class _Attempts:
             started_at, result = await self._until_done()
             if result.is_final:
                 kept = Cached(result.ok, msgspec.Raw(result.payload), self._args_hash, None)
-                await caching.keep(self._step.key, kept, self._step.ttl)
+                await caching.keep(self._step.key, kept, self._step.plan.ttl)
             return started_at, result
 
     async def _read(self, caching: StepCaching) -> Cached | None:
@@ -195,10 +189,10 @@ class _Attempts:
         codec, step, payload = self._drive.codec, self._step, bytes(cached.payload)
         try:
             if not cached.ok:
-                return Result(False, payload, error=load_failure(codec, payload, step.key, step.fails_with))
+                return Result(False, payload, error=load_failure(codec, payload, step.key, step.plan.fails_with))
             if self._drive.is_strict and (losses := tree_of(payload)[1]):
                 return self._failed(ValueNotStorable(losses[0].path, "the run that kept it in the cache was not strict"))
-            return Result(True, payload, value=codec.load(payload, step.returns))
+            return Result(True, payload, value=codec.load(payload, step.plan.returns))
         except (ValueError, msgspec.MsgspecError) as reason:
             told = f"what the cache has under {step.key!r} cannot be used, so that the step runs again: {reason}"
             warnings.warn(told, PerdureWarning, stacklevel=2)
@@ -208,17 +202,19 @@ class _Attempts:
         if self._drive.telling.is_heard:
             await self._drive.telling.of_step(kind, self._step, self._attempt, **fields)
 
+    async def _tell_start(self) -> None:
+        await self._tell(events.StepStart)
+        await self._drive.may_start()  # a listener takes time, in which anything may happen
+
     async def _until_done(self) -> tuple[int, Result]:
         opened = self._drive.calls.opened.get(self._step.key)
-        if opened:
-            if self._step.at_most_once:
-                return opened[-1].started_at, self._outcome_unknown(opened[-1])
-            await self._resume_after(opened[-1])
+        if opened and (unknown := await self._resume_after(opened[-1])) is not None:
+            return opened[-1].started_at, unknown
         while True:
-            await self._drive.may_start()
-            if self._drive.telling.is_heard:
-                await self._tell(events.StepStart)
+            if not self._drive.may_start_now():
                 await self._drive.may_start()
+            if self._drive.telling.is_heard:
+                await self._tell_start()
             started_at = self._drive.clock.now()
             try:
                 value = await self._invoke()
@@ -228,7 +224,7 @@ class _Attempts:
                 error = self._as_exception(raised)
                 if isinstance(error, StepTimeout):
                     await self._tell(events.StepTimeout, error=error)
-                if not self._step.retry.wants(error, self._attempt):
+                if not self._step.plan.retry.wants(error, self._attempt):
                     return started_at, self._failed(error, is_final=isinstance(raised, Exception))
                 await self._pause(error)
             else:
@@ -256,10 +252,10 @@ class _Attempts:
         codec, step = self._drive.codec, self._step
         try:
             if isinstance(value, Err):
-                payload = store_err(codec, value, step.fails_with, is_strict=self._drive.is_strict)
-                return Result(False, payload, error=load_failure(codec, payload, step.key, step.fails_with))
+                payload = store_err(codec, value, step.plan.fails_with, is_strict=self._drive.is_strict)
+                return Result(False, payload, error=load_failure(codec, payload, step.key, step.plan.fails_with))
             value = value.value if isinstance(value, Ok) else value
-            payload, kept = store_value(codec, value, step.returns, is_strict=self._drive.is_strict)
+            payload, kept = store_value(codec, value, step.plan.returns, is_strict=self._drive.is_strict)
         except Exception as error:  # noqa: BLE001 - or what the value's own code raises when it is looked at
             # The effect has happened: recorded as failed, or it would be repeated for ever.
             error.add_note(f"step {step.key!r} ran, but what it returned cannot be recorded")
@@ -270,8 +266,10 @@ class _Attempts:
         return Result(False, store_exception(error), error=as_replayed(error, self._step.key), is_final=is_final)
 
     def _open(self, payload: bytes) -> Entry:
-        now = self._drive.clock.now()
-        entry = self._drive.recorder.append(
+        now, recorder = self._drive.clock.now(), self._drive.recorder
+        entry = Entry(
+            seq=recorder.next_seq,
+            epoch=recorder.epoch,
             key=self._step.key,
             name=self._step.name,
             phase="open",
@@ -281,32 +279,37 @@ class _Attempts:
             started_at=now,
             ended_at=now,
         )
+        recorder.append(entry)
         # For a later call in this attempt of the run too: this one may be cancelled and its key used again.
         self._drive.calls.opened[self._step.key] = [entry]
         return entry
 
     async def _pause(self, error: Exception) -> None:
         """Record which attempt is next and when, wait until then, and for a thread that is still at it."""
-        at = self._drive.clock.now() + round(self._step.retry.wait_after(self._attempt) * MICROSECOND)
+        at = self._drive.clock.now() + round(self._step.plan.retry.wait_after(self._attempt) * MICROSECOND)
         failed, self._attempt = self._attempt, self._attempt + 1
         opened = self._open(msgspec.json.encode(NextTry(at, msgspec.Raw(dump_error(error)))))
         if self._drive.telling.is_heard:
             await self._drive.recorded()
             await self._drive.telling.of_step(events.StepRetry, self._step, failed, error=error, next_at=moment(at))
         await self._wait_until(at, opened.seq)
-        if self._lingering is not None and not self._step.abandon:
+        if self._lingering is not None and not self._step.plan.abandon:
             await asyncio.wait([self._lingering])
         self._lingering = None
 
-    async def _resume_after(self, opened: Entry) -> None:
+    async def _resume_after(self, opened: Entry) -> Result | None:
+        """Go on after what was begun before: wait for the next attempt, or, where there must be none, give that as the result."""
+        if self._step.plan.at_most_once:
+            return self._outcome_unknown(opened)
         if opened.payload == b"null":
-            return  # an intent: it was to run at most once when it was started, which the code no longer asks for
+            return None  # an intent: it was to run at most once when it was started, which the code no longer asks for
         try:
             next_try = msgspec.json.decode(opened.payload, type=NextTry)
         except msgspec.MsgspecError as reason:
             self._drive.corrupt(f"the next try of step {self._step.key!r}", reason)
         self._attempt = opened.attempt
         await self._wait_until(next_try.at, opened.seq)
+        return None
 
     async def _wait_until(self, at: int, seq: int) -> None:
         """Pause; unless a thread of ours still runs, the run may leave memory meanwhile."""
@@ -328,12 +331,14 @@ class _Attempts:
         token = place.set(StepInfo(self._drive.run.id, self._step.key, self._attempt))
         self._drive.executing(1)
         try:
-            if self._step.at_most_once:
+            if self._step.plan.at_most_once:
                 self._open(payload=b"null")
                 await self._drive.recorded()
-            if self._step.timeout is None:
-                return await self._call_it()
-            return await self._call_in_time(self._step.timeout)
+            if self._step.plan.timeout is not None:
+                return await self._call_in_time(self._step.plan.timeout)
+            if self._step.plan.is_async:
+                return await self._step.fn(*self._step.args)
+            return await self._call_in_thread()
         finally:
             self._drive.executing(-1)
             place.reset(token)
@@ -341,15 +346,13 @@ class _Attempts:
     async def _call_in_time(self, timeout: float) -> Any:
         try:
             async with asyncio.timeout(timeout) as limit:
-                return await self._call_it()
+                return await (self._step.fn(*self._step.args) if self._step.plan.is_async else self._call_in_thread())
         except TimeoutError as error:
             if limit.expired():
                 raise StepTimeout(self._step.key, timeout) from error
             raise
 
-    async def _call_it(self) -> Any:
-        if self._step.is_async:
-            return await self._step.fn(*self._step.args)
+    async def _call_in_thread(self) -> Any:
         call = _ThreadCall(self._step.fn, self._step.args)
         in_context = functools.partial(contextvars.copy_context().run, call)
         try:

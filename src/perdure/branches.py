@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 
-class StepInfo(msgspec.Struct, frozen=True):
+class StepInfo(msgspec.Struct, frozen=True, gc=False):
     """What a step's function may know about itself. `idempotency_key` is the same for every attempt and every replay."""
 
     run_id: str
@@ -123,7 +123,8 @@ class Branch(Coroutine[Any, Any, Any]):
         if self.is_ours:
             self.is_ours = False
             self._branches.ours -= 1
-        self.wound_up()
+        if self.is_unwinding:
+            self.wound_up()
 
     def wound_up(self) -> None:
         """It is no longer on its way out of a call."""

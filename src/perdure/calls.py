@@ -57,7 +57,8 @@ class Call:
             self.branch.ours()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.left()
+        if self.branch is not None:
+            self.branch.leave()
         if kind is not None and issubclass(kind, asyncio.CancelledError):
             self.free()
 
@@ -131,8 +132,9 @@ class Calls:
         self.closed: Literal["unloaded", "ended"] | None = None
 
     def begin(self, key: str, kind: Kind) -> Call:
-        """A new call under `key`, or the error that says why there cannot be one."""
-        self._check_place(key)
+        """A new call under `key`, after it was admitted, or the error that says why there cannot be one."""
+        if isinstance(place.get(), StepInfo):
+            raise _out_of_place(key)
         if key in self._used:
             raise DuplicateStep(self._run_id, key)
         recorded = self._kinds.setdefault(key, kind)
@@ -146,12 +148,14 @@ class Calls:
             branch.called = True
         return Call(key, kind, branch, self._used)
 
-    def _check_place(self, key: str) -> None:
-        self.check()
-        if isinstance(place.get(), StepInfo):
-            raise RuntimeError(
-                f"ctx was used inside a step's function (for {key!r}); return a value and use ctx in the body instead"
-            )
+    @property
+    def is_refusing(self) -> bool:
+        """Whether calls are refused."""
+        return self.closed is not None or self.is_cancelling
+
+    def may_go_ahead(self, call: Call) -> bool:
+        """Whether the run is live and has no record of this call, so that there is no `turn` to wait for."""
+        return self._turnstile.is_live and call.key not in self._closed_keys and self.suspending is None and self.closed is None
 
     async def turn(self, call: Call) -> Entry | None:
         """The record of this call when its turn comes; None when there is none and the run is live."""
@@ -168,12 +172,13 @@ class Calls:
         self._turnstile.touch()
         return None
 
+    def goes_through(self, entry: Entry) -> bool:
+        """Whether the result just recorded may reach the body at once. Otherwise it has to be handed over."""
+        self._closed_keys.add(entry.key)
+        return self._turnstile.pass_through(entry)
+
     async def hand_over(self, call: Call, entry: Entry) -> None:
         """Return when the result just recorded may reach the body."""
-        self._closed_keys.add(call.key)
-        if self._turnstile.pass_through():
-            self._turnstile.last_at = max(self._turnstile.last_at, entry.ended_at)
-            return
         self._turnstile.recorded(entry)
         await self._ask(call)
 
@@ -190,7 +195,9 @@ class Calls:
 
     async def same_as(self, key: str, shared: Shared) -> Entry:
         """The record of the first use of `key`, after it reached the body; an open entry when there will be none."""
-        self._check_place(key)
+        self.check()
+        if isinstance(place.get(), StepInfo):
+            raise _out_of_place(key)
         if shared.entry is not None:
             return shared.entry
         # No key of a user's has this character, so the call is told apart from the first, and by the number from all others.
@@ -206,7 +213,7 @@ class Calls:
 
     def got(self, entry: Entry) -> None:
         """The body has this record. Calls that want the same get it next, in the order in which they came."""
-        shared = self.shared.get(entry.key) if self.shared else None
+        shared = self.shared.get(entry.key)
         if shared is not None and shared.entry is None:
             shared.entry = entry
             self._pass_on(shared, entry)
@@ -286,7 +293,7 @@ class Calls:
         Calls that are refused get their error at once. Code that swallows it and calls again and again waits in the end, until
         its task is cancelled.
         """
-        if self.closed is None and not self.is_cancelling:
+        if not self.is_refusing:
             return
         self._refusals += 1
         if self._refusals > MOST_REFUSALS:
@@ -312,7 +319,7 @@ class Calls:
 
     def check(self) -> None:
         """Raise if calls are refused."""
-        if self.closed is not None or self.is_cancelling:
+        if self.is_refusing:
             self.refuse()
 
     def refuse(self) -> NoReturn:
@@ -322,6 +329,10 @@ class Calls:
         if self.closed is not None:
             raise Unloaded(f"run {self._run_id!r} has left memory; this code will run again when the run is replayed")
         raise asyncio.CancelledError(f"run {self._run_id!r} is being cancelled")
+
+
+def _out_of_place(key: str) -> RuntimeError:
+    return RuntimeError(f"ctx was used inside a step's function (for {key!r}); return a value and use ctx in the body instead")
 
 
 def _behind(error: Any) -> list[BaseException]:

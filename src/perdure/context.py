@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Required, TypeAlias, Ty
 
 from perdure.attempts import StepCall, run_step
 from perdure.branches import Branches, StepInfo, place
-from perdure.duration import MAX_INSTANT, Duration, instant, microseconds, moment, seconds
+from perdure.duration import MAX_INSTANT, Duration, instant, microseconds, moment
 from perdure.engine import Drive
 from perdure.fanout import OnError, run_map, run_race
 from perdure.keys import escape, full_key
 from perdure.pauses import MISSING, TimeLimit, sleep, wait_for_signal
 from perdure.records import check_id
 from perdure.result import Err, Ok
-from perdure.retry import Retry
-from perdure.stepspec import StepDefaults, StepOptions, StepSpec, checked, spec_of
+from perdure.stepspec import StepDefaults, StepOptions, StepSpec, spec_of
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -291,28 +290,11 @@ class Context(Generic[D]):
 
     def _step_call(self, name: str | None, fn: Any, args: tuple[Any, ...], options: dict[str, Any]) -> StepCall:
         spec = spec_of(fn)
-        if spec.options or options:
-            options = {**spec.options, **options}
-            checked(options)
-        return self._made(name or _name(spec, fn), fn, args, spec, options)
-
-    def _made(self, name: str, fn: Any, args: tuple[Any, ...], spec: StepSpec, options: dict[str, Any]) -> StepCall:
-        timeout, ttl, key = options.get("timeout"), options.get("ttl"), options.get("key")
-        return StepCall(
-            key=self._key(name if key is None else key),
-            name=name,
-            fn=fn,
-            args=args,
-            is_async=spec.is_async,
-            returns=options.get("returns", spec.returns),
-            fails_with=spec.fails_with,
-            retry=Retry.of(options.get("retry")),
-            timeout=None if timeout is None else seconds(timeout, what="timeout"),
-            abandon=bool(options.get("abandon")),
-            at_most_once=bool(options.get("at_most_once")),
-            caching=None if options.get("cache") is False else self._drive.caching,
-            ttl=None if ttl is None else seconds(ttl, what="ttl"),
-        )
+        name = name or _name(spec, fn)
+        key = options.pop("key", None)
+        plan = spec.plan_with(options) if options else spec.plan
+        caching = self._drive.caching if plan.may_cache else None
+        return StepCall(self._key(name if key is None else key), name, fn, args, plan, caching)
 
 
 class _Attributes(Mapping[str, Any]):

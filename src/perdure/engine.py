@@ -214,6 +214,15 @@ class Drive:
             self._fetching.add(fetching)
             fetching.add_done_callback(self._fetching.discard)
 
+    def may_start_now(self) -> bool:
+        """Whether a step function may be called without waiting for anything."""
+        return (
+            not self.recorder.is_behind
+            and not self._must_stop
+            and not self.calls.is_refusing
+            and (self._held is None or self._held.is_ours())
+        )
+
     async def may_start(self) -> None:
         """Return when a step function may be called: all before it is recorded, and the run is ours."""
         await self.recorded()
@@ -222,7 +231,8 @@ class Drive:
 
     async def recorded(self) -> None:
         """Return when everything so far is recorded, and the run is ours."""
-        await self.recorder.acknowledged()
+        if (acknowledged := self.recorder.acknowledged()) is not None:
+            await acknowledged
         self.calls.check()
         if self._held is not None and not self._held.is_ours():
             self._lost()
@@ -381,10 +391,10 @@ class Drive:
 
     async def _end_body(self) -> None:
         self._close("unloaded")
-        if self._main is not None:
+        if self._main is not None and not self._main.done():
             await cancel_tasks(self.run.id, [self._main])
-        called = [branch.task for branch in self.branches.alive if branch.called and branch.task is not None]
-        await cancel_tasks(self.run.id, called)
+        if called := [branch.task for branch in self.branches.alive if branch.called and branch.task is not None]:
+            await cancel_tasks(self.run.id, called)
 
     def _close(self, why: Literal["unloaded", "ended"]) -> None:
         self.calls.close(why)

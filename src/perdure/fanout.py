@@ -14,6 +14,7 @@ import msgspec
 
 from perdure.engine import Drive
 from perdure.errors import StepChanged
+from perdure.journal import Entry
 from perdure.result import Err, Ok
 
 OnError = Literal["raise", "collect"]
@@ -67,15 +68,27 @@ async def run_race(drive: Drive, key: str, name: str, racers: Sequence[Coroutine
         await _join(drive, tasks if winner is None else [tasks[winner]], asyncio.FIRST_COMPLETED)
         if winner is None:
             winner = next(index for index, task in enumerate(tasks) if task.done())
-            now = drive.clock.now()
-            payload = msgspec.json.encode(winner)
-            drive.recorder.append(key=key, kind="race", name=name, payload=payload, started_at=now, ended_at=now)
+            drive.recorder.append(_won(drive, key, name, winner))
     except asyncio.CancelledError:
         call.free()
         raise
     finally:
         await _cancel(tasks)
     return tasks[winner].result()
+
+
+def _won(drive: Drive, key: str, name: str, winner: int) -> Entry:
+    now = drive.clock.now()
+    return Entry(
+        seq=drive.recorder.next_seq,
+        epoch=drive.recorder.epoch,
+        key=key,
+        kind="race",
+        name=name,
+        payload=msgspec.json.encode(winner),
+        started_at=now,
+        ended_at=now,
+    )
 
 
 def _recorded_winner(drive: Drive, key: str, racers: int) -> int | None:

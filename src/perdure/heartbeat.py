@@ -8,8 +8,10 @@ time it stops by itself, before anybody else may start.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Final
 
@@ -72,10 +74,13 @@ class HeldLease:
 
 
 class Heartbeat:
-    """Renews the leases on one store that are registered with it."""
+    """Renews the leases on one store that are registered with it.
+
+    It refers to the store weakly, so that all there are can be known: whoever holds a lease has the store.
+    """
 
     def __init__(self, store: Store, ttl: float, clock: Clock) -> None:
-        self._store = store
+        self._store = _reference(store)
         self._ttl = ttl
         self._clock = clock
         # Guards the two below; never held during I/O.
@@ -109,7 +114,7 @@ class Heartbeat:
                     return
                 store = await self._renew(store, held)
         finally:
-            if store is not None and store is not self._store:
+            if store is not None and store is not self._store():
                 await store.close()
 
     async def _renew(self, store: Store | None, held: list[HeldLease]) -> Store | None:
@@ -117,7 +122,7 @@ class Heartbeat:
         asked_at = elapsed()
         leases = [one.lease for one in held]
         try:
-            store = store or self._store.sibling()
+            store = store or self._sibling()
             pulses = await asyncio.wait_for(store.renew(leases, self._ttl, now=self._clock.store_now()), self._ttl / 3)
         except Exception:  # noqa: BLE001 - whatever it was, it is tried again until the holders' own deadlines have passed
             pulses = None
@@ -130,3 +135,50 @@ class Heartbeat:
                 one.lost()
                 self.drop(one)
         return store
+
+    def _sibling(self) -> Store:
+        store = self._store()
+        if store is None:
+            raise LookupError("nobody has the store any more")
+        return store.sibling()
+
+
+def _reference(store: Store) -> Callable[[], Store | None]:
+    try:
+        return weakref.ref(store)
+    except TypeError:  # a class of somebody's that takes none
+        return lambda: store
+
+
+class _Heartbeats:
+    """Those of this process, by store. A forked child has none: the thread that beats is its parent's."""
+
+    def __init__(self) -> None:
+        self.start_over()
+
+    def start_over(self) -> None:
+        # Held while one is looked up or made.
+        self._lock = threading.Lock()
+        self._by_store: weakref.WeakKeyDictionary[Store, dict[tuple[float, Clock], Heartbeat]] = weakref.WeakKeyDictionary()
+
+    def of(self, store: Store, ttl: float, clock: Clock) -> Heartbeat:
+        with self._lock:
+            try:
+                known = self._by_store.setdefault(store, {})
+            except TypeError:  # a class of somebody's that cannot be a key
+                return Heartbeat(store, ttl, clock)
+            beat = known.get((ttl, clock))
+            if beat is None:
+                beat = known[ttl, clock] = Heartbeat(store, ttl, clock)
+            return beat
+
+
+_heartbeats: Final = _Heartbeats()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_heartbeats.start_over)
+
+
+def heartbeat_of(store: Store, ttl: float, clock: Clock) -> Heartbeat:
+    """The one of this store: a thousand runs that are driven at once are renewed together, and wake the thread once."""
+    return _heartbeats.of(store, ttl, clock)

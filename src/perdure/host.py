@@ -34,7 +34,7 @@ from perdure.errors import (
     ValueNotStorable,
 )
 from perdure.fingerprint import is_changed
-from perdure.heartbeat import Heartbeat, elapsed
+from perdure.heartbeat import elapsed, heartbeat_of
 from perdure.importing import Beginning
 from perdure.journal import Entry, in_force
 from perdure.listeners import listeners_of, no_longer_driven
@@ -82,7 +82,7 @@ class Host:
         self.workflows: dict[str, Workflow[Any, Any]] = {}
         # Process options for all workflows driven here.
         self.process_options = options
-        self._heartbeat = Heartbeat(store, lease_ttl, settings.clock)
+        self._heartbeat = heartbeat_of(store, lease_ttl, settings.clock)
         self._drives: set[Driving] = set()
         # When the leases that are not driven yet were asked for.
         self._asked_at: dict[str, float] = {}

@@ -8,6 +8,7 @@ never by position; `seq` only says in which order their results reached the body
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -18,7 +19,7 @@ Phase: TypeAlias = Literal["open", "close", "drop"]
 Kind: TypeAlias = Literal["step", "sleep", "signal", "timeout", "race", "child", "run", "told"]
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One line of the journal. `payload` is encoded by the codec: a value, an error, or what an open entry must remember."""
 
     seq: int
@@ -57,7 +58,7 @@ def drop_entry(seq: int, keys: Iterable[str], at: int, epoch: int) -> Entry:
 def in_force(entries: Iterable[Entry]) -> list[Entry]:
     """The entries that still count, by `seq`: without drop entries and what they set aside. Raises ValueError."""
     kept: list[Entry] = []
-    for entry in sorted(entries, key=lambda entry: entry.seq):
+    for entry in sorted(entries, key=attrgetter("seq")):
         if entry.phase == "drop":
             dropped = frozenset(msgspec.json.decode(entry.payload, type=list[str]))
             kept = [earlier for earlier in kept if earlier.key not in dropped]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from perdure.host import Host
+from perdure.host import Host, shared_threads
 from perdure.importing import Beginning, begun, given_state
 from perdure.options import Options, stored_part
 from perdure.result import Outcome
@@ -68,6 +69,12 @@ def _beginning(
 
 
 def _one_workflow(workflow: Workflow[Any, Any], store: Store, *, is_implicit: bool) -> Host:
-    host = Host(store, Settings(), lease_ttl=LEASE_TTL, options={}, is_implicit=is_implicit)
+    host = Host(store, _settings(), lease_ttl=LEASE_TTL, options={}, is_implicit=is_implicit)
     host.register(workflow)
     return host
+
+
+@lru_cache(maxsize=1)
+def _settings() -> Settings:
+    """The same for all runs without a runtime, so that they share a heartbeat."""
+    return Settings(executor=shared_threads())

@@ -79,13 +79,14 @@ class Options:
         """Those given, from the farthest to the nearest."""
         merged: dict[str, Any] = {}
         for options in given:
-            merged |= only(ProcessOptions, options)
+            if options:
+                merged |= only(ProcessOptions, options)
         return cls(**merged)
 
 
 def only(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are of this kind."""
-    return {name: options[name] for name in kind.__annotations__ if name in options}
+    return {name: value for name, value in options.items() if name in kind.__annotations__}
 
 
 def checked(options: Mapping[str, Any], kind: type) -> dict[str, Any]:

@@ -58,7 +58,8 @@ def store_value(codec: Codec, value: Any, hint: Any, *, is_strict: bool) -> tupl
         return codec.dump(value, hint)
     losses: list[Loss] = []
     stored = codec.dump(value, hint, losses=losses)
-    _warn_of(losses, "strict=True makes that an error")
+    if losses:
+        _warn_of(losses, "strict=True makes that an error")
     return stored
 
 

@@ -86,7 +86,9 @@ def _wait(drive: Drive, call: Call, opened: Entry, address: Awaited | None) -> W
     started_at, until = opened.started_at, _deadline(drive, opened)
 
     def close(ok: bool, payload: bytes = b"null", consume: int | None = None) -> None:  # noqa: FBT001 - three uses, below
-        entry = drive.recorder.append(
+        entry = Entry(
+            seq=drive.recorder.next_seq,
+            epoch=drive.recorder.epoch,
             key=call.key,
             kind=call.kind,
             name=name,
@@ -94,8 +96,8 @@ def _wait(drive: Drive, call: Call, opened: Entry, address: Awaited | None) -> W
             payload=payload,
             started_at=started_at,
             ended_at=drive.clock.now(),
-            consume=consume,
         )
+        drive.recorder.append(entry, consume)
         drive.calls.resolve(entry, call)
 
     def on_signal(signal: Signal) -> None:
@@ -109,7 +111,9 @@ def _open(drive: Drive, call: Call, name: str, deadline: Callable[[], int] | Non
     """The open entry of this wait, recorded now."""
     until = None if deadline is None else min(deadline(), MAX_INSTANT)
     now = drive.clock.now()
-    return drive.recorder.append(
+    entry = Entry(
+        seq=drive.recorder.next_seq,
+        epoch=drive.recorder.epoch,
         key=call.key,
         kind=call.kind,
         name=name,
@@ -118,6 +122,8 @@ def _open(drive: Drive, call: Call, name: str, deadline: Callable[[], int] | Non
         started_at=now,
         ended_at=now,
     )
+    drive.recorder.append(entry)
+    return entry
 
 
 def _deadline(drive: Drive, opened: Entry) -> int | None:
@@ -178,6 +184,15 @@ class TimeLimit:
         return self._task is not None and self._task.cancel()
 
     def _due(self) -> None:
-        now = self._drive.clock.now()
-        entry = self._drive.recorder.append(key=self._key, kind="timeout", name=self._name, started_at=now, ended_at=now)
+        now, recorder = self._drive.clock.now(), self._drive.recorder
+        entry = Entry(
+            seq=recorder.next_seq,
+            epoch=recorder.epoch,
+            key=self._key,
+            kind="timeout",
+            name=self._name,
+            started_at=now,
+            ended_at=now,
+        )
+        recorder.append(entry)
         self._drive.calls.resolve(entry, self)

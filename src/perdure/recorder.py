@@ -11,31 +11,18 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypeVar
 
 from perdure.answers import answered
 from perdure.clock import Clock
 from perdure.errors import LeaseLost, PerdureError, PersistenceError
-from perdure.journal import Entry, Kind, Phase
+from perdure.journal import Entry
 from perdure.records import Awaited, EndStatus, Lease, Pulse, Signal
 from perdure.store import Store
 
-
-class EntryFields(TypedDict, total=False):
-    """What the engine says about an entry; the recorder adds `seq` and `epoch`."""
-
-    key: str
-    phase: Phase
-    kind: Kind
-    name: str
-    ok: bool
-    payload: bytes
-    attempt: int
-    args_hash: bytes | None
-    started_at: int
-    ended_at: int
+T = TypeVar("T")
 
 
 class Unrecorded:
@@ -48,24 +35,29 @@ class Unrecorded:
         self.has_let_go = False
         # Inbox rows whose consumption is not acknowledged.
         self.consuming: set[int] = set()
-        self._seq = journal[-1].seq if journal else 0
-        self._epoch = epoch
+        # What the next entry has to say of itself.
+        self.next_seq = journal[-1].seq + 1 if journal else 1
+        self.epoch = epoch
 
     @property
     def acknowledged_length(self) -> int:
         """How much of the journal is recorded as far as anybody may be told."""
         return len(self.journal)
 
-    def append(self, *, consume: int | None = None, **fields: Unpack[EntryFields]) -> Entry:
+    @property
+    def is_behind(self) -> bool:
+        """Whether something that was appended is not in the store."""
+        return False
+
+    def append(self, entry: Entry, consume: int | None = None) -> None:
         """The next entry of the journal, on its way to the store together with the inbox row it consumes."""
         del consume
-        self._seq += 1
-        entry = Entry(seq=self._seq, epoch=self._epoch, **fields)
+        self.next_seq = entry.seq + 1
         self.journal.append(entry)
-        return entry
 
-    async def acknowledged(self) -> None:
-        """Return when everything appended so far is in the store. Cancelled, not failed, when the drive ends before."""
+    def acknowledged(self) -> asyncio.Future[None] | None:
+        """Done when everything appended so far is in the store, None when it is. Cancelled, not failed, when the drive ends."""
+        return None
 
     def take_over(self) -> None:
         """Let what is not sent yet go with the `finish`, `suspend` or `release` that follows."""
@@ -108,89 +100,71 @@ class Recorder(Unrecorded):
         self._on_failure = on_failure
         self._on_written = on_written
         self._loop = asyncio.get_running_loop()
-        self._acknowledged_seq = self._seq
+        self._acknowledged_seq = self.next_seq - 1
         self._entries: list[Entry] = []
         self._consume: list[int] = []
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._work: asyncio.Future[None] | None = None
-        # Set when finish, suspend or stop take over what is left; the pump then writes nothing more.
+        # The write under way, and what it writes.
+        self._writing: asyncio.Future[Pulse] | None = None
+        self._written: tuple[list[Entry], list[int]] = [], []
+        self._is_write_due = False
+        # Set when finish, suspend or stop take over what is left; then nothing more is written from here.
         self._is_taken_over = False
         self._failure: PerdureError | None = None
-        # Stays set when a write was cut off, so that nobody knows whether it took place.
-        self._is_writing = False
-        # Started in the turn after the first entry: what a run of one step records goes with its end, and needs none.
-        self._pump: asyncio.Task[None] | None = None
-        self._is_pump_due = False
 
     @property
     def acknowledged_length(self) -> int:
-        return len(self.journal) - (self._seq - self._acknowledged_seq)
+        return len(self.journal) - (self.next_seq - 1 - self._acknowledged_seq)
 
-    def append(self, *, consume: int | None = None, **fields: Unpack[EntryFields]) -> Entry:
-        entry = super().append(**fields)
+    @property
+    def is_behind(self) -> bool:
+        return self._acknowledged_seq < self.next_seq - 1 or self._failure is not None
+
+    def append(self, entry: Entry, consume: int | None = None) -> None:
+        self.next_seq = entry.seq + 1
+        self.journal.append(entry)
         self._entries.append(entry)
         if consume is not None:
             self._consume.append(consume)
             self.consuming.add(consume)
         self._see_to_it()
-        return entry
 
     def _see_to_it(self) -> None:
-        """Have what is to be written written in the next turn."""
-        if self._work is not None and not self._work.done():
-            self._work.set_result(None)
-        elif self._pump is None and not self._is_pump_due:
-            self._is_pump_due = True
-            # Not in the context of the body: a task started there is a branch of it.
-            self._loop.call_soon(self._start_pump, context=contextvars.Context())
+        """Have what is to be written written in the next turn: what a run of one step records goes with its end by then."""
+        if self._writing is None and not self._is_write_due:
+            self._is_write_due = True
+            self._loop.call_soon(self._write)
 
-    def _start_pump(self) -> None:
-        self._is_pump_due = False
-        if self._entries and not self._is_taken_over:
-            self._pump = self._loop.create_task(self._write_until_taken_over())
-
-    async def acknowledged(self) -> None:
-        if self._acknowledged_seq < self._seq or self._failure is not None:
-            waiter = self._loop.create_future()
-            self._waiters.append((self._seq, waiter))
-            await waiter
+    def acknowledged(self) -> asyncio.Future[None] | None:
+        if not self.is_behind:
+            return None
+        self._write()  # now, since somebody waits for it
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append((self.next_seq - 1, waiter))
+        return waiter
 
     def take_over(self) -> None:
         self._is_taken_over = True
-        if self._work is not None and not self._work.done():
-            self._work.set_result(None)
 
     async def finish(self, status: EndStatus, outcome: bytes) -> None:
         await self._hand_over()
         entries, consume = self._take()
-        await answered(
-            self._attempt(
-                self._store.finish(self._lease, status, outcome, entries=entries, consume=consume, now=self._clock.store_now())
-            ),
-            partial(self._let_go, entries),
-        )
+        now = self._clock.store_now()
+        ending = self._store.finish(self._lease, status, outcome, entries=entries, consume=consume, now=now)
+        await self._answer(ending, partial(self._let_go, entries))
         await self._let_go(entries)
 
     async def suspend(self, wake_at: int | None, waiting_for: Collection[Awaited]) -> list[Signal]:
         await self._hand_over()
         entries, consume = self._take()
-        signals: list[Signal] = await answered(
-            self._attempt(
-                self._store.suspend(
-                    self._lease,
-                    wake_at=wake_at,
-                    waiting_for=waiting_for,
-                    entries=entries,
-                    consume=consume,
-                    now=self._clock.store_now(),
-                )
-            ),
-            partial(self._let_go, entries),
+        now = self._clock.store_now()
+        suspending = self._store.suspend(
+            self._lease, wake_at=wake_at, waiting_for=waiting_for, entries=entries, consume=consume, now=now
         )
+        signals = await self._answer(suspending, partial(self._let_go, entries))
         await self._let_go(entries, signals)
         if signals:
             self._is_taken_over = False
-            self._pump = None
             self._see_to_it()
         return signals
 
@@ -199,48 +173,69 @@ class Recorder(Unrecorded):
         entries, consume = self._take()
         now = self._clock.store_now()
         if entries:
-            await answered(self._attempt(self._store.record(self._lease, entries, consume=consume, now=now)))
+            await self._answer(self._store.record(self._lease, entries, consume=consume, now=now))
             self._wrote(entries)
-        await answered(self._attempt(self._store.release(self._lease, now=now)), partial(self._let_go, []))
+        await self._answer(self._store.release(self._lease, now=now), partial(self._let_go, []))
         await self._let_go([])
 
     async def abandon(self) -> None:
         self.take_over()
-        if self._pump is not None:
-            await asyncio.wait([self._pump])
+        writing = self._writing
+        if writing is not None:
+            await asyncio.wait([writing])
+            self._answered(writing)
 
     async def _hand_over(self) -> None:
         await self.abandon()
         if self._failure is not None:
             raise self._failure
-        if self._is_writing and self._pump is not None and self._pump.cancelled():
-            raise PersistenceError(f"run {self._lease.run_id!r} could not be recorded", "the loop was shut down during a write")
 
     def _take(self) -> tuple[list[Entry], list[int]]:
         taken = self._entries, self._consume
         self._entries, self._consume = [], []
         return taken
 
-    async def _write_until_taken_over(self) -> None:
-        while not self._is_taken_over and self._failure is None:
-            if not self._entries:
-                self._work = self._loop.create_future()
-                await self._work
-                continue
-            await self._write()
+    def _write(self) -> None:
+        """Write what there is, unless a write is under way: then what there is goes with the next."""
+        self._is_write_due = False
+        if self._entries and self._writing is None and not self._is_taken_over and self._failure is None:
+            self._written = self._take()
+            context = contextvars.Context()  # not that of the body: a task started there is a branch of it
+            self._writing = context.run(self._begin, *self._written)
+            self._writing.add_done_callback(self._answered, context=context)
 
-    async def _write(self) -> None:
-        entries, consume = self._take()
-        self._is_writing = True
+    def _begin(self, entries: list[Entry], consume: list[int]) -> asyncio.Future[Pulse]:
         try:
-            pulse = await self._attempt(self._store.record(self._lease, entries, consume=consume, now=self._clock.store_now()))
-        except PerdureError as failure:
-            self._failure = failure
-            self._on_failure(failure)
+            write = self._store.record(self._lease, entries, consume=consume, now=self._clock.store_now())
+        except Exception as error:  # noqa: BLE001 - as if it had been awaited: whoever is here now only has something to record
+            refused: asyncio.Future[Pulse] = self._loop.create_future()
+            refused.set_exception(error)
+            return refused
+        return asyncio.ensure_future(write)
+
+    def _answered(self, writing: asyncio.Future[Pulse]) -> None:
+        """Told by the write itself, and before that perhaps by somebody who waited for it."""
+        if writing is not self._writing:
             return
-        self._is_writing = False
-        self._on_pulse(pulse)
-        self._wrote(entries)
+        self._writing = None
+        entries, consume = self._written
+        if writing.cancelled():
+            # The loop is being shut down. Whether it took place nobody knows, but sent twice it is recorded once.
+            self._entries, self._consume = entries + self._entries, consume + self._consume
+        elif (error := writing.exception()) is not None:
+            self._failure = failure = self._as_failure(error)
+            self._on_failure(failure)
+        else:
+            self._on_pulse(writing.result())
+            self._wrote(entries)
+            self._write()
+
+    def _as_failure(self, error: BaseException) -> PerdureError:
+        if isinstance(error, LeaseLost | PersistenceError):
+            return error
+        failure = PersistenceError(f"run {self._lease.run_id!r} could not be recorded", repr(error))
+        failure.__cause__ = error
+        return failure
 
     async def _let_go(self, entries: list[Entry], signals: list[Signal] | None = None) -> None:
         """The store has answered, whether anybody still waits for that or not: the run is free, unless signals were there."""
@@ -258,10 +253,11 @@ class Recorder(Unrecorded):
                 waiter.set_result(None)
         self._on_written(seq)
 
-    async def _attempt(self, write: Any) -> Any:
+    async def _answer(self, verb: Awaitable[T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:
         try:
-            return await write
-        except (LeaseLost, PersistenceError):
-            raise
+            return await answered(verb, undo)
         except Exception as error:
-            raise PersistenceError(f"run {self._lease.run_id!r} could not be recorded", repr(error)) from error
+            failure = self._as_failure(error)
+            if failure is error:
+                raise
+            raise failure from error

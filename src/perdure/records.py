@@ -24,6 +24,8 @@ MAX_ID_BYTES: Final = 1024
 
 def check_id(text: object, what: str) -> str:
     """`text` as a run id or key: a non-empty str of at most 1,024 UTF-8 bytes without NUL or lone surrogates."""
+    if type(text) is str and text.isascii() and 0 < len(text) <= MAX_ID_BYTES and "\0" not in text:
+        return text  # as nearly all are
     if not isinstance(text, str):
         raise TypeError(f"{what} must be a str, not {type(text).__name__}")
     try:
@@ -148,7 +150,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     until: int
 
 
-class Pulse(msgspec.Struct, frozen=True):
+class Pulse(msgspec.Struct, frozen=True, gc=False):
     """What the holder learns with every write and renewal: the highest inbox seq, and whether to stop."""
 
     inbox_seq: int

@@ -8,8 +8,10 @@ import types
 import typing
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack
+
+import msgspec
 
 from perdure.duration import Duration, seconds
 from perdure.result import Err, Ok
@@ -78,18 +80,54 @@ def checked(options: Mapping[str, Any]) -> None:
         raise ValueError("ttl must be longer than zero; cache=False keeps a step out of the cache")
 
 
+class StepPlan(msgspec.Struct, frozen=True):
+    """How a step is done: what its function is like, and its options in force, checked."""
+
+    is_async: bool
+    returns: Any
+    fails_with: Any
+    retry: Retry
+    timeout: float | None
+    abandon: bool
+    at_most_once: bool
+    may_cache: bool
+    ttl: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """A function, seen as a step."""
+    """A function, seen as a step. `plan` is how it is done when the call has no options of its own."""
 
     name: str | None
     is_async: bool
     returns: Any
     fails_with: Any
     options: dict[str, Any]
+    plan: StepPlan = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plan", self.plan_with({}))
+
+    def plan_with(self, options: Mapping[str, Any]) -> StepPlan:
+        """How it is done with these options of a call, which win over those beside the function. Refuses bad ones."""
+        options = {**self.options, **options}
+        checked(options)
+        timeout, ttl = options.get("timeout"), options.get("ttl")
+        return StepPlan(
+            is_async=self.is_async,
+            returns=options.get("returns", self.returns),
+            fails_with=self.fails_with,
+            retry=Retry.of(options.get("retry")),
+            timeout=None if timeout is None else seconds(timeout, what="timeout"),
+            abandon=bool(options.get("abandon")),
+            at_most_once=bool(options.get("at_most_once")),
+            may_cache=options.get("cache") is not False,
+            ttl=None if ttl is None else seconds(ttl, what="ttl"),
+        )
 
 
-_specs: weakref.WeakKeyDictionary[Any, StepSpec] = weakref.WeakKeyDictionary()
+# By weak reference to the function. Not a WeakKeyDictionary, which takes several times as long to look up, once for each step.
+_specs: dict[weakref.ref[Any], StepSpec] = {}
 
 
 def spec_of(fn: Any) -> StepSpec:
@@ -97,19 +135,21 @@ def spec_of(fn: Any) -> StepSpec:
 
     A partial that `@step(...)` decorated has options of its own.
     """
-    if isinstance(fn, functools.partial) and _ATTRIBUTE in vars(fn):
+    if type(fn) is not types.FunctionType and isinstance(fn, functools.partial) and _ATTRIBUTE in vars(fn):
         inner = spec_of(fn.func)
         return replace(inner, options={**inner.options, **vars(fn)[_ATTRIBUTE]})
-    plain = _innermost(fn)
+    plain = fn if type(fn) is types.FunctionType else _innermost(fn)
     try:
-        return _specs[plain]
-    except (KeyError, TypeError):
-        spec = _inspect(plain)
-    try:
-        _specs[plain] = spec
+        known = _specs.get(weakref.ref(plain))
     except TypeError:  # not hashable, or takes no weak reference: worked out each time
-        return spec
-    return spec
+        return _inspect(plain)
+    if known is None:
+        known = _specs[weakref.ref(plain, _forget)] = _inspect(plain)
+    return known
+
+
+def _forget(gone: weakref.ref[Any]) -> None:
+    _specs.pop(gone, None)
 
 
 def _inspect(fn: Any) -> StepSpec:

@@ -6,6 +6,9 @@ writes, which also keeps `claim` and `acquire` out until it ends: a stale worker
 `cancel`, `hold` and `unhold` come from outside, take no lease and touch only the inbox and the request columns. `restore` comes
 from outside too and replaces a run as a whole, but only while nobody holds it.
 
+Verbs are coroutines. The three that a driver waits for at every turn (`record`, `suspend`, `finish`) may give any awaitable, so
+that a store can answer with a future of its own and save a task.
+
 Instants are integer microseconds UTC by the store's own clock, unless a test passes `now=`; lengths are seconds. Payloads are
 opaque bytes. Run ids and keys have been checked (`check_id`) and are compared byte for byte.
 
@@ -14,7 +17,7 @@ opaque bytes. Run ids and keys have been checked (`check_id`) and are compared b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -183,7 +186,7 @@ class Store(Protocol):
         """Give the run back, pending and due at once, without counting the attempt. Raises `LeaseLost`."""
         ...
 
-    async def record(
+    def record(
         self,
         lease: Lease,
         entries: Sequence[Entry] = (),
@@ -191,7 +194,7 @@ class Store(Protocol):
         consume: Sequence[int] = (),
         items: Sequence[Item] = (),
         now: int | None = None,
-    ) -> Pulse:
+    ) -> Awaitable[Pulse]:
         """Append entries and items and consume inbox rows, all or nothing; the run's row is not touched.
 
         Sent twice under the same lease it is a lost reply and changes nothing: entries and items that are there already, the
@@ -200,7 +203,7 @@ class Store(Protocol):
         """
         ...
 
-    async def suspend(
+    def suspend(
         self,
         lease: Lease,
         *,
@@ -209,7 +212,7 @@ class Store(Protocol):
         entries: Sequence[Entry] = (),
         consume: Sequence[int] = (),
         now: int | None = None,
-    ) -> list[Signal]:
+    ) -> Awaitable[list[Signal]]:
         """Record, then give up the lease until `wake_at` or an awaited inbox row, if none is there yet.
 
         Awaited rows that are there and unconsumed are returned, in order; then the lease is kept and the run goes on. When a
@@ -217,7 +220,7 @@ class Store(Protocol):
         """
         ...
 
-    async def finish(
+    def finish(
         self,
         lease: Lease,
         status: EndStatus,
@@ -226,7 +229,7 @@ class Store(Protocol):
         entries: Sequence[Entry] = (),
         consume: Sequence[int] = (),
         now: int | None = None,
-    ) -> None:
+    ) -> Awaitable[None]:
         """Record and end the run, and put the outcome into its parent's inbox, all or nothing. Raises `LeaseLost`.
 
         The parent gets a row of kind `child` named `parent_key` and is woken if it waits for it; one that has ended or is gone

@@ -115,7 +115,7 @@ class Telling:
             await drive.recorded()
             about = _about(entry, step.name)
             if error is None:
-                self.note(events.StepSuccess, **about, load=lambda: load_value(drive.codec, entry, step.returns))
+                self.note(events.StepSuccess, **about, load=lambda: load_value(drive.codec, entry, step.plan.returns))
             else:
                 self.note(events.StepError, **about, error=error)
             self.note(events.StepComplete, **about, is_replayed=False, tell=lambda: told(entry).result)

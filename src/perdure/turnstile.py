@@ -127,9 +127,19 @@ class Turnstile:
         """The record did not reach the body; it is there for the next call that asks for its key."""
         self._passed[entry.key] = entry
 
-    def pass_through(self) -> bool:
-        """Whether a result that came about now may go to the running branch at once: nothing is before it, nothing else moves."""
-        return not self._queue and self._branches.others_ours()
+    def begin_work(self) -> None:
+        """A call does something live from now on, so that the run is not idle until `busy` was counted down again."""
+        self._calls += 1
+        self.busy += 1
+        if not self._is_waiting_for_steps():
+            self.look_soon()
+
+    def pass_through(self, entry: Entry) -> bool:
+        """Whether this new record may go to the running branch at once: nothing is before it, nothing else moves."""
+        if self._queue or not self._branches.others_ours():
+            return False
+        self.last_at = max(self.last_at, entry.ended_at)
+        return True
 
     def recorded(self, entry: Entry) -> None:
         """A new record joined the journal; it is handed over after those before it."""

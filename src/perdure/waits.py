@@ -74,7 +74,7 @@ class Waits:
 
     def has_due(self) -> bool:
         """Whether a wait can be resolved now."""
-        return self.is_live and self._due() is not None
+        return self.is_live and bool(self._waits) and self._due() is not None
 
     def resolve_one(self) -> bool:
         """Resolve one wait if one can be; a signal that is there in time wins over the deadline."""
@@ -128,6 +128,5 @@ class Waits:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        wake_at = self.wake_at()
-        if wake_at is not None:
+        if self._waits and (wake_at := self.wake_at()) is not None:
             self._timer = self._clock.call_at(wake_at, self._on_change)

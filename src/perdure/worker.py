@@ -83,7 +83,8 @@ class Worker:
     async def _store_failed(self, failure: Exception) -> None:
         log.error("the store did not answer, trying again in %.1f s: %s", self._backoff, failure)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._poke.wait(), self._backoff)
+            async with asyncio.timeout(self._backoff):  # not wait_for, which may lose a cancellation before Python 3.12
+                await self._poke.wait()
         self._backoff = min(self._backoff * 2, BACKOFF_SECONDS[1])
         if not self._is_stopping:
             self._poke.set()

@@ -9,7 +9,7 @@ import pytest
 
 from perdure.errors import LeaseHeld, LeaseLost, PersistenceError
 from perdure.journal import Entry
-from perdure.records import Signal
+from perdure.records import Pulse, Signal
 from perdure.stores.sqlite_store import SQLiteStore
 from tests.campaign import times
 from tests.sqlite.child import inbox, journal, new_run, restored, started
@@ -72,10 +72,14 @@ async def test_a_restore_that_is_refused_leaves_its_batch_one_commit(store: SQLi
     lease = await started(store, "leased")
     await store.record(lease, [Entry(seq=1, key="step")])
     before = commits(store)
+
+    async def recorded() -> Pulse:
+        return await store.record(lease, [Entry(seq=2, key="next")])  # called in the same turn as the others, not before
+
     answers = await asyncio.gather(
         store.restore(restored("leased"), []),
         store.restore(restored("other"), journal("step")),
-        store.record(lease, [Entry(seq=2, key="next")]),
+        recorded(),
         return_exceptions=True,
     )
     assert [type(answer).__name__ for answer in answers] == ["LeaseHeld", "NoneType", "Pulse"]
@@ -130,7 +134,7 @@ async def test_what_is_passed_in_may_be_changed_while_it_is_under_way(store: SQL
     entries, rows = journal("step"), inbox("go")
     calls = [
         asyncio.create_task(store.restore(restored("restored"), entries, rows)),
-        asyncio.create_task(store.create(new_run("created"), entries=entries)),
+        asyncio.ensure_future(store.create(new_run("created"), entries=entries)),
     ]
     await asyncio.sleep(0)
     entries.clear()

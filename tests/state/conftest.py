@@ -13,7 +13,7 @@ from tests.state.elsewhere import There
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     """The time that `wf.run` and `wf.start` go by, which they otherwise take from the system."""
     clock = ManualClock()
-    monkeypatch.setattr("perdure.once.Settings", lambda: Settings(clock=clock, unload_grace=0))
+    monkeypatch.setattr("perdure.once._settings", lambda: Settings(clock=clock, unload_grace=0))
     return clock
 
 

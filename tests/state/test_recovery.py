@@ -516,7 +516,7 @@ async def resumed_at_events(body: Body, seed: int, most: int | None) -> None:
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_a_run_resumes_from_what_any_of_its_events_carries(body: Body, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.once.Settings", _settings)
+    monkeypatch.setattr("perdure.once._settings", _settings)
     for seed in range(times(30)):
         simulate(resumed_at_events(body, seed, None if IS_FULL or seed == 0 else 6))
 
@@ -587,7 +587,7 @@ async def everything_resumed(seed: int) -> None:
 
 
 def test_whatever_can_be_recorded_resumes_from_every_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.once.Settings", _settings)
+    monkeypatch.setattr("perdure.once._settings", _settings)
     for seed in range(times(20)):
         simulate(everything_resumed(seed))
 

@@ -36,6 +36,8 @@ _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 _decode = msgspec.json.Decoder().decode
 _SCALARS = frozenset({type(None), bool, int, float, str})
+# A list of these is the same again when it is read back.
+_EXACT, _FEW = frozenset({type(None), bool, int, str}), 16
 # As numbers, because one byte is found in C without making an object of it.
 _BRACE, _DOLLAR = b"{$"
 
@@ -88,7 +90,8 @@ class Codec:
     def digest(self, value: Any) -> bytes | None:
         """16 bytes that are equal for equal values of equal types, in every process; None for what could not be stored."""
         try:
-            return blake2b(self._canonical(value), digest_size=16).digest()
+            short = self._few_scalars(value) if type(value) is tuple else None
+            return blake2b(self._canonical(value) if short is None else _as_tuple(short), digest_size=16).digest()
         except Exception:  # noqa: BLE001 - refused, or code of the user's class raised: either way there is no canonical form
             return None
 
@@ -106,6 +109,8 @@ class Codec:
                 return (data, value) if is_plain else None
             if kind is not list and kind is not dict:
                 return None
+            if kind is list and (short := self._few_scalars(value)) is not None:
+                return short, value.copy()
             if (within := encoded(value, self.max_bytes)) is None:
                 return None
             data, copy = within, _decode(within)
@@ -119,6 +124,16 @@ class Codec:
             return None
         is_plain = len(data) <= self._short or not (_has_long_number(data) or self._too_deep(data, copy))
         return (data, copy) if is_plain else None
+
+    def _few_scalars(self, value: list[Any] | tuple[Any, ...]) -> bytes | None:
+        """The JSON of a list of a few plain scalars, such as the arguments of a step, for which no closer look is needed."""
+        if len(value) > _FEW or not _EXACT.issuperset(map(type, value)):
+            return None
+        try:
+            data = _encode(value)
+        except (ValueError, OverflowError):  # no Unicode, or more digits than msgspec writes
+            return None
+        return None if len(data) >= self._short or _may_have_tags(data) else data
 
     def _tagged(self, value: Any, hint: Any, losses: list[Loss] | None, path: str) -> tuple[bytes, Any]:
         tagger = Tagger(name_for(hint), self.max_depth, room=self.max_bytes, losses=losses)
@@ -142,14 +157,18 @@ class Codec:
         if (plain := self._plain(items)) is None:
             return _encode_sorted(Tagger(name_of, self.max_depth, room=self.max_bytes, canonical=True).tag(value, "value"))
         data = _encode_sorted(items) if _BRACE in plain[0] else plain[0]
-        # The tree of a tuple, without the walk.
-        return b'{"$tuple":' + data + b"}" if is_tuple else data
+        return _as_tuple(data) if is_tuple else data
 
     def _too_deep(self, data: bytes, plain: Any) -> bool:
         # Each level takes two bytes and opens one bracket, so nearly every value is told by a glance at its JSON.
         if len(data) <= 2 * self.max_depth or data.count(b"[") + data.count(b"{") <= self.max_depth:
             return False
         return _is_deeper(plain, self.max_depth)
+
+
+def _as_tuple(items: bytes) -> bytes:
+    """The tree of a tuple with these items, without the walk."""
+    return b'{"$tuple":' + items + b"}"
 
 
 def _may_have_tags(data: bytes) -> bool:

@@ -7,6 +7,7 @@ before anything was written. They say nothing about leases: those differ from st
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -92,14 +93,17 @@ def _wakes_at(row: RunRow, inbox: Iterable[Signal], now: int) -> int | None:
 
 def checked_journal(entries: Iterable[Entry]) -> list[Entry]:
     """The entries by seq. Raises `ValueError` unless each seq is above zero and there once."""
-    journal = sorted(entries, key=lambda entry: entry.seq)
-    _check_seqs([entry.seq for entry in journal], "journal")
+    journal = sorted(entries, key=attrgetter("seq"))
+    if journal:
+        _check_seqs([entry.seq for entry in journal], "journal")
     return journal
 
 
 def checked_inbox(rows: Iterable[Signal]) -> list[Signal]:
     """The rows by seq. Raises `ValueError` unless its seqs are good and no row is consumed or repeats another."""
-    inbox = sorted(rows, key=lambda row: row.seq)
+    inbox = sorted(rows, key=attrgetter("seq"))
+    if not inbox:
+        return inbox
     _check_seqs([row.seq for row in inbox], "inbox")
     for row in inbox:
         if row.consumed_by is not None:
@@ -113,7 +117,7 @@ def checked_inbox(rows: Iterable[Signal]) -> list[Signal]:
 
 
 def _check_seqs(seqs: Sequence[int], what: str) -> None:
-    if seqs and seqs[0] < 1:
+    if seqs[0] < 1:
         raise ValueError(f"seq {seqs[0]} is in the {what}, but they count from 1")
     repeated = _twice(seqs)
     if repeated is not None:

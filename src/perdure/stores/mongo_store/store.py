@@ -161,7 +161,7 @@ class MongoStore(CarriedStore[MongoHome]):
         """Give the run back, due at once."""
         await self._do(claims.release, lease, now, new_token())
 
-    async def record(
+    def record(
         self,
         lease: Lease,
         entries: Sequence[Entry] = (),
@@ -169,12 +169,12 @@ class MongoStore(CarriedStore[MongoHome]):
         consume: Sequence[int] = (),
         items: Sequence[Item] = (),
         now: int | None = None,  # noqa: ARG002 - a record leaves no instant on the row
-    ) -> Pulse:
+    ) -> Awaitable[Pulse]:
         """Append to the journal: one fenced update of the run's document, alone or in a bulk."""
         write = writes.record(lease, entries, consume, items)
-        return await self._carry(lambda: self._records.submit(write))
+        return self._send(lambda: self._records, write)
 
-    async def suspend(
+    def suspend(
         self,
         lease: Lease,
         *,
@@ -183,10 +183,10 @@ class MongoStore(CarriedStore[MongoHome]):
         entries: Sequence[Entry] = (),
         consume: Sequence[int] = (),
         now: int | None = None,
-    ) -> builtins.list[Signal]:
+    ) -> Awaitable[builtins.list[Signal]]:
         """Record and give up the lease, unless something awaited is there."""
         write = writes.suspend(lease, wake_at, waiting_for, entries, consume, now)
-        return await self._carry(lambda: self._closings.submit(write))
+        return self._send(lambda: self._closings, write)
 
     async def finish(
         self,
@@ -200,7 +200,7 @@ class MongoStore(CarriedStore[MongoHome]):
     ) -> None:
         """Record, end the run and tell its parent."""
         write = writes.finish(lease, status, outcome, entries, consume, now)
-        await self._carry(lambda: self._closings.submit(write))
+        await self._send(lambda: self._closings, write)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""

@@ -175,7 +175,7 @@ class PostgresStore(CarriedStore[PostgresHome]):
             lambda: self._home.perform(self._namespace, lambda db, again: claims.release(db, lease, now, is_repeated=again))
         )
 
-    async def record(
+    def record(
         self,
         lease: Lease,
         entries: Sequence[Entry] = (),
@@ -183,12 +183,12 @@ class PostgresStore(CarriedStore[PostgresHome]):
         consume: Sequence[int] = (),
         items: Sequence[Item] = (),
         now: int | None = None,  # noqa: ARG002 - a record leaves no instant on the row
-    ) -> Pulse:
+    ) -> Awaitable[Pulse]:
         """Append to the journal: a share of one statement, which is one round trip and one commit."""
         write = recording.record(lease, entries, consume, items)
-        return await self._carry(lambda: self._records.submit(write))
+        return self._send(lambda: self._records, write)
 
-    async def suspend(
+    def suspend(
         self,
         lease: Lease,
         *,
@@ -197,10 +197,10 @@ class PostgresStore(CarriedStore[PostgresHome]):
         entries: Sequence[Entry] = (),
         consume: Sequence[int] = (),
         now: int | None = None,
-    ) -> builtins.list[Signal]:
+    ) -> Awaitable[builtins.list[Signal]]:
         """Record and give up the lease, unless something awaited is there."""
         write = recording.suspend(lease, wake_at, waiting_for, entries, consume, now)
-        return await self._carry(lambda: self._closings.submit(write))
+        return self._send(lambda: self._closings, write)
 
     async def finish(
         self,
@@ -214,7 +214,7 @@ class PostgresStore(CarriedStore[PostgresHome]):
     ) -> None:
         """Record, end the run and tell its parent."""
         write = recording.finish(lease, status, outcome, entries, consume, now)
-        await self._carry(lambda: self._closings.submit(write))
+        await self._send(lambda: self._closings, write)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""

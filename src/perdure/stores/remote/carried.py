@@ -17,9 +17,12 @@ from perdure.store import Durability
 from perdure.stores.gate import Gate
 from perdure.stores.namespaces import checked_namespace
 from perdure.stores.remote.home import Home
+from perdure.stores.remote.lanes import Lane, Request
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Home)
+Q = TypeVar("Q", bound=Request)
+A = TypeVar("A")
 
 _logger: Final = logging.getLogger("perdure")
 
@@ -65,6 +68,19 @@ class Carried(Generic[H]):
         self._enter()
         return await self._home.run(self._inside(verb, needs_schema=needs_schema))
 
+    def _send(self, lane: Callable[[], Lane[Q, A]], request: Q) -> Awaitable[A]:
+        """The lane's answer: just a future of the caller's loop, as this is what every step waits for.
+
+        Which lane that is can only be said inside: a forked child has others.
+        """
+        if not self._home.is_ready or self._process != os.getpid():
+            return self._carry(lambda: lane().submit(request))
+        try:
+            self._gate.enter()
+        except PersistenceError as closed:
+            return _failed(closed)
+        return lane().ask(request, self._home.call, self._gate.leave)
+
     def _enter(self) -> None:
         self._be_in_this_process()
         self._gate.enter()
@@ -90,6 +106,12 @@ class Carried(Generic[H]):
             return await verb()
         finally:
             gate.leave()
+
+
+def _failed(error: PersistenceError) -> asyncio.Future[Any]:
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    future.set_exception(error)
+    return future
 
 
 class CarriedStore(Carried[H], SavesSnapshots):

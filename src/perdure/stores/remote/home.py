@@ -84,9 +84,19 @@ class Home(ABC):
 
     async def run(self, coro: Coroutine[Any, Any, T]) -> T:
         """What the coroutine gives, run on the home loop to its end whatever becomes of the caller."""
-        if self.is_borrowed and self._pinned() is asyncio.get_running_loop():
-            return await asyncio.shield(asyncio.ensure_future(coro))
-        return await asyncio.shield(asyncio.wrap_future(self.submit(coro)))
+        is_here = self.is_borrowed and self._pinned() is asyncio.get_running_loop()
+        running = asyncio.ensure_future(coro) if is_here else asyncio.wrap_future(self.submit(coro))
+        running.add_done_callback(_was_heard)
+        return await asyncio.shield(running)
+
+    def call(self, callback: Callable[[], None]) -> None:
+        """Call back on the home loop, once that is known: what is ready has one."""
+        if self._loop is None:
+            raise PersistenceError(self.label, "it is not ready")
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            raise PersistenceError(self.label, "the event loop of what it borrowed is closed; make a store anew") from None
 
     def _pinned(self) -> asyncio.AbstractEventLoop:
         if self._borrowed_loop is None:
@@ -154,3 +164,9 @@ class Home(ABC):
         """Have this done on the home loop, if there is one, without waiting. A collection may call this anywhere: no locks."""
         if self._loop is not None and not self._loop.is_closed() and self._process == os.getpid():
             asyncio.run_coroutine_threadsafe(close(), self._loop)
+
+
+def _was_heard(done: asyncio.Future[Any]) -> None:
+    """Nobody has forgotten what it raised: whoever has left did not want to know, and asyncio need not say it in his stead."""
+    if not done.cancelled():
+        done.exception()

@@ -1,18 +1,22 @@
 """Group commit: while a statement is under way, what arrives next is gathered into the following one.
 
-A lane belongs to one kind of write and to one event loop. A request that is refused fails alone, with the error that its
-statement gave it. When a statement fails as a whole because of what it says, each of its requests is sent once more by itself,
-so that only the culprit hears of it. One that takes long, because some row is locked, does not hold up the others: after PATIENCE
-the next one starts beside it.
+A lane belongs to one kind of write and to one event loop. Requests from other loops, and the answers to them, cross over many at
+a time, so that a record costs its caller a future and not a task on each side.
+
+A request that is refused fails alone, with the error that its statement gave it. When a statement fails as a whole because of
+what it says, each of its requests is sent once more by itself, so that only the culprit hears of it. One that takes long, because
+some row is locked, does not hold up the others: after PATIENCE the next one starts beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
+import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Sequence
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from perdure.errors import PersistenceError
 
@@ -48,8 +52,16 @@ A = TypeVar("A")
 Answer: TypeAlias = A | BaseException | _Again
 
 
+class _Asked(NamedTuple, Generic[Q, A]):
+    """A request, who waits for the answer on which loop, and what is to be called on the lane's loop when there is one."""
+
+    request: Q
+    future: asyncio.Future[A]
+    on_answer: Callable[[], None] | None = None
+
+
 class Lane(Generic[Q, A]):
-    """Requests of one kind on their way into the database. All of it runs on one event loop.
+    """Requests of one kind on their way into the database. All of it but `ask` runs on one event loop.
 
     `statements` counts what was sent.
     """
@@ -62,17 +74,46 @@ class Lane(Generic[Q, A]):
         """`has_culprit` says of an error whether a statement for many failed because of one of them."""
         self._perform = perform
         self._has_culprit = has_culprit
-        self._waiting: deque[tuple[Q, asyncio.Future[A]]] = deque()
+        self._waiting: deque[_Asked[Q, A]] = deque()
+        # Asked on other loops, and not noticed here so far. Guarded by the lock.
+        self._arriving: list[_Asked[Q, A]] = []
+        self._lock = threading.Lock()
         self._under_way: set[asyncio.Task[None]] = set()
         self.statements = 0
 
     async def submit(self, request: Q) -> A:
         """The answer to the request, once what it wrote is committed."""
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, future))
+        self._waiting.append(_Asked(request, future))
         if not self._under_way:
             self._start()
         return await future
+
+    def ask(
+        self, request: Q, call: Callable[[Callable[[], None]], object], on_answer: Callable[[], None] | None = None
+    ) -> asyncio.Future[A]:
+        """As `submit`, from any loop: a future of that loop. `call` calls something on the lane's loop, or raises."""
+        asked = _Asked[Q, A](request, asyncio.get_running_loop().create_future(), on_answer)
+        with self._lock:
+            self._arriving.append(asked)
+            is_first = len(self._arriving) == 1
+        if is_first:
+            try:
+                call(self._arrive)
+            except PersistenceError as error:
+                for one in self._arrived():
+                    _settle_all([(one, PersistenceError(*error.args))])
+        return asked.future
+
+    def _arrived(self) -> list[_Asked[Q, A]]:
+        with self._lock:
+            arrived, self._arriving = self._arriving, []
+        return arrived
+
+    def _arrive(self) -> None:
+        self._waiting.extend(self._arrived())
+        if self._waiting and not self._under_way:
+            self._start()
 
     def _start(self) -> None:
         task = asyncio.get_running_loop().create_task(self._send())
@@ -99,49 +140,63 @@ class Lane(Generic[Q, A]):
         if batch:
             await self._answer(batch)
 
-    def _take(self) -> list[tuple[Q, asyncio.Future[A]]]:
-        batch: list[tuple[Q, asyncio.Future[A]]] = []
-        left: deque[tuple[Q, asyncio.Future[A]]] = deque()
+    def _take(self) -> list[_Asked[Q, A]]:
+        batch: list[_Asked[Q, A]] = []
+        left: deque[_Asked[Q, A]] = deque()
         taken: set[Hashable] = set()
         size = 0
         while self._waiting and len(batch) < MAX_REQUESTS and size < MAX_BYTES:
-            request, future = self._waiting.popleft()
-            if not taken.isdisjoint(request.places):
-                left.append((request, future))
+            asked = self._waiting.popleft()
+            if not taken.isdisjoint(asked.request.places):
+                left.append(asked)
                 continue
-            taken.update(request.places)
-            size += request.size
-            batch.append((request, future))
+            taken.update(asked.request.places)
+            size += asked.request.size
+            batch.append(asked)
         self._waiting.extendleft(reversed(left))
         return batch
 
-    async def _answer(self, batch: list[tuple[Q, asyncio.Future[A]]]) -> None:
+    async def _answer(self, batch: list[_Asked[Q, A]]) -> None:
         self.statements += 1
         try:
-            answers = await self._perform([request for request, _ in batch])
+            answers = await self._perform([asked.request for asked in batch])
         except BaseException as error:  # noqa: BLE001 - whatever it is, the callers hear of it
             await self._fail(batch, error)
             return
-        for (request, future), answer in zip(batch, answers, strict=True):
-            if answer is AGAIN:
-                self._waiting.append((request, future))
-            else:
-                _settle(future, answer)
+        answered = list(zip(batch, answers, strict=True))
+        self._waiting.extend(asked for asked, answer in answered if answer is AGAIN)
+        _settle_all((asked, answer) for asked, answer in answered if answer is not AGAIN)
 
-    async def _fail(self, batch: list[tuple[Q, asyncio.Future[A]]], error: BaseException) -> None:
+    async def _fail(self, batch: list[_Asked[Q, A]], error: BaseException) -> None:
         if len(batch) > 1 and self._has_culprit(error):
             for one in batch:
                 await self._answer([one])
             return
-        for _, future in batch:
-            # One for each caller, as each adds its own traceback.
-            _settle(future, PersistenceError(*error.args) if isinstance(error, PersistenceError) and len(batch) > 1 else error)
+        # One for each caller, as each adds its own traceback.
+        many = isinstance(error, PersistenceError) and len(batch) > 1
+        _settle_all((asked, PersistenceError(*error.args) if many else error) for asked in batch)
 
 
-def _settle(future: asyncio.Future[A], answer: A | BaseException | _Again) -> None:
-    if future.done():
-        return
-    if isinstance(answer, BaseException):
-        future.set_exception(answer)
-    else:
-        future.set_result(answer)  # type: ignore[arg-type]  # AGAIN was told apart by the caller
+def _settle_all(answered: Iterable[tuple[_Asked[Any, Any], Any]]) -> None:
+    """Give each caller its answer on its own loop, which is woken once."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
+    for asked, answer in answered:
+        by_loop.setdefault(asked.future.get_loop(), []).append((asked.future, answer))
+        if asked.on_answer is not None:
+            asked.on_answer()
+    for loop, mine in by_loop.items():
+        if loop is asyncio.get_running_loop():
+            _settle(mine)
+        else:
+            with contextlib.suppress(RuntimeError):  # it was closed: nobody waits any more
+                loop.call_soon_threadsafe(_settle, mine)
+
+
+def _settle(answered: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
+    for future, answer in answered:
+        if future.done():
+            continue
+        if isinstance(answer, BaseException):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)

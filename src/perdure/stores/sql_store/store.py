@@ -143,7 +143,7 @@ class SqlStore(CarriedStore[H]):
         )
         self._gate.wake()
 
-    async def record(
+    def record(
         self,
         lease: Lease,
         entries: Sequence[Entry] = (),
@@ -151,10 +151,10 @@ class SqlStore(CarriedStore[H]):
         consume: Sequence[int] = (),
         items: Sequence[Item] = (),
         now: int | None = None,  # noqa: ARG002 - a record leaves no instant on the row
-    ) -> Pulse:
+    ) -> Awaitable[Pulse]:
         """Append to the journal: a share of one transaction."""
         write = writes.record(lease, entries, consume, items)
-        return await self._carry(lambda: self._records.submit(write))
+        return self._send(lambda: self._records, write)
 
     async def suspend(
         self,
@@ -168,7 +168,7 @@ class SqlStore(CarriedStore[H]):
     ) -> builtins.list[Signal]:
         """Record and give up the lease, unless something awaited is there."""
         write = writes.suspend(lease, wake_at, waiting_for, entries, consume, now)
-        arrived = await self._carry(lambda: self._closings.submit(write))
+        arrived = await self._send(lambda: self._closings, write)
         self._gate.wake()
         return arrived
 
@@ -184,7 +184,7 @@ class SqlStore(CarriedStore[H]):
     ) -> None:
         """Record, end the run and tell its parent."""
         write = writes.finish(lease, status, outcome, entries, consume, now)
-        await self._carry(lambda: self._closings.submit(write))
+        await self._send(lambda: self._closings, write)
         self._gate.wake()
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:

@@ -13,7 +13,7 @@ from perdure.stores.sqlite_store.rows import ENTRY_COLUMNS, awaited_text, clock,
 from perdure.stores.sqlite_store.schema import Session
 
 _FENCE: Final = """
-    SELECT epoch, lease_token, cancel_requested,
+    SELECT epoch, lease_token, cancel_requested, parent_id, parent_key,
         (SELECT max(seq) FROM $signals WHERE namespace = ?1 AND run_id = ?2),
         (SELECT max(seq) FROM $steps WHERE namespace = ?1 AND run_id = ?2)
     FROM $runs WHERE namespace = ?1 AND id = ?2
@@ -39,16 +39,18 @@ _SUSPEND: Final = """
 _FINISH: Final = """
     UPDATE $runs SET status = ?3, outcome = ?4, updated_at = ?5, wake_at = NULL, waiting_for = '[]',
         lease_token = NULL, lease_owner = NULL, lease_until = NULL
-    WHERE namespace = ?1 AND id = ?2 RETURNING parent_id, parent_key
+    WHERE namespace = ?1 AND id = ?2
 """
 _PARENT_NOTIFIED: Final = "UPDATE $runs SET parent_notified = 1 WHERE namespace = ?1 AND id = ?2"
 _REPORT: Final = "UPDATE $runs SET progress = ?3 WHERE namespace = ?1 AND id = ?2"
 
 
 class Fence(NamedTuple):
-    """What the fence let through: the request to stop, and how long inbox and journal are."""
+    """What the fence let through: the request to stop, who waits for the run, and how long inbox and journal are."""
 
     cancel_requested: bool
+    parent_id: str | None
+    parent_key: str | None
     inbox_seq: int
     journal_seq: int
 
@@ -63,7 +65,12 @@ def fence(db: Session, lease: Lease) -> Fence:
     row = db.one(_FENCE, lease.run_id)
     if row is None or row[0] != lease.epoch or row[1] != lease.token:
         raise LeaseLost(lease.run_id, lease.epoch)
-    return Fence(bool(row[2]), row[3] or 0, row[4] or 0)
+    return Fence(bool(row[2]), row[3], row[4], row[5] or 0, row[6] or 0)
+
+
+def record_only(db: Session, lease: Lease, entries: Sequence[Entry], consume: Sequence[int], items: Sequence[Item]) -> Pulse:
+    """`record` and nothing else, and what the holder is told after it."""
+    return record(db, lease, entries, consume, items).pulse
 
 
 def record(db: Session, lease: Lease, entries: Sequence[Entry], consume: Sequence[int] = (), items: Sequence[Item] = ()) -> Fence:
@@ -162,11 +169,11 @@ def finish(
     now: int | None,
 ) -> None:
     """Record, end the run and tell its parent."""
-    record(db, lease, entries, consume)
+    state = record(db, lease, entries, consume)
     at = clock(now)
-    ended = db.one(_FINISH, lease.run_id, status, outcome, at)
-    if ended is not None and None not in ended:
-        inbox.tell_parent(db, ended[0], ended[1], outcome, at)
+    db.run(_FINISH, lease.run_id, status, outcome, at)
+    if state.parent_id is not None and state.parent_key is not None:
+        inbox.tell_parent(db, state.parent_id, state.parent_key, outcome, at)
         db.run(_PARENT_NOTIFIED, lease.run_id)
 
 

@@ -12,13 +12,14 @@ import builtins
 import os
 import sqlite3
 import weakref
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Concatenate, Literal, NoReturn, ParamSpec, TypeVar
 
 from perdure.duration import microseconds
+from perdure.errors import PersistenceError
 from perdure.journal import Entry
 from perdure.records import (
     Awaited,
@@ -125,6 +126,7 @@ class SQLiteStore(SavesSnapshots):
             return
         try:
             await empty.future
+            await self._database.writer.answered()
         except asyncio.CancelledError:
             self._database.abandon()
             raise
@@ -194,7 +196,7 @@ class SQLiteStore(SavesSnapshots):
         """Give the run back, due at once."""
         await self._change(claims.release, lease, now)
 
-    async def record(
+    def record(
         self,
         lease: Lease,
         entries: Sequence[Entry] = (),
@@ -202,11 +204,11 @@ class SQLiteStore(SavesSnapshots):
         consume: Sequence[int] = (),
         items: Sequence[Item] = (),
         now: int | None = None,  # noqa: ARG002 - a record leaves no instant on the row
-    ) -> Pulse:
+    ) -> Awaitable[Pulse]:
         """Append to the journal: one fence, one insert per row, and a share of one commit."""
-        return (await self._write(recording.record, lease, tuple(entries), tuple(consume), tuple(items))).pulse
+        return self._write(recording.record_only, lease, tuple(entries), tuple(consume), tuple(items))
 
-    async def suspend(
+    def suspend(
         self,
         lease: Lease,
         *,
@@ -215,11 +217,11 @@ class SQLiteStore(SavesSnapshots):
         entries: Sequence[Entry] = (),
         consume: Sequence[int] = (),
         now: int | None = None,
-    ) -> builtins.list[Signal]:
+    ) -> Awaitable[builtins.list[Signal]]:
         """Record and give up the lease, unless something awaited is there."""
-        return await self._change(recording.suspend, lease, wake_at, frozenset(waiting_for), tuple(entries), tuple(consume), now)
+        return self._change(recording.suspend, lease, wake_at, frozenset(waiting_for), tuple(entries), tuple(consume), now)
 
-    async def finish(
+    def finish(
         self,
         lease: Lease,
         status: EndStatus,
@@ -228,9 +230,9 @@ class SQLiteStore(SavesSnapshots):
         entries: Sequence[Entry] = (),
         consume: Sequence[int] = (),
         now: int | None = None,
-    ) -> None:
+    ) -> Awaitable[None]:
         """Record, end the run and tell its parent."""
-        await self._change(recording.finish, lease, status, outcome, tuple(entries), tuple(consume), now)
+        return self._change(recording.finish, lease, status, outcome, tuple(entries), tuple(consume), now)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""
@@ -355,18 +357,27 @@ class SQLiteStore(SavesSnapshots):
     ) -> Callable[[sqlite3.Connection], T]:
         return lambda connection: verb(Session(connection, self._tables, self._namespace), *args, **kwargs)
 
-    async def _write(self, verb: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        with self._gate:
-            if not self._is_ready:
-                await self._be_ready()
-            call = Call(self._bound(verb, *args, **kwargs))
-            self._database.writer.put(call)
-            return await call.future
+    def _write(self, verb: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
+        return self._handed_over(Call(self._bound(verb, *args, **kwargs)))
 
-    async def _change(self, verb: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def _change(self, verb: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
         """A write after which something may be due or ended: it wakes those who watch."""
+        return self._handed_over(Call(self._bound(verb, *args, **kwargs), wakes=True))
+
+    def _handed_over(self, call: Call[T]) -> Awaitable[T]:
+        """The writer's answer: just a future, without a coroutine around it, as this is what every step waits for."""
+        if not self._is_ready:
+            return self._written_when_ready(call)
+        try:
+            with self._gate:  # it was handed over before the store was closed, or it is refused
+                self._database.writer.put(call)
+        except PersistenceError as closed:
+            call.future.set_exception(closed)
+        return call.future
+
+    async def _written_when_ready(self, call: Call[T]) -> T:
         with self._gate:
-            return await self._answer(self._database.writer, Call(self._bound(verb, *args, **kwargs), wakes=True))
+            return await self._answer(self._database.writer, call)
 
     async def _read(self, verb: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         with self._gate:

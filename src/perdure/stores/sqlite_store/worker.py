@@ -25,6 +25,13 @@ class _Pause:
         self.over = threading.Event()
 
 
+class _Mark:
+    """Asks a thread to tell when everything before this was answered."""
+
+    def __init__(self, passed: Watcher) -> None:
+        self.passed = passed
+
+
 class _Stop:
     """Asks a thread to close its connection and end, and to tell the one who waits for that."""
 
@@ -32,7 +39,7 @@ class _Stop:
         self.done = done
 
 
-Message: TypeAlias = Call[Any] | Watcher | _Pause | _Stop
+Message: TypeAlias = Call[Any] | Watcher | _Mark | _Pause | _Stop
 
 
 # Connections that a child inherited although the parent could not close them in time: closing or finalising them here would
@@ -62,6 +69,12 @@ class Worker:
         if self._thread is None:
             self.start()
         self._queue.put(message)
+
+    async def answered(self) -> None:
+        """Return when everything that was handed over so far was answered."""
+        if self._thread is not None:
+            self._queue.put(_Mark(passed := Watcher()))
+            await passed.future
 
     def stop(self, done: Watcher | None = None) -> None:
         """Have the thread end once everything before this was answered, and tell `done`."""
@@ -144,7 +157,9 @@ class Worker:
         return self._queue.get()
 
     def _obey(self, message: Message) -> None:
-        if isinstance(message, _Pause):
+        if isinstance(message, _Mark):
+            answer([message.passed])
+        elif isinstance(message, _Pause):
             self._let_go()
             message.reached.set()
             message.over.wait()

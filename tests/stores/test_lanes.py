@@ -1,0 +1,89 @@
+"""Requests that are asked on one loop and answered by a lane on another."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from perdure.errors import LeaseLost, PersistenceError
+from perdure.stores.remote.lanes import AGAIN, Answer, Lane
+
+
+@dataclass(frozen=True)
+class Number:
+    n: int
+    size: int = 1
+    places: tuple[int, ...] = ()
+
+
+@dataclass
+class Server:
+    """Answers each number with its double; 13 is refused, and 7 has to be sent twice."""
+
+    batches: list[list[int]] = field(default_factory=list)
+    left: int = 0
+
+    async def perform(self, requests: Sequence[Number]) -> list[Answer[int]]:
+        numbers = [request.n for request in requests]
+        was_sent = {n for batch in self.batches for n in batch}
+        self.batches.append(numbers)
+        await asyncio.sleep(0)
+        return [LeaseLost("run", 1) if n == 13 else AGAIN if n == 7 and n not in was_sent else 2 * n for n in numbers]
+
+    def leave(self) -> None:
+        self.left += 1
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+async def test_what_is_asked_in_one_turn_crosses_over_together(elsewhere: asyncio.AbstractEventLoop) -> None:
+    server, crossings = Server(), list[Callable[[], None]]()
+    lane: Lane[Number, int] = Lane(server.perform, lambda _: False)
+
+    def call(callback: Callable[[], None]) -> None:
+        crossings.append(callback)
+        elsewhere.call_soon_threadsafe(callback)
+
+    answers = [lane.ask(Number(n), call, server.leave) for n in (1, 13, 7)]
+    assert all(answer.get_loop() is asyncio.get_running_loop() for answer in answers)
+    assert await answers[0] == 2
+    with pytest.raises(LeaseLost):
+        await answers[1]
+    assert await answers[2] == 14
+    assert (len(crossings), server.batches, server.left) == (1, [[1, 13, 7], [7]], 3)
+
+
+async def test_a_caller_that_has_left_changes_nothing_for_the_others(elsewhere: asyncio.AbstractEventLoop) -> None:
+    server = Server()
+    lane: Lane[Number, int] = Lane(server.perform, lambda _: False)
+    first, second = (lane.ask(Number(n), elsewhere.call_soon_threadsafe, server.leave) for n in (1, 2))
+    first.cancel()
+    assert await second == 4
+    assert ([n for batch in server.batches for n in batch], server.left) == ([1, 2], 2)
+
+
+async def test_where_nobody_can_be_asked_any_more_everybody_hears_of_it() -> None:
+    server = Server()
+    lane: Lane[Number, int] = Lane(server.perform, lambda _: False)
+
+    def closed(_: Callable[[], None]) -> None:
+        raise PersistenceError("the pool", "its loop is closed")
+
+    for n in (1, 2):
+        with pytest.raises(PersistenceError, match="its loop is closed"):
+            await lane.ask(Number(n), closed, server.leave)
+    assert server.left == 2
