@@ -56,6 +56,8 @@ class PostgresHome(Home):
         self._borrowed = pool
         self._pool = pool
         self._pool_size = pool_size
+        # A connection that was just used, out of the pool: to take one from there and give it back takes 0.1 ms.
+        self._at_hand: Any | None = None
         # Connections of open transactions: a pool of their own, so that the verbs never wait for those.
         self._transactions = pool
 
@@ -132,16 +134,23 @@ class PostgresHome(Home):
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[Any]:
-        """A connection of the pool. What goes wrong before there is one was never sent."""
+        """The connection at hand, or one of the pool. What goes wrong before there is one was never sent."""
         pool: Any = self._pool
+        connection, self._at_hand = self._at_hand, None
+        if connection is not None and connection.is_closed():
+            await pool.release(connection)
+            connection = None
         try:
-            connection = await pool.acquire()
+            connection = connection or await pool.acquire()
         except (OSError, TimeoutError) as error:
             raise NotSentError from error
         try:
             yield connection
         finally:
-            await pool.release(connection)
+            if self._at_hand is None and not self.is_borrowed and not connection.is_closed():
+                self._at_hand = connection
+            else:
+                await pool.release(connection)
 
     async def borrow_for_transaction(self) -> Any:
         """A connection for a transaction of the caller's; its session is reset when it comes back."""
@@ -159,6 +168,9 @@ class PostgresHome(Home):
     async def close(self) -> None:
         """Let go of the pools, if they are ours."""
         pools = (self._pool, self._transactions)
+        if self._pool is not None and self._at_hand is not None:
+            await self._pool.release(self._at_hand)
+        self._at_hand = None
         self._pool = self._transactions = None
         for pool in pools if self._borrowed is None else ():
             if pool is not None:

@@ -97,6 +97,37 @@ RECORD: Final = f"""
         (SELECT min(reason) FROM refused WHERE refused.request = asked.request)
     FROM asked LEFT JOIN held USING (request) ORDER BY asked.request
 """
+# What nearly every record is: new entries and nothing else. One that is there already is a unique violation, by which nothing is
+# written, and RECORD looks more closely. RECORD takes 1.0 ms of the server for one entry, _APPEND 0.2 and _APPEND_ONE 0.03 more
+# than a plain INSERT.
+_HELD_BY_LEASE: Final = """
+    SELECT id, inbox_seq, cancel_requested FROM $runs
+    WHERE namespace = $1 AND id = {} AND epoch = {} AND lease_token = {} FOR KEY SHARE
+"""
+_APPEND_ONE: Final = f"""
+    WITH held AS MATERIALIZED ({_HELD_BY_LEASE.format("$2", "$3", "$4")}),
+    appended AS (
+        INSERT INTO $steps (namespace, run_id, {ENTRY_COLUMNS})
+        SELECT $1, id, {", ".join(f"${number}::{kind}" for number, kind in enumerate(ENTRY_TYPES, 5))} FROM held
+    )
+    SELECT inbox_seq, cancel_requested FROM held
+"""
+_APPEND: Final = f"""
+    WITH held AS MATERIALIZED (
+        SELECT asked.request, run.id AS run_id, run.inbox_seq, run.cancel_requested
+        FROM (
+            SELECT * FROM unnest($2::int[], $3::text[], $4::bigint[], $5::text[]) AS asked (request, run_id, epoch, token)
+            ORDER BY run_id COLLATE "C", request
+        ) AS asked
+        CROSS JOIN LATERAL ({_HELD_BY_LEASE.format("asked.run_id", "asked.epoch", "asked.token")}) AS run
+    ),
+    appended AS (
+        INSERT INTO $steps (namespace, run_id, {ENTRY_COLUMNS})
+        SELECT $1, held.run_id, {", ".join(f"given.{column}" for column in _ENTRY)}
+        FROM unnest($6::int[], {_GIVEN_ENTRIES}) AS given (request, {ENTRY_COLUMNS}) JOIN held USING (request)
+    )
+    SELECT request, inbox_seq, cancel_requested FROM held
+"""
 # $25..$28 how each run ends or sleeps, $29..$30 what it waits for, $31 the channel. Children and parents are locked together, in
 # id order. A child whose parent is in the same batch is sent again: one statement changes a row once.
 CLOSE: Final = f"""
@@ -261,6 +292,23 @@ def _refusal(lease: Lease, reason: str) -> PersistenceError:
     return PersistenceError(f"run {lease.run_id!r}", f"{reason}; nothing was written")
 
 
+def are_plain(writes: Sequence[Write]) -> bool:
+    """Whether they have entries and nothing else."""
+    return all(write.entries and not write.consume and not write.items for write in writes)
+
+
+async def append_all(db: Session, writes: Sequence[Write]) -> list[Answer[Pulse]]:
+    """As `record_all`, for plain writes whose entries are new: one that is not is a unique violation, and nothing is written."""
+    if len(writes) == 1 and len(writes[0].entries) == 1:
+        lease, (entry,) = writes[0].lease, writes[0].entries
+        row = await db.one(_APPEND_ONE, lease.run_id, lease.epoch, lease.token, *entry_values(entry))
+        return [LeaseLost(lease.run_id, lease.epoch) if row is None else Pulse(*row)]
+    leases, entries = _leases(writes), _given_entries(writes)
+    rows = await db.all(_APPEND, *columns(leases, 4), *columns(entries, 1 + len(_ENTRY)))
+    pulses = {request: Pulse(inbox_seq, cancel_requested) for request, inbox_seq, cancel_requested in rows}
+    return [pulses.get(number) or LeaseLost(write.lease.run_id, write.lease.epoch) for number, write in enumerate(writes)]
+
+
 async def record_all(db: Session, writes: Sequence[Write]) -> list[Answer[Pulse]]:
     """Append what each write has; one that is refused is answered with its error, alone."""
     rows = await db.all(RECORD, *_written(writes))
@@ -302,11 +350,18 @@ def _closed(write: Write, row: Sequence[Any]) -> Answer[list[Signal]]:
 
 
 def _written(writes: Sequence[Write]) -> list[list[Any]]:
-    leases = [(number, write.lease.run_id, write.lease.epoch, write.lease.token) for number, write in enumerate(writes)]
-    entries = [(number, *entry_values(entry)) for number, write in enumerate(writes) for entry in write.entries]
+    leases, entries = _leases(writes), _given_entries(writes)
     consume = [(number, seq) for number, write in enumerate(writes) for seq in write.consume]
     items = [(number, item.stream, item.n, item.payload) for number, write in enumerate(writes) for item in write.items]
     return [*columns(leases, 4), *columns(entries, 1 + len(_ENTRY)), *columns(consume, 2), *columns(items, 4)]
+
+
+def _leases(writes: Sequence[Write]) -> list[tuple[Any, ...]]:
+    return [(number, write.lease.run_id, write.lease.epoch, write.lease.token) for number, write in enumerate(writes)]
+
+
+def _given_entries(writes: Sequence[Write]) -> list[tuple[Any, ...]]:
+    return [(number, *entry_values(entry)) for number, write in enumerate(writes) for entry in write.entries]
 
 
 async def was_closed(db: Session, write: Write) -> bool:

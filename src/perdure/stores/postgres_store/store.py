@@ -345,7 +345,16 @@ class PostgresStore(CarriedStore[PostgresHome]):
         return await self._carry(lambda: self._home.perform(self._namespace, lambda db, _: verb(db, *args, **kwargs)))
 
     async def _record_all(self, writes: Sequence[recording.Write]) -> Sequence[Answer[Pulse]]:
-        return await self._home.perform(self._namespace, lambda db, _: recording.record_all(db, writes))
+        is_careful = not recording.are_plain(writes)
+
+        async def record(db: Session, _: bool) -> Sequence[Answer[Pulse]]:  # noqa: FBT001 - as all work
+            nonlocal is_careful
+            if is_careful:
+                return await recording.record_all(db, writes)
+            is_careful = True  # what does not go through at once is looked at closely
+            return await recording.append_all(db, writes)
+
+        return await self._home.perform(self._namespace, record)
 
     async def _close_all(self, writes: Sequence[recording.Write]) -> Sequence[Answer[builtins.list[Signal]]]:
         async def close(db: Session, is_repeated: bool) -> Sequence[Answer[builtins.list[Signal]]]:  # noqa: FBT001 - as all work
