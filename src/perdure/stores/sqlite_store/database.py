@@ -52,11 +52,15 @@ class Database:
 
     async def close(self) -> None:
         """One store less; the last one waits until the threads have ended and their connections are closed."""
-        if _registry.release(self):
-            watchers = [Watcher() for _ in self.workers]
-            for worker, ended in zip(self.workers, watchers, strict=True):
-                worker.stop(ended)
-            await asyncio.wait([ended.future for ended in watchers])
+        if not _registry.release(self):
+            return
+        reader_ended, writer_ended = Watcher(), Watcher()
+        self.reader.stop(reader_ended)
+        try:
+            await asyncio.wait([reader_ended.future])
+        finally:
+            self.writer.stop(writer_ended)  # last: who closes last takes the log away, and only a writer can
+        await asyncio.wait([writer_ended.future])
 
     def abandon(self) -> None:
         """One store less, without waiting for anything. A collection may call this anywhere."""
