@@ -146,11 +146,13 @@ class PostgresHome(Home):
             raise NotSentError from error
         try:
             yield connection
-        finally:
-            if self._at_hand is None and not self.is_borrowed and not connection.is_closed():
-                self._at_hand = connection
-            else:
-                await pool.release(connection)
+        except BaseException:
+            await pool.release(connection)  # the pool sees to what an error or a cancellation left behind
+            raise
+        if self._at_hand is None and not self.is_borrowed:
+            self._at_hand = connection
+        else:
+            await pool.release(connection)
 
     async def borrow_for_transaction(self) -> Any:
         """A connection for a transaction of the caller's; its session is reset when it comes back."""
