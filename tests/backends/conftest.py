@@ -15,17 +15,10 @@ Start: TypeAlias = Callable[..., Child]
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "goes_down" in metafunc.fixturenames:
-        # On S3 left to `make chaos` too: once one order had not ended when it was looked at, which is not explained.
-        cases = [
-            pytest.param(
-                backend,
-                backend.goes_down,
-                id=f"{backend}-{backend.goes_down}",
-                marks=[pytest.mark.chaos] if backend.leaves_contract_to_chaos else [],
-            )
-            for backend in BACKENDS.values()
-        ]
-        metafunc.parametrize(("backend", "goes_down"), cases, scope="session")
+        cases = [(backend, backend.goes_down) for backend in BACKENDS.values()]
+        metafunc.parametrize(
+            ("backend", "goes_down"), cases, ids=[f"{backend}-{what}" for backend, what in cases], scope="session"
+        )
     elif "backend" in metafunc.fixturenames:
         metafunc.parametrize("backend", BACKENDS.values(), ids=str, scope="session")
 

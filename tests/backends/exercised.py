@@ -88,7 +88,7 @@ class Exercised:
         return name in self._left_to_chaos and not self._collected["contract", name] and not IS_FULL
 
     def _shown(self, name: str) -> str:
-        return f"{name} (its contract suite and restarts in make chaos only)" if self._is_left_to_chaos(name) else name
+        return f"{name} (its contract suite in make chaos only)" if self._is_left_to_chaos(name) else name
 
     def _suites(self, item: pytest.Function) -> Iterable[tuple[str, str]]:
         """The suites that a test belongs to: none or one."""

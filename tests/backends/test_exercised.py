@@ -126,7 +126,7 @@ def slow(project: Project) -> Project:
 
 
 def test_a_contract_suite_that_is_left_to_chaos_is_named(slow: Project) -> None:
-    said = ["backends exercised: one, two (its contract suite and restarts in make chaos only)"]
+    said = ["backends exercised: one, two (its contract suite in make chaos only)"]
     assert slow.run("-m", "not chaos") == (0, said)
     assert slow.run(is_full=True) == slow.run() == (0, ["backends exercised: one, two"])
 

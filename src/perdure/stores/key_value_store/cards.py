@@ -1,4 +1,6 @@
-"""Cards: by which runs are found. Each run has one, a name that says what `claim`, `due`, `list` and `purge` need to know.
+"""Cards and badges: by which runs are found.
+
+Each run has one card, a name that says what `claim`, `due`, `list` and `purge` need to know. It changes with the run:
 
     <shelf>/<bucket>/<wake_at>.<updated_at>.<status>.<priority>.<workflow>.<queue>.<start of the id>.<run>.<nonce>
 
@@ -6,8 +8,14 @@ Shelves: `due` for runs that wait for an instant (and ended ones whose parent is
 driven, `rest` for those that only somebody can wake, `ended`. Buckets are spans of time, so that what is due is found without
 looking through what is not.
 
-A card is put down before the run's document says that it is the run's, and taken away after another has its place. So whatever
-happens in between, a run always has its card; there may only be others besides, which the run's document disowns.
+Shelves are listed one after the other, so a card that is moved meanwhile may be on none of them. That is why each run has a
+badge too, which stays where it is for as long as the run is there:
+
+    all/<start of the id>.<run>.<incarnation>
+
+Both are put down before the run's document says that they are the run's, and taken away after others have their place. So
+whatever happens in between, a run always has its card and its badge; there may only be others besides, which the run's document
+disowns.
 """
 
 from __future__ import annotations
@@ -22,6 +30,7 @@ LEASED: Final = "leased"
 REST: Final = "rest"
 ENDED: Final = "ended"
 SHELVES: Final = (DUE, LEASED, REST, ENDED)
+BADGES: Final = "all"
 
 # About 18 minutes in microseconds.
 _BUCKET_BITS: Final = 30
@@ -59,7 +68,7 @@ class Card(NamedTuple):
             row.priority,
             short(row.workflow),
             short(row.queue),
-            row.id.encode()[:_ID_BYTES],
+            _begin(row.id),
             run_name(row.id),
         )
 
@@ -99,6 +108,36 @@ class Card(NamedTuple):
         return other is not None and self._replace(nonce="") == other._replace(nonce="")
 
 
+class Badge(NamedTuple):
+    """That a run is there."""
+
+    begins: bytes
+    run: str
+    incarnation: str
+
+    @classmethod
+    def of(cls, run_id: str, incarnation: str) -> Badge:
+        """The badge of this run since it began."""
+        return cls(_begin(run_id), run_name(run_id), incarnation)
+
+    @classmethod
+    def read(cls, name: str) -> Badge | None:
+        """The badge with this name, or None when it is none."""
+        parts = name.removeprefix(f"{BADGES}/").split(".")
+        if len(parts) != 3:
+            return None
+        begins, run, incarnation = parts
+        try:
+            return cls(bytes.fromhex(begins), run, incarnation)
+        except ValueError:
+            return None
+
+    @property
+    def name(self) -> str:
+        """Where it is put down."""
+        return f"{BADGES}/{self.begins.hex()}.{self.run}.{self.incarnation}"
+
+
 def bucket(instant: int) -> str:
     """The span of time this instant is in."""
     return f"{instant >> _BUCKET_BITS:014d}"
@@ -107,6 +146,10 @@ def bucket(instant: int) -> str:
 def begin_of(bucket_name: str) -> int:
     """The first instant of a span."""
     return int(bucket_name) << _BUCKET_BITS
+
+
+def _begin(run_id: str) -> bytes:
+    return run_id.encode()[:_ID_BYTES]
 
 
 def _place(row: RunRow, *, owes_parent: bool) -> tuple[str, int]:

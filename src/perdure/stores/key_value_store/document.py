@@ -20,6 +20,7 @@ import msgspec
 from perdure.errors import SnapshotCorrupt
 from perdure.journal import Entry
 from perdure.records import Item, NewRun, RunRow, Signal
+from perdure.stores.key_value_store.cards import Badge
 from perdure.stores.key_value_store.names import nonce
 from perdure.stores.key_value_store.ranges import Ranges
 
@@ -107,6 +108,13 @@ def read_chunk(data: bytes, run_id: str) -> Chunk:
         return _chunk.decode(data)
     except (msgspec.MsgspecError, ValueError) as reason:
         raise SnapshotCorrupt(run_id, "a chunk of the journal", str(reason)) from reason
+
+
+def names_of(document: Document | None) -> set[str]:
+    """The card and the badge of the run."""
+    if document is None or document.row is None:
+        return set()
+    return {document.card, Badge.of(document.row.id, document.incarnation).name}
 
 
 def signed(document: Document, mark: str) -> None:

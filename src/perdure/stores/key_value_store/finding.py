@@ -1,6 +1,6 @@
-"""From cards to runs: in which order, and whether the card still is the run's.
+"""From cards and badges to runs: in which order, and whether a card still is the run's.
 
-A card may be left over from a crash, or be that of a change that is under way right now. What the run's document disowns is
+One may be left over from a crash, or be that of a change that is under way right now. What the run's document disowns is
 ignored, and taken away when it is certain that nobody is about to make it the run's. Alone in a place, that is known at once;
 where others write too, the document is written once more first, so that whoever was about to must begin again, with another card.
 """
@@ -8,22 +8,23 @@ where others write too, the document is written once more first, so that whoever
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from perdure.errors import SnapshotCorrupt
 from perdure.records import RunRow
-from perdure.stores.key_value_store.cards import DUE, LEASED, SHELVES, Card, begin_of, bucket
-from perdure.stores.key_value_store.document import Document
+from perdure.stores.key_value_store.cards import BADGES, DUE, LEASED, SHELVES, Badge, Card, begin_of, bucket
+from perdure.stores.key_value_store.document import Document, names_of
 from perdure.stores.key_value_store.lanes import Lanes
-from perdure.stores.key_value_store.place import Place, each
+from perdure.stores.key_value_store.place import Kept, Place, each
 from perdure.stores.key_value_store.run import Run
 
 _AT_ONCE: Final = 32
 # In how many spans of the future it is looked what comes next.
 _SPANS: Final = 4
-# How long a card that belongs to nobody is left to whoever may just be putting it down, in seconds.
+# How long what belongs to nobody is left to whoever may just be putting it down, in seconds.
 _GRACE: Final = 5.0
 _SUSPECTS: Final = 10_000
 
@@ -36,19 +37,51 @@ class Owned(NamedTuple):
     row: RunRow
 
 
+class Seen(NamedTuple):
+    """A run as its cards and badges show it. While it changes it may have several, or no card that was seen."""
+
+    run: str
+    begins: bytes
+    cards: list[Card]
+    badges: list[Badge]
+
+    @property
+    def names(self) -> list[str]:
+        """Of all of them."""
+        return [card.name for card in self.cards] + [badge.name for badge in self.badges]
+
+
 class Finder:
-    """The cards of one place."""
+    """The cards and badges of one place."""
 
     def __init__(self, place: Place, lanes: Lanes) -> None:
         self._place = place
         self._lanes = lanes
-        # Cards that belonged to nobody, and when that was first seen.
+        # Cards and badges that belonged to nobody, and when that was first seen.
         self._suspects: dict[str, float] = {}
 
-    async def all(self) -> list[Card]:
-        """Every card."""
-        shelves = await each(lambda shelf: self._place.names.within(f"{shelf}/"), SHELVES)
-        return [card for names in shelves for card in _cards(names)]
+    async def all(self) -> list[Seen]:
+        """Every run that there was from beginning to end of the look, and some of the others."""
+        *shelves, all_badges = await each(lambda shelf: self._place.names.within(f"{shelf}/"), (*SHELVES, BADGES))
+        cards: defaultdict[str, list[Card]] = defaultdict(list)
+        badges: defaultdict[str, list[Badge]] = defaultdict(list)
+        for card in (card for names in shelves for card in _cards(names)):
+            cards[card.run].append(card)
+        for badge in (badge for name in all_badges if (badge := Badge.read(name)) is not None):
+            badges[badge.run].append(badge)
+        begins = {run: some[0].begins for run, some in cards.items()} | {run: some[0].begins for run, some in badges.items()}
+        return [Seen(run, begun, cards.get(run, []), badges.get(run, [])) for run, begun in begins.items()]
+
+    def sure(self, seen: Seen) -> Card | None:
+        """The card that needs no second look: the run has no other, and it was not somebody else's when it was last looked at."""
+        if len(seen.cards) != 1 or len(seen.badges) != 1 or any(name in self._suspects for name in seen.names):
+            return None
+        return seen.cards[0]
+
+    async def row(self, seen: Seen) -> RunRow | None:
+        """The run's row, whichever card it has by now; None when there is no run or it cannot be read."""
+        kept = await self._document(seen.run, seen.names)
+        return None if kept is None else kept.document.row
 
     async def shelf(self, shelf: str) -> list[Card]:
         """Every card of a shelf."""
@@ -82,35 +115,41 @@ class Finder:
         return sorted(found, key=lambda owned: (order(owned.card), owned.row.id))
 
     async def _look(self, card: Card) -> Owned | None:
-        try:
-            kept = await self._place.document(card.run)
-        except SnapshotCorrupt:
-            return None  # it says so to whoever asks for it, and must not hold up the others
+        kept = await self._document(card.run, [card.name])
         row = None if kept is None else kept.document.row
         if kept is None or row is None or kept.document.card != card.name:
-            await self._suspect(card)
             return None
-        self._suspects.pop(card.name, None)
-        self._lanes.know(card.run, kept)
         return Owned(card, kept.document, row)
 
-    def doubts(self, card: Card) -> bool:
-        """Whether the card belonged to nobody when it was last looked at."""
-        return card.name in self._suspects
+    async def _document(self, run: str, names: Iterable[str]) -> Kept | None:
+        """The run's document, once it is clear which of these names are the run's. None also when it cannot be read."""
+        try:
+            kept = await self._place.document(run)
+        except SnapshotCorrupt:
+            return None  # it says so to whoever asks for it, and must not hold up the others
+        own = names_of(None if kept is None else kept.document)
+        for name in names:
+            if name in own:
+                self._suspects.pop(name, None)
+            else:
+                await self._suspect(run, name)
+        if kept is not None and own:
+            self._lanes.know(run, kept)
+        return kept
 
-    async def _suspect(self, card: Card) -> None:
-        """Take away a card that belongs to nobody, if it has done so for a while."""
+    async def _suspect(self, run: str, name: str) -> None:
+        """Take away what belongs to nobody, if it has done so for a while."""
         if len(self._suspects) > _SUSPECTS:
             self._suspects.clear()
-        seen_at = self._suspects.setdefault(card.name, time.monotonic())
+        seen_at = self._suspects.setdefault(name, time.monotonic())
         if self._place.is_shared and time.monotonic() - seen_at < _GRACE:
             return
-        if await self._lanes.change_named(card.run, lambda run: self._disown(run, card)):
-            await self._place.names.discard(card.name)
-        self._suspects.pop(card.name, None)
+        if await self._lanes.change_named(run, lambda run: self._disown(run, name)):
+            await self._place.names.discard(name)
+        self._suspects.pop(name, None)
 
-    def _disown(self, run: Run, card: Card) -> bool:
-        if run.document is not None and run.document.card == card.name:
+    def _disown(self, run: Run, name: str) -> bool:
+        if name in names_of(run.document):
             return False
         if self._place.is_shared:
             run.touch()

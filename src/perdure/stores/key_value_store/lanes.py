@@ -4,7 +4,7 @@ A change is made on what is known of the document and written if nobody else has
 changed here. Otherwise the document is read again and the change made anew. Nobody is refused anything because of what was only
 remembered, and what needs no write was read after it was asked.
 
-The run's card comes before the document and goes after it (see `cards`); so do the payloads that are kept beside it.
+The run's card and badge come before the document and go after it (see `cards`); so do the payloads that are kept beside it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from perdure.errors import PerdureError, PersistenceError
 from perdure.stores.key_value_store.cards import Card
-from perdure.stores.key_value_store.document import ORIGINS, Document, encoded, passing_parcels, read_document, signed
+from perdure.stores.key_value_store.document import ORIGINS, Document, encoded, names_of, passing_parcels, read_document, signed
 from perdure.stores.key_value_store.names import nonce, run_name
-from perdure.stores.key_value_store.place import Kept, Place
+from perdure.stores.key_value_store.place import Kept, Place, each
 from perdure.stores.key_value_store.run import NeedsHistory, Run, is_full
 
 T = TypeVar("T")
@@ -176,20 +176,20 @@ class _Attempt:
         document, run_id = self._run.document, self._run.id
         if document is None:
             raise PersistenceError(f"run {run_id!r}", "there is nothing to write")
-        old_card, new_card = document.card, self._card(document)
-        document.card = new_card
-        if new_card != old_card and new_card:
-            await self._place.names.add(new_card)
+        document.card = self._card(document)
+        before = names_of(None if self._kept is None else self._kept.document)
+        now = names_of(document)
+        await each(self._place.names.add, now - before)
         if self._run.parcels:
             await self._place.put_parcels(run_id, document.incarnation, self._run.parcels)
         signed(document, mark)
         written = await self._write_document(document, mark)
         if written is None:
-            if new_card != old_card and new_card:
-                await self._place.names.discard(new_card)
+            await each(self._place.names.discard, now - before)
             return None
         with contextlib.suppress(Exception):  # it is done, and who asked must hear of it; what is left is found later
-            await self._tidy(document, old_card)
+            await self._tidy(document)
+            await each(self._place.names.discard, before - now)
         return written
 
     def _card(self, document: Document) -> str:
@@ -215,15 +215,13 @@ class _Attempt:
         found = await self._place.document(self._name)
         return found if found is not None and mark in found.document.nonces else None
 
-    async def _tidy(self, document: Document, old_card: str) -> None:
-        """Take away what belonged to the document before. What a crash leaves here is found later, or only costs room."""
+    async def _tidy(self, document: Document) -> None:
+        """Take away what stood beside the document before. What a crash leaves here is found later, or only costs room."""
         place, run_id, before = self._place, self._run.id, None if self._kept is None else self._kept.document
         if before is not None and before.incarnation == document.incarnation:
             await place.remove_parcels(run_id, document.incarnation, self._passing - set(passing_parcels(document)))
         elif before is not None and before.row is not None:
             await place.remove_incarnation(run_id, before)
-        if old_card and old_card != document.card:
-            await place.names.discard(old_card)
         if document.row is None and not place.is_shared:
             await place.backend.remove(place.document_key(self._name))
 

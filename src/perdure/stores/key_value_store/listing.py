@@ -1,17 +1,23 @@
-"""Which runs there are: `list`, `count` and `purge`, by their cards."""
+"""Which runs there are: `list`, `count` and `purge`, by their cards and badges."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
+from itertools import groupby
+from math import inf
+from operator import itemgetter
+from typing import Final
 
 from perdure.duration import microseconds
 from perdure.records import RunInfo, RunRow, Status
 from perdure.stores.key_value_store import verbs
 from perdure.stores.key_value_store.cards import ENDED, Card
-from perdure.stores.key_value_store.finding import Finder
+from perdure.stores.key_value_store.finding import Finder, Seen
 from perdure.stores.key_value_store.lanes import Lanes
 from perdure.stores.key_value_store.names import short
+from perdure.stores.key_value_store.place import each
+
+_AT_ONCE: Final = 32
 
 
 class Filter:
@@ -24,14 +30,14 @@ class Filter:
         self._workflow = workflow
         self._short = None if workflow is None else short(workflow)
 
-    def may_have(self, card: Card) -> bool:
-        """Whether the card does not say that its run is none of them."""
-        length = min(len(card.begins), len(self._encoded))
-        return (
-            card.begins[:length] == self._encoded[:length]
-            and self._status in (None, card.status)
-            and self._short in (None, card.workflow)
-        )
+    def may_have(self, seen: Seen) -> bool:
+        """Whether the beginning of the id does not say that the run is none of them."""
+        length = min(len(seen.begins), len(self._encoded))
+        return seen.begins[:length] == self._encoded[:length]
+
+    def may_have_card(self, card: Card) -> bool:
+        """Whether the rest of the card does not say so either."""
+        return self._status in (None, card.status) and self._short in (None, card.workflow)
 
     def has(self, row: RunRow) -> bool:
         """Whether this run is one of them."""
@@ -44,28 +50,57 @@ class Filter:
 
 async def list_runs(finder: Finder, wanted: Filter, before: tuple[int, str] | None, limit: int) -> list[RunInfo]:
     """Runs, last changed first."""
-    cards = [card for card in await finder.all() if wanted.may_have(card) and (before is None or card.updated_at <= before[0])]
-    lines: list[RunInfo] = []
-    async for owned in finder.in_order(cards, lambda card: -card.updated_at):
-        row = owned.row
-        if len(lines) >= limit:
+    runs: list[tuple[float, Seen]] = []
+    for seen in await finder.all():
+        card = finder.sure(seen)
+        if wanted.may_have(seen) and (card is None or _is_wanted(card, wanted, before)):
+            runs.append((-inf if card is None else -card.updated_at, seen))
+    rows: list[RunRow] = []
+    for batch in _batches(runs, min(limit, _AT_ONCE)):
+        found = await each(finder.row, batch)
+        rows += [row for row in found if row is not None and wanted.has(row) and (before is None or _order(row) > _after(before))]
+        if len(rows) >= limit:
             break
-        if wanted.has(row) and (before is None or (-row.updated_at, row.id) > (-before[0], before[1])):
-            lines.append(RunInfo.of(row.id, row.workflow, row.status, row.updated_at))
-    return lines
+    rows.sort(key=_order)
+    return [RunInfo.of(row.id, row.workflow, row.status, row.updated_at) for row in rows[:limit]]
+
+
+def _is_wanted(card: Card, wanted: Filter, before: tuple[int, str] | None) -> bool:
+    return wanted.may_have_card(card) and (before is None or card.updated_at <= before[0])
+
+
+def _batches(runs: list[tuple[float, Seen]], size: int) -> Iterator[list[Seen]]:
+    """These runs in order, so many at a time or some more: what is equal comes together, as only the ids tell which is first."""
+    batch: list[Seen] = []
+    for _, group in groupby(sorted(runs, key=itemgetter(0)), key=itemgetter(0)):
+        batch += [seen for _, seen in group]
+        if len(batch) >= size:
+            yield batch
+            batch = []
+    yield batch
+
+
+def _order(row: RunRow) -> tuple[int, str]:
+    return (-row.updated_at, row.id)
+
+
+def _after(before: tuple[int, str]) -> tuple[int, str]:
+    return (-before[0], before[1])
 
 
 async def count(finder: Finder, wanted: Filter) -> int:
-    """How many runs there are. A document is looked at only where its card leaves a doubt."""
-    every = await finder.all()
-    of_run = Counter(card.run for card in every)
-    cards = [card for card in every if wanted.may_have(card)]
-    doubtful = [card for card in cards if of_run[card.run] > 1 or not wanted.decides(card) or finder.doubts(card)]
-    return len(cards) - len(doubtful) + await _matching(finder, doubtful, wanted.has)
-
-
-async def _matching(finder: Finder, cards: list[Card], has: Callable[[RunRow], bool]) -> int:
-    return len([owned async for owned in finder.in_order(cards, lambda card: card.updated_at) if has(owned.row)])
+    """How many runs there are. A document is looked at only where cards and badges leave a doubt."""
+    certain, doubtful = 0, []
+    for seen in await finder.all():
+        if not wanted.may_have(seen):
+            continue
+        card = finder.sure(seen)
+        if card is None or not wanted.decides(card):
+            doubtful.append(seen)
+        else:
+            certain += wanted.may_have_card(card)
+    rows = await each(finder.row, doubtful)
+    return certain + sum(row is not None and wanted.has(row) for row in rows)
 
 
 async def purge(finder: Finder, lanes: Lanes, older_than: float, limit: int, now: int) -> int:

@@ -2,7 +2,7 @@
 
     <root>/r/<run>                   a run's document
     <root>/o/<run>/<incarnation>/    what is too much for the document: chunks of its journal, large payloads
-    <root>/x/                        the cards, by which runs are found
+    <root>/x/                        the cards and badges, by which runs are found
     <root>/settings, wake, turn      schedules and limits, who watches, who may claim
 
 A run is named by a hash of its id, so an id can be anything, is never a way out of its place, and differs from any other also

@@ -144,12 +144,12 @@ class PagedNames:
 
     async def _split(self, page: _Page) -> None:
         """Let what is too long for this page begin new ones."""
-        names, page.names = page.names, page.names[: _LONGEST // 2]
-        rest = names[_LONGEST // 2 :]
+        rest = page.names[_LONGEST // 2 :]
         parts = [rest[at : at + _LONGEST // 2] for at in range(0, len(rest), _LONGEST // 2)]
         new = [_Page(f"p-{nonce()}", part[0], part) for part in parts]
         await asyncio.gather(*(self._put(one) for one in new))
         at = self._pages.index(page) + 1
+        page.names = page.names[: _LONGEST // 2]  # not before the others are there, as somebody may be listing them
         self._pages[at:at] = new
         await self._put_root()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from perdure.duration import moment
 from perdure.records import RunInfo, RunRow
 from perdure.testing.contract.cases import promise
@@ -56,6 +58,32 @@ async def lists_are_bounded_unless_told(world: World) -> None:
     for n in range(103):
         await world.a.create(new_run(f"run-{n}"), now=NOW)
     equal((len(await world.b.list()), len(await world.b.list(limit=200)), await world.b.count()), (100, 103, 103), "lengths")
+
+
+@promise
+async def a_run_is_listed_while_it_changes(world: World) -> None:
+    """A run that is there all the time is in every list and every count, once, also when it changes meanwhile."""
+    ids = [f"run-{n}" for n in range(8)]
+    for run_id in ids:
+        await world.a.create(new_run(run_id), now=NOW)
+
+    async def drive(run_id: str) -> None:
+        for second in range(12):
+            lease = (await world.take(run_id, due_only=False, now=at(second))).lease
+            await asyncio.sleep(0)  # a store in memory may never give way
+            await world.b.suspend(lease, wake_at=at(second) if second % 2 else None, now=at(second))
+            await asyncio.sleep(0)
+
+    driving = asyncio.gather(*map(drive, ids))
+    try:
+        while not driving.done():
+            await asyncio.sleep(0)
+            equal((await world.a.count(), await world.a.count(prefix="run-")), (8, 8), "the number of runs that change")
+            equal(sorted(line.id for line in await world.a.list()), ids, "the runs that change")
+    finally:
+        driving.cancel()
+        await asyncio.gather(driving, return_exceptions=True)
+    await driving
 
 
 @promise
