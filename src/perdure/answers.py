@@ -10,11 +10,34 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+class Answer(asyncio.Future[T]):
+    """The answer to a write that is on its way and takes place whatever becomes of whoever waits: it cannot be cancelled.
+
+    Who is cancelled while he waits for it is so after it came. `then` is called with it at once, before anybody who waits goes
+    on: a callback would come a turn of the loop later.
+    """
+
+    then: Callable[[asyncio.Future[T]], None] | None = None
+
+    def cancel(self, msg: Any | None = None) -> bool:  # noqa: ARG002 - always refused
+        return False
+
+    def set_result(self, result: T) -> None:
+        super().set_result(result)
+        if self.then is not None:
+            self.then(self)
+
+    def set_exception(self, exception: type | BaseException) -> None:
+        super().set_exception(exception)
+        if self.then is not None:
+            self.then(self)
+
+
 async def answered(verb: Awaitable[T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:
     """What `verb` gives. Cancelled meanwhile, the cancellation goes on only when the verb was answered, and `undo` is done."""
     asking = asyncio.ensure_future(verb)
     try:
-        return await asyncio.shield(asking)
+        return await (asking if isinstance(asking, Answer) else asyncio.shield(asking))
     except asyncio.CancelledError:
         await _ended(asking)
         if undo is not None and not asking.cancelled() and asking.exception() is None:

@@ -75,7 +75,7 @@ async def _run(drive: Drive, step: StepCall) -> Any:
                 return await _Attempts(drive, call, step, args_hash).run()
     if calls.shared:
         calls.got(entry)
-    if drive.telling.is_heard:
+    if drive.telling.audience:
         await drive.telling.step_replayed(call, step, entry)
     return replayed(drive, step, entry, args_hash)
 
@@ -110,17 +110,16 @@ def _arguments_changed(drive: Drive, key: str, by: str = "") -> None:
     drive.react(drive.options.on_changed_arguments, error)
 
 
-class _Attempts:
+class _Attempts(msgspec.Struct):
     """The live attempts of one step."""
 
-    def __init__(self, drive: Drive, call: Call, step: StepCall, args_hash: bytes | None) -> None:
-        self._drive = drive
-        self._call = call
-        self._step = step
-        self._args_hash = args_hash
-        self._attempt = 1
-        # A plain function that timed out and still runs in its thread.
-        self._lingering: asyncio.Future[Any] | None = None
+    _drive: Drive
+    _call: Call
+    _step: StepCall
+    _args_hash: bytes | None
+    _attempt: int = 1
+    # A plain function that timed out and still runs in its thread.
+    _lingering: asyncio.Future[Any] | None = None
 
     async def run(self) -> Any:
         drive, step, recorder = self._drive, self._step, self._drive.recorder
@@ -144,7 +143,7 @@ class _Attempts:
                 await drive.calls.hand_over(self._call, entry)
             if drive.calls.shared:
                 drive.calls.got(entry)
-            if drive.telling.is_heard:
+            if drive.telling.audience:
                 self._call.left()
                 await drive.telling.step_ended(self._call, step, entry, result.error)
         finally:
@@ -199,7 +198,7 @@ class _Attempts:
             return None
 
     async def _tell(self, kind: type[events.StepEvent], **fields: Any) -> None:
-        if self._drive.telling.is_heard:
+        if self._drive.telling.audience:
             await self._drive.telling.of_step(kind, self._step, self._attempt, **fields)
 
     async def _tell_start(self) -> None:
@@ -207,28 +206,44 @@ class _Attempts:
         await self._drive.may_start()  # a listener takes time, in which anything may happen
 
     async def _until_done(self) -> tuple[int, Result]:
-        opened = self._drive.calls.opened.get(self._step.key)
+        drive, step = self._drive, self._step
+        opened = drive.calls.opened.get(step.key)
         if opened and (unknown := await self._resume_after(opened[-1])) is not None:
             return opened[-1].started_at, unknown
         while True:
-            if not self._drive.may_start_now():
-                await self._drive.may_start()
-            if self._drive.telling.is_heard:
+            if not drive.may_start_now():
+                await drive.may_start()
+            if drive.telling.audience:
                 await self._tell_start()
-            started_at = self._drive.clock.now()
+            started_at = drive.clock.now()
             try:
-                value = await self._invoke()
+                # The function's own code, and what it starts, runs outside the body.
+                token = place.set(StepInfo(drive.run.id, step.key, self._attempt))
+                drive.executing += 1
+                try:
+                    value = await (step.fn(*step.args) if step.plan.is_bare else self._called())
+                finally:
+                    place.reset(token)
+                    drive.executing -= 1
+                    if drive.must_stop:
+                        drive.look_whether_drained()
             except _NoMoreThreads:
-                self._drive.stop()
+                drive.stop()
             except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - a step may raise anything; it is recorded
-                error = self._as_exception(raised)
-                if isinstance(error, StepTimeout):
-                    await self._tell(events.StepTimeout, error=error)
-                if not self._step.plan.retry.wants(error, self._attempt):
-                    return started_at, self._failed(error, is_final=isinstance(raised, Exception))
-                await self._pause(error)
+                if (failed := await self._after(raised)) is not None:
+                    return started_at, failed
             else:
                 return started_at, self._succeeded(value)
+
+    async def _after(self, raised: Exception | asyncio.CancelledError) -> Result | None:
+        """What the step came to, if it is not tried again; otherwise None when the time for that has come."""
+        error = self._as_exception(raised)
+        if isinstance(error, StepTimeout):
+            await self._tell(events.StepTimeout, error=error)
+        if not self._step.plan.retry.wants(error, self._attempt):
+            return self._failed(error, is_final=isinstance(raised, Exception))
+        await self._pause(error)
+        return None
 
     def _as_exception(self, raised: Exception | asyncio.CancelledError) -> Exception:
         """What the function raised. A CancelledError that nobody asked for is its own failure; any other goes on its way."""
@@ -260,7 +275,7 @@ class _Attempts:
             # The effect has happened: recorded as failed, or it would be repeated for ever.
             error.add_note(f"step {step.key!r} ran, but what it returned cannot be recorded")
             return self._failed(error)
-        return Result(True, payload, value=kept)
+        return Result(True, payload, kept)
 
     def _failed(self, error: Exception, *, is_final: bool = True) -> Result:
         return Result(False, store_exception(error), error=as_replayed(error, self._step.key), is_final=is_final)
@@ -289,7 +304,7 @@ class _Attempts:
         at = self._drive.clock.now() + round(self._step.plan.retry.wait_after(self._attempt) * MICROSECOND)
         failed, self._attempt = self._attempt, self._attempt + 1
         opened = self._open(msgspec.json.encode(NextTry(at, msgspec.Raw(dump_error(error)))))
-        if self._drive.telling.is_heard:
+        if self._drive.telling.audience:
             await self._drive.recorded()
             await self._drive.telling.of_step(events.StepRetry, self._step, failed, error=error, next_at=moment(at))
         await self._wait_until(at, opened.seq)
@@ -326,22 +341,16 @@ class _Attempts:
             drive.turnstile.busy += may_unload
             drive.waits.remove(wait)
 
-    async def _invoke(self) -> Any:
-        """Call the function once. Its own code, and what it starts, runs outside the body."""
-        token = place.set(StepInfo(self._drive.run.id, self._step.key, self._attempt))
-        self._drive.executing(1)
-        try:
-            if self._step.plan.at_most_once:
-                self._open(payload=b"null")
-                await self._drive.recorded()
-            if self._step.plan.timeout is not None:
-                return await self._call_in_time(self._step.plan.timeout)
-            if self._step.plan.is_async:
-                return await self._step.fn(*self._step.args)
-            return await self._call_in_thread()
-        finally:
-            self._drive.executing(-1)
-            place.reset(token)
+    async def _called(self) -> Any:
+        """What the function gives, called once as its plan says."""
+        if self._step.plan.at_most_once:
+            self._open(payload=b"null")
+            await self._drive.recorded()
+        if self._step.plan.timeout is not None:
+            return await self._call_in_time(self._step.plan.timeout)
+        if self._step.plan.is_async:
+            return await self._step.fn(*self._step.args)
+        return await self._call_in_thread()
 
     async def _call_in_time(self, timeout: float) -> Any:
         try:

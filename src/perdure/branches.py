@@ -116,7 +116,7 @@ class Branch(Coroutine[Any, Any, Any]):
         if not self.is_ours:
             self.is_ours = True
             self._branches.ours += 1
-            self._cancel_requests_before = self._cancel_requests()
+            self._cancel_requests_before = 0 if self.task is None else self.task.cancelling()
 
     def leave(self) -> None:
         """It is about to run its own code again."""
@@ -132,9 +132,6 @@ class Branch(Coroutine[Any, Any, Any]):
             self.is_unwinding = False
             self._branches.unwinding -= 1
             self._branches.changed()
-
-    def _cancel_requests(self) -> int:
-        return self.task.cancelling() if self.task is not None else 0
 
     def _unwind(self) -> None:
         """It was cancelled inside a ctx call: nothing is handed over to others until it is out of it, as on a replay."""
@@ -161,7 +158,7 @@ class Branch(Coroutine[Any, Any, Any]):
             branches.end(self)
             raise
         branches.running = interrupted
-        if self.is_unwinding and self._cancel_requests() <= self._cancel_requests_before:
+        if self.is_unwinding and (self.task is None or self.task.cancelling() <= self._cancel_requests_before):
             self.wound_up()  # it was not the body that cancelled, but a time limit inside the step, which goes on
         branches.wait(self, waited)
         return waited

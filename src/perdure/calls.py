@@ -37,20 +37,17 @@ class Parked(asyncio.Future[Any]):
         return cancelled
 
 
-class Call:
+class Call(msgspec.Struct, eq=False):
     """One ctx call under way: a key, the branch that made it, and the future it waits on.
 
-    Inside `with call:` its branch waits for us. A call that is cancelled there frees its key.
+    Inside `with call:` its branch waits for us. A call that is cancelled there frees its key, which is one of `used`.
     """
 
-    __slots__ = ("_used", "branch", "future", "key", "kind")
-
-    def __init__(self, key: str, kind: Kind, branch: Branch | None, used: set[str]) -> None:
-        self.key = key
-        self.kind = kind
-        self.branch = branch
-        self.future: Parked | None = None
-        self._used = used
+    key: str
+    kind: Kind
+    branch: Branch | None
+    used: set[str]
+    future: Parked | None = None
 
     def __enter__(self) -> None:
         if self.branch is not None:
@@ -69,7 +66,7 @@ class Call:
 
     def free(self) -> None:
         """Let the key be used again."""
-        self._used.discard(self.key)
+        self.used.discard(self.key)
 
     def park(self) -> Parked:
         """A new future for this call to wait on."""
@@ -124,6 +121,8 @@ class Calls:
         # Set while the store is asked to suspend the run: calls wait for its answer.
         self.suspending: asyncio.Future[None] | None = None
         self.is_cancelling = False
+        # Whether calls are refused: the run has left memory or ended, or is being cancelled.
+        self.is_refusing = False
         self._refusals = 0
         self._raised: list[tuple[BaseException, str]] = []
         # Cached keys that were used, so that a second use gives what the first gave, and how many of those had to wait.
@@ -147,11 +146,6 @@ class Calls:
         if branch is not None:
             branch.called = True
         return Call(key, kind, branch, self._used)
-
-    @property
-    def is_refusing(self) -> bool:
-        """Whether calls are refused."""
-        return self.closed is not None or self.is_cancelling
 
     def may_go_ahead(self, call: Call) -> bool:
         """Whether the run is live and has no record of this call, so that there is no `turn` to wait for."""
@@ -286,6 +280,11 @@ class Calls:
         """Refuse every call from now on."""
         if self.closed is None:
             self.closed = why
+            self.is_refusing = True
+
+    def begin_to_cancel(self) -> None:
+        """Refuse every call from now on, since the body is being cancelled."""
+        self.is_cancelling = self.is_refusing = True
 
     async def admitted(self) -> None:
         """Return at once while calls are taken.

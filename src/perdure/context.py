@@ -284,9 +284,9 @@ class Context(Generic[D]):
 
     def _key(self, key: str) -> str:
         recorded = full_key(self._scope, key)
-        if recorded != key and not self._scope and self._drive.calls.is_told(key):
-            return key  # others know nothing of our escapes: what they recorded is there under the key as it is written
-        return recorded
+        if recorded is key or self._scope or not self._drive.calls.is_told(key):
+            return recorded
+        return key  # others know nothing of our escapes: what they recorded is there under the key as it is written
 
     def _step_call(self, name: str | None, fn: Any, args: tuple[Any, ...], options: dict[str, Any]) -> StepCall:
         spec = spec_of(fn)

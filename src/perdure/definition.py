@@ -34,6 +34,9 @@ D = TypeVar("D")
 Ts = TypeVarTuple("Ts")
 
 
+_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
 class Input(NamedTuple):
     """Checked arguments, as stored and as the body gets them."""
 
@@ -63,6 +66,8 @@ class Workflow(Generic[P, T_co]):
         self.__name__ = getattr(fn, "__name__", name)
         self.__wrapped__ = fn
         self._signature = _payload_signature(fn)
+        # Where all parameters are plain, positional arguments go to them one by one, and at least so many are needed.
+        self._plain, self._fewest = _plain_parameters(self._signature)
         self._annotations = _annotations(fn)
         parameters = [self._annotations.get(each, Any) for each in self._signature.parameters]
         self._input_hint: Any = tuple[tuple(parameters)] if parameters else Any  # type: ignore[misc]  # made at run time
@@ -79,8 +84,8 @@ class Workflow(Generic[P, T_co]):
                 f"workflow {self.name!r} was called in another workflow's body, where it would not be recorded; "
                 "start it as a run of its own from a step"
             )
-        bound = self.conformed(Codec(), args, kwargs)
-        return call_in_memory(self, bound.args, bound.kwargs)
+        positional, named = self.conformed(Codec(), args, kwargs)
+        return call_in_memory(self, tuple(positional), named)
 
     @overload
     async def run(
@@ -154,31 +159,32 @@ class Workflow(Generic[P, T_co]):
         call: Callable[..., Coroutine[Any, Any, Any]] = self.fn
         return call(context, *args, **kwargs)
 
-    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
-        """The arguments as the function would take them. Raises `InvalidInput`."""
+    def conformed(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments as the function would take them, checked against the annotations. Raises `InvalidInput`."""
+        try:
+            if not kwargs and self._fewest <= len(args) <= len(self._plain):
+                return [self._conformed(codec, name, value) for name, value in zip(self._plain, args, strict=False)], {}
+            bound = self._bound(args, kwargs)
+            for name, value in bound.arguments.items():
+                bound.arguments[name] = self._conformed(codec, name, value)
+        except ValueError as reason:
+            raise InvalidInput(self.name, str(reason)) from reason
+        return list(bound.args), bound.kwargs
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         try:
             return self._signature.bind(*args, **kwargs)
         except TypeError as reason:
             raise InvalidInput(self.name, str(reason)) from None
 
-    def conformed(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
-        """The arguments, checked against the annotations. Raises `InvalidInput`."""
-        bound = self.bound(args, kwargs)
-        try:
-            for name, value in bound.arguments.items():
-                bound.arguments[name] = self._conformed(codec, name, value)
-        except ValueError as reason:
-            raise InvalidInput(self.name, str(reason)) from reason
-        return bound
-
     def input(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Input:
         """The arguments checked against the annotations and encoded. Raises `InvalidInput`."""
-        bound = self.conformed(codec, args, kwargs)
+        given = [*self.conformed(codec, args, kwargs)]
         try:
-            encoded, kept = codec.dump([list(bound.args), bound.kwargs], self._input_hint, path="input")
+            encoded, kept = codec.dump(given, self._input_hint, path="input")
         except ValueNotStorable as reason:
             raise InvalidInput(self.name, str(reason)) from reason
-        digest = codec.digest([list(bound.args), bound.kwargs]) or hashlib.blake2b(encoded, digest_size=16).digest()
+        digest = codec.digest(given) or hashlib.blake2b(encoded, digest_size=16).digest()
         return Input(encoded, digest, tuple(kept[0]), kept[1])
 
     def decoded(self, codec: Codec, encoded: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -239,11 +245,18 @@ def workflow(fn: Any = None, /, *, name: str | None = None, **options: Any) -> A
     return make if fn is None else make(fn)
 
 
+def _plain_parameters(signature: inspect.Signature) -> tuple[list[str], int]:
+    """The names of the parameters and how many have no default; no number of arguments fits where some are not plain."""
+    parameters = signature.parameters.values()
+    if not all(each.kind in _POSITIONAL for each in parameters):
+        return [], 1
+    return [each.name for each in parameters], sum(each.default is inspect.Parameter.empty for each in parameters)
+
+
 def _payload_signature(fn: Callable[..., Any]) -> inspect.Signature:
     """The function's signature without its first parameter, the Context."""
     parameters = list(inspect.signature(fn).parameters.values())
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if not parameters or parameters[0].kind not in positional:
+    if not parameters or parameters[0].kind not in _POSITIONAL:
         raise TypeError(f"the first parameter of workflow {getattr(fn, '__name__', fn)!r} must be its Context: (ctx, ...)")
     clash = [
         each.name

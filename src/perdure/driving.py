@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from perdure.engine import Drive
@@ -13,26 +14,49 @@ DriveKey: TypeAlias = tuple[int, tuple[str, ...], str]
 
 
 class Driving:
-    """A drive under way and how many wait for it. `is_background`: it goes on when nobody does."""
+    """A drive under way and who waits for it. `is_background`: it goes on when nobody does."""
 
-    def __init__(self, drive: Drive, *, is_background: bool) -> None:
+    def __init__(self, drive: Drive, key: DriveKey, on_over: Callable[[Driving], None], *, is_background: bool) -> None:
         self.drive = drive
+        self.key = key
         self.is_background = is_background
-        self._waiting = 0
-        self.task = asyncio.get_running_loop().create_task(drive.drive(), name=f"perdure-drive:{drive.run.id}")
+        self._on_over = on_over
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[asyncio.Future[Outcome[Any]]] = []
+        self.task = self._loop.create_task(drive.drive(), name=f"perdure-drive:{drive.run.id}")
+        self.task.add_done_callback(self._over)
+        _driving[key] = self
 
     async def joined(self) -> Outcome[Any]:
         """What the drive comes to. Cancelling the last of those who wait for it stops the drive, and waits until it has."""
-        self._waiting += 1
+        if self.task.done():
+            return self.task.result()
+        waiter: asyncio.Future[Outcome[Any]] = self._loop.create_future()
+        self._waiting.append(waiter)
         try:
-            return await asyncio.shield(self.task)
+            return await waiter
         except asyncio.CancelledError:
-            if self._waiting == 1 and not self.is_background and not self.task.done():
+            if len(self._waiting) == 1 and not self.is_background and not self.task.done():
                 self.task.cancel()
                 await asyncio.wait([self.task])
             raise
         finally:
-            self._waiting -= 1
+            self._waiting.remove(waiter)
+
+    def _over(self, task: asyncio.Task[Outcome[Any]]) -> None:
+        """One callback for everybody, in this order: whoever waits may look for another drive of this run at once."""
+        if _driving.get(self.key) is self:
+            del _driving[self.key]
+        self._on_over(self)
+        for waiter in self._waiting:
+            if waiter.done():
+                continue
+            if task.cancelled():
+                waiter.cancel()
+            elif (error := task.exception()) is not None:
+                waiter.set_exception(error)
+            else:
+                waiter.set_result(task.result())
 
 
 _driving: dict[DriveKey, Driving] = {}
@@ -46,9 +70,3 @@ def drive_key(store: Store, run_id: str) -> DriveKey:
 def joinable(store: Store, run_id: str) -> Driving | None:
     """The drive of this run, if one is under way on this loop."""
     return _driving.get(drive_key(store, run_id))
-
-
-def announce(key: DriveKey, driving: Driving) -> None:
-    """Let others join this drive until it has ended."""
-    _driving[key] = driving
-    driving.task.add_done_callback(lambda _: _driving.pop(key) if _driving.get(key) is driving else None)

@@ -96,13 +96,14 @@ class Drive:
         self._ending: Ending | None = None
         self._failure: BaseException | None = None
         self._must_suspend = False
-        self._must_stop = False
+        # Whether no step may be started any more, because the run is being given back.
+        self.must_stop = False
         self._is_drain_over = False
         self._cancel_requested = claim.run.cancel_requested
         # Kept until they are done, because the loop alone would let go of them.
         self._fetching: set[asyncio.Task[None]] = set()
-        # Step functions that are running right now.
-        self._executing = 0
+        # Step functions that are running right now. Whoever counts one out says so if the drive must stop.
+        self.executing = 0
 
     def _new_turnstile(self, recorded: Recorded) -> Turnstile:
         turnstile = Turnstile(
@@ -192,7 +193,7 @@ class Drive:
 
     def stop(self) -> None:
         """Start no step any more; when those that run have ended, or were given time enough, give the run back."""
-        self._must_stop = True
+        self.must_stop = True
         self._loop.call_later(self.settings.drain_after, self._drain_is_over)
         self.telling.hurry(self.settings.drain_after)
         self._attention.set()
@@ -218,7 +219,7 @@ class Drive:
         """Whether a step function may be called without waiting for anything."""
         return (
             not self.recorder.is_behind
-            and not self._must_stop
+            and not self.must_stop
             and not self.calls.is_refusing
             and (self._held is None or self._held.is_ours())
         )
@@ -226,7 +227,7 @@ class Drive:
     async def may_start(self) -> None:
         """Return when a step function may be called: all before it is recorded, and the run is ours."""
         await self.recorded()
-        if self._must_stop:
+        if self.must_stop:
             await asyncio.get_running_loop().create_future()
 
     async def recorded(self) -> None:
@@ -238,10 +239,9 @@ class Drive:
             self._lost()
             self.calls.refuse()
 
-    def executing(self, change: int) -> None:
-        """A step function was started (1) or ended (-1)."""
-        self._executing += change
-        if self._must_stop and not self._executing:
+    def look_whether_drained(self) -> None:
+        """A step function has ended, and the drive must stop when none is left."""
+        if not self.executing:
             self._attention.set()
 
     def fail(self, error: PerdureError) -> NoReturn:
@@ -310,7 +310,7 @@ class Drive:
             raise self._failure
         if self._ending is not None:
             return await self._finish(self._ending)
-        if self._must_stop and (not self._executing or self._is_drain_over):
+        if self.must_stop and (not self.executing or self._is_drain_over):
             await self._end_body()
             await self._release()
             return Suspended(self.run.id, moment(self.clock.now()))
@@ -446,7 +446,7 @@ class Drive:
 
     def _cancel_body(self) -> None:
         if not self.calls.is_cancelling and self._main is not None and self.calls.closed is None:
-            self.calls.is_cancelling = True
+            self.calls.begin_to_cancel()
             self._main.cancel()
             # A body that swallows this and goes on has no more say after a while.
             self._loop.call_later(self.settings.drain_after, self._body_ended, None)

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perdure.answers import answered
-from perdure.driving import DriveKey, Driving, announce, drive_key, joinable
+from perdure.driving import Driving, drive_key, joinable
 from perdure.duration import instant, moment
 from perdure.engine import Drive
 from perdure.errors import (
@@ -221,10 +221,8 @@ class Host:
             asked_at=self._asked_at.pop(claim.lease.token, elapsed()),
             listeners=listeners_of(key := drive_key(self.store, claim.run.id)),
         )
-        driving = Driving(drive, is_background=is_background)
-        announce(key, driving)
+        driving = Driving(drive, key, self._driven, is_background=is_background)
         self._drives.add(driving)
-        driving.task.add_done_callback(lambda task: self._driven(driving, key, task))
         return driving
 
     async def view(self, run_id: str) -> View:
@@ -383,10 +381,11 @@ class Host:
     def _is_due(self, row: RunRow) -> bool:
         return row.wake_at is not None and row.wake_at <= self.clock.now()
 
-    def _driven(self, driving: Driving, key: DriveKey, task: asyncio.Task[Outcome[Any]]) -> None:
+    def _driven(self, driving: Driving) -> None:
+        task = driving.task
         self._drives.discard(driving)
         is_over = not task.cancelled() and task.exception() is None and not isinstance(task.result(), Suspended)
-        no_longer_driven(key, has_ended=is_over)
+        no_longer_driven(driving.key, has_ended=is_over)
         if task.cancelled() or task.exception() is not None:
             return
         if self._is_implicit and self.store not in _told and isinstance(task.result(), Suspended):

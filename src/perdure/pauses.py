@@ -43,7 +43,7 @@ async def wait_for_signal(
     """The payload of the next signal with this name; a time-out raises `TimeoutError` or gives `default`."""
     call, entry = await _pause(drive, key, name, "signal", deadline, Awaited("signal", name))
     if entry.ok:
-        if drive.telling.is_heard:
+        if drive.telling.audience:
             await drive.telling.signal_received(call, entry, lambda: _payload(drive, entry, returns))
         return _payload(drive, entry, returns)
     if isinstance(default, _Missing):

@@ -15,10 +15,11 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
-from perdure.answers import answered
+from perdure.answers import Answer, answered
 from perdure.clock import Clock
 from perdure.errors import LeaseLost, PerdureError, PersistenceError
 from perdure.journal import Entry
+from perdure.nextturn import next_turn_of
 from perdure.records import Awaited, EndStatus, Lease, Pulse, Signal
 from perdure.store import Store
 
@@ -33,6 +34,8 @@ class Unrecorded:
         self.journal = journal
         # Whether the run was finished, suspended or released, also when whoever asked for that was cancelled meanwhile.
         self.has_let_go = False
+        # Whether something that was appended is not in the store.
+        self.is_behind = False
         # Inbox rows whose consumption is not acknowledged.
         self.consuming: set[int] = set()
         # What the next entry has to say of itself.
@@ -43,11 +46,6 @@ class Unrecorded:
     def acknowledged_length(self) -> int:
         """How much of the journal is recorded as far as anybody may be told."""
         return len(self.journal)
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether something that was appended is not in the store."""
-        return False
 
     def append(self, entry: Entry, consume: int | None = None) -> None:
         """The next entry of the journal, on its way to the store together with the inbox row it consumes."""
@@ -100,6 +98,7 @@ class Recorder(Unrecorded):
         self._on_failure = on_failure
         self._on_written = on_written
         self._loop = asyncio.get_running_loop()
+        self._next_turn = next_turn_of(self._loop)
         self._acknowledged_seq = self.next_seq - 1
         self._entries: list[Entry] = []
         self._consume: list[int] = []
@@ -116,12 +115,9 @@ class Recorder(Unrecorded):
     def acknowledged_length(self) -> int:
         return len(self.journal) - (self.next_seq - 1 - self._acknowledged_seq)
 
-    @property
-    def is_behind(self) -> bool:
-        return self._acknowledged_seq < self.next_seq - 1 or self._failure is not None
-
     def append(self, entry: Entry, consume: int | None = None) -> None:
         self.next_seq = entry.seq + 1
+        self.is_behind = True
         self.journal.append(entry)
         self._entries.append(entry)
         if consume is not None:
@@ -133,7 +129,7 @@ class Recorder(Unrecorded):
         """Have what is to be written written in the next turn: what a run of one step records goes with its end by then."""
         if self._writing is None and not self._is_write_due:
             self._is_write_due = True
-            self._loop.call_soon(self._write)
+            self._next_turn.call(self._loop, self._write)
 
     def acknowledged(self) -> asyncio.Future[None] | None:
         if not self.is_behind:
@@ -201,8 +197,11 @@ class Recorder(Unrecorded):
         if self._entries and self._writing is None and not self._is_taken_over and self._failure is None:
             self._written = self._take()
             context = contextvars.Context()  # not that of the body: a task started there is a branch of it
-            self._writing = context.run(self._begin, *self._written)
-            self._writing.add_done_callback(self._answered, context=context)
+            self._writing = writing = context.run(self._begin, *self._written)
+            if isinstance(writing, Answer) and not writing.done():
+                writing.then = self._answered
+            else:
+                writing.add_done_callback(self._answered, context=context)
 
     def _begin(self, entries: list[Entry], consume: list[int]) -> asyncio.Future[Pulse]:
         try:
@@ -224,6 +223,7 @@ class Recorder(Unrecorded):
             self._entries, self._consume = entries + self._entries, consume + self._consume
         elif (error := writing.exception()) is not None:
             self._failure = failure = self._as_failure(error)
+            self.is_behind = True
             self._on_failure(failure)
         else:
             self._on_pulse(writing.result())
@@ -246,6 +246,7 @@ class Recorder(Unrecorded):
         if not entries:
             return
         self._acknowledged_seq = seq = entries[-1].seq
+        self.is_behind = seq < self.next_seq - 1
         self.consuming.intersection_update(self._consume)  # one write at a time: all but those that wait for the next
         while self._waiters and self._waiters[0][0] <= seq:
             _, waiter = self._waiters.popleft()

@@ -92,6 +92,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     at_most_once: bool
     may_cache: bool
     ttl: float | None
+    # Whether the function is just called and awaited.
+    is_bare: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ class StepSpec:
             at_most_once=bool(options.get("at_most_once")),
             may_cache=options.get("cache") is not False,
             ttl=None if ttl is None else seconds(ttl, what="ttl"),
+            is_bare=self.is_async and timeout is None and not options.get("at_most_once"),
         )
 
 

@@ -99,7 +99,7 @@ class Store(Protocol):
         """A handle on the same runs whose `renew` does not depend on the caller's event loop: for the heartbeat's thread."""
         ...
 
-    async def create(
+    def create(
         self,
         run: NewRun,
         *,
@@ -108,7 +108,7 @@ class Store(Protocol):
         inbox: Sequence[Signal] = (),
         created_at: int | None = None,
         now: int | None = None,
-    ) -> Created:
+    ) -> Awaitable[Created]:
         """Insert the run, pending and due at `start_at` or now; with `ttl` it is running and leased at once.
 
         That lease counts as the first attempt and is given whatever the queue's limit. A new run begins with exactly `entries` in

@@ -37,18 +37,15 @@ class Telling:
         self._drive = drive
         self._on_event = None if on_event is None else Subscription(on_event)
         self._listeners = listeners
+        # Whoever listens: empty, nothing need be told.
+        self.audience = listeners.subscriptions if self._on_event is None else [self._on_event]
         # Done when nobody waits for listeners any more.
         self._is_late: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         listeners.driven()
 
-    @property
-    def is_heard(self) -> bool:
-        """Whether anybody listens."""
-        return self._on_event is not None or bool(self._listeners.subscriptions)
-
     def note(self, kind: type[Event], **fields: Any) -> None:
         """Tell this, and wait for nobody."""
-        if self.is_heard:
+        if self.audience:
             drive = self._drive
             at = moment(drive.clock.now())
             event = kind(run_id=drive.run.id, workflow=drive.run.workflow, at=at, view=drive.view(), **fields)

@@ -131,7 +131,7 @@ class Turnstile:
         """A call does something live from now on, so that the run is not idle until `busy` was counted down again."""
         self._calls += 1
         self.busy += 1
-        if not self._is_waiting_for_steps():
+        if self._asked or not self.is_live:
             self.look_soon()
 
     def pass_through(self, entry: Entry) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import random
 import sqlite3
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -237,14 +238,15 @@ async def test_a_lease_of_no_sensible_length_is_refused_before_anything_is_asked
 ) -> None:
     lease = await started(store, "run")
     before = commits(store)
-    for call in (
-        store.create(new_run("other"), ttl=ttl),
-        store.claim(1, ttl, ["flow"]),
-        store.acquire("run", ttl),
-        store.renew([lease], ttl),
-    ):
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: store.create(new_run("other"), ttl=ttl),
+        lambda: store.claim(1, ttl, ["flow"]),
+        lambda: store.acquire("run", ttl),
+        lambda: store.renew([lease], ttl),
+    ]
+    for call in calls:
         with pytest.raises(ValueError, match="ttl"):
-            await call
+            await call()
     assert commits(store) == before
 
 

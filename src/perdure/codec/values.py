@@ -40,6 +40,10 @@ _SCALARS = frozenset({type(None), bool, int, float, str})
 _EXACT, _FEW = frozenset({type(None), bool, int, str}), 16
 # As numbers, because one byte is found in C without making an object of it.
 _BRACE, _DOLLAR = b"{$"
+_TAG = b'"$'
+# A tuple's tree is this, its items and a brace.
+_TUPLE = b'{"$tuple":'
+_OF_TUPLE = blake2b(_TUPLE, digest_size=16)
 
 
 class Codec:
@@ -90,8 +94,11 @@ class Codec:
     def digest(self, value: Any) -> bytes | None:
         """16 bytes that are equal for equal values of equal types, in every process; None for what could not be stored."""
         try:
-            short = self._few_scalars(value) if type(value) is tuple else None
-            return blake2b(self._canonical(value) if short is None else _as_tuple(short), digest_size=16).digest()
+            if type(value) is not tuple or (short := self._few_scalars(value)) is None:
+                return blake2b(self._canonical(value), digest_size=16).digest()
+            hashed = _OF_TUPLE.copy()
+            hashed.update(short + b"}")
+            return hashed.digest()
         except Exception:  # noqa: BLE001 - refused, or code of the user's class raised: either way there is no canonical form
             return None
 
@@ -133,7 +140,7 @@ class Codec:
             data = _encode(value)
         except (ValueError, OverflowError):  # no Unicode, or more digits than msgspec writes
             return None
-        return None if len(data) >= self._short or _may_have_tags(data) else data
+        return None if len(data) >= self._short or _TAG in data else data
 
     def _tagged(self, value: Any, hint: Any, losses: list[Loss] | None, path: str) -> tuple[bytes, Any]:
         tagger = Tagger(name_for(hint), self.max_depth, room=self.max_bytes, losses=losses)
@@ -168,11 +175,11 @@ class Codec:
 
 def _as_tuple(items: bytes) -> bytes:
     """The tree of a tuple with these items, without the walk."""
-    return b'{"$tuple":' + items + b"}"
+    return _TUPLE + items + b"}"
 
 
 def _may_have_tags(data: bytes) -> bool:
-    return _DOLLAR in data and b'"$' in data
+    return _DOLLAR in data and _TAG in data
 
 
 def _is_deeper(plain: Any, limit: int) -> bool:

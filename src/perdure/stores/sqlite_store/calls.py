@@ -12,13 +12,17 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from perdure.answers import Answer
 from perdure.stores.sqlite_store.connection import mapped
 
 T = TypeVar("T")
 
 
 class Call(Generic[T]):
-    """A verb under way. `probe` may answer it from a plain read, without a transaction."""
+    """A verb under way. `probe` may answer it from a plain read, without a transaction.
+
+    Who waits for it can leave, unless it `is_certain`: then he is told before he may.
+    """
 
     __slots__ = ("alone", "error", "future", "loop", "probe", "result", "verb", "wakes")
 
@@ -28,10 +32,11 @@ class Call(Generic[T]):
         *,
         wakes: bool = False,
         alone: bool = False,
+        is_certain: bool = False,
         probe: Callable[[sqlite3.Connection], T | None] | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[T] = self.loop.create_future()
+        self.future: asyncio.Future[T] = Answer(loop=self.loop) if is_certain else self.loop.create_future()
         self.verb = verb
         self.wakes = wakes
         self.alone = alone

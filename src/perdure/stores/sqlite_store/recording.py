@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Collection, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.journal import Entry
@@ -14,17 +15,15 @@ from perdure.stores.sqlite_store.schema import Session
 
 _FENCE: Final = """
     SELECT epoch, lease_token, cancel_requested, parent_id, parent_key,
-        (SELECT max(seq) FROM $signals WHERE namespace = ?1 AND run_id = ?2),
-        (SELECT max(seq) FROM $steps WHERE namespace = ?1 AND run_id = ?2)
+        (SELECT max(seq) FROM $signals WHERE namespace = ?1 AND run_id = ?2)
     FROM $runs WHERE namespace = ?1 AND id = ?2
 """
 _ENTRY_AT: Final = f"SELECT {ENTRY_COLUMNS} FROM $steps WHERE namespace = ?1 AND run_id = ?2 AND seq = ?3"
 _ITEM_AT: Final = "SELECT payload FROM $items WHERE namespace = ?1 AND run_id = ?2 AND stream = ?3 AND n = ?4"
 _SIGNAL_AT: Final = "SELECT 1 FROM $signals WHERE namespace = ?1 AND run_id = ?2 AND seq = ?3"
-_APPEND: Final = f"""
-    INSERT INTO $steps (namespace, run_id, {ENTRY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT DO NOTHING
-"""
+_LAST_SEQ: Final = "SELECT max(seq) FROM $steps WHERE namespace = ?1 AND run_id = ?2"
+_APPEND: Final = f"INSERT INTO $steps (namespace, run_id, {ENTRY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_APPEND_MISSING: Final = f"{_APPEND} ON CONFLICT DO NOTHING"
 _CONSUME: Final = """
     UPDATE $signals SET consumed_by = ?4 WHERE namespace = ?1 AND run_id = ?2 AND seq = ?3 AND consumed_by IS NULL
 """
@@ -46,13 +45,12 @@ _REPORT: Final = "UPDATE $runs SET progress = ?3 WHERE namespace = ?1 AND id = ?
 
 
 class Fence(NamedTuple):
-    """What the fence let through: the request to stop, who waits for the run, and how long inbox and journal are."""
+    """What the fence let through: the request to stop, who waits for the run, and how long its inbox is."""
 
     cancel_requested: bool
     parent_id: str | None
     parent_key: str | None
     inbox_seq: int
-    journal_seq: int
 
     @property
     def pulse(self) -> Pulse:
@@ -65,7 +63,7 @@ def fence(db: Session, lease: Lease) -> Fence:
     row = db.one(_FENCE, lease.run_id)
     if row is None or row[0] != lease.epoch or row[1] != lease.token:
         raise LeaseLost(lease.run_id, lease.epoch)
-    return Fence(bool(row[2]), row[3], row[4], row[5] or 0, row[6] or 0)
+    return Fence(bool(row[2]), row[3], row[4], row[5] or 0)
 
 
 def record_only(db: Session, lease: Lease, entries: Sequence[Entry], consume: Sequence[int], items: Sequence[Item]) -> Pulse:
@@ -76,10 +74,10 @@ def record_only(db: Session, lease: Lease, entries: Sequence[Entry], consume: Se
 def record(db: Session, lease: Lease, entries: Sequence[Entry], consume: Sequence[int] = (), items: Sequence[Item] = ()) -> Fence:
     """Append entries and items and consume signals. What is there already, and the same, is a lost reply."""
     state = fence(db, lease)
-    _refuse_overwriting(db, lease, entries, state.journal_seq)
     _refuse_overwriting_items(db, lease, items)
     _refuse_missing(db, lease, consume)
-    if entries:
+    if entries and not (len(entries) == 1 and _is_new(db, lease.run_id, entries[0])):
+        _refuse_overwriting(db, lease, entries)
         append(db, lease.run_id, entries)
     for seq in consume:
         db.run(_CONSUME, lease.run_id, seq, str(lease.epoch))
@@ -88,10 +86,21 @@ def record(db: Session, lease: Lease, entries: Sequence[Entry], consume: Sequenc
     return state
 
 
-def _refuse_overwriting(db: Session, lease: Lease, entries: Sequence[Entry], journal_seq: int) -> None:
+def _is_new(db: Session, run_id: str, entry: Entry) -> bool:
+    """Whether nothing is recorded under the entry's seq; then it is there now."""
+    try:
+        db.run_with(_APPEND, _values_of(db, run_id, entry))
+    except sqlite3.IntegrityError:
+        return False
+    return True
+
+
+def _refuse_overwriting(db: Session, lease: Lease, entries: Sequence[Entry]) -> None:
+    last = db.one(_LAST_SEQ, lease.run_id)
+    last_seq = 0 if last is None else last[0] or 0
     said: dict[int, Entry] = {}
     for entry in entries:
-        values = db.one(_ENTRY_AT, lease.run_id, entry.seq) if entry.seq <= journal_seq else None
+        values = db.one(_ENTRY_AT, lease.run_id, entry.seq) if entry.seq <= last_seq else None
         if said.setdefault(entry.seq, entry if values is None else entry_from(values)) != entry:
             raise _refusal(lease, f"something else is recorded under seq {entry.seq} already")
 
@@ -116,26 +125,26 @@ def _refusal(lease: Lease, reason: str) -> PersistenceError:
 
 def append(db: Session, run_id: str, entries: Sequence[Entry]) -> None:
     """Insert the entries; one whose seq is taken is left out."""
-    rows = [
-        (
-            db.namespace,
-            run_id,
-            entry.seq,
-            entry.epoch,
-            entry.key,
-            entry.phase,
-            entry.kind,
-            entry.name,
-            entry.ok,
-            entry.attempt,
-            entry.started_at,
-            entry.ended_at,
-            entry.args_hash,
-            entry.payload,
-        )
-        for entry in entries
-    ]
-    db.run_each(_APPEND, rows)
+    db.run_each(_APPEND_MISSING, [_values_of(db, run_id, entry) for entry in entries])
+
+
+def _values_of(db: Session, run_id: str, entry: Entry) -> tuple[Any, ...]:
+    return (
+        db.namespace,
+        run_id,
+        entry.seq,
+        entry.epoch,
+        entry.key,
+        entry.phase,
+        entry.kind,
+        entry.name,
+        entry.ok,
+        entry.attempt,
+        entry.started_at,
+        entry.ended_at,
+        entry.args_hash,
+        entry.payload,
+    )
 
 
 def suspend(

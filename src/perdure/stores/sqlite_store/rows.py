@@ -14,6 +14,7 @@ from perdure.records import Awaited, RunRow, Signal
 # The run's columns in the order of RunRow's fields, so that a row and a RunRow are the same sequence of values.
 RUN_FIELDS: Final = RunRow.__struct_fields__
 RUN_COLUMNS: Final = ", ".join(RUN_FIELDS)
+_WAITING_FOR: Final = RUN_FIELDS.index("waiting_for")
 _BOOLEANS: Final = ("held", "cancel_requested", "parent_notified")
 
 ENTRY_COLUMNS: Final = 'seq, epoch, "key", phase, kind, name, ok, attempt, started_at, ended_at, args_hash, payload'
@@ -29,6 +30,8 @@ def clock(now: int | None) -> int:
 
 def awaited_text(waiting_for: Collection[Awaited]) -> str:
     """What a run waits for, as JSON."""
+    if not waiting_for:
+        return "[]"
     return msgspec.json.encode(sorted(set(waiting_for), key=lambda awaited: (awaited.kind, awaited.name))).decode()
 
 
@@ -48,9 +51,9 @@ def run_from(values: Sequence[Any]) -> RunRow:
 
 def values_of(run: RunRow) -> list[Any]:
     """The values of `RUN_COLUMNS` for this run."""
-    fields = {name: getattr(run, name) for name in RUN_FIELDS}
-    fields["waiting_for"] = awaited_text(run.waiting_for)
-    return list(fields.values())
+    values = list(msgspec.structs.astuple(run))
+    values[_WAITING_FOR] = awaited_text(run.waiting_for)
+    return values
 
 
 def entry_from(values: Sequence[Any]) -> Entry:

@@ -21,7 +21,7 @@ from perdure.stores.sqlite_store.schema import Session
 _GET: Final = f"SELECT {RUN_COLUMNS} FROM $runs WHERE namespace = ?1 AND id = ?2"
 _INSERT: Final = f"""
     INSERT INTO $runs (namespace, {RUN_COLUMNS}, lease_token, journal_length)
-    VALUES (?, {", ".join("?" * len(RUN_FIELDS))}, ?, ?)
+    VALUES (?, {", ".join("?" * len(RUN_FIELDS))}, ?, ?) ON CONFLICT DO NOTHING
 """
 _BEGIN: Final = """
     UPDATE $runs SET workflow = ?3, input = ?4, input_hash = ?5, definition_hash = ?6, queue = ?7, priority = ?8, limit_key = ?9,
@@ -70,15 +70,15 @@ _ANEW: Final = Begun()
 
 def create(db: Session, new: NewRun, length: int | None, owners: Owners, now: int | None, begun: Begun = _ANEW) -> Created:
     """The run that is there with the same workflow and input, or a new one, leased for `length` microseconds if that is given."""
-    existing = get(db, new.id)
     at = clock(now)
-    if existing is not None:
-        return Created(run=_existing(db, existing, new, at), is_new=False)
     run = new_row(new, at, begun.created_at)
-    if length is not None:
-        return _create_leased(db, run, at + length, owners.here, begun)
-    insert(db, run, None, begun)
-    return Created(run=run, is_new=True)
+    created = Created(run=run, is_new=True) if length is None else _leased(run, at + length, owners.here, begun)
+    if insert(db, created.run, None if created.claim is None else created.claim.lease.token, begun):
+        return created
+    existing = get(db, new.id)
+    if existing is None:
+        raise RunNotFound(new.id)  # it is there, in this very transaction
+    return Created(run=_existing(db, existing, new, at), is_new=False)
 
 
 def _existing(db: Session, run: RunRow, new: NewRun, at: int) -> RunRow:
@@ -104,20 +104,21 @@ def _existing(db: Session, run: RunRow, new: NewRun, at: int) -> RunRow:
     return begun
 
 
-def insert(db: Session, run: RunRow, token: str | None, begun: Begun = _ANEW) -> None:
-    """Write a run that is not there, with its journal and inbox."""
-    db.run(_INSERT, *values_of(run), token, begun.entries[-1].seq if begun.entries else 0)
+def insert(db: Session, run: RunRow, token: str | None, begun: Begun = _ANEW) -> bool:
+    """Write a run that is not there, with its journal and inbox; False when it is."""
+    if not db.run(_INSERT, *values_of(run), token, begun.entries[-1].seq if begun.entries else 0):
+        return False
     if begun.entries:
         append(db, run.id, begun.entries)
     inbox.insert(db, run.id, begun.inbox)
+    return True
 
 
-def _create_leased(db: Session, pending: RunRow, until: int, owner: str, begun: Begun) -> Created:
+def _leased(pending: RunRow, until: int, owner: str, begun: Begun) -> Created:
     epoch = max(1, pending.updated_at)
     leased = {"status": "running", "wake_at": until, "epoch": epoch, "lease_owner": owner, "lease_until": until, "attempts": 1}
     run = msgspec.structs.replace(pending, **leased)
     lease = Lease(run_id=run.id, epoch=run.epoch, token=secrets.token_hex(16), until=until)
-    insert(db, run, lease.token, begun)
     inbox_seq = begun.inbox[-1].seq if begun.inbox else 0
     claim = Claim(lease=lease, run=run, journal=[*begun.entries], inbox=[*begun.inbox], inbox_seq=inbox_seq, item_counts={})
     return Created(run=run, is_new=True, claim=claim)

@@ -46,8 +46,7 @@ def fire(db: Session, schedule_id: str, expected_at: int, next_at: int | None, r
     """Move the schedule on and create its run, unless somebody else did."""
     if not db.run(_MOVE, schedule_id, expected_at, next_at):
         return False
-    if runs.get(db, run.id) is None:
-        runs.insert(db, new_row(run, clock(now)), None)
+    runs.insert(db, new_row(run, clock(now)), None)
     return True
 
 

@@ -79,6 +79,10 @@ class Session:
         """Run one statement and give how many rows it changed."""
         return self._execute(template, values).rowcount
 
+    def run_with(self, template: str, values: tuple[Any, ...]) -> None:
+        """Run one statement, without numbered values, for this row."""
+        self.connection.execute(self.tables.statement(template).sql, values)
+
     def run_each(self, template: str, rows: Iterable[tuple[Any, ...]]) -> None:
         """Run one statement, without numbered values, for each row."""
         self.connection.executemany(self.tables.statement(template).sql, rows)

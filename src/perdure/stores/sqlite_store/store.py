@@ -141,7 +141,7 @@ class SQLiteStore(SavesSnapshots):
         sibling._use(database_at(self._database.file.path, full=self._database.file.full))
         return sibling
 
-    async def create(
+    def create(
         self,
         run: NewRun,
         *,
@@ -150,11 +150,12 @@ class SQLiteStore(SavesSnapshots):
         inbox: Sequence[Signal] = (),
         created_at: int | None = None,
         now: int | None = None,
-    ) -> Created:
+    ) -> Awaitable[Created]:
         """Insert the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
         length, start = None if ttl is None else lease_microseconds(ttl), checked_start(run)
         begun = runs.Begun(checked_journal(entries), checked_inbox(inbox), created_at)
-        return await self._change(runs.create, start, length, self._owners, now, begun)
+        create = self._bound(runs.create, start, length, self._owners, now, begun)
+        return self._driven(Call(create, wakes=True, is_certain=True))
 
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
@@ -206,7 +207,8 @@ class SQLiteStore(SavesSnapshots):
         now: int | None = None,  # noqa: ARG002 - a record leaves no instant on the row
     ) -> Awaitable[Pulse]:
         """Append to the journal: one fence, one insert per row, and a share of one commit."""
-        return self._write(recording.record_only, lease, tuple(entries), tuple(consume), tuple(items))
+        record = self._bound(recording.record_only, lease, tuple(entries), tuple(consume), tuple(items))
+        return self._driven(Call(record, is_certain=True))
 
     def suspend(
         self,
@@ -219,7 +221,9 @@ class SQLiteStore(SavesSnapshots):
         now: int | None = None,
     ) -> Awaitable[builtins.list[Signal]]:
         """Record and give up the lease, unless something awaited is there."""
-        return self._change(recording.suspend, lease, wake_at, frozenset(waiting_for), tuple(entries), tuple(consume), now)
+        awaited = frozenset(waiting_for)
+        suspend = self._bound(recording.suspend, lease, wake_at, awaited, tuple(entries), tuple(consume), now)
+        return self._driven(Call(suspend, wakes=True, is_certain=True))
 
     def finish(
         self,
@@ -232,7 +236,8 @@ class SQLiteStore(SavesSnapshots):
         now: int | None = None,
     ) -> Awaitable[None]:
         """Record, end the run and tell its parent."""
-        return self._change(recording.finish, lease, status, outcome, tuple(entries), tuple(consume), now)
+        finish = self._bound(recording.finish, lease, status, outcome, tuple(entries), tuple(consume), now)
+        return self._driven(Call(finish, wakes=True, is_certain=True))
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""
@@ -357,15 +362,17 @@ class SQLiteStore(SavesSnapshots):
     ) -> Callable[[sqlite3.Connection], T]:
         return lambda connection: verb(Session(connection, self._tables, self._namespace), *args, **kwargs)
 
-    def _write(self, verb: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
-        return self._handed_over(Call(self._bound(verb, *args, **kwargs)))
+    async def _write(self, verb: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._gate:
+            return await self._answer(self._database.writer, Call(self._bound(verb, *args, **kwargs)))
 
-    def _change(self, verb: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
+    async def _change(self, verb: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A write after which something may be due or ended: it wakes those who watch."""
-        return self._handed_over(Call(self._bound(verb, *args, **kwargs), wakes=True))
+        with self._gate:
+            return await self._answer(self._database.writer, Call(self._bound(verb, *args, **kwargs), wakes=True))
 
-    def _handed_over(self, call: Call[T]) -> Awaitable[T]:
-        """The writer's answer: just a future, without a coroutine around it, as this is what every step waits for."""
+    def _driven(self, call: Call[T]) -> Awaitable[T]:
+        """The answer to whoever drives a run: just a future without a coroutine around it, as every step waits for one."""
         if not self._is_ready:
             return self._written_when_ready(call)
         try:

@@ -1,0 +1,93 @@
+"""Answers that cannot be cancelled, and what is called at the next turn of a loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from typing import Any
+
+import pytest
+
+from perdure.answers import Answer, answered
+from perdure.nextturn import NextTurn, next_turn_of
+
+
+async def test_whoever_is_cancelled_while_he_waits_is_so_after_the_answer() -> None:
+    answer: Answer[int] = Answer()
+    undone: list[int] = []
+
+    async def undo(value: int) -> None:
+        undone.append(value)
+
+    waiting = asyncio.create_task(answered(answer, undo))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    answer.set_result(7)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert undone == [7]
+
+
+async def test_a_failure_is_not_undone() -> None:
+    answer: Answer[int] = Answer()
+    undone: list[int] = []
+
+    async def undo(value: int) -> None:
+        undone.append(value)
+
+    waiting = asyncio.create_task(answered(answer, undo))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    answer.set_exception(ValueError("no"))
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert undone == []
+
+
+@pytest.mark.parametrize("outcome", [7, ValueError("no")])
+async def test_then_is_called_before_whoever_waits_goes_on(outcome: Any) -> None:
+    order: list[str] = []
+    answer: Answer[Any] = Answer()
+    answer.then = lambda same: order.append(f"then {same is answer}")
+
+    async def wait() -> None:
+        await asyncio.wait([answer])
+        order.append("waited")
+
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    if isinstance(outcome, Exception):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)
+    assert order == ["then True"]
+    await waiting
+    assert order == ["then True", "waited"]
+    assert answer.exception() is (outcome if isinstance(outcome, Exception) else None)
+
+
+async def test_one_handle_calls_everybody_at_the_next_turn() -> None:
+    loop = asyncio.get_running_loop()
+    turn = next_turn_of(loop)
+    assert turn is next_turn_of(loop)
+    handles: list[Any] = []
+    here = contextvars.ContextVar("here", default=False)
+    here.set(True)
+
+    class Counting:
+        def call_soon(self, *args: Any, **options: Any) -> None:
+            handles.append(loop.call_soon(*args, **options))
+
+    called: list[tuple[int, bool]] = []
+    own = NextTurn()
+    for n in range(3):
+        own.call(Counting(), lambda n=n: called.append((n, here.get())))  # type: ignore[arg-type, misc]
+    assert called == []
+    await asyncio.sleep(0)
+    assert called == [(0, False), (1, False), (2, False)], "in order, and not in the context of whoever asked"
+    own.call(Counting(), lambda: called.append((3, here.get())))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    assert (len(called), len(handles)) == (4, 2)
