@@ -38,10 +38,12 @@ place: contextvars.ContextVar[Branches | StepInfo | None] = contextvars.ContextV
 class Branches:
     """The living tasks of one body."""
 
-    __slots__ = ("alive", "changed", "ended", "joining", "ours", "outside", "running", "stirs", "unwinding")
+    __slots__ = ("alive", "at_pause", "changed", "ended", "joining", "ours", "outside", "running", "stirs", "unwinding")
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self.changed = changed
+        # To be called once, when the branch that runs has come to a wait or to its end.
+        self.at_pause: Callable[[], None] | None = None
         self.alive: set[Branch] = set()
         # How many are inside a ctx call, waiting for us. The rest are about to run, or in `outside`.
         self.ours = 0
@@ -55,6 +57,16 @@ class Branches:
         # Grows whenever a branch runs; `ended` whenever one ends.
         self.stirs = 0
         self.ended = 0
+
+    def is_alone(self) -> bool:
+        """Whether the branch that runs is the only one there is."""
+        return self.running is not None and len(self.alive) == 1
+
+    def paused(self) -> None:
+        """The branch that ran has come to a wait or to its end."""
+        call, self.at_pause = self.at_pause, None
+        if call is not None:
+            call()
 
     def all_ours(self) -> bool:
         """Whether every branch waits for us, so that nothing but us can move the body."""
@@ -156,8 +168,11 @@ class Branch(Coroutine[Any, Any, Any]):
         except BaseException:
             branches.running = interrupted
             branches.end(self)
+            branches.paused()
             raise
         branches.running = interrupted
+        if branches.at_pause is not None:
+            branches.paused()
         if self.is_unwinding and (self.task is None or self.task.cancelling() <= self._cancel_requests_before):
             self.wound_up()  # it was not the body that cancelled, but a time limit inside the step, which goes on
         branches.wait(self, waited)

@@ -128,6 +128,7 @@ class Drive:
             self._claim.lease,
             self.clock,
             list(self._claim.journal),
+            self.branches,
             on_pulse=self._pulsed,
             on_failure=self._give_up,
             on_written=self.telling.persisted,
@@ -226,7 +227,9 @@ class Drive:
 
     async def may_start(self) -> None:
         """Return when a step function may be called: all before it is recorded, and the run is ours."""
-        await self.recorded()
+        if (acknowledged := self.recorder.acknowledged()) is not None:
+            await acknowledged
+        self._check_that_it_is_ours()
         if self.must_stop:
             await asyncio.get_running_loop().create_future()
 
@@ -234,6 +237,9 @@ class Drive:
         """Return when everything so far is recorded, and the run is ours."""
         if (acknowledged := self.recorder.acknowledged()) is not None:
             await acknowledged
+        self._check_that_it_is_ours()
+
+    def _check_that_it_is_ours(self) -> None:
         self.calls.check()
         if self._held is not None and not self._held.is_ours():
             self._lost()

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from perdure.answers import Answer, answered
+from perdure.branches import Branches
 from perdure.clock import Clock
 from perdure.errors import LeaseLost, PerdureError, PersistenceError
 from perdure.journal import Entry
@@ -85,6 +86,7 @@ class Recorder(Unrecorded):
         lease: Lease,
         clock: Clock,
         journal: list[Entry],
+        branches: Branches,
         *,
         on_pulse: Callable[[Pulse], None],
         on_failure: Callable[[PerdureError], None],
@@ -98,6 +100,7 @@ class Recorder(Unrecorded):
         self._on_failure = on_failure
         self._on_written = on_written
         self._loop = asyncio.get_running_loop()
+        self._branches = branches
         self._next_turn = next_turn_of(self._loop)
         self._acknowledged_seq = self.next_seq - 1
         self._entries: list[Entry] = []
@@ -123,10 +126,14 @@ class Recorder(Unrecorded):
         if consume is not None:
             self._consume.append(consume)
             self.consuming.add(consume)
-        self._see_to_it()
+        if entry.phase == "close" and self._branches.is_alone():
+            self._branches.at_pause = self._write  # or sooner, when the next step begins
+        else:
+            self._see_to_it()
 
     def _see_to_it(self) -> None:
-        """Have what is to be written written in the next turn: what a run of one step records goes with its end by then."""
+        """Have it written in the next turn of the loop, with what other branches, or an event, may add in this one."""
+        self._branches.at_pause = None
         if self._writing is None and not self._is_write_due:
             self._is_write_due = True
             self._next_turn.call(self._loop, self._write)
@@ -194,6 +201,7 @@ class Recorder(Unrecorded):
     def _write(self) -> None:
         """Write what there is, unless a write is under way: then what there is goes with the next."""
         self._is_write_due = False
+        self._branches.at_pause = None
         if self._entries and self._writing is None and not self._is_taken_over and self._failure is None:
             self._written = self._take()
             context = contextvars.Context()  # not that of the body: a task started there is a branch of it
@@ -210,7 +218,7 @@ class Recorder(Unrecorded):
             refused: asyncio.Future[Pulse] = self._loop.create_future()
             refused.set_exception(error)
             return refused
-        return asyncio.ensure_future(write)
+        return write if isinstance(write, Answer) else asyncio.ensure_future(write)
 
     def _answered(self, writing: asyncio.Future[Pulse]) -> None:
         """Told by the write itself, and before that perhaps by somebody who waited for it."""

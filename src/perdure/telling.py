@@ -129,7 +129,8 @@ class Telling:
 
     def persisted(self, seq: int) -> None:
         """The store has acknowledged the journal up to `seq`."""
-        self.note(events.Persisted, seq=seq)
+        if self.audience:
+            self.note(events.Persisted, seq=seq)
 
     def released(self) -> None:
         """The run was given back."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from perdure.errors import PersistenceError
 from perdure.stores.sqlite_store.calls import Watcher, answer
+
+T = TypeVar("T")
 
 
 class Gate:
@@ -32,9 +35,18 @@ class Gate:
 
     def __enter__(self) -> None:
         with self._lock:
-            if self._closed:
-                raise PersistenceError(f"SQLite store {self._path!r}", "it was closed; open a new one")
+            self._check()
             self._inside += 1
+
+    def hand_over(self, put: Callable[[T], None], message: T) -> None:
+        """Put the message somewhere, which takes no time, if the gate was not closed before."""
+        with self._lock:
+            self._check()
+            put(message)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise PersistenceError(f"SQLite store {self._path!r}", "it was closed; open a new one")
 
     def __exit__(self, *_: object) -> None:
         with self._lock:

@@ -376,8 +376,7 @@ class SQLiteStore(SavesSnapshots):
         if not self._is_ready:
             return self._written_when_ready(call)
         try:
-            with self._gate:  # it was handed over before the store was closed, or it is refused
-                self._database.writer.put(call)
+            self._gate.hand_over(self._database.writer.put, call)
         except PersistenceError as closed:
             call.future.set_exception(closed)
         return call.future
