@@ -229,7 +229,7 @@ class Store(Protocol):
         entries: Sequence[Entry] = (),
         consume: Sequence[int] = (),
         now: int | None = None,
-    ) -> Awaitable[None]:
+    ) -> Awaitable[object]:
         """Record and end the run, and put the outcome into its parent's inbox, all or nothing. Raises `LeaseLost`.
 
         The parent gets a row of kind `child` named `parent_key` and is woken if it waits for it; one that has ended or is gone

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from perdure.errors import LeaseLost, PersistenceError
-from perdure.stores.remote.lanes import AGAIN, Answer, Lane
+from perdure.stores.remote.lanes import AGAIN, Lane, Reply
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Server:
     batches: list[list[int]] = field(default_factory=list)
     left: int = 0
 
-    async def perform(self, requests: Sequence[Number]) -> list[Answer[int]]:
+    async def perform(self, requests: Sequence[Number]) -> list[Reply[int]]:
         numbers = [request.n for request in requests]
         was_sent = {n for batch in self.batches for n in batch}
         self.batches.append(numbers)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from perdure.errors import LeaseLost
 from perdure.records import Pulse
-from perdure.stores.remote.lanes import Answer
+from perdure.stores.remote.lanes import Reply
 from perdure.stores.sql_store.recording import fences_from, is_current
 from perdure.stores.sql_store.rows import ENTRY_COLUMNS, ENTRY_FIELDS, entry_values
 from perdure.stores.sql_store.schema import Tables, in_pieces
@@ -68,7 +68,7 @@ def record_statements(tables: Tables, namespace: str, writes: Sequence[Write]) -
     ]
 
 
-def answers_from(tables: Tables, writes: Sequence[Write], results: Sequence[Result]) -> list[Answer[Pulse]]:
+def answers_from(tables: Tables, writes: Sequence[Write], results: Sequence[Result]) -> list[Reply[Pulse]]:
     """What each write is answered, by what `record_statements` gave."""
     fences = fences_from(tables, results[0])
     return [

@@ -13,7 +13,7 @@ from typing import Final
 from perdure.errors import LeaseLost
 from perdure.records import ENDED, Signal
 from perdure.stores.libsql_store.batching import lease_values, record_statements
-from perdure.stores.remote.lanes import Answer
+from perdure.stores.remote.lanes import Reply
 from perdure.stores.sql_store.closing import was_closed
 from perdure.stores.sql_store.recording import fences_from, is_current
 from perdure.stores.sql_store.rows import SIGNAL_COLUMNS, awaited_text, identity, signal_from
@@ -104,10 +104,10 @@ class ClosingBatch:
     def _add(self, template: str, given: Given) -> None:
         self.statements.append(self._tables.statement(template, self._namespace, *given.values))
 
-    async def answers(self, db: Session, results: Sequence[Result], *, is_repeated: bool) -> list[Answer[list[Signal]]]:
+    async def answers(self, db: Session, results: Sequence[Result], *, is_repeated: bool) -> list[Reply[list[Signal]]]:
         """What each write is answered. Repeated, since the reply was lost, what it closed before is left alone."""
         fences = fences_from(self._tables, results[0])
-        answers: list[Answer[list[Signal]]] = []
+        answers: list[Reply[list[Signal]]] = []
         for write in self._writes:
             if is_current(fences, write.lease):
                 place = self._arrived.get(write.run_id)

@@ -9,7 +9,7 @@ from typing import Final
 
 from perdure.errors import RunFinished, RunNotFound
 from perdure.records import ENDED
-from perdure.stores.remote.lanes import Answer
+from perdure.stores.remote.lanes import Reply
 from perdure.stores.sql_store.schema import Tables
 from perdure.stores.sql_store.session import Result, Statement
 
@@ -60,13 +60,13 @@ def sending(
     return Sending(run_id, statements, len(payload) + sum(len(statement.sql) for statement in statements))
 
 
-def seqs_from(tables: Tables, asked: Sequence[Sending], results: Sequence[Result]) -> list[Answer[int]]:
+def seqs_from(tables: Tables, asked: Sequence[Sending], results: Sequence[Result]) -> list[Reply[int]]:
     """What each signal is answered, by what the statements of all gave: its seq, `RunNotFound` or `RunFinished`."""
     given = iter(results)
     return [_seq_from(tables, signal.run_id, list(islice(given, len(signal.statements)))) for signal in asked]
 
 
-def _seq_from(tables: Tables, run_id: str, results: Sequence[Result]) -> Answer[int]:
+def _seq_from(tables: Tables, run_id: str, results: Sequence[Result]) -> Reply[int]:
     target, _, _, found = results
     if not target.rows:
         return RunNotFound(run_id)

@@ -19,7 +19,7 @@ from perdure.stores.libsql_store.home import LibsqlHome
 from perdure.stores.libsql_store.hrana import ServerError
 from perdure.stores.libsql_store.place import Address, address_of
 from perdure.stores.remote.fates import NotSentError
-from perdure.stores.remote.lanes import Answer, Lane
+from perdure.stores.remote.lanes import Lane, Reply
 from perdure.stores.sql_store import claims, reading, runs
 from perdure.stores.sql_store.closing import close_once
 from perdure.stores.sql_store.dialect import SQLITE
@@ -104,7 +104,7 @@ class LibsqlStore(SqlStore[LibsqlHome]):
         self._gate.wake()
         return seq
 
-    async def _signal_all(self, asked: Sequence[signal_batch.Sending]) -> Sequence[Answer[int]]:
+    async def _signal_all(self, asked: Sequence[signal_batch.Sending]) -> Sequence[Reply[int]]:
         statements = [statement for signal in asked for statement in signal.statements]
         return signal_batch.seqs_from(self._home.tables, asked, await self._home.persist(lambda _: self._home.commit(statements)))
 
@@ -146,7 +146,7 @@ class LibsqlStore(SqlStore[LibsqlHome]):
         except (OSError, ServerError, NotSentError, PersistenceError):
             return False  # he meets the error at his next verb
 
-    async def _record_all(self, asked: Sequence[Write]) -> Sequence[Answer[Pulse]]:
+    async def _record_all(self, asked: Sequence[Write]) -> Sequence[Reply[Pulse]]:
         statements = batching.record_statements(self._home.tables, self._namespace, asked)
         answered = await self._home.persist(lambda _: self._in_one_request(statements))
         if isinstance(answered, ServerError):
@@ -154,11 +154,11 @@ class LibsqlStore(SqlStore[LibsqlHome]):
             return await super()._record_all(asked)
         return batching.answers_from(self._home.tables, asked, answered)
 
-    async def _close_all(self, asked: Sequence[Write]) -> Sequence[Answer[builtins.list[Signal]]]:
+    async def _close_all(self, asked: Sequence[Write]) -> Sequence[Reply[builtins.list[Signal]]]:
         home, namespace = self._home, self._namespace
         batch = closing_batch.ClosingBatch(home.tables, namespace, asked)
 
-        async def attempt(is_repeated: bool) -> Sequence[Answer[builtins.list[Signal]]] | ServerError:  # noqa: FBT001 - as `persist` calls it
+        async def attempt(is_repeated: bool) -> Sequence[Reply[builtins.list[Signal]]] | ServerError:  # noqa: FBT001 - as `persist` calls it
             answered = await self._in_one_request(batch.statements)
             if isinstance(answered, ServerError):
                 return answered
@@ -171,7 +171,7 @@ class LibsqlStore(SqlStore[LibsqlHome]):
         is_done = errors.is_too_large(answers)
         return await home.perform(namespace, lambda db, again: close_once(db, asked, is_repeated=again or is_done))
 
-    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Answer[Created | None]]:
+    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created | None]]:
         if any(begin.entries or begin.inbox for begin in begins):
             return await super()._create_all(begins)
         statements = creating_batch.create_statements(self._home.tables, self._namespace, begins)

@@ -18,15 +18,15 @@ from perdure.stores.mongo_store.moving import column, make_room, put_payloads, s
 from perdure.stores.mongo_store.reading import by_key
 from perdure.stores.mongo_store.schema import Collections
 from perdure.stores.mongo_store.writes import ANSWER, Write, condition_of, fence, pipeline_of, stem_for, write_one
-from perdure.stores.remote.lanes import AGAIN, Answer
+from perdure.stores.remote.lanes import AGAIN, Reply
 
 
-async def record_all(db: Collections, writes: Sequence[Write]) -> list[Answer[Pulse]]:
+async def record_all(db: Collections, writes: Sequence[Write]) -> list[Reply[Pulse]]:
     """Append what each write has; one that is refused is answered with its error, alone."""
     await _put_large(db, writes)
     groups = _grouped(writes)
     found = await _write_all(db, [_together(group) for group in groups.values()])
-    answers: dict[str, Answer[Pulse]] = {}
+    answers: dict[str, Reply[Pulse]] = {}
     for group, document in zip(groups.values(), found, strict=True):
         for write in group:
             answer = pulse_of(document) if document is not None else await _recorded(db, write)
@@ -62,7 +62,7 @@ def _together(group: Sequence[Write]) -> Write:
     return group[0]._replace(entries=entries, items=items, consume=consume)
 
 
-async def _recorded(db: Collections, write: Write) -> Answer[Pulse]:
+async def _recorded(db: Collections, write: Write) -> Reply[Pulse]:
     try:
         document, _ = await carefully(db, write)
     except PerdureError as refusal:
@@ -83,14 +83,14 @@ async def _written_before(db: Collections, write: Write) -> Pulse | None:
     return None
 
 
-async def close_all(db: Collections, writes: Sequence[Write]) -> list[Answer[list[Signal]]]:
+async def close_all(db: Collections, writes: Sequence[Write]) -> list[Reply[list[Signal]]]:
     """Record, and end or suspend each run. No two writes are for one run."""
     await _put_large(db, writes)
     found = await _write_all(db, writes)
     return [await _closed(db, write) if document is None else [] for write, document in zip(writes, found, strict=True)]
 
 
-async def _closed(db: Collections, write: Write) -> Answer[list[Signal]]:
+async def _closed(db: Collections, write: Write) -> Reply[list[Signal]]:
     try:
         _, arrived = await carefully(db, write)
     except PerdureError as refusal:

@@ -37,7 +37,7 @@ from perdure.stores.mongo_store.moving import column, filled, put_payloads, spil
 from perdure.stores.mongo_store.names import in_place
 from perdure.stores.mongo_store.reading import by_key
 from perdure.stores.mongo_store.schema import Collections
-from perdure.stores.remote.lanes import Answer
+from perdure.stores.remote.lanes import Reply
 
 if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
@@ -113,11 +113,11 @@ def _insertion(document: Document, begin: Begin) -> list[Expression]:
     return [{"$replaceWith": either(is_missing, made, "$$ROOT")}]
 
 
-async def create_all(db: Collections, begins: Sequence[Begin]) -> list[Answer[Created | None]]:
+async def create_all(db: Collections, begins: Sequence[Begin]) -> list[Reply[Created | None]]:
     """Insert the runs that are not there; None for each that is. No two have one id."""
     documents = [await spill(db, begin.document(db.namespace)) for begin in begins]
     found = await _insert_all(db, begins, documents)
-    answers: list[Answer[Created | None]] = []
+    answers: list[Reply[Created | None]] = []
     for begin, document in zip(begins, documents, strict=True):
         made = found.get(document["_id"])
         is_new = made is not None and made["generation"] == begin.generation

@@ -45,7 +45,7 @@ from perdure.stores.mongo_store.place import DEFAULT_DATABASE, Place, place_of
 from perdure.stores.mongo_store.schema import Collections, checked_stem
 from perdure.stores.mongo_store.watching import POLL_EVERY, Listener
 from perdure.stores.remote.carried import CarriedStore
-from perdure.stores.remote.lanes import Answer, Lane
+from perdure.stores.remote.lanes import Lane, Reply
 
 if TYPE_CHECKING:
     from pymongo import AsyncMongoClient
@@ -188,7 +188,7 @@ class MongoStore(CarriedStore[MongoHome]):
         write = writes.suspend(lease, wake_at, waiting_for, entries, consume, now)
         return self._send(lambda: self._closings, write)
 
-    async def finish(
+    def finish(
         self,
         lease: Lease,
         status: EndStatus,
@@ -197,10 +197,10 @@ class MongoStore(CarriedStore[MongoHome]):
         entries: Sequence[Entry] = (),
         consume: Sequence[int] = (),
         now: int | None = None,
-    ) -> None:
+    ) -> Awaitable[object]:
         """Record, end the run and tell its parent."""
         write = writes.finish(lease, status, outcome, entries, consume, now)
-        await self._send(lambda: self._closings, write)
+        return self._send(lambda: self._closings, write)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""
@@ -325,13 +325,13 @@ class MongoStore(CarriedStore[MongoHome]):
         """As `_do`, for a verb that has to know whether it may have been done before."""
         return await self._carry(lambda: self._home.perform(self._namespace, verb))
 
-    async def _record_all(self, given: Sequence[writes.Write]) -> Sequence[Answer[Pulse]]:
+    async def _record_all(self, given: Sequence[writes.Write]) -> Sequence[Reply[Pulse]]:
         return await self._home.perform(self._namespace, lambda db, _: recording.record_all(db, given))
 
-    async def _close_all(self, given: Sequence[writes.Write]) -> Sequence[Answer[builtins.list[Signal]]]:
+    async def _close_all(self, given: Sequence[writes.Write]) -> Sequence[Reply[builtins.list[Signal]]]:
         return await self._home.perform(self._namespace, lambda db, _: recording.close_all(db, given))
 
-    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Answer[Created | None]]:
+    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created | None]]:
         return await self._home.perform(self._namespace, lambda db, _: runs.create_all(db, begins))
 
 

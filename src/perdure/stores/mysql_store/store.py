@@ -18,7 +18,7 @@ from perdure.stores.mysql_store.errors import driver
 from perdure.stores.mysql_store.home import MysqlHome
 from perdure.stores.mysql_store.place import place_of
 from perdure.stores.mysql_store.transaction import MysqlTransaction
-from perdure.stores.remote.lanes import Answer
+from perdure.stores.remote.lanes import Reply
 from perdure.stores.sql_store import closing, recording, runs
 from perdure.stores.sql_store.dialect import MYSQL
 from perdure.stores.sql_store.schema import Tables
@@ -88,7 +88,7 @@ class MysqlStore(SqlStore[MysqlHome]):
         finally:
             self._gate.leave()
 
-    async def _record_all(self, asked: Sequence[Write]) -> Sequence[Answer[Pulse]]:
+    async def _record_all(self, asked: Sequence[Write]) -> Sequence[Reply[Pulse]]:
         return await self._home.quickly(
             self._namespace,
             partial(packets.record, asked),
@@ -96,7 +96,7 @@ class MysqlStore(SqlStore[MysqlHome]):
             lambda db, _: recording.record_all(db, asked),
         )
 
-    async def _close_all(self, asked: Sequence[Write]) -> Sequence[Answer[builtins.list[Signal]]]:
+    async def _close_all(self, asked: Sequence[Write]) -> Sequence[Reply[builtins.list[Signal]]]:
         return await self._home.quickly(
             self._namespace,
             partial(packets.close, asked),
@@ -104,7 +104,7 @@ class MysqlStore(SqlStore[MysqlHome]):
             lambda db, is_repeated: closing.close_once(db, asked, is_repeated=is_repeated),
         )
 
-    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Answer[Created | None]]:
+    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created | None]]:
         return await self._home.quickly(
             self._namespace,
             partial(packets.create, begins),

@@ -26,7 +26,7 @@ from perdure.stores.postgres_store.rows import (
     signal_from,
 )
 from perdure.stores.postgres_store.schema import CLOCK, Session
-from perdure.stores.remote.lanes import AGAIN, Answer
+from perdure.stores.remote.lanes import AGAIN, Reply
 
 _ENTRY: Final = ENTRY_COLUMNS.split(", ")
 _OTHERS: Final = [column for column in _ENTRY if column != "seq"]
@@ -297,7 +297,7 @@ def are_plain(writes: Sequence[Write]) -> bool:
     return all(write.entries and not write.consume and not write.items for write in writes)
 
 
-async def append_all(db: Session, writes: Sequence[Write]) -> list[Answer[Pulse]]:
+async def append_all(db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:
     """As `record_all`, for plain writes whose entries are new: one that is not is a unique violation, and nothing is written."""
     if len(writes) == 1 and len(writes[0].entries) == 1:
         lease, (entry,) = writes[0].lease, writes[0].entries
@@ -309,26 +309,26 @@ async def append_all(db: Session, writes: Sequence[Write]) -> list[Answer[Pulse]
     return [pulses.get(number) or LeaseLost(write.lease.run_id, write.lease.epoch) for number, write in enumerate(writes)]
 
 
-async def record_all(db: Session, writes: Sequence[Write]) -> list[Answer[Pulse]]:
+async def record_all(db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:
     """Append what each write has; one that is refused is answered with its error, alone."""
     rows = await db.all(RECORD, *_written(writes))
     return [_pulse(write, row) for write, row in zip(writes, rows, strict=True)]
 
 
-def _pulse(write: Write, row: Sequence[Any]) -> Answer[Pulse]:
+def _pulse(write: Write, row: Sequence[Any]) -> Reply[Pulse]:
     _, is_held, inbox_seq, cancel_requested, reason = row
     if not is_held:
         return LeaseLost(write.lease.run_id, write.lease.epoch)
     return Pulse(inbox_seq, cancel_requested) if reason is None else _refusal(write.lease, reason)
 
 
-async def close_all(db: Session, writes: Sequence[Write]) -> list[Answer[list[Signal]]]:
+async def close_all(db: Session, writes: Sequence[Write]) -> list[Reply[list[Signal]]]:
     """Record, and end or suspend each run. No two writes are for one run."""
     closing = [(write.status, write.outcome, write.wake_at, write.now) for write in writes]
     awaited = [(number, address) for number, write in enumerate(writes) for address in write.awaited]
     values = (*_written(writes), *columns(closing, 4), *columns(awaited, 2), db.tables.channel)
     rows = await db.all(CLOSE, *values)
-    answers: dict[int, Answer[list[Signal]]] = {}
+    answers: dict[int, Reply[list[Signal]]] = {}
     for row in rows:
         before = answers.get(row[0])
         if isinstance(before, list):
@@ -338,7 +338,7 @@ async def close_all(db: Session, writes: Sequence[Write]) -> list[Answer[list[Si
     return [answers[number] for number in range(len(writes))]
 
 
-def _closed(write: Write, row: Sequence[Any]) -> Answer[list[Signal]]:
+def _closed(write: Write, row: Sequence[Any]) -> Reply[list[Signal]]:
     _, is_fenced, again, reason = row[:4]
     if not is_fenced:
         return LeaseLost(write.lease.run_id, write.lease.epoch)

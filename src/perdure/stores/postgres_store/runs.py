@@ -25,7 +25,6 @@ from perdure.stores.postgres_store.rows import (
     values_of,
 )
 from perdure.stores.postgres_store.schema import CLOCK, Session
-from perdure.stores.remote.lanes import Answer
 
 _NEW_TYPES: Final = {
     "input": "bytea",
@@ -181,7 +180,7 @@ class Begin(NamedTuple):
         return Created(run=run, is_new=True, claim=claim)
 
 
-async def create_all(db: Session, begins: Sequence[Begin]) -> list[Answer[Created | None]]:
+async def create_all(db: Session, begins: Sequence[Begin]) -> list[Created | None]:
     """What was created of these; None for each run that is there. No two are for one run."""
     entries = [(begin.run.id, *entry_values(entry)) for begin in begins for entry in begin.entries]
     signals = [(begin.run.id, *inbox.inbox_values(row)) for begin in begins for row in begin.inbox]

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perdure.duration import microseconds
-from perdure.errors import LeaseLost
+from perdure.errors import LeaseLost, PerdureError
 from perdure.journal import Entry
 from perdure.records import (
     Awaited,
@@ -46,7 +46,7 @@ from perdure.stores.postgres_store.schema import Session, Tables
 from perdure.stores.postgres_store.transaction import PostgresTransaction
 from perdure.stores.postgres_store.watching import POLL_EVERY, Listener
 from perdure.stores.remote.carried import CarriedStore
-from perdure.stores.remote.lanes import Answer, Lane
+from perdure.stores.remote.lanes import AGAIN, Lane, Reply
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class PostgresStore(CarriedStore[PostgresHome]):
         self._listener = Listener(self._home, self._gate)
         self._records: Lane[recording.Write, Pulse] = Lane(self._record_all, culprit)
         self._closings: Lane[recording.Write, builtins.list[Signal]] = Lane(self._close_all, culprit)
-        self._beginnings: Lane[runs.Begin, Created | None] = Lane(self._create_all, culprit)
+        self._beginnings: Lane[runs.Begin, Created] = Lane(self._create_all, culprit)
 
     def _moving_out(self) -> Callable[[], Coroutine[Any, Any, None]]:
         return partial(_close, self._home, self._listener)
@@ -100,7 +100,7 @@ class PostgresStore(CarriedStore[PostgresHome]):
         """All there are."""
         return frozenset({"shared", "durable", "transaction"})
 
-    async def create(
+    def create(
         self,
         run: NewRun,
         *,
@@ -109,19 +109,12 @@ class PostgresStore(CarriedStore[PostgresHome]):
         inbox: Sequence[Signal] = (),
         created_at: int | None = None,
         now: int | None = None,
-    ) -> Created:
+    ) -> Awaitable[Created]:
         """Insert the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
         length = None if ttl is None else lease_microseconds(ttl)
         journal, rows = checked_journal(entries), checked_inbox(inbox)
         begin = runs.Begin(checked_start(run), length, new_token(), self._owner, journal, rows, created_at, now)
-        return await self._carry(lambda: self._create(begin))
-
-    async def _create(self, begin: runs.Begin) -> Created:
-        while True:
-            made = await self._beginnings.submit(begin)
-            made = made or await self._home.perform(self._namespace, lambda db, _: runs.find(db, begin))
-            if made is not None:  # it was there and is gone again: once more
-                return made
+        return self._send(lambda: self._beginnings, begin)
 
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
@@ -202,7 +195,7 @@ class PostgresStore(CarriedStore[PostgresHome]):
         write = recording.suspend(lease, wake_at, waiting_for, entries, consume, now)
         return self._send(lambda: self._closings, write)
 
-    async def finish(
+    def finish(
         self,
         lease: Lease,
         status: EndStatus,
@@ -211,10 +204,10 @@ class PostgresStore(CarriedStore[PostgresHome]):
         entries: Sequence[Entry] = (),
         consume: Sequence[int] = (),
         now: int | None = None,
-    ) -> None:
+    ) -> Awaitable[object]:
         """Record, end the run and tell its parent."""
         write = recording.finish(lease, status, outcome, entries, consume, now)
-        await self._send(lambda: self._closings, write)
+        return self._send(lambda: self._closings, write)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""
@@ -344,10 +337,10 @@ class PostgresStore(CarriedStore[PostgresHome]):
     async def _do(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._carry(lambda: self._home.perform(self._namespace, lambda db, _: verb(db, *args, **kwargs)))
 
-    async def _record_all(self, writes: Sequence[recording.Write]) -> Sequence[Answer[Pulse]]:
+    async def _record_all(self, writes: Sequence[recording.Write]) -> Sequence[Reply[Pulse]]:
         is_careful = not recording.are_plain(writes)
 
-        async def record(db: Session, _: bool) -> Sequence[Answer[Pulse]]:  # noqa: FBT001 - as all work
+        async def record(db: Session, _: bool) -> Sequence[Reply[Pulse]]:  # noqa: FBT001 - as all work
             nonlocal is_careful
             if is_careful:
                 return await recording.record_all(db, writes)
@@ -356,8 +349,8 @@ class PostgresStore(CarriedStore[PostgresHome]):
 
         return await self._home.perform(self._namespace, record)
 
-    async def _close_all(self, writes: Sequence[recording.Write]) -> Sequence[Answer[builtins.list[Signal]]]:
-        async def close(db: Session, is_repeated: bool) -> Sequence[Answer[builtins.list[Signal]]]:  # noqa: FBT001 - as all work
+    async def _close_all(self, writes: Sequence[recording.Write]) -> Sequence[Reply[builtins.list[Signal]]]:
+        async def close(db: Session, is_repeated: bool) -> Sequence[Reply[builtins.list[Signal]]]:  # noqa: FBT001 - as all work
             answers = await recording.close_all(db, writes)
             if not is_repeated:
                 return answers
@@ -368,8 +361,19 @@ class PostgresStore(CarriedStore[PostgresHome]):
 
         return await self._home.perform(self._namespace, close)
 
-    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Answer[Created | None]]:
-        return await self._home.perform(self._namespace, lambda db, _: runs.create_all(db, begins))
+    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created]]:
+        made = await self._home.perform(self._namespace, lambda db, _: runs.create_all(db, begins))
+        found = await asyncio.gather(*(self._found(begin) for begin, one in zip(begins, made, strict=True) if one is None))
+        others = iter(found)
+        return [one if one is not None else next(others) for one in made]
+
+    async def _found(self, begin: runs.Begin) -> Reply[Created]:
+        """The run that is there already. One that is gone again is created once more."""
+        try:
+            found = await self._home.perform(self._namespace, lambda db, _: runs.find(db, begin))
+        except PerdureError as refusal:
+            return refusal
+        return AGAIN if found is None else found
 
 
 async def _close(home: PostgresHome, listener: Listener) -> None:

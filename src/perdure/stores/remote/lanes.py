@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from perdure.answers import Answer
 from perdure.errors import PersistenceError
 
 MAX_REQUESTS: Final = 500
@@ -49,7 +50,7 @@ class Request(Protocol):
 
 Q = TypeVar("Q", bound=Request)
 A = TypeVar("A")
-Answer: TypeAlias = A | BaseException | _Again
+Reply: TypeAlias = A | BaseException | _Again
 
 
 class _Asked(NamedTuple, Generic[Q, A]):
@@ -68,7 +69,7 @@ class Lane(Generic[Q, A]):
 
     def __init__(
         self,
-        perform: Callable[[Sequence[Q]], Awaitable[Sequence[Answer[A]]]],
+        perform: Callable[[Sequence[Q]], Awaitable[Sequence[Reply[A]]]],
         has_culprit: Callable[[BaseException], bool],
     ) -> None:
         """`has_culprit` says of an error whether a statement for many failed because of one of them."""
@@ -79,6 +80,9 @@ class Lane(Generic[Q, A]):
         self._arriving: list[_Asked[Q, A]] = []
         self._lock = threading.Lock()
         self._under_way: set[asyncio.Task[None]] = set()
+        # When the last statement was started, and whether somebody will look how it does.
+        self._started_at = 0.0
+        self._is_looked_after = False
         self.statements = 0
 
     async def submit(self, request: Q) -> A:
@@ -92,8 +96,8 @@ class Lane(Generic[Q, A]):
     def ask(
         self, request: Q, call: Callable[[Callable[[], None]], object], on_answer: Callable[[], None] | None = None
     ) -> asyncio.Future[A]:
-        """As `submit`, from any loop: a future of that loop. `call` calls something on the lane's loop, or raises."""
-        asked = _Asked[Q, A](request, asyncio.get_running_loop().create_future(), on_answer)
+        """As `submit`, from any loop: an answer on that loop. `call` calls something on the lane's loop, or raises."""
+        asked = _Asked[Q, A](request, Answer(), on_answer)
         with self._lock:
             self._arriving.append(asked)
             is_first = len(self._arriving) == 1
@@ -116,27 +120,35 @@ class Lane(Generic[Q, A]):
             self._start()
 
     def _start(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._send())
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._send())
         self._under_way.add(task)
         task.add_done_callback(self._sent)
-        asyncio.get_running_loop().call_later(PATIENCE, self._look_after, task)
+        self._started_at = loop.time()
+        if not self._is_looked_after:
+            self._is_looked_after = True
+            loop.call_later(PATIENCE, self._look_after)
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
         if self._waiting and not self._under_way:
             self._start()
 
-    def _look_after(self, task: asyncio.Task[None]) -> None:
-        """Start another statement beside one that takes long."""
-        if task in self._under_way and len(self._under_way) < MAX_STATEMENTS:
-            if self._waiting:
-                self._start()
-            else:
-                asyncio.get_running_loop().call_later(PATIENCE, self._look_after, task)
+    def _look_after(self) -> None:
+        """Start another statement beside those under way, if the last of them takes long and something waits for it."""
+        loop = asyncio.get_running_loop()
+        self._is_looked_after = False
+        if not self._under_way:
+            return
+        patient_for = self._started_at + PATIENCE - loop.time()
+        if patient_for <= 0 and self._waiting and len(self._under_way) < MAX_STATEMENTS:
+            self._start()
+        if not self._is_looked_after:
+            self._is_looked_after = True
+            loop.call_later(patient_for if patient_for > 0 else PATIENCE, self._look_after)
 
     async def _send(self) -> None:
-        await asyncio.sleep(0)  # what was submitted in the same turn of the loop comes along
-        batch = self._take()
+        batch = self._take()  # what was submitted in the same turn of the loop comes along
         if batch:
             await self._answer(batch)
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from perdure.errors import LeaseLost
 from perdure.records import ENDED, Awaited, Signal
-from perdure.stores.remote.lanes import AGAIN, Answer
+from perdure.stores.remote.lanes import AGAIN, Reply
 from perdure.stores.sql_store import inbox
 from perdure.stores.sql_store.recording import write_all
 from perdure.stores.sql_store.rows import awaited_from, awaited_text, identity
@@ -59,11 +59,11 @@ class _Run:
         )  # fmt: skip
 
 
-async def close_all(db: Session, writes: Sequence[Write]) -> list[Answer[list[Signal]]]:
+async def close_all(db: Session, writes: Sequence[Write]) -> list[Reply[list[Signal]]]:
     """Record, and end or suspend each run. No two writes are for one run; one that is refused fails alone."""
     asked = await _concerned(db, writes)
     runs = await _locked(db, asked)
-    answers: dict[str, Answer[list[Signal]]] = {write.run_id: _fenced(runs, asked, write) for write in writes}
+    answers: dict[str, Reply[list[Signal]]] = {write.run_id: _fenced(runs, asked, write) for write in writes}
     going = [write for write in writes if answers[write.run_id] == []]
     answers.update(await write_all(db, going))
     going = [write for write in going if answers[write.run_id] == []]
@@ -99,7 +99,7 @@ async def _locked(db: Session, ids: set[str]) -> dict[str, _Run]:
     return {run.id: run for run in runs}
 
 
-def _fenced(runs: dict[str, _Run], asked: set[str], write: Write) -> Answer[list[Signal]]:
+def _fenced(runs: dict[str, _Run], asked: set[str], write: Write) -> Reply[list[Signal]]:
     run = runs.get(write.run_id)
     if run is None or (run.epoch, run.token) != (write.lease.epoch, write.lease.token):
         return LeaseLost(write.run_id, write.lease.epoch)
@@ -108,7 +108,7 @@ def _fenced(runs: dict[str, _Run], asked: set[str], write: Write) -> Answer[list
     return []
 
 
-async def _arrived(db: Session, writes: Sequence[Write]) -> dict[str, Answer[list[Signal]]]:
+async def _arrived(db: Session, writes: Sequence[Write]) -> dict[str, Reply[list[Signal]]]:
     """What is there of what runs would go to sleep for."""
     waiting = {write.run_id: write.waiting_for for write in writes if write.waiting_for}
     there = await inbox.unconsumed_of(db, list(waiting)) if waiting else {}
@@ -142,7 +142,7 @@ def _tell_parent(db: Session, child: _Run, outcome: bytes, at: int, runs: dict[s
     return [told, inbox.arrived(db, parent.id, parent.inbox_seq, parent.wake_at)]
 
 
-async def close_once(db: Session, writes: Sequence[Write], *, is_repeated: bool) -> list[Answer[list[Signal]]]:
+async def close_once(db: Session, writes: Sequence[Write], *, is_repeated: bool) -> list[Reply[list[Signal]]]:
     """As `close_all`; repeated, since the reply was lost, it leaves alone what it closed before."""
     answers = await close_all(db, writes)
     if not is_repeated:

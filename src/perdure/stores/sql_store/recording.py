@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.journal import Entry
 from perdure.records import Lease, Pulse
-from perdure.stores.remote.lanes import Answer
+from perdure.stores.remote.lanes import Reply
 from perdure.stores.sql_store.rows import ENTRY_COLUMNS, ENTRY_FIELDS, entry_from, entry_values
 from perdure.stores.sql_store.schema import Tables, in_pieces
 from perdure.stores.sql_store.session import Given, Result, Session, Statement
@@ -138,7 +138,7 @@ def _table(tables: Tables, given: Given, rows: Sequence[Sequence[Any]]) -> str:
     return f"({' UNION ALL '.join(f'SELECT {select}' for select in selects)}) AS given"
 
 
-async def record_all(db: Session, writes: Sequence[Write]) -> list[Answer[Pulse]]:
+async def record_all(db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:
     """Append what each write has; one that is refused is answered with its error, alone."""
     results = await db.send(record_statements(db.tables, db.namespace, writes))
     answers = answers_from(db.tables, writes, results)
@@ -147,10 +147,10 @@ async def record_all(db: Session, writes: Sequence[Write]) -> list[Answer[Pulse]
     return [next(looked) if answer is CLOSER else answer for answer in answers]
 
 
-async def look_closer(db: Session, writes: Sequence[Write]) -> list[Answer[Pulse]]:
+async def look_closer(db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:
     """As `record_all`, for writes of any kind: what is there is read and compared before anything is written."""
     fences = await fence(db, [write.lease for write in writes])
-    answers: list[Answer[Pulse]] = []
+    answers: list[Reply[Pulse]] = []
     for write in writes:  # one after the other: two may be of one run
         if not is_current(fences, write.lease):
             answers.append(LeaseLost(write.run_id, write.lease.epoch))

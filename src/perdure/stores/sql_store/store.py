@@ -37,7 +37,7 @@ from perdure.store import Capability
 from perdure.stores.beginning import checked_inbox, checked_journal, checked_start
 from perdure.stores.leasing import lease_microseconds, new_token
 from perdure.stores.remote.carried import CarriedStore
-from perdure.stores.remote.lanes import Answer, Lane
+from perdure.stores.remote.lanes import Lane, Reply
 from perdure.stores.sql_store import claims, closing, inbox, reading, recording, renewing, runs, schedules, writes
 from perdure.stores.sql_store.home import SqlHome
 from perdure.stores.sql_store.rows import identity
@@ -313,13 +313,13 @@ class SqlStore(CarriedStore[H]):
     async def _read(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._carry(lambda: self._home.read(self._namespace, lambda db: verb(db, *args, **kwargs)))
 
-    async def _record_all(self, asked: Sequence[writes.Write]) -> Sequence[Answer[Pulse]]:
+    async def _record_all(self, asked: Sequence[writes.Write]) -> Sequence[Reply[Pulse]]:
         return await self._home.perform(self._namespace, lambda db, _: recording.record_all(db, asked))
 
-    async def _close_all(self, asked: Sequence[writes.Write]) -> Sequence[Answer[builtins.list[Signal]]]:
+    async def _close_all(self, asked: Sequence[writes.Write]) -> Sequence[Reply[builtins.list[Signal]]]:
         return await self._home.perform(
             self._namespace, lambda db, is_repeated: closing.close_once(db, asked, is_repeated=is_repeated)
         )
 
-    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Answer[Created | None]]:
+    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created | None]]:
         return await self._home.perform(self._namespace, lambda db, _: runs.create_all(db, begins))
