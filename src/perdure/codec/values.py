@@ -91,14 +91,14 @@ class Codec:
         except Exception as error:  # what a malformed tree makes a constructor raise is as various as the constructors
             raise ValueError(f"the data cannot be read: {said(error)}") from error
 
-    def digest(self, value: Any) -> bytes | None:
-        """16 bytes that are equal for equal values of equal types, in every process; None for what could not be stored."""
+    def digest(self, value: Any, size: int = 16) -> bytes | None:
+        """`size` bytes that are equal for equal values of equal types, in every process; None for what could not be stored."""
         try:
             if type(value) is not tuple or (short := self._few_scalars(value)) is None:
-                return blake2b(self._canonical(value), digest_size=16).digest()
+                return blake2b(self._canonical(value), digest_size=16).digest()[:size]
             hashed = _OF_TUPLE.copy()
             hashed.update(short + b"}")
-            return hashed.digest()
+            return hashed.digest()[:size]
         except Exception:  # noqa: BLE001 - refused, or code of the user's class raised: either way there is no canonical form
             return None
 

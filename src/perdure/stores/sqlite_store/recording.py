@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.journal import Entry
 from perdure.records import Awaited, EndStatus, Item, Lease, Pulse, Signal
 from perdure.stores.sqlite_store import inbox
-from perdure.stores.sqlite_store.rows import ENTRY_COLUMNS, awaited_text, clock, entry_from
+from perdure.stores.sqlite_store.rows import ENTRY_COLUMNS, awaited_text, clock, entry_from, entry_values
 from perdure.stores.sqlite_store.schema import Session
 
 _FENCE: Final = """
@@ -89,7 +89,7 @@ def record(db: Session, lease: Lease, entries: Sequence[Entry], consume: Sequenc
 def _is_new(db: Session, run_id: str, entry: Entry) -> bool:
     """Whether nothing is recorded under the entry's seq; then it is there now."""
     try:
-        db.run_with(_APPEND, _values_of(db, run_id, entry))
+        db.run_with(_APPEND, entry_values(db.namespace, run_id, entry))
     except sqlite3.IntegrityError:
         return False
     return True
@@ -125,26 +125,7 @@ def _refusal(lease: Lease, reason: str) -> PersistenceError:
 
 def append(db: Session, run_id: str, entries: Sequence[Entry]) -> None:
     """Insert the entries; one whose seq is taken is left out."""
-    db.run_each(_APPEND_MISSING, [_values_of(db, run_id, entry) for entry in entries])
-
-
-def _values_of(db: Session, run_id: str, entry: Entry) -> tuple[Any, ...]:
-    return (
-        db.namespace,
-        run_id,
-        entry.seq,
-        entry.epoch,
-        entry.key,
-        entry.phase,
-        entry.kind,
-        entry.name,
-        entry.ok,
-        entry.attempt,
-        entry.started_at,
-        entry.ended_at,
-        entry.args_hash,
-        entry.payload,
-    )
+    db.run_each(_APPEND_MISSING, [entry_values(db.namespace, run_id, entry) for entry in entries])
 
 
 def suspend(

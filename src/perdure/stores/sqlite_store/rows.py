@@ -17,7 +17,7 @@ RUN_COLUMNS: Final = ", ".join(RUN_FIELDS)
 _WAITING_FOR: Final = RUN_FIELDS.index("waiting_for")
 _BOOLEANS: Final = ("held", "cancel_requested", "parent_notified")
 
-ENTRY_COLUMNS: Final = 'seq, epoch, "key", phase, kind, name, ok, attempt, started_at, ended_at, args_hash, payload'
+ENTRY_COLUMNS: Final = 'seq, epoch, "key", phase, kind, name, ok, attempt, started_at, took, args_hash, payload'
 SIGNAL_COLUMNS: Final = "seq, kind, name, payload, dedupe, consumed_by"
 
 _awaited = msgspec.json.Decoder(tuple[Awaited, ...])
@@ -58,20 +58,40 @@ def values_of(run: RunRow) -> list[Any]:
 
 def entry_from(values: Sequence[Any]) -> Entry:
     """The entry of a row with `ENTRY_COLUMNS`."""
-    seq, epoch, key, phase, kind, name, ok, attempt, started_at, ended_at, args_hash, payload = values
+    seq, epoch, key, phase, kind, name, ok, attempt, started_at, took, args_hash, payload = values
     return Entry(
         seq=seq,
         key=key,
-        phase=phase,
-        kind=kind,
+        phase=phase or "close",
+        kind=kind or "step",
         name=name,
         ok=bool(ok),
         payload=payload,
         attempt=attempt,
         args_hash=args_hash,
         started_at=started_at,
-        ended_at=ended_at,
+        ended_at=started_at + took,
         epoch=epoch,
+    )
+
+
+def entry_values(namespace: str, run_id: str, entry: Entry) -> tuple[Any, ...]:
+    """Namespace, run and the values of `ENTRY_COLUMNS` for this entry."""
+    return (
+        namespace,
+        run_id,
+        entry.seq,
+        entry.epoch,
+        entry.key,
+        None if entry.phase == "close" else entry.phase,
+        None if entry.kind == "step" else entry.kind,
+        entry.name,
+        entry.ok,
+        entry.attempt,
+        entry.started_at,
+        entry.ended_at - entry.started_at,
+        entry.args_hash,
+        entry.payload,
     )
 
 
