@@ -103,8 +103,18 @@ class Branches:
         """`branch` has ended."""
         self.ended += 1
         branch.leave()
+        branch.task = None  # which refers to it: nothing here shall wait for a collection
         self.alive.discard(branch)
         self.changed()
+
+    def forget_owner(self) -> None:
+        """Nobody has to be told of anything any more."""
+        self.changed = _nothing
+        self.at_pause = None
+
+
+def _nothing() -> None:
+    """What is called when nobody has to be told any more."""
 
 
 class Branch(Coroutine[Any, Any, Any]):

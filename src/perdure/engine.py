@@ -175,7 +175,12 @@ class Drive:
             self._close("ended")
             if self._heartbeat is not None and self._held is not None:
                 self._heartbeat.drop(self._held)
+            # Nothing that the drive has refers to it any more, so that it goes with whoever has it, and not with a collection.
+            self._held = None
+            self.branches.forget_owner()
+            self.recorder.forget_owner()
         await self.telling.ended(outcome)
+        self._ending = None  # an error's traceback refers to the frames that it went through, and by that to the drive
         return outcome
 
     async def _until_over(self) -> Outcome[Any]:

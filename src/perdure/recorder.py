@@ -76,6 +76,9 @@ class Unrecorded:
     async def abandon(self) -> None:
         """Write nothing more; return when the write under way is answered."""
 
+    def forget_owner(self) -> None:
+        """Nobody has to be told of anything any more."""
+
 
 class Recorder(Unrecorded):
     """Numbers entries and writes them under a lease."""
@@ -188,6 +191,9 @@ class Recorder(Unrecorded):
             await asyncio.wait([writing])
             self._answered(writing)
 
+    def forget_owner(self) -> None:
+        self._on_pulse = self._on_failure = self._on_written = _nothing
+
     async def _hand_over(self) -> None:
         await self.abandon()
         if self._failure is not None:
@@ -270,3 +276,7 @@ class Recorder(Unrecorded):
             if failure is error:
                 raise
             raise failure from error
+
+
+def _nothing(_: object) -> None:
+    """What is called when nobody has to be told any more."""

@@ -10,6 +10,7 @@ branch, and until that was told nothing else is handed over: a listener takes ti
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ class Telling:
     """The listeners of one drive: `on_event`, and whoever subscribed to the run."""
 
     def __init__(self, drive: Drive, on_event: Listener | None, listeners: Listeners) -> None:
-        self._drive = drive
+        self._drive_of = weakref.ref(drive)  # which has this: nothing here shall wait for a collection
         self._on_event = None if on_event is None else Subscription(on_event)
         self._listeners = listeners
         # Whoever listens: empty, nothing need be told.
@@ -42,6 +43,13 @@ class Telling:
         # Done when nobody waits for listeners any more.
         self._is_late: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         listeners.driven()
+
+    @property
+    def _drive(self) -> Drive:
+        drive = self._drive_of()
+        if drive is None:
+            raise RuntimeError("a drive that is gone has nothing to tell")
+        return drive
 
     def note(self, kind: type[Event], **fields: Any) -> None:
         """Tell this, and wait for nobody."""

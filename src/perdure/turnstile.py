@@ -157,10 +157,13 @@ class Turnstile:
         self.look_soon()
 
     def close(self) -> None:
-        """Hand over nothing more."""
+        """Hand over nothing more, and tell nobody anything more."""
         self._closed = True
+        self._on_live = self._on_idle = _nothing
+        self._has_event = self._next_event = _never
         if self._grace_timer is not None:
             self._grace_timer.cancel()
+            self._grace_timer = None
 
     def look_soon(self) -> None:
         """Look, in the next turn of the loop, whether something can be handed over."""
@@ -258,3 +261,11 @@ class Turnstile:
         if calls == self._calls:
             self._grace_over = calls
         self.look_soon()
+
+
+def _nothing() -> None:
+    """What is called when nobody has to be told any more."""
+
+
+def _never() -> bool:
+    return False

@@ -114,10 +114,11 @@ class Waits:
         return tuple(dict.fromkeys(wait.address for wait in self._waits if wait.address is not None))
 
     def close(self) -> None:
-        """Resolve nothing more."""
+        """Resolve nothing more, and tell nobody anything more."""
         self.is_live = False
         self._waits.clear()
         self._arm()
+        self._on_change = _nothing
 
     def _signal_for(self, wait: Wait) -> Signal | None:
         if wait.address is None:
@@ -130,3 +131,7 @@ class Waits:
             self._timer = None
         if self._waits and (wake_at := self.wake_at()) is not None:
             self._timer = self._clock.call_at(wake_at, self._on_change)
+
+
+def _nothing() -> None:
+    """What is called when nobody has to be told any more."""
