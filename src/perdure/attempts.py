@@ -56,6 +56,7 @@ class Result(msgspec.Struct):
     error: Exception | None = None
     # Whether it is the step's outcome, which other runs may share.
     is_final: bool = True
+    started_at: int = 0
 
 
 def run_step(drive: Drive, step: StepCall) -> Coroutine[Any, Any, Any]:
@@ -68,7 +69,7 @@ async def _run(drive: Drive, step: StepCall) -> Any:
     if calls.is_refusing:
         await calls.admitted()
     call = calls.begin(step.key, "step")
-    args_hash = drive.codec.digest(step.args, ARGS_HASH) if step.args else None
+    args_hash = drive.codec.digest(step.args, ARGS_HASH) if step.args and drive.may_be_resumed else None
     entry = drive.turnstile.take(step.key)
     if entry is None:
         with call:
@@ -128,7 +129,7 @@ class _Attempts(msgspec.Struct):
         drive, step, recorder = self._drive, self._step, self._drive.recorder
         drive.turnstile.begin_work()
         try:
-            started_at, result = await (self._until_done() if step.caching is None else self._cached(step.caching))
+            result = await (self._until_done() if step.caching is None else self._cached(step.caching))
             entry = Entry(
                 seq=recorder.next_seq,
                 epoch=recorder.epoch,
@@ -138,7 +139,7 @@ class _Attempts(msgspec.Struct):
                 payload=result.payload,
                 attempt=self._attempt,
                 args_hash=self._args_hash,
-                started_at=started_at,
+                started_at=result.started_at,
                 ended_at=drive.clock.now(),
             )
             recorder.append(entry)
@@ -156,7 +157,7 @@ class _Attempts(msgspec.Struct):
             raise result.error
         return result.value
 
-    async def _cached(self, caching: StepCaching) -> tuple[int, Result]:
+    async def _cached(self, caching: StepCaching) -> Result:
         """What the cache has, or what the function gives: asked by one run at a time, and then kept for the others."""
         async with caching.flight(self._step.key):
             cached = await self._read(caching)
@@ -164,13 +165,14 @@ class _Attempts(msgspec.Struct):
             if found is not None:
                 self._attempt = 0
                 await self._tell(events.StepCacheHit)
-                return self._drive.clock.now(), found
+                found.started_at = self._drive.clock.now()
+                return found
             await self._tell(events.StepCacheMiss)
-            started_at, result = await self._until_done()
+            result = await self._until_done()
             if result.is_final:
                 kept = Cached(result.ok, msgspec.Raw(result.payload), self._args_hash, None)
                 await caching.keep(self._step.key, kept, self._step.plan.ttl)
-            return started_at, result
+            return result
 
     async def _read(self, caching: StepCaching) -> Cached | None:
         try:
@@ -208,11 +210,12 @@ class _Attempts(msgspec.Struct):
         await self._tell(events.StepStart)
         await self._drive.may_start()  # a listener takes time, in which anything may happen
 
-    async def _until_done(self) -> tuple[int, Result]:
+    async def _until_done(self) -> Result:
         drive, step = self._drive, self._step
         opened = drive.calls.opened.get(step.key)
         if opened and (unknown := await self._resume_after(opened[-1])) is not None:
-            return opened[-1].started_at, unknown
+            unknown.started_at = opened[-1].started_at
+            return unknown
         while True:
             if not drive.may_start_now():
                 await drive.may_start()
@@ -232,11 +235,14 @@ class _Attempts(msgspec.Struct):
                         drive.look_whether_drained()
             except _NoMoreThreads:
                 drive.stop()
+                result = None
             except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - a step may raise anything; it is recorded
-                if (failed := await self._after(raised)) is not None:
-                    return started_at, failed
+                result = await self._after(raised)
             else:
-                return started_at, self._succeeded(value)
+                result = self._succeeded(value)
+            if result is not None:
+                result.started_at = started_at
+                return result
 
     async def _after(self, raised: Exception | asyncio.CancelledError) -> Result | None:
         """What the step came to, if it is not tried again; otherwise None when the time for that has come."""

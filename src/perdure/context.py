@@ -121,7 +121,7 @@ class Context(Generic[D]):
     ) -> T: ...
     @overload
     async def step(self, name: str, fn: Callable[[Unpack[Ts]], T], /, *args: Unpack[Ts], **options: Unpack[StepOptions]) -> T: ...
-    async def step(self, *call: Any, **options: Any) -> Any:  # type: ignore[misc]  # mypy holds ** against required arguments
+    async def step(self, *call: Any, key: str | None = None, **options: Any) -> Any:  # type: ignore[misc]  # mypy holds ** against required arguments
         """What `fn(*args)` gives, run once and recorded; on a replay the recorded result, or the recorded error raised.
 
         `fn` is async or plain (then it runs in a thread). The key defaults to the name, which defaults to the function's; one
@@ -130,7 +130,7 @@ class Context(Generic[D]):
         `@step(...)` can set beside the function.
         """
         name, fn, args = _named(call)
-        return await run_step(self._drive, self._step_call(name, fn, args, options))
+        return await run_step(self._drive, self._step_call(name, fn, args, key, options))
 
     @overload
     async def map(
@@ -198,7 +198,7 @@ class Context(Generic[D]):
 
         async def each(index: int, item: Any) -> Any:
             item_key = f"{name}[{index}]" if key is None else key(item)
-            return await run_step(self._drive, self._step_call(name, fn, (item,), {**options, "key": item_key}))
+            return await run_step(self._drive, self._step_call(name, fn, (item,), item_key, options))
 
         return await run_map(self._drive, items, each, concurrency, on_error)
 
@@ -288,10 +288,9 @@ class Context(Generic[D]):
             return recorded
         return key  # others know nothing of our escapes: what they recorded is there under the key as it is written
 
-    def _step_call(self, name: str | None, fn: Any, args: tuple[Any, ...], options: dict[str, Any]) -> StepCall:
+    def _step_call(self, name: str | None, fn: Any, args: tuple[Any, ...], key: str | None, options: dict[str, Any]) -> StepCall:
         spec = spec_of(fn)
         name = name or _name(spec, fn)
-        key = options.pop("key", None)
         plan = spec.plan_with(options) if options else spec.plan
         caching = self._drive.caching if plan.may_cache else None
         return StepCall(self._key(name if key is None else key), name, fn, args, plan, caching)

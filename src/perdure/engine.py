@@ -71,6 +71,8 @@ class Drive:
         self.codec = settings.codec
         self.clock = settings.clock
         self.is_strict = options.strict if options.strict is not None else store is not None
+        # Whether anybody may ever compare the arguments of a step with those that are recorded here.
+        self.may_be_resumed = store is not None or options.on_event is not None or options.cache is not None
         self._body = body
         self._hints = hints
         self._claim = claim

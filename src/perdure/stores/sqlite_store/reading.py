@@ -16,7 +16,7 @@ from perdure.journal import Entry
 from perdure.records import ENDED, STATUSES, Claim, Item, RunInfo, Status
 from perdure.stores.owner import Owners
 from perdure.stores.sqlite_store import claims, inbox, runs
-from perdure.stores.sqlite_store.rows import ENTRY_COLUMNS, clock, entry_from
+from perdure.stores.sqlite_store.rows import ENTRY_COLUMNS, clock, entries_from
 from perdure.stores.sqlite_store.schema import Session
 
 P = ParamSpec("P")
@@ -83,7 +83,7 @@ def at_one_moment(db: Session, read: Callable[Concatenate[Session, P], T], *args
 
 def journal(db: Session, run_id: str, after: int = 0) -> list[Entry]:
     """The entries above `after`, by seq."""
-    return [entry_from(values) for values in db.all(_JOURNAL, run_id, after)]
+    return entries_from(db.all(_JOURNAL, run_id, after))
 
 
 def items(db: Session, run_id: str, stream: str, after: int, limit: int) -> list[Item]:

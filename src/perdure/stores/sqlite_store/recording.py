@@ -10,7 +10,7 @@ from perdure.errors import LeaseLost, PersistenceError
 from perdure.journal import Entry
 from perdure.records import Awaited, EndStatus, Item, Lease, Pulse, Signal
 from perdure.stores.sqlite_store import inbox
-from perdure.stores.sqlite_store.rows import ENTRY_COLUMNS, awaited_text, clock, entry_from, entry_values
+from perdure.stores.sqlite_store.rows import ENTRY_COLUMNS, awaited_text, clock, entries_from, entry_values
 from perdure.stores.sqlite_store.schema import Session
 
 _FENCE: Final = """
@@ -100,8 +100,8 @@ def _refuse_overwriting(db: Session, lease: Lease, entries: Sequence[Entry]) -> 
     last_seq = 0 if last is None else last[0] or 0
     said: dict[int, Entry] = {}
     for entry in entries:
-        values = db.one(_ENTRY_AT, lease.run_id, entry.seq) if entry.seq <= last_seq else None
-        if said.setdefault(entry.seq, entry if values is None else entry_from(values)) != entry:
+        there = entries_from(db.all(_ENTRY_AT, lease.run_id, entry.seq)) if entry.seq <= last_seq else []
+        if said.setdefault(entry.seq, there[0] if there else entry) != entry:
             raise _refusal(lease, f"something else is recorded under seq {entry.seq} already")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -56,23 +56,25 @@ def values_of(run: RunRow) -> list[Any]:
     return values
 
 
-def entry_from(values: Sequence[Any]) -> Entry:
-    """The entry of a row with `ENTRY_COLUMNS`."""
-    seq, epoch, key, phase, kind, name, ok, attempt, started_at, took, args_hash, payload = values
-    return Entry(
-        seq=seq,
-        key=key,
-        phase=phase or "close",
-        kind=kind or "step",
-        name=name,
-        ok=bool(ok),
-        payload=payload,
-        attempt=attempt,
-        args_hash=args_hash,
-        started_at=started_at,
-        ended_at=started_at + took,
-        epoch=epoch,
-    )
+def entries_from(rows: Iterable[Sequence[Any]]) -> list[Entry]:
+    """The entries of rows with `ENTRY_COLUMNS`."""
+    return [
+        Entry(
+            seq=seq,
+            key=key,
+            phase=phase or "close",
+            kind=kind or "step",
+            name=name,
+            ok=bool(ok),
+            payload=payload,
+            attempt=attempt,
+            args_hash=args_hash,
+            started_at=started_at,
+            ended_at=started_at + took,
+            epoch=epoch,
+        )
+        for seq, epoch, key, phase, kind, name, ok, attempt, started_at, took, args_hash, payload in rows
+    ]
 
 
 def entry_values(namespace: str, run_id: str, entry: Entry) -> tuple[Any, ...]:
