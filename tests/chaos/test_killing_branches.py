@@ -34,7 +34,7 @@ def one_life(directory: Path, body: str, seed: int, generation: int, rng: random
 
 def recorded(directory: Path) -> list[str]:
     with contextlib.closing(sqlite3.connect(directory / "work.db")) as database:
-        rows = database.execute("SELECT key FROM perdure_steps WHERE phase IS NULL ORDER BY seq").fetchall()
+        rows = database.execute("SELECT key FROM perdure_steps WHERE phase = '' ORDER BY seq").fetchall()
     return [key for (key,) in rows]
 
 

@@ -161,7 +161,7 @@ def finish(
     """Record, end the run and tell its parent."""
     state = record(db, lease, entries, consume)
     at = clock(now)
-    db.run(_FINISH, lease.run_id, status, outcome, at)
+    db.run(_FINISH, lease.run_id, status, bytearray(outcome), at)
     if state.parent_id is not None and state.parent_key is not None:
         inbox.tell_parent(db, state.parent_id, state.parent_key, outcome, at)
         db.run(_PARENT_NOTIFIED, lease.run_id)

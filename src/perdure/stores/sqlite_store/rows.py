@@ -49,9 +49,15 @@ def run_from(values: Sequence[Any]) -> RunRow:
     return RunRow(**fields)
 
 
+def bindable(value: Any) -> Any:
+    """The value in a type that Python hands to SQLite at once: for bytes and bool it first asks, at length, who might adapt them."""
+    kind = type(value)
+    return bytearray(value) if kind is bytes else int(value) if kind is bool else value
+
+
 def values_of(run: RunRow) -> list[Any]:
     """The values of `RUN_COLUMNS` for this run."""
-    values = list(msgspec.structs.astuple(run))
+    values = [bindable(value) for value in msgspec.structs.astuple(run)]
     values[_WAITING_FOR] = awaited_text(run.waiting_for)
     return values
 
@@ -78,22 +84,22 @@ def entries_from(rows: Iterable[Sequence[Any]]) -> list[Entry]:
 
 
 def entry_values(namespace: str, run_id: str, entry: Entry) -> tuple[Any, ...]:
-    """Namespace, run and the values of `ENTRY_COLUMNS` for this entry."""
+    """Namespace, run and the values of `ENTRY_COLUMNS` for this entry, as `bindable` as they can be."""
     return (
         namespace,
         run_id,
         entry.seq,
         entry.epoch,
         entry.key,
-        None if entry.phase == "close" else entry.phase,
-        None if entry.kind == "step" else entry.kind,
+        "" if entry.phase == "close" else entry.phase,
+        "" if entry.kind == "step" else entry.kind,
         entry.name,
-        entry.ok,
+        1 if entry.ok else 0,
         entry.attempt,
         entry.started_at,
         entry.ended_at - entry.started_at,
-        entry.args_hash,
-        entry.payload,
+        None if entry.args_hash is None else bytearray(entry.args_hash),
+        bytearray(entry.payload),
     )
 
 

@@ -53,15 +53,15 @@ WHERE lease_owner IS NOT NULL;
 -- Lists and purges, group by group.
 CREATE INDEX $runs_changed ON $runs (namespace, workflow, status, updated_at DESC, id);
 
--- Nearly every entry closes a step, so NULL stands for that phase and that kind, and takes no room. `took` is in microseconds.
+-- Nearly every entry closes a step, so '' stands for that phase and that kind, and takes no room. `took` is in microseconds.
 CREATE TABLE $steps (
     namespace TEXT NOT NULL,
     run_id TEXT NOT NULL,
     seq INTEGER NOT NULL,
     epoch INTEGER NOT NULL,
     "key" TEXT NOT NULL,
-    phase TEXT,
-    kind TEXT,
+    phase TEXT NOT NULL,
+    kind TEXT NOT NULL,
     name TEXT NOT NULL,
     ok INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
