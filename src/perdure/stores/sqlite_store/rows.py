@@ -50,7 +50,7 @@ def run_from(values: Sequence[Any]) -> RunRow:
 
 
 def bindable(value: Any) -> Any:
-    """The value in a type that Python hands to SQLite at once: for bytes and bool it first asks, at length, who might adapt them."""
+    """The value in a type that Python hands to SQLite at once: for bytes and bool it first asks who might adapt them."""
     kind = type(value)
     return bytearray(value) if kind is bytes else int(value) if kind is bool else value
 
