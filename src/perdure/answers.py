@@ -24,13 +24,23 @@ class Answer(asyncio.Future[T]):
 
     def set_result(self, result: T) -> None:
         super().set_result(result)
-        if self.then is not None:
-            self.then(self)
+        self._tell()
 
     def set_exception(self, exception: type | BaseException) -> None:
         super().set_exception(exception)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Call `then`. What it raises goes the way of what a callback raises: many answers come at once, and all have to."""
         if self.then is not None:
-            self.then(self)
+            try:
+                self.then(self)
+            except BaseException as error:  # noqa: BLE001
+                self.get_loop().call_soon(_raise, error)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 async def answered(verb: Awaitable[T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:

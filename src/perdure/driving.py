@@ -47,16 +47,22 @@ class Driving:
         """One callback for everybody, in this order: whoever waits may look for another drive of this run at once."""
         if _driving.get(self.key) is self:
             del _driving[self.key]
-        self._on_over(self)
-        for waiter in self._waiting:
-            if waiter.done():
-                continue
-            if task.cancelled():
-                waiter.cancel()
-            elif (error := task.exception()) is not None:
-                waiter.set_exception(error)
-            else:
-                waiter.set_result(task.result())
+        try:
+            self._on_over(self)
+        finally:  # a warning that it gives may be an error here
+            for waiter in self._waiting:
+                _settle(waiter, task)
+
+
+def _settle(waiter: asyncio.Future[Outcome[Any]], task: asyncio.Task[Outcome[Any]]) -> None:
+    if waiter.done():
+        return
+    if task.cancelled():
+        waiter.cancel()
+    elif (error := task.exception()) is not None:
+        waiter.set_exception(error)
+    else:
+        waiter.set_result(task.result())
 
 
 _driving: dict[DriveKey, Driving] = {}

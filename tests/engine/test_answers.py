@@ -69,6 +69,31 @@ async def test_then_is_called_before_whoever_waits_goes_on(outcome: Any) -> None
     assert answer.exception() is (outcome if isinstance(outcome, Exception) else None)
 
 
+@pytest.mark.parametrize("error", [ValueError("oh"), KeyboardInterrupt("oh")])
+def test_what_then_raises_keeps_nobody_else_from_his_answer(error: BaseException) -> None:
+    loop = asyncio.new_event_loop()
+    told: list[str] = []
+    loop.set_exception_handler(lambda _, context: told.append(str(context["exception"])))
+
+    def raises(_: object) -> None:
+        raise error
+
+    answers: list[Answer[int]] = [Answer(loop=loop) for _ in range(2)]
+    answers[0].then = raises
+    try:
+        for answer in answers:
+            answer.set_result(1)
+        if isinstance(error, Exception):
+            loop.run_until_complete(asyncio.sleep(0))
+            assert told == ["oh"]
+        else:
+            with pytest.raises(KeyboardInterrupt, match="oh"):
+                loop.run_until_complete(asyncio.sleep(0.01))
+        assert [answer.result() for answer in answers] == [1, 1]
+    finally:
+        loop.close()
+
+
 async def test_one_handle_calls_everybody_at_the_next_turn() -> None:
     loop = asyncio.get_running_loop()
     turn = next_turn_of(loop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +96,16 @@ async def test_suspending_in_a_memory_nobody_asked_for_is_said_once() -> None:
 async def test_suspending_a_run_without_an_id_is_said_too() -> None:
     with pytest.warns(PerdureWarning, match="is suspended in memory"):
         assert isinstance(await nap.run(), Suspended)
+
+
+async def test_where_warnings_are_errors_whoever_waits_for_the_run_hears_of_it_all_the_same() -> None:
+    said: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(str(context["exception"])))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(await asyncio.wait_for(ask.run(id="a1"), 10), Suspended)
+    assert len(said) == 1
+    assert "is suspended in memory" in said[0]
 
 
 async def test_a_memory_that_was_asked_for_is_not_warned_about() -> None:
