@@ -14,9 +14,10 @@ acknowledged it. Every event carries `snapshot`, the run as it stood then: a vie
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
+
+import msgspec
 
 from perdure.snapshot import Snapshot, StepResult
 from perdure.stateview import View
@@ -42,10 +43,12 @@ EventType: TypeAlias = Literal[
     "warning",
 ]
 
+# Fields by which something is worked out when somebody looks.
+_WORKED_OUT: Final = frozenset({"view", "load", "tell"})
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """Something that happened to a run at the instant `at`."""
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
+    """Something that happened to a run at the instant `at`. What is worked out from its `view` is no part of its value."""
 
     type: ClassVar[EventType]
     # Whether it ends what this process does for the run. Such events are never dropped.
@@ -54,16 +57,27 @@ class Event:
     run_id: str
     workflow: str
     at: datetime
-    view: View = field(repr=False, compare=False)
+    view: View
 
     @property
     def snapshot(self) -> Snapshot:
         """The run as it stood when this happened."""
         return self.view.snapshot()
 
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and isinstance(other, Event) and self._told() == other._told()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStart(Event):
+    def __hash__(self) -> int:
+        return hash((type(self), *self._told().values()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._told().items())})"
+
+    def _told(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in _WORKED_OUT}
+
+
+class RunStart(Event, frozen=True, kw_only=True):
     """The run is driven here from now on. `attempt` counts from 1; `is_resumed`: something was recorded before."""
 
     type: ClassVar[EventType] = "run_start"
@@ -71,13 +85,12 @@ class RunStart(Event):
     is_resumed: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunComplete(Event):
+class RunComplete(Event, frozen=True, kw_only=True):
     """The run has ended with a value."""
 
     type: ClassVar[EventType] = "run_complete"
     is_terminal: ClassVar[bool] = True
-    load: Callable[[], Any] = field(repr=False, compare=False)
+    load: Callable[[], Any]
 
     @property
     def result(self) -> Any:
@@ -85,8 +98,7 @@ class RunComplete(Event):
         return self.load()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunError(Event):
+class RunError(Event, frozen=True, kw_only=True):
     """The run has ended with an error: failed, or dead."""
 
     type: ClassVar[EventType] = "run_error"
@@ -94,8 +106,7 @@ class RunError(Event):
     error: Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSuspended(Event):
+class RunSuspended(Event, frozen=True, kw_only=True):
     """The run left memory: until `wake_at`, for one of the signals in `waiting_for`, or to be driven again or elsewhere.
 
     `error` says why, if this process could not go on: the store failed, or another worker has the run.
@@ -108,16 +119,14 @@ class RunSuspended(Event):
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunCancelled(Event):
+class RunCancelled(Event, frozen=True, kw_only=True):
     """The run has ended as cancelled."""
 
     type: ClassVar[EventType] = "run_cancelled"
     is_terminal: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepEvent(Event):
+class StepEvent(Event, frozen=True, kw_only=True):
     """Something about one step. `attempt` counts from 1, and is 0 where a cache had the result, so that there was none."""
 
     key: str
@@ -125,15 +134,13 @@ class StepEvent(Event):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepStart(StepEvent):
+class StepStart(StepEvent, frozen=True, kw_only=True):
     """The step's function is about to be called."""
 
     type: ClassVar[EventType] = "step_start"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRetry(StepEvent):
+class StepRetry(StepEvent, frozen=True, kw_only=True):
     """An attempt failed with `error`, and the next begins at `next_at`."""
 
     type: ClassVar[EventType] = "step_retry"
@@ -141,42 +148,37 @@ class StepRetry(StepEvent):
     next_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimeout(StepEvent):
+class StepTimeout(StepEvent, frozen=True, kw_only=True):
     """An attempt took longer than it may."""
 
     type: ClassVar[EventType] = "step_timeout"
     error: Exception
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCacheHit(StepEvent):
+class StepCacheHit(StepEvent, frozen=True, kw_only=True):
     """The cache has the step's result, so that its function is not called."""
 
     type: ClassVar[EventType] = "step_cache_hit"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCacheMiss(StepEvent):
+class StepCacheMiss(StepEvent, frozen=True, kw_only=True):
     """The cache does not have the step's result."""
 
     type: ClassVar[EventType] = "step_cache_miss"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepEnded(StepEvent):
+class StepEnded(StepEvent, frozen=True, kw_only=True):
     """The step has an outcome, and it is recorded."""
 
     started_at: datetime
     ended_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSuccess(StepEnded):
+class StepSuccess(StepEnded, frozen=True, kw_only=True):
     """The step gave a result just now."""
 
     type: ClassVar[EventType] = "step_success"
-    load: Callable[[], Any] = field(repr=False, compare=False)
+    load: Callable[[], Any]
 
     @property
     def result(self) -> Any:
@@ -184,28 +186,25 @@ class StepSuccess(StepEnded):
         return self.load()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepError(StepEnded):
+class StepError(StepEnded, frozen=True, kw_only=True):
     """The step failed just now."""
 
     type: ClassVar[EventType] = "step_error"
     error: Exception
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSkipped(StepEnded):
+class StepSkipped(StepEnded, frozen=True, kw_only=True):
     """The step was recorded before, so that its function is not called."""
 
     type: ClassVar[EventType] = "step_skipped"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepComplete(StepEnded):
+class StepComplete(StepEnded, frozen=True, kw_only=True):
     """The step has an outcome: from now, or, with `is_replayed`, from before."""
 
     type: ClassVar[EventType] = "step_complete"
     is_replayed: bool
-    tell: Callable[[], StepResult] = field(repr=False, compare=False)
+    tell: Callable[[], StepResult]
 
     @property
     def result(self) -> StepResult:
@@ -213,14 +212,13 @@ class StepComplete(StepEnded):
         return self.tell()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignalReceived(Event):
+class SignalReceived(Event, frozen=True, kw_only=True):
     """A wait of the run got its signal just now."""
 
     type: ClassVar[EventType] = "signal"
     key: str
     name: str
-    load: Callable[[], Any] = field(repr=False, compare=False)
+    load: Callable[[], Any]
 
     @property
     def payload(self) -> Any:
@@ -228,8 +226,7 @@ class SignalReceived(Event):
         return self.load()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseChanged(Event):
+class LeaseChanged(Event, frozen=True, kw_only=True):
     """This process got the right to drive the run, gave it back, or lost it."""
 
     type: ClassVar[EventType] = "lease"
@@ -237,16 +234,14 @@ class LeaseChanged(Event):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Persisted(Event):
+class Persisted(Event, frozen=True, kw_only=True):
     """The store has acknowledged everything up to the entry `seq` of the journal."""
 
     type: ClassVar[EventType] = "persist"
     seq: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warned(Event):
+class Warned(Event, frozen=True, kw_only=True):
     """Something is not as it should be, and the run goes on: what a `PerdureWarning` says."""
 
     type: ClassVar[EventType] = "warning"

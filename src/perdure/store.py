@@ -6,7 +6,7 @@ writes, which also keeps `claim` and `acquire` out until it ends: a stale worker
 `cancel`, `hold` and `unhold` come from outside, take no lease and touch only the inbox and the request columns. `restore` comes
 from outside too and replaces a run as a whole, but only while nobody holds it.
 
-Verbs are coroutines. The three that a driver waits for at every turn (`record`, `suspend`, `finish`) may give any awaitable, so
+Verbs are coroutines. The four that a driver waits for (`create`, `record`, `suspend`, `finish`) may give any awaitable, so
 that a store can answer with a future of its own and save a task.
 
 Instants are integer microseconds UTC by the store's own clock, unless a test passes `now=`; lengths are seconds. Payloads are
