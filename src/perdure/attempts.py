@@ -12,7 +12,7 @@ import contextvars
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -34,6 +34,7 @@ from perdure.waits import Wait
 
 # Bytes of the hash of a step's arguments: it stands in every row, and only tells whether they are others now.
 ARGS_HASH: Final = 8
+_OUTCOMES: Final = (Ok, Err)
 
 
 class StepCall(msgspec.Struct, frozen=True):
@@ -59,18 +60,16 @@ class Result(msgspec.Struct):
     started_at: int = 0
 
 
-def run_step(drive: Drive, step: StepCall) -> Coroutine[Any, Any, Any]:
+async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) -> Any:
     """The step's value, recorded or fresh; raises what it raised."""
-    return _run(drive, step) if step.caching is None else _run_shared(drive, step)
-
-
-async def _run(drive: Drive, step: StepCall) -> Any:
+    if step.caching is not None and not is_first_use:
+        return await _run_shared(drive, step)
     calls = drive.calls
     if calls.is_refusing:
         await calls.admitted()
     call = calls.begin(step.key, "step")
     args_hash = drive.codec.digest(step.args, ARGS_HASH) if step.args and drive.may_be_resumed else None
-    entry = drive.turnstile.take(step.key)
+    entry = drive.turnstile.take(step.key) if drive.turnstile.queue else None
     if entry is None:
         with call:
             if not calls.may_go_ahead(call):
@@ -85,14 +84,14 @@ async def _run(drive: Drive, step: StepCall) -> Any:
 
 
 async def _run_shared(drive: Drive, step: StepCall) -> Any:
-    """As `_run`, for a step whose key names a cached value: used again, it gives what the first use gave."""
+    """As `run_step`, for a step whose key names a cached value: used again, it gives what the first use gave."""
     await drive.calls.admitted()
     while (shared := drive.calls.shared.get(step.key)) is not None:
         entry = await drive.calls.same_as(step.key, shared)
         if entry.phase == "close":
             return replayed(drive, step, entry, drive.codec.digest(step.args, ARGS_HASH) if step.args else None)
     with drive.calls.sharing(step.key):
-        return await _run(drive, step)
+        return await run_step(drive, step, is_first_use=True)
 
 
 def replayed(drive: Drive, step: StepCall, entry: Entry, args_hash: bytes | None) -> Any:
@@ -275,10 +274,11 @@ class _Attempts(msgspec.Struct):
     def _succeeded(self, value: Any) -> Result:
         codec, step = self._drive.codec, self._step
         try:
-            if isinstance(value, Err):
-                payload = store_err(codec, value, step.plan.fails_with, is_strict=self._drive.is_strict)
-                return Result(False, payload, error=load_failure(codec, payload, step.key, step.plan.fails_with))
-            value = value.value if isinstance(value, Ok) else value
+            if isinstance(value, _OUTCOMES):
+                if isinstance(value, Err):
+                    payload = store_err(codec, value, step.plan.fails_with, is_strict=self._drive.is_strict)
+                    return Result(False, payload, error=load_failure(codec, payload, step.key, step.plan.fails_with))
+                value = value.value
             payload, kept = store_value(codec, value, step.plan.returns, is_strict=self._drive.is_strict)
         except Exception as error:  # noqa: BLE001 - or what the value's own code raises when it is looked at
             # The effect has happened: recorded as failed, or it would be repeated for ever.

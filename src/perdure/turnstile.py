@@ -64,11 +64,11 @@ class Turnstile:
         self._next_event = next_event
         self._loop = asyncio.get_running_loop()
         # Recorded and not handed over, by seq; `_passed` were not asked for when their turn came.
-        self._queue: deque[Entry] = deque(recorded)
+        self.queue: deque[Entry] = deque(recorded)
         self._passed: dict[str, Entry] = {}
         self._asked: dict[str, Receiver] = {}
         self._withdrawn: set[str] = set()
-        self.is_live = not self._queue
+        self.is_live = not self.queue
         # Calls that do something live right now, so that the run is not idle.
         self.busy = 0
         self.last_at = 0
@@ -93,7 +93,7 @@ class Turnstile:
     @property
     def is_used_up(self) -> bool:
         """Whether every record was handed over, or passed by."""
-        return not self._queue
+        return not self.queue
 
     @property
     def is_idle(self) -> bool:
@@ -102,7 +102,7 @@ class Turnstile:
 
     def take(self, key: str) -> Entry | None:
         """The record of `key` if it is next and no other branch could tell the difference; a sequential body needs only this."""
-        queue = self._queue
+        queue = self.queue
         if queue and queue[0].key == key and not self._asked and self._branches.others_ours():
             self._calls += 1
             entry = queue.popleft()
@@ -136,7 +136,7 @@ class Turnstile:
 
     def pass_through(self, entry: Entry) -> bool:
         """Whether this new record may go to the running branch at once: nothing is before it, nothing else moves."""
-        if self._queue or not self._branches.others_ours():
+        if self.queue or not self._branches.others_ours():
             return False
         self.last_at = max(self.last_at, entry.ended_at)
         return True
@@ -144,11 +144,11 @@ class Turnstile:
     def recorded(self, entry: Entry) -> None:
         """A new record joined the journal; it is handed over after those before it."""
         if entry.phase == "close":
-            self._queue.append(entry)
+            self.queue.append(entry)
 
     def follow_up(self, entries: list[Entry]) -> None:
         """Hand these over next, in this order: they follow from the record that was just delivered."""
-        self._queue.extendleft(reversed(entries))
+        self.queue.extendleft(reversed(entries))
         self.look_soon()
 
     def touch(self) -> None:
@@ -174,7 +174,7 @@ class Turnstile:
 
     def _handed(self, entry: Entry) -> None:
         self.last_at = max(self.last_at, entry.ended_at)
-        if not self._queue and not self.is_live:
+        if not self.queue and not self.is_live:
             self.look_soon()
 
     def _go_live(self) -> None:
@@ -192,7 +192,7 @@ class Turnstile:
         entry = self._next()
         if entry is not None:
             self._deliver(entry)
-        elif not self._queue and not self.is_live:
+        elif not self.queue and not self.is_live:
             self._go_live()  # and not before: the last record may be what cancels the calls that would go live
         elif self.is_live and self._next_event():
             self.look_soon()
@@ -222,10 +222,10 @@ class Turnstile:
     def _next(self) -> Entry | None:
         if self._passed and (late := self._asked.keys() & self._passed.keys()):
             return self._passed.pop(min(late, key=lambda key: self._passed[key].seq))
-        while self._queue and self._queue[0].key in self._withdrawn and self._queue[0].key not in self._asked:
-            self.give_back(self._queue.popleft())
-        if self._queue and self._queue[0].key in self._asked:
-            return self._queue.popleft()
+        while self.queue and self.queue[0].key in self._withdrawn and self.queue[0].key not in self._asked:
+            self.give_back(self.queue.popleft())
+        if self.queue and self.queue[0].key in self._asked:
+            return self.queue.popleft()
         return None
 
     def _deliver(self, entry: Entry) -> None:
@@ -243,10 +243,10 @@ class Turnstile:
         if not self._branches.all_parked() and self._grace_over != self._calls:
             self._arm_grace()
             return
-        while self._queue and self._queue[0].key not in self._asked:
-            self.give_back(self._queue.popleft())
-        if self._queue:
-            self._deliver(self._queue.popleft())
+        while self.queue and self.queue[0].key not in self._asked:
+            self.give_back(self.queue.popleft())
+        if self.queue:
+            self._deliver(self.queue.popleft())
         elif not self.is_live:
             self._go_live()
         elif not self.busy:
