@@ -109,11 +109,11 @@ class Branches:
 
     def forget_owner(self) -> None:
         """Nobody has to be told of anything any more."""
-        self.changed = _nothing
+        self.changed = nothing
         self.at_pause = None
 
 
-def _nothing() -> None:
+def nothing(*_: object) -> None:
     """What is called when nobody has to be told any more."""
 
 

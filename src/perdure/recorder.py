@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from perdure.answers import Answer, answered
-from perdure.branches import Branches
+from perdure.branches import Branches, nothing
 from perdure.clock import Clock
 from perdure.errors import LeaseLost, PerdureError, PersistenceError
 from perdure.journal import Entry
@@ -192,7 +192,7 @@ class Recorder(Unrecorded):
             self._answered(writing)
 
     def forget_owner(self) -> None:
-        self._on_pulse = self._on_failure = self._on_written = _nothing
+        self._on_pulse = self._on_failure = self._on_written = nothing
 
     async def _hand_over(self) -> None:
         await self.abandon()
@@ -276,7 +276,3 @@ class Recorder(Unrecorded):
             if failure is error:
                 raise
             raise failure from error
-
-
-def _nothing(_: object) -> None:
-    """What is called when nobody has to be told any more."""

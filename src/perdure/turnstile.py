@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-from perdure.branches import Branches
+from perdure.branches import Branches, nothing
 from perdure.clock import Clock, Timer
 from perdure.journal import Entry
 
@@ -159,7 +159,7 @@ class Turnstile:
     def close(self) -> None:
         """Hand over nothing more, and tell nobody anything more."""
         self._closed = True
-        self._on_live = self._on_idle = _nothing
+        self._on_live = self._on_idle = nothing
         self._has_event = self._next_event = _never
         if self._grace_timer is not None:
             self._grace_timer.cancel()
@@ -197,7 +197,7 @@ class Turnstile:
         elif self.is_live and self._next_event():
             self.look_soon()
         else:
-            self._nothing_next()
+            self.nothing_next()
 
     def _is_waiting_for_steps(self) -> bool:
         """Whether live steps are under way, none has ended, and nothing else has happened."""
@@ -236,7 +236,7 @@ class Turnstile:
         if self._asked or not self.is_live:
             self.look_soon()
 
-    def _nothing_next(self) -> None:
+    def nothing_next(self) -> None:
         """The body rests and the next record, if any, is not asked for."""
         if self._is_waiting_for_steps():
             return
@@ -261,10 +261,6 @@ class Turnstile:
         if calls == self._calls:
             self._grace_over = calls
         self.look_soon()
-
-
-def _nothing() -> None:
-    """What is called when nobody has to be told any more."""
 
 
 def _never() -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from perdure.branches import nothing
 from perdure.clock import Clock, Timer
 from perdure.records import Awaited, Signal
 
@@ -118,7 +119,7 @@ class Waits:
         self.is_live = False
         self._waits.clear()
         self._arm()
-        self._on_change = _nothing
+        self._on_change = nothing
 
     def _signal_for(self, wait: Wait) -> Signal | None:
         if wait.address is None:
@@ -131,7 +132,3 @@ class Waits:
             self._timer = None
         if self._waits and (wake_at := self.wake_at()) is not None:
             self._timer = self._clock.call_at(wake_at, self._on_change)
-
-
-def _nothing() -> None:
-    """What is called when nobody has to be told any more."""

@@ -97,6 +97,20 @@ async def test_cards_that_belong_to_nobody_are_ignored_and_then_taken_away(monke
     await store.close()
 
 
+async def test_a_run_with_a_card_too_many_keeps_its_place_in_lists() -> None:
+    memory = MemoryStore()
+    store = KeyValueRunStore(memory)
+    for n in range(3):
+        await store.create(new_run(f"run-{n}"), now=NOW + n)
+    oldest = await store.get("run-0")
+    assert oldest is not None
+    await memory.put_async(f"perdure/n-/x/{Card.of(oldest, owes_parent=False).signed().name}", b"-")
+    for limit in (-1, 0, 1, 2, 3):
+        expected = ["run-2", "run-1", "run-0"][: max(0, limit)]
+        assert [line.id for line in await store.list(limit=limit)] == expected
+    await store.close()
+
+
 async def test_a_card_that_was_taken_away_too_early_is_put_down_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between a run's card and its document somebody finds the card, which belongs to nobody, and takes it away."""
     monkeypatch.setattr(finding, "_GRACE", 0.0)

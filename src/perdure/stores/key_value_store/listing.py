@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
-from math import inf
 from operator import itemgetter
 from typing import Final
 
@@ -50,16 +49,20 @@ class Filter:
 
 async def list_runs(finder: Finder, wanted: Filter, before: tuple[int, str] | None, limit: int) -> list[RunInfo]:
     """Runs, last changed first."""
-    runs: list[tuple[float, Seen]] = []
+    if limit < 1:
+        return []
+    unsure: list[Seen] = []
+    sure: list[tuple[int, Seen]] = []
     for seen in await finder.all():
         card = finder.sure(seen)
-        if wanted.may_have(seen) and (card is None or _is_wanted(card, wanted, before)):
-            runs.append((-inf if card is None else -card.updated_at, seen))
-    rows: list[RunRow] = []
-    for batch in _batches(runs, min(limit, _AT_ONCE)):
-        found = await each(finder.row, batch)
-        rows += [row for row in found if row is not None and wanted.has(row) and (before is None or _order(row) > _after(before))]
-        if len(rows) >= limit:
+        if wanted.may_have(seen) and card is None:
+            unsure.append(seen)
+        elif wanted.may_have(seen) and card is not None and _is_wanted(card, wanted, before):
+            sure.append((-card.updated_at, seen))
+    rows = _wanted_rows(await each(finder.row, unsure), wanted, before)  # any of them may be the first or the last
+    for order, batch in _batches(sure, min(limit, _AT_ONCE)):
+        rows += _wanted_rows(await each(finder.row, batch), wanted, before)
+        if sum(-row.updated_at <= order for row in rows) >= limit:
             break
     rows.sort(key=_order)
     return [RunInfo.of(row.id, row.workflow, row.status, row.updated_at) for row in rows[:limit]]
@@ -69,15 +72,21 @@ def _is_wanted(card: Card, wanted: Filter, before: tuple[int, str] | None) -> bo
     return wanted.may_have_card(card) and (before is None or card.updated_at <= before[0])
 
 
-def _batches(runs: list[tuple[float, Seen]], size: int) -> Iterator[list[Seen]]:
-    """These runs in order, so many at a time or some more: what is equal comes together, as only the ids tell which is first."""
+def _wanted_rows(rows: Iterable[RunRow | None], wanted: Filter, before: tuple[int, str] | None) -> list[RunRow]:
+    return [row for row in rows if row is not None and wanted.has(row) and (before is None or _order(row) > _after(before))]
+
+
+def _batches(runs: list[tuple[int, Seen]], size: int) -> Iterator[tuple[int, list[Seen]]]:
+    """These runs in order, so many at a time or some more, with the order of the last: what is equal comes together."""
     batch: list[Seen] = []
-    for _, group in groupby(sorted(runs, key=itemgetter(0)), key=itemgetter(0)):
+    order = 0
+    for order, group in groupby(sorted(runs, key=itemgetter(0)), key=itemgetter(0)):
         batch += [seen for _, seen in group]
         if len(batch) >= size:
-            yield batch
+            yield order, batch
             batch = []
-    yield batch
+    if batch:
+        yield order, batch
 
 
 def _order(row: RunRow) -> tuple[int, str]:
