@@ -197,7 +197,7 @@ class Turnstile:
         elif self.is_live and self._next_event():
             self.look_soon()
         else:
-            self.nothing_next()
+            self._nothing_next()
 
     def _is_waiting_for_steps(self) -> bool:
         """Whether live steps are under way, none has ended, and nothing else has happened."""
@@ -236,7 +236,7 @@ class Turnstile:
         if self._asked or not self.is_live:
             self.look_soon()
 
-    def nothing_next(self) -> None:
+    def _nothing_next(self) -> None:
         """The body rests and the next record, if any, is not asked for."""
         if self._is_waiting_for_steps():
             return
