@@ -12,7 +12,7 @@ from obstore.store import MemoryStore
 from perdure.records import Lease
 from perdure.stores.key_value_store import KeyValueRunStore
 from perdure.testing.contract.world import NOW, TTL, at, entry, new_run
-from tests.key_value.faulty import CountingBucket
+from tests.key_value.faulty import CountingBucket, StoppingBucket
 
 pytestmark = pytest.mark.asyncio
 
@@ -64,11 +64,22 @@ async def test_the_price_of_a_step_does_not_grow_with_the_run(bucket: CountingBu
     assert [line.seq for line in await store.journal("run")] == list(range(1, 641))
 
 
-async def test_steps_recorded_at_once_share_a_write(bucket: CountingBucket, store: KeyValueRunStore) -> None:
+async def test_steps_recorded_during_a_write_share_the_next(bucket: CountingBucket) -> None:
+    stopping = StoppingBucket(bucket)
+    store = KeyValueRunStore(stopping)
+    await store.setup()
     lease = await leased(store)
     bucket.asked.clear()
-    await asyncio.gather(*(store.record(lease, [entry(seq)], now=NOW) for seq in range(1, 51)))
-    assert len(bucket.asked) <= 10
+    stopping.putting = "/r/"
+    first = asyncio.create_task(store.record(lease, [entry(1)], now=NOW))
+    await stopping.stop.reached()
+    others = [asyncio.create_task(store.record(lease, [entry(seq)], now=NOW)) for seq in range(2, 51)]
+    await asyncio.sleep(0)  # they have asked
+    stopping.stop.go_on()
+    await asyncio.gather(first, *others)
+    assert kinds(bucket.asked) == ["put r", "put r"]
+    assert [line.seq for line in await store.journal("run")] == list(range(1, 51))
+    await store.close()
 
 
 async def test_a_one_step_run_is_two_writes_of_its_document(bucket: CountingBucket, store: KeyValueRunStore) -> None:
