@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from perdure.errors import PersistenceError
+from perdure.errors import LeaseLost, PersistenceError
 from perdure.records import Lease
 from perdure.stores.postgres_store import PostgresStore
 from perdure.testing.contract.world import entry, new_run
@@ -25,14 +25,17 @@ async def leased(store: PostgresStore, run_id: str) -> Lease:
     return created.claim.lease
 
 
-async def test_a_record_is_one_round_trip(wire: Wire) -> None:
+@pytest.mark.parametrize("is_near", [False, True])
+async def test_a_record_is_one_round_trip(wire: Wire, is_near: bool) -> None:
     store = PostgresStore(wire.url)
     lease = await leased(store, "run")
+    if is_near:
+        await store._outposts.open_here()
     await store.record(lease, [entry(1)])  # prepares the statement
     before = wire.round_trips
-    for seq in range(2, 52):
+    for seq in range(2, 22):
         await store.record(lease, [entry(seq)])
-    assert wire.round_trips - before == 50
+    assert wire.round_trips - before == 20
     await store.close()
 
 
@@ -63,16 +66,37 @@ async def test_one_stale_run_fails_alone(wire: Wire) -> None:
     store = PostgresStore(wire.url)
     leases = [await leased(store, f"run-{n}") for n in range(10)]
     await store.delete("run-3")
-    statements = store._records.statements
+    statements = store._lanes.records.statements
     answers = await asyncio.gather(*(store.record(lease, [entry(1)]) for lease in leases), return_exceptions=True)
     assert [n for n, answer in enumerate(answers) if isinstance(answer, Exception)] == [3]
-    assert store._records.statements - statements <= 2
+    assert store._lanes.records.statements - statements <= 2
     await store.close()
 
 
-async def test_a_lost_reply_is_not_a_lost_record(wire: Wire) -> None:
+async def test_a_stale_end_and_that_of_a_child_are_told_from_the_others(wire: Wire) -> None:
+    store = PostgresStore(wire.url)
+    leases = [await leased(store, f"run-{n}") for n in range(10)]
+    await store.release(leases[3])
+    child = (await store.create(new_run("child", parent_id="run-3", parent_key="key"), ttl=TTL)).claim
+    assert child is not None
+    ends = [
+        store.finish(lease, "completed", b"1", entries=[entry(seq) for seq in range(1, n)])
+        for n, lease in enumerate([*leases, child.lease])
+    ]
+    answers = await asyncio.gather(*ends, return_exceptions=True)
+    assert [n for n, answer in enumerate(answers) if isinstance(answer, LeaseLost)] == [3]
+    assert await store.count(status="completed") == 10
+    assert [len(await store.journal(f"run-{n}")) for n in range(10)] == [0, 0, 1, 0, 3, 4, 5, 6, 7, 8]
+    assert [row.kind for row in await store.inbox("run-3")] == ["child"]
+    await store.close()
+
+
+@pytest.mark.parametrize("is_near", [False, True])
+async def test_a_lost_reply_is_not_a_lost_record(wire: Wire, is_near: bool) -> None:
     store = PostgresStore(wire.url)
     lease = await leased(store, "run")
+    if is_near:
+        await store._outposts.open_here()
     await store.record(lease, [entry(1)])
     wire.lose = 1
     await store.record(lease, [entry(2)])
@@ -85,6 +109,7 @@ async def test_a_lost_reply_is_not_a_lost_record(wire: Wire) -> None:
     await store.finish(lease, "completed", b"1", entries=[entry(3)])
     assert [line.seq for line in await store.journal("run")] == [1, 2, 3]
     assert wire.lost == 4
+    assert await store.count(status="completed") == 1
     await store.close()
 
 

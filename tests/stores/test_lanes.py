@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -85,3 +86,82 @@ async def test_where_nobody_can_be_asked_any_more_everybody_hears_of_it() -> Non
         with pytest.raises(PersistenceError, match="its loop is closed"):
             await lane.ask(Number(n), closed, server.leave)
     assert server.left == 2
+
+
+@dataclass
+class Slow:
+    """Answers with the number itself, when it is told to."""
+
+    batches: list[list[int]] = field(default_factory=list)
+    may_answer: list[asyncio.Event] = field(default_factory=list)
+
+    async def perform(self, requests: Sequence[Number]) -> list[Reply[int]]:
+        self.batches.append([request.n for request in requests])
+        self.may_answer.append(asyncio.Event())
+        await self.may_answer[-1].wait()
+        return [request.n for request in requests]
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_many_are_sent_in_two_halves_so_that_one_can_be_worked_on_while_the_other_goes_on() -> None:
+    server = Slow()
+    lane: Lane[Number, int] = Lane(server.perform, lambda _: False, at_once=2)
+    answers = [lane.put(Number(n)) for n in range(40)]
+    await turns()
+    assert server.batches == [list(range(20)), list(range(20, 40))]
+    answers += [lane.put(Number(n)) for n in range(40, 45)]
+    await turns()
+    assert len(server.batches) == 2, "two at a time"
+    server.may_answer[1].set()
+    await turns()
+    assert server.batches[2:] == [[40, 41, 42, 43, 44]], "as soon as there is room"
+    assert [answer.done() for answer in answers] == [False] * 20 + [True] * 20 + [False] * 5
+    for event in server.may_answer:
+        event.set()
+    assert await asyncio.gather(*answers) == list(range(45))
+
+
+async def test_a_few_share_a_statement_and_the_next_need_not_wait_for_it() -> None:
+    server = Slow()
+    lane: Lane[Number, int] = Lane(server.perform, lambda _: False, at_once=2)
+    answers = [lane.put(Number(n)) for n in range(5)]
+    await turns()
+    answers.append(lane.put(Number(5)))
+    await turns()
+    assert server.batches == [[0, 1, 2, 3, 4], [5]]
+    for event in server.may_answer:
+        event.set()
+    assert await asyncio.gather(*answers) == list(range(6))
+
+
+async def test_one_at_a_time_is_one_at_a_time() -> None:
+    server = Slow()
+    lane: Lane[Number, int] = Lane(server.perform, lambda _: False)
+    answers = [lane.put(Number(n)) for n in range(40)]
+    await turns()
+    answers += [lane.put(Number(n)) for n in range(40, 45)]
+    await turns()
+    assert server.batches == [list(range(40))]
+    server.may_answer[0].set()
+    await turns()
+    assert server.batches[1:] == [list(range(40, 45))]
+    server.may_answer[1].set()
+    assert await asyncio.gather(*answers) == list(range(45))
+
+
+async def test_a_statement_is_no_part_of_the_run_that_asks_first() -> None:
+    run: contextvars.ContextVar[str] = contextvars.ContextVar("run", default="none")
+    seen: list[str] = []
+
+    async def perform(requests: Sequence[Number]) -> list[Reply[int]]:
+        seen.append(run.get())
+        return [request.n for request in requests]
+
+    lane: Lane[Number, int] = Lane(perform, lambda _: False)
+    run.set("the first")
+    await lane.put(Number(1))
+    assert seen == ["none"]

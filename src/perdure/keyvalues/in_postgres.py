@@ -16,7 +16,7 @@ from perdure.errors import PersistenceError
 from perdure.keyvalues.carried import CarriedKeyValueStore
 from perdure.keyvalues.limits import checked_namespace
 from perdure.keyvalues.patterns import range_of
-from perdure.stores.postgres_store.errors import driver, is_stale
+from perdure.stores.postgres_store.errors import driver
 from perdure.stores.postgres_store.home import PostgresHome
 from perdure.stores.postgres_store.place import Place, place_of
 from perdure.stores.postgres_store.schema import Connection, Tables
@@ -118,16 +118,7 @@ class _Home(PostgresHome):
 
     async def rows(self, statement: str, *values: Any) -> Sequence[Any]:
         """The rows that a statement gives."""
-        async with self.connection() as connection:
-            try:
-                if not self.behind_pooler:
-                    return await _fetch(connection, statement, values)
-                async with connection.transaction(isolation="read_committed"):
-                    return await _fetch(connection, statement, values)
-            except Exception as error:
-                if is_stale(error):
-                    connection.terminate()
-                raise
+        return await self.connected(lambda connection: _fetch(connection, statement, values))
 
 
 async def _fetch(connection: Connection, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:

@@ -121,7 +121,7 @@ class MongoStore(CarriedStore[MongoHome]):
 
     async def _create(self, begin: runs.Begin) -> Created:
         while True:
-            made = await self._beginnings.submit(begin)
+            made = await self._beginnings.put(begin)
             made = made or await self._home.perform(self._namespace, lambda db, _: runs.find(db, begin))
             if made is not None:  # it was there and is gone again: once more
                 return made

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT: Final = 10.0
 COMMAND_TIMEOUT: Final = 60.0
+_MOST_AT_HAND: Final = 3
 
 # With what a session begins. Every statement finds its rows by an index. A plan is made once for a connection, maybe while the
 # tables were empty, when reading them as a whole looks as cheap; it would still be used when they have a million rows, until the
@@ -54,16 +55,25 @@ class PostgresHome(Home):
         self.behind_pooler = False
         self._dsn = dsn
         self._borrowed = pool
-        self._pool = pool
+        self._pool: Any = pool
         self._pool_size = pool_size
-        # A connection that was just used, out of the pool: to take one from there and give it back takes 0.1 ms.
-        self._at_hand: Any | None = None
+        # Connections that were just used, out of the pool: to take one from there and give it back takes 0.1 ms. None stays here
+        # while somebody asks the pool for one.
+        self._at_hand: list[Any] = []
+        self._asking = 0
         # Connections of open transactions: a pool of their own, so that the verbs never wait for those.
         self._transactions = pool
 
     def another(self) -> Self:
         """A home in the same place, with a pool of its own unless that is borrowed."""
         return type(self)(self.place, self.tables, dsn=self._dsn, pool=self._borrowed, pool_size=self._pool_size)
+
+    async def outpost(self) -> Self:
+        """A home in the same place on the loop that runs now, ready for use."""
+        home = self.another()
+        home.behind_pooler = self.behind_pooler
+        await home.open_pool()
+        return home
 
     def fate_of(self, error: BaseException) -> Fate:
         return fate_of(error)
@@ -89,6 +99,15 @@ class PostgresHome(Home):
             await set_up(connection, self.tables, self.place.label, allowed=allowed)
         if self._pool is None:
             self._pool = await self._new_pool(reset=_keep)
+
+    async def open_pool(self) -> None:
+        """Have a pool, and a connection at hand."""
+        self._pool = await self._new_pool(reset=_keep)
+        try:
+            self._at_hand.append(await self._pool.acquire())
+        except BaseException:
+            await self.close()
+            raise
 
     async def _new_pool(self, **options: Any) -> Any:
         return await driver().create_pool(
@@ -117,42 +136,50 @@ class PostgresHome(Home):
 
     async def perform(self, namespace: str, work: Callable[[Session, bool], Awaitable[T]]) -> T:
         """What the work gives, tried again after errors that pass. It is told when it may have been done before."""
-        return await self.persist(lambda repeated: self._perform(namespace, work, repeated=repeated))
 
-    async def _perform(self, namespace: str, work: Callable[[Session, bool], Awaitable[T]], *, repeated: bool) -> T:
-        async with self.connection() as connection:
-            try:
-                if not self.behind_pooler:
-                    session = Session(connection, self.tables, namespace, jit_is_off=not self.is_borrowed)
-                    return await work(session, repeated)
-                async with connection.transaction(isolation="read_committed"):
-                    return await work(Session(connection, self.tables, namespace, in_transaction=True), repeated)
-            except Exception as error:
-                if is_stale(error):
-                    connection.terminate()
-                raise
+        def attempt(repeated: bool) -> Awaitable[T]:  # noqa: FBT001 - as all work
+            return self.connected(lambda connection: work(self._session(connection, namespace), repeated))
 
-    @contextlib.asynccontextmanager
-    async def connection(self) -> AsyncIterator[Any]:
-        """The connection at hand, or one of the pool. What goes wrong before there is one was never sent."""
-        pool: Any = self._pool
-        connection, self._at_hand = self._at_hand, None
-        if connection is not None and connection.is_closed():
-            await pool.release(connection)
-            connection = None
+        return await self.persist(attempt)
+
+    def _session(self, connection: Any, namespace: str) -> Session:
+        behind_pooler = self.behind_pooler
+        jit_is_off = not self.is_borrowed and not behind_pooler
+        return Session(connection, self.tables, namespace, in_transaction=behind_pooler, jit_is_off=jit_is_off)
+
+    async def connected(self, use: Callable[[Any], Awaitable[T]]) -> T:
+        """What this gives on a connection that is at hand or from the pool; behind a pooler, in a transaction."""
+        connection = self._at_hand.pop() if self._at_hand else None
+        if connection is None or connection.is_closed():
+            connection = await self._from_pool(connection)
         try:
-            connection = connection or await pool.acquire()
+            if self.behind_pooler:
+                async with connection.transaction(isolation="read_committed"):
+                    answer = await use(connection)
+            else:
+                answer = await use(connection)
+        except BaseException as error:
+            if is_stale(error):
+                connection.terminate()
+            await self._pool.release(connection)  # the pool sees to what an error or a cancellation left behind
+            raise
+        if self.is_borrowed or self._asking or len(self._at_hand) == _MOST_AT_HAND:
+            await self._pool.release(connection)
+        else:
+            self._at_hand.append(connection)
+        return answer
+
+    async def _from_pool(self, closed: Any | None) -> Any:
+        """A connection of the pool, which gets this one back. What goes wrong here was never sent."""
+        if closed is not None:
+            await self._pool.release(closed)
+        self._asking += 1
+        try:
+            return await self._pool.acquire()
         except (OSError, TimeoutError) as error:
             raise NotSentError from error
-        try:
-            yield connection
-        except BaseException:
-            await pool.release(connection)  # the pool sees to what an error or a cancellation left behind
-            raise
-        if self._at_hand is None and not self.is_borrowed:
-            self._at_hand = connection
-        else:
-            await pool.release(connection)
+        finally:
+            self._asking -= 1
 
     async def borrow_for_transaction(self) -> Any:
         """A connection for a transaction of the caller's; its session is reset when it comes back."""
@@ -170,9 +197,8 @@ class PostgresHome(Home):
     async def close(self) -> None:
         """Let go of the pools, if they are ours."""
         pools = (self._pool, self._transactions)
-        if self._pool is not None and self._at_hand is not None:
-            await self._pool.release(self._at_hand)
-        self._at_hand = None
+        while self._at_hand:
+            await self._pool.release(self._at_hand.pop())
         self._pool = self._transactions = None
         for pool in pools if self._borrowed is None else ():
             if pool is not None:

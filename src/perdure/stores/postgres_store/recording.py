@@ -29,8 +29,14 @@ from perdure.stores.postgres_store.schema import CLOCK, Session
 from perdure.stores.remote.lanes import AGAIN, Reply
 
 _ENTRY: Final = ENTRY_COLUMNS.split(", ")
+_NO_ENTRY: Final = (None,) * len(_ENTRY)
 _OTHERS: Final = [column for column in _ENTRY if column != "seq"]
-_GIVEN_ENTRIES: Final = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(ENTRY_TYPES, 7))
+
+
+def _types(first: int) -> str:
+    """Arrays of entry columns, from this parameter on."""
+    return ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(ENTRY_TYPES, first))
+
 
 # What every write has: $2..$5 the leases, $6..$18 entries, $19..$20 inbox rows to consume, $21..$24 items.
 _WRITTEN: Final = f"""
@@ -40,7 +46,7 @@ _WRITTEN: Final = f"""
                 IS NOT DISTINCT FROM ({", ".join(f"given.{column}" for column in _OTHERS)})
             FROM $steps AS there WHERE there.namespace = $1 AND there.run_id = held.run_id AND there.seq = given.seq
         ) AS is_same
-        FROM unnest($6::int[], {_GIVEN_ENTRIES}) AS given (request, {ENTRY_COLUMNS}) JOIN held USING (request)
+        FROM unnest($6::int[], {_types(7)}) AS given (request, {ENTRY_COLUMNS}) JOIN held USING (request)
     ),
     used AS MATERIALIZED (
         SELECT held.run_id, held.epoch, given.request, given.seq, (
@@ -112,21 +118,52 @@ _APPEND_ONE: Final = f"""
     )
     SELECT inbox_seq, cancel_requested FROM held
 """
+# The same for many: a row for each entry, with the lease it is written under, so that nothing has to be joined.
 _APPEND: Final = f"""
     WITH held AS MATERIALIZED (
-        SELECT asked.request, run.id AS run_id, run.inbox_seq, run.cancel_requested
+        SELECT asked.*, run.inbox_seq, run.cancel_requested
         FROM (
-            SELECT * FROM unnest($2::int[], $3::text[], $4::bigint[], $5::text[]) AS asked (request, run_id, epoch, token)
+            SELECT * FROM unnest($2::int[], $3::text[], $4::bigint[], $5::text[], {_types(6)})
+                AS asked (request, run_id, lease_epoch, token, {ENTRY_COLUMNS})
             ORDER BY run_id COLLATE "C", request
         ) AS asked
-        CROSS JOIN LATERAL ({_HELD_BY_LEASE.format("asked.run_id", "asked.epoch", "asked.token")}) AS run
+        CROSS JOIN LATERAL ({_HELD_BY_LEASE.format("asked.run_id", "asked.lease_epoch", "asked.token")}) AS run
+    ),
+    appended AS (
+        INSERT INTO $steps (namespace, run_id, {ENTRY_COLUMNS}) SELECT $1, run_id, {ENTRY_COLUMNS} FROM held
+    )
+    SELECT request, inbox_seq, cancel_requested FROM held
+"""
+# What nearly every end is: that of a run without a parent, and at most new entries with it. A run that has none has a row without
+# one. What is not found here (a lost lease, a parent) is for CLOSE to look at, which takes ten times as long.
+_END: Final = f"""
+    WITH held AS MATERIALIZED (
+        SELECT asked.*, coalesce(given_at, {CLOCK}) AS at
+        FROM (
+            SELECT * FROM unnest(
+                $2::int[], $3::text[], $4::bigint[], $5::text[], $6::text[], $7::bytea[], $8::bigint[], {_types(9)}
+            ) AS asked (request, run_id, lease_epoch, token, status, outcome, given_at, {ENTRY_COLUMNS})
+            ORDER BY run_id COLLATE "C", request
+        ) AS asked
+        CROSS JOIN LATERAL (
+            SELECT id FROM $runs
+            WHERE namespace = $1 AND id = asked.run_id AND epoch = asked.lease_epoch AND lease_token = asked.token
+                AND parent_id IS NULL
+            FOR NO KEY UPDATE
+        ) AS run
     ),
     appended AS (
         INSERT INTO $steps (namespace, run_id, {ENTRY_COLUMNS})
-        SELECT $1, held.run_id, {", ".join(f"given.{column}" for column in _ENTRY)}
-        FROM unnest($6::int[], {_GIVEN_ENTRIES}) AS given (request, {ENTRY_COLUMNS}) JOIN held USING (request)
+        SELECT $1, run_id, {ENTRY_COLUMNS} FROM held WHERE seq IS NOT NULL
+    ),
+    ended AS (
+        UPDATE $runs AS run SET status = held.status, outcome = held.outcome, updated_at = held.at, wake_at = NULL,
+            waiting_for = ARRAY[]::text[], lease_token = NULL, lease_owner = NULL, lease_until = NULL
+        FROM (SELECT DISTINCT ON (request) request, run_id, status, outcome, at FROM held ORDER BY request) AS held
+        WHERE run.namespace = $1 AND run.id = held.run_id
+        RETURNING held.request
     )
-    SELECT request, inbox_seq, cancel_requested FROM held
+    SELECT request, (SELECT pg_notify(${9 + len(_ENTRY)}, ''))::text FROM ended
 """
 # $25..$28 how each run ends or sleeps, $29..$30 what it waits for, $31 the channel. Children and parents are locked together, in
 # id order. A child whose parent is in the same batch is sent again: one statement changes a row once.
@@ -303,8 +340,10 @@ async def append_all(db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]
         lease, (entry,) = writes[0].lease, writes[0].entries
         row = await db.one(_APPEND_ONE, lease.run_id, lease.epoch, lease.token, *entry_values(entry))
         return [LeaseLost(lease.run_id, lease.epoch) if row is None else Pulse(*row)]
-    leases, entries = _leases(writes), _given_entries(writes)
-    rows = await db.all(_APPEND, *columns(leases, 4), *columns(entries, 1 + len(_ENTRY)))
+    given = [
+        (*lease, *entry_values(entry)) for write, lease in zip(writes, _leases(writes), strict=True) for entry in write.entries
+    ]
+    rows = await db.all(_APPEND, *columns(given, 4 + len(_ENTRY)))
     pulses = {request: Pulse(inbox_seq, cancel_requested) for request, inbox_seq, cancel_requested in rows}
     return [pulses.get(number) or LeaseLost(write.lease.run_id, write.lease.epoch) for number, write in enumerate(writes)]
 
@@ -320,6 +359,23 @@ def _pulse(write: Write, row: Sequence[Any]) -> Reply[Pulse]:
     if not is_held:
         return LeaseLost(write.lease.run_id, write.lease.epoch)
     return Pulse(inbox_seq, cancel_requested) if reason is None else _refusal(write.lease, reason)
+
+
+def are_plain_ends(writes: Sequence[Write]) -> bool:
+    """Whether they end runs, and have at most entries besides."""
+    return all(write.status != "suspended" and not write.consume and not write.items for write in writes)
+
+
+async def end_all(db: Session, writes: Sequence[Write]) -> list[Reply[list[Signal]]]:
+    """As `close_all`, for plain ends whose entries are new: one that is not is a unique violation, and nothing is written."""
+    given: list[tuple[Any, ...]] = []
+    for write, lease in zip(writes, _leases(writes), strict=True):
+        end = (*lease, write.status, write.outcome, write.now)
+        given += [(*end, *entry_values(entry)) for entry in write.entries] or [(*end, *_NO_ENTRY)]
+    ended = {row[0] for row in await db.all(_END, *columns(given, 7 + len(_ENTRY)), db.tables.channel)}
+    others = [write for number, write in enumerate(writes) if number not in ended]
+    answers = iter(await close_all(db, others) if others else [])
+    return [[] if number in ended else next(answers) for number in range(len(writes))]
 
 
 async def close_all(db: Session, writes: Sequence[Write]) -> list[Reply[list[Signal]]]:

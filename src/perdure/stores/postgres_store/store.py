@@ -2,20 +2,22 @@
 
 A verb is carried to the event loop of the store's connections (`home`) and answered from there. What holders write often
 (records, ends, sleeps) and what begins runs goes through lanes, where one statement serves all that arrived while the one before
-it was under way. What a caller passes in is copied before the verb is handed over, since that loop may look at it much later.
+it was under way; a loop that writes much has lanes of its own (`outposts`). What a caller passes in is copied before the verb is
+handed over, since it may be looked at much later.
 """
 
 from __future__ import annotations
 
 import asyncio
 import builtins
+import os
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perdure.duration import microseconds
-from perdure.errors import LeaseLost, PerdureError
 from perdure.journal import Entry
 from perdure.records import (
     Awaited,
@@ -40,23 +42,28 @@ from perdure.stores.leasing import lease_microseconds, new_token
 from perdure.stores.postgres_store import claims, inbox, reading, recording, runs, schedules
 from perdure.stores.postgres_store.errors import driver
 from perdure.stores.postgres_store.home import PostgresHome
+from perdure.stores.postgres_store.lanes import Lanes
 from perdure.stores.postgres_store.place import Place, place_of
 from perdure.stores.postgres_store.rows import identity
 from perdure.stores.postgres_store.schema import Session, Tables
 from perdure.stores.postgres_store.transaction import PostgresTransaction
 from perdure.stores.postgres_store.watching import POLL_EVERY, Listener
 from perdure.stores.remote.carried import CarriedStore
-from perdure.stores.remote.lanes import AGAIN, Lane, Reply
+from perdure.stores.remote.lanes import Lane, Request
+from perdure.stores.remote.outposts import Opened, Outposts
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Q = TypeVar("Q", bound=Request)
+A = TypeVar("A")
 
 
 class PostgresStore(CarriedStore[PostgresHome]):
     """A store in a PostgreSQL database, for any number of processes and machines.
 
-    It opens up to `pool_size` connections by the DSN, or uses the asyncpg `pool` that is passed in and leaves it open. `table`
-    begins the names of the tables, `prefix` keeps runs of several users of the same tables apart.
+    It opens up to `pool_size` connections by the DSN, and as many again for an event loop that writes much, or uses the asyncpg
+    `pool` that is passed in and leaves it open. `table` begins the names of the tables, `prefix` keeps runs of several users of the
+    same tables apart.
     """
 
     def __init__(
@@ -77,11 +84,27 @@ class PostgresStore(CarriedStore[PostgresHome]):
         super().__init__(home, prefix=prefix, auto_migrate=auto_migrate)
 
     def _move_in(self) -> None:
-        culprit = self._home.has_culprit
         self._listener = Listener(self._home, self._gate)
-        self._records: Lane[recording.Write, Pulse] = Lane(self._record_all, culprit)
-        self._closings: Lane[recording.Write, builtins.list[Signal]] = Lane(self._close_all, culprit)
-        self._beginnings: Lane[runs.Begin, Created] = Lane(self._create_all, culprit)
+        self._lanes = Lanes(self._home, self._namespace)
+        self._outposts = Outposts(partial(_outpost, self._home, self._namespace))
+        weakref.finalize(self, self._outposts.abandon).atexit = False
+
+    async def close(self) -> None:
+        """Wait for what was submitted, and close the connections unless they were borrowed."""
+        await super().close()
+        await self._outposts.close()
+
+    def _start_over(self) -> None:
+        self._outposts.leave_behind()
+        super()._start_over()
+
+    def _write(self, lane: Callable[[Lanes], Lane[Q, A]], request: Q) -> Awaitable[A]:
+        """The answer of a lane: one on the caller's loop if that has any, otherwise one on the home loop."""
+        is_possible = self._home.is_ready and not self._home.is_borrowed and self._process == os.getpid()
+        near = self._outposts.here() if is_possible else None
+        if near is None:
+            return self._send(lambda: lane(self._lanes), request)
+        return self._send(lambda: lane(near), request, _at_once)
 
     def _moving_out(self) -> Callable[[], Coroutine[Any, Any, None]]:
         return partial(_close, self._home, self._listener)
@@ -114,7 +137,7 @@ class PostgresStore(CarriedStore[PostgresHome]):
         length = None if ttl is None else lease_microseconds(ttl)
         journal, rows = checked_journal(entries), checked_inbox(inbox)
         begin = runs.Begin(checked_start(run), length, new_token(), self._owner, journal, rows, created_at, now)
-        return self._send(lambda: self._beginnings, begin)
+        return self._write(lambda lanes: lanes.beginnings, begin)
 
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
@@ -179,7 +202,7 @@ class PostgresStore(CarriedStore[PostgresHome]):
     ) -> Awaitable[Pulse]:
         """Append to the journal: a share of one statement, which is one round trip and one commit."""
         write = recording.record(lease, entries, consume, items)
-        return self._send(lambda: self._records, write)
+        return self._write(lambda lanes: lanes.records, write)
 
     def suspend(
         self,
@@ -193,7 +216,7 @@ class PostgresStore(CarriedStore[PostgresHome]):
     ) -> Awaitable[builtins.list[Signal]]:
         """Record and give up the lease, unless something awaited is there."""
         write = recording.suspend(lease, wake_at, waiting_for, entries, consume, now)
-        return self._send(lambda: self._closings, write)
+        return self._write(lambda lanes: lanes.closings, write)
 
     def finish(
         self,
@@ -207,7 +230,7 @@ class PostgresStore(CarriedStore[PostgresHome]):
     ) -> Awaitable[object]:
         """Record, end the run and tell its parent."""
         write = recording.finish(lease, status, outcome, entries, consume, now)
-        return self._send(lambda: self._closings, write)
+        return self._write(lambda lanes: lanes.closings, write)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""
@@ -337,43 +360,15 @@ class PostgresStore(CarriedStore[PostgresHome]):
     async def _do(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._carry(lambda: self._home.perform(self._namespace, lambda db, _: verb(db, *args, **kwargs)))
 
-    async def _record_all(self, writes: Sequence[recording.Write]) -> Sequence[Reply[Pulse]]:
-        is_careful = not recording.are_plain(writes)
 
-        async def record(db: Session, _: bool) -> Sequence[Reply[Pulse]]:  # noqa: FBT001 - as all work
-            nonlocal is_careful
-            if is_careful:
-                return await recording.record_all(db, writes)
-            is_careful = True  # what does not go through at once is looked at closely
-            return await recording.append_all(db, writes)
+async def _outpost(home: PostgresHome, namespace: str) -> Opened[Lanes]:
+    with home.mapping():
+        outpost = await home.outpost()
+    return Opened(Lanes(outpost, namespace, at_once=2), outpost.close)
 
-        return await self._home.perform(self._namespace, record)
 
-    async def _close_all(self, writes: Sequence[recording.Write]) -> Sequence[Reply[builtins.list[Signal]]]:
-        async def close(db: Session, is_repeated: bool) -> Sequence[Reply[builtins.list[Signal]]]:  # noqa: FBT001 - as all work
-            answers = await recording.close_all(db, writes)
-            if not is_repeated:
-                return answers
-            return [
-                [] if isinstance(answer, LeaseLost) and await recording.was_closed(db, write) else answer
-                for write, answer in zip(writes, answers, strict=True)
-            ]
-
-        return await self._home.perform(self._namespace, close)
-
-    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created]]:
-        made = await self._home.perform(self._namespace, lambda db, _: runs.create_all(db, begins))
-        found = await asyncio.gather(*(self._found(begin) for begin, one in zip(begins, made, strict=True) if one is None))
-        others = iter(found)
-        return [one if one is not None else next(others) for one in made]
-
-    async def _found(self, begin: runs.Begin) -> Reply[Created]:
-        """The run that is there already. One that is gone again is created once more."""
-        try:
-            found = await self._home.perform(self._namespace, lambda db, _: runs.find(db, begin))
-        except PerdureError as refusal:
-            return refusal
-        return AGAIN if found is None else found
+def _at_once(callback: Callable[[], None]) -> None:
+    callback()
 
 
 async def _close(home: PostgresHome, listener: Listener) -> None:

@@ -6,12 +6,16 @@ a time, so that a record costs its caller a future and not a task on each side.
 A request that is refused fails alone, with the error that its statement gave it. When a statement fails as a whole because of
 what it says, each of its requests is sent once more by itself, so that only the culprit hears of it. One that takes long, because
 some row is locked, does not hold up the others: after PATIENCE the next one starts beside it.
+
+A lane may have two statements under way. Runs that were answered together ask together again, so that client and server would
+take turns; many requests are therefore sent in two halves, and while the server has the one, the runs of the other go on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import enum
 import threading
 from collections import deque
@@ -25,6 +29,7 @@ MAX_REQUESTS: Final = 500
 MAX_BYTES: Final = 8 << 20
 PATIENCE: Final = 0.05
 MAX_STATEMENTS: Final = 4
+WORTH_SPLITTING: Final = 16
 
 
 class _Again(enum.Enum):
@@ -61,6 +66,13 @@ class _Asked(NamedTuple, Generic[Q, A]):
     on_answer: Callable[[], None] | None = None
 
 
+class _Statement(asyncio.Task[None]):
+    """A statement under way. Whoever shuts its loop down waits for it: what was sent is answered."""
+
+    def cancel(self, msg: Any | None = None) -> bool:  # noqa: ARG002 - always refused
+        return False
+
+
 class Lane(Generic[Q, A]):
     """Requests of one kind on their way into the database. All of it but `ask` runs on one event loop.
 
@@ -71,32 +83,39 @@ class Lane(Generic[Q, A]):
         self,
         perform: Callable[[Sequence[Q]], Awaitable[Sequence[Reply[A]]]],
         has_culprit: Callable[[BaseException], bool],
+        *,
+        at_once: int = 1,
     ) -> None:
-        """`has_culprit` says of an error whether a statement for many failed because of one of them."""
+        """`has_culprit` says of an error whether a statement for many failed because of one of them.
+
+        `at_once` is how many statements there may be under way, unless one takes long.
+        """
         self._perform = perform
         self._has_culprit = has_culprit
+        self._at_once = at_once
         self._waiting: deque[_Asked[Q, A]] = deque()
         # Asked on other loops, and not noticed here so far. Guarded by the lock.
         self._arriving: list[_Asked[Q, A]] = []
         self._lock = threading.Lock()
         self._under_way: set[asyncio.Task[None]] = set()
+        # Whether a statement is about to begin, which takes along what is asked before it does.
+        self._is_starting = False
         # When the last statement was started, and whether somebody will look how it does.
         self._started_at = 0.0
         self._is_looked_after = False
         self.statements = 0
 
-    async def submit(self, request: Q) -> A:
-        """The answer to the request, once what it wrote is committed."""
-        future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Asked(request, future))
-        if not self._under_way:
-            self._start()
-        return await future
+    def put(self, request: Q, on_answer: Callable[[], None] | None = None) -> asyncio.Future[A]:
+        """The answer to the request, once what it wrote is committed. On the lane's own loop."""
+        asked = _Asked[Q, A](request, Answer(), on_answer)
+        self._waiting.append(asked)
+        self._start_if_free()
+        return asked.future
 
     def ask(
         self, request: Q, call: Callable[[Callable[[], None]], object], on_answer: Callable[[], None] | None = None
     ) -> asyncio.Future[A]:
-        """As `submit`, from any loop: an answer on that loop. `call` calls something on the lane's loop, or raises."""
+        """As `put`, from any loop: an answer on that loop. `call` calls something on the lane's loop, or raises."""
         asked = _Asked[Q, A](request, Answer(), on_answer)
         with self._lock:
             self._arriving.append(asked)
@@ -116,12 +135,17 @@ class Lane(Generic[Q, A]):
 
     def _arrive(self) -> None:
         self._waiting.extend(self._arrived())
-        if self._waiting and not self._under_way:
+        self._start_if_free()
+
+    def _start_if_free(self) -> None:
+        if self._waiting and not self._is_starting and len(self._under_way) < self._at_once:
             self._start()
 
     def _start(self) -> None:
+        self._is_starting = True
         loop = asyncio.get_running_loop()
-        task = loop.create_task(self._send())
+        # In a context of its own: it is no part of the run that asks first.
+        task = _Statement(self._send(), loop=loop, context=contextvars.Context())
         self._under_way.add(task)
         task.add_done_callback(self._sent)
         self._started_at = loop.time()
@@ -131,8 +155,7 @@ class Lane(Generic[Q, A]):
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
-        if self._waiting and not self._under_way:
-            self._start()
+        self._start_if_free()
 
     def _look_after(self) -> None:
         """Start another statement beside those under way, if the last of them takes long and something waits for it."""
@@ -141,23 +164,31 @@ class Lane(Generic[Q, A]):
         if not self._under_way:
             return
         patient_for = self._started_at + PATIENCE - loop.time()
-        if patient_for <= 0 and self._waiting and len(self._under_way) < MAX_STATEMENTS:
+        if patient_for <= 0 and self._waiting and not self._is_starting and len(self._under_way) < MAX_STATEMENTS:
             self._start()
         if not self._is_looked_after:
             self._is_looked_after = True
             loop.call_later(patient_for if patient_for > 0 else PATIENCE, self._look_after)
 
     async def _send(self) -> None:
-        batch = self._take()  # what was submitted in the same turn of the loop comes along
+        self._is_starting = False
+        batch = self._take(self._share())
+        self._start_if_free()
         if batch:
             await self._answer(batch)
 
-    def _take(self) -> list[_Asked[Q, A]]:
+    def _share(self) -> int:
+        """How many of those that wait go into this statement: all, or half when there may be another beside it."""
+        waiting = len(self._waiting)
+        has_room = len(self._under_way) < self._at_once
+        return (waiting + 1) // 2 if has_room and waiting >= WORTH_SPLITTING else waiting
+
+    def _take(self, most: int) -> list[_Asked[Q, A]]:
         batch: list[_Asked[Q, A]] = []
         left: deque[_Asked[Q, A]] = deque()
         taken: set[Hashable] = set()
         size = 0
-        while self._waiting and len(batch) < MAX_REQUESTS and size < MAX_BYTES:
+        while self._waiting and len(batch) < min(most, MAX_REQUESTS) and size < MAX_BYTES:
             asked = self._waiting.popleft()
             if not taken.isdisjoint(asked.request.places):
                 left.append(asked)

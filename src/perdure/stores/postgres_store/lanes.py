@@ -1,0 +1,68 @@
+"""The lanes of one home: what holders write often, and what begins runs, many in one statement."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from perdure.errors import LeaseLost, PerdureError
+from perdure.records import Created, Pulse, Signal
+from perdure.stores.postgres_store import recording, runs
+from perdure.stores.postgres_store.home import PostgresHome
+from perdure.stores.postgres_store.schema import Session
+from perdure.stores.remote.lanes import AGAIN, Lane, Reply
+
+
+class Lanes:
+    """Records, ends and sleeps, and beginnings."""
+
+    def __init__(self, home: PostgresHome, namespace: str, *, at_once: int = 1) -> None:
+        """`at_once` is how many statements of records there may be under way."""
+        self._home = home
+        self._namespace = namespace
+        self.records: Lane[recording.Write, Pulse] = Lane(self._record_all, home.has_culprit, at_once=at_once)
+        self.closings: Lane[recording.Write, list[Signal]] = Lane(self._close_all, home.has_culprit)
+        self.beginnings: Lane[runs.Begin, Created] = Lane(self._create_all, home.has_culprit)
+
+    async def _record_all(self, writes: Sequence[recording.Write]) -> Sequence[Reply[Pulse]]:
+        is_careful = not recording.are_plain(writes)
+
+        async def record(db: Session, _: bool) -> Sequence[Reply[Pulse]]:  # noqa: FBT001 - as all work
+            nonlocal is_careful
+            if is_careful:
+                return await recording.record_all(db, writes)
+            is_careful = True  # what does not go through at once is looked at closely
+            return await recording.append_all(db, writes)
+
+        return await self._home.perform(self._namespace, record)
+
+    async def _close_all(self, writes: Sequence[recording.Write]) -> Sequence[Reply[list[Signal]]]:
+        is_careful = not recording.are_plain_ends(writes)
+
+        async def close(db: Session, is_repeated: bool) -> Sequence[Reply[list[Signal]]]:  # noqa: FBT001 - as all work
+            nonlocal is_careful
+            close_all = recording.close_all if is_careful else recording.end_all
+            is_careful = True  # as above
+            answers = await close_all(db, writes)
+            if not is_repeated:
+                return answers
+            return [
+                [] if isinstance(answer, LeaseLost) and await recording.was_closed(db, write) else answer
+                for write, answer in zip(writes, answers, strict=True)
+            ]
+
+        return await self._home.perform(self._namespace, close)
+
+    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created]]:
+        made = await self._home.perform(self._namespace, lambda db, _: runs.create_all(db, begins))
+        found = await asyncio.gather(*(self._found(begin) for begin, one in zip(begins, made, strict=True) if one is None))
+        others = iter(found)
+        return [one if one is not None else next(others) for one in made]
+
+    async def _found(self, begin: runs.Begin) -> Reply[Created]:
+        """The run that is there already. One that is gone again is created once more."""
+        try:
+            found = await self._home.perform(self._namespace, lambda db, _: runs.find(db, begin))
+        except PerdureError as refusal:
+            return refusal
+        return AGAIN if found is None else found

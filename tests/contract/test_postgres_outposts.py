@@ -1,0 +1,21 @@
+"""The contract once more, where the loop that writes has connections of its own."""
+
+from perdure.store import Store
+from perdure.stores.postgres_store import PostgresStore
+from perdure.testing.contract import contract_tests
+from tests.contract.test_postgres import PostgresFactory
+
+
+class OutpostFactory(PostgresFactory):
+    """What is written on the loop that opens a store goes by an outpost; what is written elsewhere does not."""
+
+    async def open(self, prefix: str = "") -> Store:
+        store = await super().open(prefix)
+        assert isinstance(store, PostgresStore)
+        await store.setup()
+        await store._outposts.open_here()
+        assert store._outposts.here() is not None
+        return store
+
+
+test_contract = contract_tests(OutpostFactory)
