@@ -32,8 +32,6 @@ from perdure.stepresults import load_error_of, load_value
 from perdure.stepspec import StepPlan
 from perdure.waits import Wait
 
-# Bytes of the hash of a step's arguments: it stands in every row, and only tells whether they are others now.
-ARGS_HASH: Final = 8
 _OUTCOMES: Final = (Ok, Err)
 
 
@@ -68,7 +66,7 @@ async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) 
     if calls.is_refusing:
         await calls.admitted()
     call = calls.begin(step.key, "step")
-    args_hash = drive.codec.digest(step.args, ARGS_HASH) if step.args and drive.may_be_resumed else None
+    args_hash = drive.codec.checksum(step.args) if step.args and drive.may_be_resumed else None
     entry = drive.turnstile.take(step.key) if drive.turnstile.queue else None
     if entry is None:
         with call:
@@ -89,7 +87,7 @@ async def _run_shared(drive: Drive, step: StepCall) -> Any:
     while (shared := drive.calls.shared.get(step.key)) is not None:
         entry = await drive.calls.same_as(step.key, shared)
         if entry.phase == "close":
-            return replayed(drive, step, entry, drive.codec.digest(step.args, ARGS_HASH) if step.args else None)
+            return replayed(drive, step, entry, drive.codec.checksum(step.args) if step.args else None)
     with drive.calls.sharing(step.key):
         return await run_step(drive, step, is_first_use=True)
 

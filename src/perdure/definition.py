@@ -163,7 +163,7 @@ class Workflow(Generic[P, T_co]):
         """The arguments as the function would take them, checked against the annotations. Raises `InvalidInput`."""
         try:
             if not kwargs and self._fewest <= len(args) <= len(self._plain):
-                return [self._conformed(codec, name, value) for name, value in zip(self._plain, args, strict=False)], {}
+                return [self._fitting(codec, name, value) for name, value in zip(self._plain, args, strict=False)], {}
             bound = self._bound(args, kwargs)
             for name, value in bound.arguments.items():
                 bound.arguments[name] = self._conformed(codec, name, value)
@@ -195,14 +195,16 @@ class Workflow(Generic[P, T_co]):
         raise ValueError("it is not a list of arguments and a dict of keyword arguments")
 
     def _conformed(self, codec: Codec, name: str, value: Any) -> Any:
-        hint = self._annotations.get(name, Any)
         kind = self._signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            return tuple(self._fitting(codec, name, each) for each in value)
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            return {key: self._fitting(codec, name, each) for key, each in value.items()}
+        return self._fitting(codec, name, value)
+
+    def _fitting(self, codec: Codec, name: str, value: Any) -> Any:
         try:
-            if kind is inspect.Parameter.VAR_POSITIONAL:
-                return tuple(codec.conform(each, hint) for each in value)
-            if kind is inspect.Parameter.VAR_KEYWORD:
-                return {key: codec.conform(each, hint) for key, each in value.items()}
-            return codec.conform(value, hint)
+            return codec.conform(value, self._annotations.get(name, Any))
         except ValueError as reason:
             raise ValueError(f"{name}: {reason}") from reason
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
 from perdure.engine import Drive
 from perdure.options import Options
+from perdure.randomness import random_bytes
 from perdure.records import Claim, Lease, RunRow
 from perdure.settings import Settings
 
@@ -34,7 +34,7 @@ def _unstored(workflow: str, now: int) -> Claim:
         workflow=workflow,
         input=b"",
         input_hash=b"",
-        seed=os.urandom(16),
+        seed=random_bytes(),
         status="running",
         wake_at=None,
         attempts=1,

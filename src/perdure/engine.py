@@ -476,6 +476,8 @@ class Drive:
 
 def _readable(claim: Claim) -> tuple[Recorded, SnapshotCorrupt | None]:
     """What the journal says, or the error that says why it cannot be read."""
+    if not claim.journal:
+        return Recorded([], {}, {}, {}), None
     try:
         return Recorded.of(claim.journal), None
     except ValueError as reason:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import uuid
 import warnings
 import weakref
@@ -40,6 +39,7 @@ from perdure.journal import Entry, in_force
 from perdure.listeners import listeners_of, no_longer_driven
 from perdure.options import Options, StoredOptions, checked_priority, encoded_metadata
 from perdure.outcomes import Hints, failed_keys_of, outcome_of
+from perdure.randomness import random_bytes
 from perdure.records import Claim, Claims, Created, NewRun, RunRow, check_id
 from perdure.result import Outcome, Suspended
 from perdure.settings import Settings
@@ -109,7 +109,7 @@ class Host:
             workflow=workflow.name,
             input=given.encoded,
             input_hash=given.digest,
-            seed=os.urandom(16),
+            seed=random_bytes(),
             definition_hash=workflow.definition_hash,
             queue=check_id(options.get("queue", "default"), "a queue's name"),
             priority=checked_priority(options.get("priority", 0)),

@@ -98,15 +98,11 @@ def _check_made(steps: Mapping[Any, Any]) -> None:
         raise SnapshotFormatError(problems.listed())
 
 
-def begun(
-    new: NewRun, state: Snapshot | ResumeState | None, on_change: OnChange, *, without_failed: bool, is_named: bool
-) -> Beginning:
+def begun(new: NewRun, state: Snapshot | ResumeState, on_change: OnChange, *, without_failed: bool, is_named: bool) -> Beginning:
     """The beginning of the run `new` from this state. Raises `SnapshotMismatch` when the state belongs to another workflow.
 
     It has the definition hash of the code that recorded the state, so that whoever drives it sees whether that has changed.
     """
-    if state is None:
-        return Beginning(new)
     metadata = dict(state.metadata or {})
     record = record_in(metadata)
     left_out = failed_keys(state, record) if without_failed else ()

@@ -64,6 +64,8 @@ def _beginning(
     options: dict[str, Any],
 ) -> Beginning:
     new = host.new_run(workflow, args, kwargs, stored_part(options))
+    if state is None:
+        return Beginning(new)
     on_change = Options.nearest(workflow.process_options, options).on_definition_change
     return begun(new, state, on_change, without_failed=bool(options.get("retry_failed")), is_named="id" in options)
 

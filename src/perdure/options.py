@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, get_args
 
@@ -62,8 +61,7 @@ class RunOptions(StoredOptions, ProcessOptions, total=False):
     wait: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """The process options in force for a drive."""
 
     deps: Any = None

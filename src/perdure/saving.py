@@ -6,7 +6,6 @@ any run. A snapshot that does not say with which input the run was started is ke
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from perdure.errors import SnapshotFormatError
 from perdure.importing import entries_of, inbox_of, losses_of, read_state
 from perdure.journal import Entry
 from perdure.options import encoded_metadata
+from perdure.randomness import random_bytes
 from perdure.records import ENDED, RunRow, Signal, Status, check_id
 from perdure.resume import ResumeState
 from perdure.runrecord import RunRecord, record_in
@@ -105,7 +105,7 @@ def _status(record: RunRecord | None) -> Status:
 def _start(metadata: dict[str, Any], record: RunRecord | None) -> dict[str, Any]:
     """With what the run was started, if that is known."""
     if record is None:
-        return {"input": b"", "input_hash": b"", "seed": os.urandom(16)}
+        return {"input": b"", "input_hash": b"", "seed": random_bytes()}
     definition_hash = metadata.get("definitionHash")
     return {
         "input": msgspec.json.encode(metadata.get("input")) if record.input_hash else b"",

@@ -122,3 +122,18 @@ def test_a_value_that_shares_its_parts_too_often_has_no_digest() -> None:
         value = make()
         assert small.digest(value) is None
         assert small.digest((value,)) is None
+
+
+def test_the_checksum_of_arguments_does_not_depend_on_the_way_it_is_taken() -> None:
+    short, long = Codec(), Codec(max_depth=2)  # for the second nothing is short
+    for args in ((), (1,), (5, "x"), (None, True, "é", 2**60), ("$",), ('"$',), (1.5,), ([1, 2], {"a": 1}), ((1,),)):
+        assert short.checksum(args) == long.checksum(args) is not None, args
+        assert len(short.checksum(args) or b"") == 4
+
+
+def test_other_arguments_have_another_checksum() -> None:
+    codec = Codec()
+    others = [(), (1,), (True,), ("1",), (1.0,), (None,), ([1],), ((1,),), (1, 1), ("1,1",), ({"a": 1},), ({"a": "1"},), (b"1",)]
+    assert len({codec.checksum(args) for args in others}) == len(others)
+    assert codec.checksum(({"a": 1, "b": 2},)) == codec.checksum(({"b": 2, "a": 1},))
+    assert codec.checksum((object(),)) is None

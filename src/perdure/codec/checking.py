@@ -36,11 +36,14 @@ _WRAPPERS = tuple(
 )
 _SEQUENCES = (list, tuple, set, frozenset)
 _CONTAINERS = frozenset({*_SEQUENCES, dict})
+_SCALARS = frozenset({bool, int, float, str, bytes})
 _NOTHING: Any = object()
 
 
 def conform(value: Any, hint: Any, path: str) -> Any:
     """The value as `hint` describes it; the value itself when it is that already. `ValueError` when it does not fit."""
+    if type(value) is hint and hint in _SCALARS:
+        return value  # as most are
     try:
         return _Check().value(value, hint, path)
     except RecursionError as error:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
-
 from perdure.duration import microseconds
+from perdure.randomness import random_bytes
 
 
 def lease_microseconds(ttl: float) -> int:
@@ -17,4 +16,4 @@ def lease_microseconds(ttl: float) -> int:
 
 def new_token() -> str:
     """A token that nobody can guess."""
-    return secrets.token_hex(16)
+    return random_bytes().hex()

@@ -21,6 +21,7 @@ from perdure.duration import MICROSECOND
 from perdure.errors import PersistenceError, RunFinished, RunNotFound
 from perdure.journal import Entry
 from perdure.records import Claim, Item, Lease, Pulse, QueueLimits, RunRow, Schedule, Signal
+from perdure.stores.leasing import new_token
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -52,7 +53,7 @@ class StoredRun:
         until = now + microseconds(ttl)
         epoch = max(self.row.epoch + 1, now)
         self.free(status="running", wake_at=until, lease_until=until, epoch=epoch, attempts=attempts, updated_at=now)
-        self.token = secrets.token_hex(16)
+        self.token = new_token()
         self.claimed_length = len(self.entries)
         return Claim(
             lease=Lease(run_id=self.row.id, epoch=epoch, token=self.token, until=until),

@@ -62,8 +62,8 @@ class PostgresStore(CarriedStore[PostgresHome]):
     """A store in a PostgreSQL database, for any number of processes and machines.
 
     It opens up to `pool_size` connections by the DSN, and as many again for an event loop that writes much, or uses the asyncpg
-    `pool` that is passed in and leaves it open. `table` begins the names of the tables, `prefix` keeps runs of several users of the
-    same tables apart.
+    `pool` that is passed in and leaves it open. `table` begins the names of the tables, `prefix` keeps runs of several users of
+    the same tables apart.
     """
 
     def __init__(

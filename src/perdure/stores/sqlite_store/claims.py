@@ -8,7 +8,6 @@ to other workflows or wait behind a queue's limit.
 from __future__ import annotations
 
 import heapq
-import secrets
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby, takewhile
@@ -16,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from perdure.errors import LeaseHeld, LeaseLost, RunNotFound
 from perdure.records import Lease, Pulse, QueueLimits, RunRow
+from perdure.stores.leasing import new_token
 from perdure.stores.owner import Owner, Owners
 from perdure.stores.sqlite_store.rows import RUN_COLUMNS, clock, run_from
 from perdure.stores.sqlite_store.runs import get
@@ -259,7 +259,7 @@ def refuse_live(run: RunRow, owners: Owners, now: int) -> None:
 
 
 def _take(db: Session, run_id: str, at: int, length: int, owner: str) -> Taken:
-    token = secrets.token_hex(16)
+    token = new_token()
     values = db.one(_TAKE, run_id, token, owner, at + length, at)
     if values is None:
         raise RunNotFound(run_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
@@ -12,6 +11,7 @@ from perdure.errors import LeaseHeld, RunFinished, RunNotFound
 from perdure.journal import Entry, drop_entry
 from perdure.records import ENDED, Claim, Created, Lease, NewRun, RunRow, Signal
 from perdure.stores.beginning import found_row, new_row
+from perdure.stores.leasing import new_token
 from perdure.stores.owner import Owners
 from perdure.stores.sqlite_store import inbox
 from perdure.stores.sqlite_store.recording import append
@@ -118,7 +118,7 @@ def _leased(pending: RunRow, until: int, owner: str, begun: Begun) -> Created:
     epoch = max(1, pending.updated_at)
     leased = {"status": "running", "wake_at": until, "epoch": epoch, "lease_owner": owner, "lease_until": until, "attempts": 1}
     run = msgspec.structs.replace(pending, **leased)
-    lease = Lease(run_id=run.id, epoch=run.epoch, token=secrets.token_hex(16), until=until)
+    lease = Lease(run_id=run.id, epoch=run.epoch, token=new_token(), until=until)
     inbox_seq = begun.inbox[-1].seq if begun.inbox else 0
     claim = Claim(lease=lease, run=run, journal=[*begun.entries], inbox=[*begun.inbox], inbox_seq=inbox_seq, item_counts={})
     return Created(run=run, is_new=True, claim=claim)
