@@ -24,19 +24,20 @@ class Answer(asyncio.Future[T]):
 
     def set_result(self, result: T) -> None:
         super().set_result(result)
-        self._tell()
+        if self.then is not None:
+            self._tell(self.then)
 
     def set_exception(self, exception: type | BaseException) -> None:
         super().set_exception(exception)
-        self._tell()
-
-    def _tell(self) -> None:
-        """Call `then`. What it raises goes the way of what a callback raises: many answers come at once, and all have to."""
         if self.then is not None:
-            try:
-                self.then(self)
-            except BaseException as error:  # noqa: BLE001
-                self.get_loop().call_soon(_raise, error)
+            self._tell(self.then)
+
+    def _tell(self, then: Callable[[asyncio.Future[T]], None]) -> None:
+        """Call it. What it raises goes the way of what a callback raises: many answers come at once, and all have to."""
+        try:
+            then(self)
+        except BaseException as error:  # noqa: BLE001
+            self.get_loop().call_soon(_raise, error)
 
 
 def _raise(error: BaseException) -> None:

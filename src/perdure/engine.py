@@ -236,7 +236,8 @@ class Drive:
         """Return when a step function may be called: all before it is recorded, and the run is ours."""
         if (acknowledged := self.recorder.acknowledged()) is not None:
             await acknowledged
-        self._check_that_it_is_ours()
+        if self.calls.is_refusing or (self._held is not None and not self._held.is_ours()):
+            self._check_that_it_is_ours()
         if self.must_stop:
             await asyncio.get_running_loop().create_future()
 

@@ -105,6 +105,8 @@ class Recorder(Unrecorded):
         self._loop = asyncio.get_running_loop()
         self._branches = branches
         self._next_turn = next_turn_of(self._loop)
+        # Not that of the body: a task started there is a branch of it.
+        self._context = contextvars.Context()
         self._acknowledged_seq = self.next_seq - 1
         self._entries: list[Entry] = []
         self._consume: list[int] = []
@@ -209,22 +211,19 @@ class Recorder(Unrecorded):
         self._is_write_due = False
         self._branches.at_pause = None
         if self._entries and self._writing is None and not self._is_taken_over and self._failure is None:
-            self._written = self._take()
-            context = contextvars.Context()  # not that of the body: a task started there is a branch of it
-            self._writing = writing = context.run(self._begin, *self._written)
-            if isinstance(writing, Answer) and not writing.done():
-                writing.then = self._answered
+            self._written = entries, consume = self._take()
+            record, now = self._store.record, self._clock.store_now()
+            try:
+                write = self._context.run(record, self._lease, entries, consume=consume, now=now)
+            except Exception as error:  # noqa: BLE001 - as if it had been awaited: whoever is here now only has something to record
+                write = self._loop.create_future()
+                write.set_exception(error)
+            if isinstance(write, Answer) and not write.done():
+                self._writing = write
+                write.then = self._answered
             else:
-                writing.add_done_callback(self._answered, context=context)
-
-    def _begin(self, entries: list[Entry], consume: list[int]) -> asyncio.Future[Pulse]:
-        try:
-            write = self._store.record(self._lease, entries, consume=consume, now=self._clock.store_now())
-        except Exception as error:  # noqa: BLE001 - as if it had been awaited: whoever is here now only has something to record
-            refused: asyncio.Future[Pulse] = self._loop.create_future()
-            refused.set_exception(error)
-            return refused
-        return write if isinstance(write, Answer) else asyncio.ensure_future(write)
+                self._writing = writing = self._context.run(asyncio.ensure_future, write)
+                writing.add_done_callback(self._answered, context=contextvars.Context())
 
     def _answered(self, writing: asyncio.Future[Pulse]) -> None:
         """Told by the write itself, and before that perhaps by somebody who waited for it."""

@@ -104,7 +104,7 @@ class PostgresStore(CarriedStore[PostgresHome]):
         near = self._outposts.here() if is_possible else None
         if near is None:
             return self._send(lambda: lane(self._lanes), request)
-        return self._send(lambda: lane(near), request, _at_once)
+        return self._refused() or lane(near).put(request, self._gate.leave)
 
     def _moving_out(self) -> Callable[[], Coroutine[Any, Any, None]]:
         return partial(_close, self._home, self._listener)
@@ -365,10 +365,6 @@ async def _outpost(home: PostgresHome, namespace: str) -> Opened[Lanes]:
     with home.mapping():
         outpost = await home.outpost()
     return Opened(Lanes(outpost, namespace, at_once=2), outpost.close)
-
-
-def _at_once(callback: Callable[[], None]) -> None:
-    callback()
 
 
 async def _close(home: PostgresHome, listener: Listener) -> None:

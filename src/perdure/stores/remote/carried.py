@@ -68,21 +68,22 @@ class Carried(Generic[H]):
         self._enter()
         return await self._home.run(self._inside(verb, needs_schema=needs_schema))
 
-    def _send(
-        self, lane: Callable[[], Lane[Q, A]], request: Q, call: Callable[[Callable[[], None]], None] | None = None
-    ) -> Awaitable[A]:
+    def _send(self, lane: Callable[[], Lane[Q, A]], request: Q) -> Awaitable[A]:
         """The lane's answer: just a future of the caller's loop, as this is what every step waits for.
 
-        Which lane that is can only be said inside: a forked child has others. `call` calls something on the lane's loop, if that
-        is not the home loop.
+        Which lane that is can only be said inside: a forked child has others.
         """
         if not self._home.is_ready or self._process != os.getpid():
             return self._carry(lambda: _answer_of(lane(), request))
+        return self._refused() or lane().ask(request, self._home.call, self._gate.leave)
+
+    def _refused(self) -> asyncio.Future[Any] | None:
+        """None, and one more is inside the gate; or what says that it is closed."""
         try:
             self._gate.enter()
         except PersistenceError as closed:
             return _failed(closed)
-        return lane().ask(request, call or self._home.call, self._gate.leave)
+        return None
 
     def _enter(self) -> None:
         self._be_in_this_process()

@@ -41,7 +41,8 @@ class Gate:
     def hand_over(self, put: Callable[[T], None], message: T) -> None:
         """Put the message somewhere, which takes no time, if the gate was not closed before."""
         with self._lock:
-            self._check()
+            if self._closed:
+                self._check()
             put(message)
 
     def _check(self) -> None:
