@@ -68,7 +68,8 @@ class Outposts(Generic[T]):
 
     def leave_behind(self) -> None:
         """In a forked child: never touch these connections, which are the parent's."""
-        _left_behind.append(self)
+        _left_behind.append(self._by_loop)
+        self._by_loop = {}
 
 
 class _Outpost(Generic[T]):
@@ -138,4 +139,4 @@ def _begin_to_close(outpost: _Outpost[Any]) -> Future[None] | None:
 
 
 # What a forked child inherited: closing the connections would disturb the parent's, so they are kept for ever.
-_left_behind: Final[list[Outposts[Any]]] = []
+_left_behind: Final[list[dict[asyncio.AbstractEventLoop, _Outpost[Any]]]] = []
