@@ -100,7 +100,7 @@ def test_every_statement_is_looked_at() -> None:
 @pytest.mark.parametrize(("name", "template"), [pytest.param(*pair, id=f"{n}{pair[0]}") for n, pair in enumerate(statements())])
 def test_no_statement_reads_through_a_table(new_meter: Callable[[], Meter], name: str, template: str) -> None:
     meter = new_meter()
-    sql = meter.session.tables.statement(template).sql
+    sql = meter.session.tables.statements[template].sql
     plan = [row[3] for row in meter.connection.execute(f"EXPLAIN QUERY PLAN {sql}", [None] * sql.count("?"))]
     assert not [line for line in plan if line.startswith("SCAN perdure") or "AUTOMATIC" in line]
     assert name in SORTING or not [line for line in plan if "TEMP B-TREE" in line]

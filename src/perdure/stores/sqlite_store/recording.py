@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Sequence
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.journal import Entry
@@ -44,7 +46,7 @@ _PARENT_NOTIFIED: Final = "UPDATE $runs SET parent_notified = 1 WHERE namespace 
 _REPORT: Final = "UPDATE $runs SET progress = ?3 WHERE namespace = ?1 AND id = ?2"
 
 
-class Fence(NamedTuple):
+class Fence(msgspec.Struct, frozen=True, gc=False):
     """What the fence let through: the request to stop, who waits for the run, and how long its inbox is."""
 
     cancel_requested: bool
@@ -74,8 +76,10 @@ def record_only(db: Session, lease: Lease, entries: Sequence[Entry], consume: Se
 def record(db: Session, lease: Lease, entries: Sequence[Entry], consume: Sequence[int] = (), items: Sequence[Item] = ()) -> Fence:
     """Append entries and items and consume signals. What is there already, and the same, is a lost reply."""
     state = fence(db, lease)
-    _refuse_overwriting_items(db, lease, items)
-    _refuse_missing(db, lease, consume)
+    if items:
+        _refuse_overwriting_items(db, lease, items)
+    if consume:
+        _refuse_missing(db, lease, consume)
     if entries and not (len(entries) == 1 and _is_new(db, lease.run_id, entries[0])):
         _refuse_overwriting(db, lease, entries)
         append(db, lease.run_id, entries)

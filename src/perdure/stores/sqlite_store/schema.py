@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import resources
 from operator import itemgetter
 from string import Template
@@ -42,27 +42,28 @@ class Statement(NamedTuple):
     arrange: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None
 
 
+class Statements(dict[str, Statement]):
+    """Statements by their templates, each filled with the names of the tables when it is first asked for."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def __missing__(self, template: str) -> Statement:
+        sql = Template(template).substitute(self._names)
+        order = [int(number) - 1 for number in _NUMBERED.findall(sql)]
+        in_order = order == list(range(len(order)))
+        filled = self[template] = Statement(_NUMBERED.sub("?", sql), None if in_order else itemgetter(*order))
+        return filled
+
+
 class Tables:
-    """The tables under one stem. `statement` fills a template, once."""
+    """The tables under one stem, and the statements on them."""
 
     def __init__(self, stem: str) -> None:
         quoted(stem)  # the stem itself is held to the rule, not only the names made of it
         self.stem = stem
-        self._names = {part: f'"{stem}_{part}"' for part in (*TABLES, *_INDEXES)}
-        self._filled: dict[str, Statement] = {}
-
-    def statement(self, template: str) -> Statement:
-        """The statement for this stem."""
-        filled = self._filled.get(template)
-        if filled is None:
-            filled = self._filled[template] = self._fill(template)
-        return filled
-
-    def _fill(self, template: str) -> Statement:
-        sql = Template(template).substitute(self._names)
-        order = [int(number) - 1 for number in _NUMBERED.findall(sql)]
-        in_order = order == list(range(len(order)))
-        return Statement(_NUMBERED.sub("?", sql), None if in_order else itemgetter(*order))
+        self.statements = Statements({part: f'"{stem}_{part}"' for part in (*TABLES, *_INDEXES)})
 
 
 class Session:
@@ -81,11 +82,11 @@ class Session:
 
     def run_with(self, template: str, values: tuple[Any, ...]) -> None:
         """Run one statement, without numbered values, for this row."""
-        self.connection.execute(self.tables.statement(template).sql, values)
+        self.connection.execute(self.tables.statements[template].sql, values)
 
     def run_each(self, template: str, rows: Iterable[tuple[Any, ...]]) -> None:
         """Run one statement, without numbered values, for each row."""
-        self.connection.executemany(self.tables.statement(template).sql, rows)
+        self.connection.executemany(self.tables.statements[template].sql, rows)
 
     def all(self, template: str, *values: Any) -> list[tuple[Any, ...]]:
         """All rows; the statement is finished when this returns, so a commit cannot be held open by it."""
@@ -93,7 +94,7 @@ class Session:
 
     def one(self, template: str, *values: Any) -> tuple[Any, ...] | None:
         """The first row, or None."""
-        rows = self.all(template, *values)
+        rows = self._execute(template, values).fetchall()
         return rows[0] if rows else None
 
     def each(self, template: str, *values: Any) -> Iterator[tuple[Any, ...]]:
@@ -101,7 +102,7 @@ class Session:
         return iter(self._execute(template, values))
 
     def _execute(self, template: str, values: tuple[Any, ...]) -> sqlite3.Cursor:
-        sql, arrange = self.tables.statement(template)
+        sql, arrange = self.tables.statements[template]
         values = (self.namespace, *values)
         return self.connection.execute(sql, values if arrange is None else arrange(values))
 
@@ -135,7 +136,7 @@ def _version(connection: sqlite3.Connection, tables: Tables, path: str) -> int |
     (has_meta,) = connection.execute(_HAS_META, (f"{tables.stem}_meta",)).fetchall()[0]
     if not has_meta:
         return None
-    rows = connection.execute(tables.statement(_READ_VERSION).sql).fetchall()
+    rows = connection.execute(tables.statements[_READ_VERSION].sql).fetchall()
     version = int(rows[0][0]) if rows else 0
     if version != VERSION:
         what = "a newer perdure; upgrade this one" if version > VERSION else "something else; choose another table="
@@ -150,5 +151,5 @@ def _create(connection: sqlite3.Connection, tables: Tables) -> None:
     script = resources.files(__package__).joinpath("schema.sql").read_text("utf-8")
     for statement in script.split(";\n"):
         if statement.strip():
-            connection.execute(tables.statement(statement).sql)
-    connection.execute(tables.statement(_WRITE_VERSION).sql, (VERSION,))
+            connection.execute(tables.statements[statement].sql)
+    connection.execute(tables.statements[_WRITE_VERSION].sql, (VERSION,))
