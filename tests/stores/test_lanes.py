@@ -165,3 +165,25 @@ async def test_a_statement_is_no_part_of_the_run_that_asks_first() -> None:
     run.set("the first")
     await lane.put(Number(1))
     assert seen == ["none"]
+
+
+async def test_a_time_limit_inside_a_statement_counts() -> None:
+    async def perform(_: Sequence[Number]) -> list[Reply[int]]:
+        async with asyncio.timeout(0.01):
+            await asyncio.sleep(3600)
+        return []
+
+    lane: Lane[Number, int] = Lane(perform, lambda _: False)
+    async with asyncio.timeout(60):
+        with pytest.raises(TimeoutError):
+            await lane.put(Number(1))
+
+
+async def test_whoever_cancels_all_tasks_does_not_reach_a_statement() -> None:
+    server = Slow()
+    lane: Lane[Number, int] = Lane(server.perform, lambda _: False)
+    answer = lane.put(Number(1))
+    await turns()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    server.may_answer[0].set()
+    assert await answer == 1

@@ -66,13 +66,6 @@ class _Asked(NamedTuple, Generic[Q, A]):
     on_answer: Callable[[], None] | None = None
 
 
-class _Statement(asyncio.Task[None]):
-    """A statement under way. Whoever shuts its loop down waits for it: what was sent is answered."""
-
-    def cancel(self, msg: Any | None = None) -> bool:  # noqa: ARG002 - always refused
-        return False
-
-
 class Lane(Generic[Q, A]):
     """Requests of one kind on their way into the database. All of it but `ask` runs on one event loop.
 
@@ -144,8 +137,10 @@ class Lane(Generic[Q, A]):
     def _start(self) -> None:
         self._is_starting = True
         loop = asyncio.get_running_loop()
-        # In a context of its own: it is no part of the run that asks first.
-        task = _Statement(self._send(), loop=loop, context=contextvars.Context())
+        # In a context of its own: it is no part of the run that asks first. And unknown to whoever cancels all tasks of a loop to
+        # shut it down: what was sent is answered, and those who wait for that are waited for.
+        task = asyncio.Task(self._send(), loop=loop, context=contextvars.Context())
+        asyncio._unregister_task(task)  # noqa: SLF001 - documented under "Extending", for this
         self._under_way.add(task)
         task.add_done_callback(self._sent)
         self._started_at = loop.time()
