@@ -83,7 +83,7 @@ class SQLitePlace(Place):
             connection.close()
 
     async def close(self) -> None:
-        await asyncio.to_thread(shutil.rmtree, self.directory)
+        await asyncio.to_thread(shutil.rmtree, self.directory, ignore_errors=True)  # SQLite may remove some of it itself
 
 
 class PostgresPlace(Place):

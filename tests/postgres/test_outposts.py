@@ -218,8 +218,10 @@ async def _record(store: PostgresStore, lease: Lease) -> None:
 
 
 _INTERRUPTED = """
-import asyncio, sys
+import asyncio, signal, sys
 from perdure import Context, workflow, stores
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background may have it ignored
 
 async def work(n: int) -> int:
     return n
