@@ -1,11 +1,13 @@
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
+import asyncpg  # type: ignore[import-untyped]  # it ships no types
 import pytest
 
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.records import Lease
-from perdure.stores.postgres_store import PostgresStore
+from perdure.stores.postgres_store import PostgresStore, recording
 from perdure.testing.contract.world import entry, new_run
 from tests.wire import Wire
 
@@ -88,6 +90,27 @@ async def test_a_stale_end_and_that_of_a_child_are_told_from_the_others(wire: Wi
     assert await store.count(status="completed") == 10
     assert [len(await store.journal(f"run-{n}")) for n in range(10)] == [0, 0, 1, 0, 3, 4, 5, 6, 7, 8]
     assert [row.kind for row in await store.inbox("run-3")] == ["child"]
+    await store.close()
+
+
+async def test_ends_that_stand_are_not_lost_leases_when_those_beside_them_are_tried_again(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = PostgresStore(wire.url)
+    leases = [await leased(store, f"run-{n}") for n in range(3)]
+    child = (await store.create(new_run("child", parent_id="run-0", parent_key="key"), ttl=TTL)).claim
+    assert child is not None
+    really, failures = recording.close_all, [asyncpg.DeadlockDetectedError("deadlock detected")]
+
+    async def close_all(*args: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await really(*args)
+
+    monkeypatch.setattr(recording, "close_all", close_all)
+    await asyncio.gather(*(store.finish(lease, "completed", b"1") for lease in (*leases[1:], child.lease)))
+    assert not failures
+    assert await store.count(status="completed") == 3
     await store.close()
 
 

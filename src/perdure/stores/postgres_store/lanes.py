@@ -37,14 +37,16 @@ class Lanes:
         return await self._home.perform(self._namespace, record)
 
     async def _close_all(self, writes: Sequence[recording.Write]) -> Sequence[Reply[list[Signal]]]:
-        is_careful = not recording.are_plain_ends(writes)
+        is_plain, was_tried = recording.are_plain_ends(writes), False
 
         async def close(db: Session, is_repeated: bool) -> Sequence[Reply[list[Signal]]]:  # noqa: FBT001 - as all work
-            nonlocal is_careful
-            close_all = recording.close_all if is_careful else recording.end_all
-            is_careful = True  # as above
-            answers = await close_all(db, writes)
-            if not is_repeated:
+            nonlocal was_tried
+            # A plain attempt is two statements where some need a closer look: the first may stand although the second failed.
+            may_be_done = is_repeated or (is_plain and was_tried)
+            end_all = recording.end_all if is_plain and not was_tried else recording.close_all
+            was_tried = True
+            answers = await end_all(db, writes)
+            if not may_be_done:
                 return answers
             return [
                 [] if isinstance(answer, LeaseLost) and await recording.was_closed(db, write) else answer
