@@ -5,10 +5,12 @@ import random
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.journal import Entry
@@ -171,16 +173,16 @@ class _FailingCommit:
 async def test_a_failed_commit_fails_the_batch_and_the_next_one_goes_on(store: SQLiteStore) -> None:
     leases = [await started(store, f"run-{n}") for n in range(5)]
     writer = store._database.writer
-    real = writer._connection
-    assert real is not None
-    failing: Any = _FailingCommit(real)
-    writer._connection = failing
+    link = writer._link
+    assert link is not None
+    failing: Any = _FailingCommit(link.connection)
+    link.connection = failing
     answers = await asyncio.gather(*(store.record(lease, [entry(1)]) for lease in leases), return_exceptions=True)
     assert {type(answer) for answer in answers} == {PersistenceError}
     assert "input/output" in str(answers[0])
     assert isinstance(answers[0], PersistenceError)
     assert isinstance(answers[0].__cause__, sqlite3.OperationalError)
-    assert writer._connection is None
+    assert writer._link is not link
     await asyncio.gather(*(store.record(lease, [entry(1)]) for lease in leases))
     assert [len(await store.journal(lease.run_id)) for lease in leases] == [1] * 5
 
@@ -198,7 +200,7 @@ async def test_a_database_locked_for_too_long_is_an_error_and_then_works_again(s
 async def test_a_full_disk_is_an_error_and_keeps_what_was_acknowledged(store: SQLiteStore) -> None:
     lease = await started(store, "run")
     await store.record(lease, [entry(1)])
-    pages = await store._write(lambda db: _limit_pages(db.connection))
+    pages = await store._write(lambda db: _limit_pages(db.link.connection))
     assert pages > 0
     with pytest.raises(PersistenceError, match="full"):
         await store.record(lease, [entry(2, payload=b"x" * 2_000_000)])
@@ -258,3 +260,64 @@ async def test_what_is_passed_in_may_be_changed_while_it_is_under_way(store: SQL
     entries.clear()
     await recording
     assert [line.seq for line in await store.journal("run")] == [1]
+
+
+async def test_what_others_did_to_a_lease_is_seen_by_the_next_record(store: SQLiteStore, path: Path) -> None:
+    lease = await started(store, "run")
+    assert await store.record(lease, [entry(1)]) == Pulse(0, False)
+    other = await asyncio.to_thread(_changed, path, "UPDATE perdure_runs SET cancel_requested = 1")
+    assert await store.record(lease, [entry(2)]) == Pulse(0, True)
+    await asyncio.to_thread(_changed, path, "UPDATE perdure_runs SET epoch = epoch + 1")
+    with pytest.raises(LeaseLost):
+        await store.record(lease, [entry(3)])
+    assert [line.seq for line in await store.journal("run")] == [1, 2]
+    assert other == 1
+
+
+def _changed(path: Path, sql: str) -> int:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        return other.execute(sql).rowcount
+
+
+async def test_what_a_store_of_this_process_did_to_a_lease_is_seen_by_the_next_record(store: SQLiteStore) -> None:
+    lease = await started(store, "run")
+    assert await store.record(lease, [entry(1)]) == Pulse(0, False)
+    seq = await store.signal("run", "go", b"")
+    assert await store.record(lease, [entry(2)]) == Pulse(seq, False)
+    await store.cancel("run")
+    assert await store.record(lease, [entry(3)]) == Pulse(seq, True)
+    await store.release(lease)
+    with pytest.raises(LeaseLost):
+        await store.record(lease, [entry(4)])
+
+
+async def test_a_parent_is_told_in_the_commit_that_ends_its_child(store: SQLiteStore) -> None:
+    parent = await started(store, "parent")
+    created = await store.create(replace(new_run("child"), parent_id="parent", parent_key="child"), ttl=60)
+    assert created.claim is not None
+    await store.record(parent, [entry(1)])
+    _, pulse = await asyncio.gather(store.finish(created.claim.lease, "completed", b"1"), store.record(parent, [entry(2)]))
+    assert pulse == Pulse(1, False)
+
+
+async def test_a_lease_is_for_its_own_tables_and_prefix(store: SQLiteStore, path: Path) -> None:
+    lease = await started(store, "run")
+    await store.record(lease, [entry(1)])
+    for elsewhere in (SQLiteStore(path, prefix="other"), SQLiteStore(path, table="other")):
+        with pytest.raises(LeaseLost):
+            await elsewhere.record(lease, [entry(2)])
+        await elsewhere.close()
+    assert [line.seq for line in await store.journal("run")] == [1]
+
+
+async def test_lost_replies_and_new_records_in_one_batch(store: SQLiteStore) -> None:
+    leases = [await started(store, f"run-{n}") for n in range(20)]
+    for lease in leases[::2]:
+        await store.record(lease, [entry(1)])
+    before = commits(store)
+    calls = [store.record(lease, [entry(1), entry(2)] if n % 4 else [entry(1, ok=n != 8)]) for n, lease in enumerate(leases)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [n for n, answer in enumerate(answers) if answer != Pulse(0, False)] == [8]
+    assert "something else is recorded under seq 1" in str(answers[8])
+    assert [len(await store.journal(lease.run_id)) for lease in leases] == [2 if n % 4 else 1 for n in range(20)]
+    assert commits(store) - before <= 2

@@ -16,6 +16,7 @@ from perdure.records import Awaited, Item, Lease, NewRun, QueueLimits, RunRow, S
 from perdure.stores.beginning import new_row
 from perdure.stores.owner import Owners
 from perdure.stores.sqlite_store import claims, inbox, reading, recording, restoring, runs, schedules
+from perdure.stores.sqlite_store.link import Link
 from perdure.stores.sqlite_store.schema import Session, Tables, set_up
 
 MODULES: Final = (runs, recording, inbox, claims, schedules, reading, restoring)
@@ -33,8 +34,9 @@ class Meter:
     def __init__(self) -> None:
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
         tables = Tables("perdure")
-        set_up(self.connection, tables, "", allowed=True)
-        self.session = Session(self.connection, tables, "")
+        link = Link(self.connection)
+        set_up(link, tables, "", allowed=True)
+        self.session = Session(link, tables, "")
         self.steps = 0
 
     def cost(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> int:

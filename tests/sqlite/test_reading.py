@@ -13,6 +13,7 @@ from perdure.records import NewRun
 from perdure.stores.beginning import new_row
 from perdure.stores.owner import Owners
 from perdure.stores.sqlite_store import reading, runs
+from perdure.stores.sqlite_store.link import Link
 from perdure.stores.sqlite_store.schema import Session, Tables, set_up
 
 NOW = 2_000_000_000_000_000
@@ -25,7 +26,7 @@ class Interrupted(Session):
     __slots__ = ("after", "interrupt")
 
     def __init__(self, connection: sqlite3.Connection, after: int, interrupt: Callable[[], object]) -> None:
-        super().__init__(connection, TABLES, "")
+        super().__init__(Link(connection), TABLES, "")
         self.after = after
         self.interrupt = interrupt
 
@@ -69,7 +70,7 @@ def test_a_run_that_changes_while_it_is_read_is_there_once(
     connect: Callable[[], sqlite3.Connection], read: str, statement: int
 ) -> None:
     other = connect()
-    set_up(other, TABLES, "", allowed=True)
+    set_up(Link(other), TABLES, "", allowed=True)
     new = NewRun(id="run", workflow="flow", input=b"", input_hash=b"h", seed=b"")
-    runs.insert(Session(other, TABLES, ""), new_row(new, NOW), None)
+    runs.insert(Session(Link(other), TABLES, ""), new_row(new, NOW), None)
     assert READS[read](Interrupted(connect(), statement, lambda: _changed(other, "cancelled", "a/-/c/1/1"))) == SEEN[read]

@@ -130,14 +130,14 @@ class SQLiteKeyValueStore:
         with self._gate:
             if self._ready_mark not in self._database.ready:
                 await self._set_up()
-            call = Call(lambda connection: verb(connection, *args, **kwargs))
+            call = Call(lambda link: verb(link.connection, *args, **kwargs))
             worker.put(call)
             return await call.future
 
     async def _set_up(self) -> None:
         database = self._database
         database.file.may_create = True
-        call = Call(self._rows.create)
+        call = Call(lambda link: self._rows.create(link.connection))
         database.writer.put(call)
         await call.future
         database.ready.add(self._ready_mark)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from perdure.answers import Answer
 from perdure.stores.sqlite_store.connection import mapped
+from perdure.stores.sqlite_store.link import Link
 
 T = TypeVar("T")
 
@@ -21,25 +21,28 @@ T = TypeVar("T")
 class Call(Generic[T]):
     """A verb under way. `probe` may answer it from a plain read, without a transaction.
 
-    Who waits for it can leave, unless it `is_certain`: then he is told before he may.
+    Who waits for it can leave, unless it `is_certain`: then he is told before he may. It `keeps_fences` if it sees to it itself
+    that no lease is taken for what it was.
     """
 
-    __slots__ = ("alone", "error", "future", "loop", "probe", "result", "verb", "wakes")
+    __slots__ = ("alone", "error", "future", "keeps_fences", "loop", "probe", "result", "verb", "wakes")
 
     def __init__(
         self,
-        verb: Callable[[sqlite3.Connection], T],
+        verb: Callable[[Link], T],
         *,
         wakes: bool = False,
         alone: bool = False,
         is_certain: bool = False,
-        probe: Callable[[sqlite3.Connection], T | None] | None = None,
+        keeps_fences: bool = False,
+        probe: Callable[[Link], T | None] | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[T] = Answer(loop=self.loop) if is_certain else self.loop.create_future()
         self.verb = verb
         self.wakes = wakes
         self.alone = alone
+        self.keeps_fences = keeps_fences
         self.probe = probe
         self.result: T | None = None
         self.error: BaseException | None = None
@@ -75,8 +78,13 @@ class Watcher:
 
 
 def _settle_all(answered: Sequence[Call[Any] | Watcher]) -> None:
-    for one in answered:
-        one.settle()
+    """Answer them, on their loop."""
+    try:
+        for one in answered:
+            one.settle()
+    except BaseException:  # an interrupt, which ends the loop: what is left is answered when it winds up
+        answered[0].loop.call_soon(_settle_all, answered)
+        raise
 
 
 def answer(answered: Sequence[Call[Any] | Watcher]) -> None:

@@ -73,12 +73,13 @@ _OLDEST: Final = """
 
 def at_one_moment(db: Session, read: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What a read of several statements gives; no commit of others comes between them."""
-    db.connection.execute("BEGIN")
+    connection = db.link.connection
+    connection.execute("BEGIN")
     try:
         return read(db, *args, **kwargs)
     finally:
-        if db.connection.in_transaction:  # SQLite ends it by itself after some errors
-            db.connection.execute("ROLLBACK")
+        if connection.in_transaction:  # SQLite ends it by itself after some errors
+            connection.execute("ROLLBACK")
 
 
 def journal(db: Session, run_id: str, after: int = 0) -> list[Entry]:

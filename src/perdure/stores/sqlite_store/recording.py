@@ -6,12 +6,11 @@ import sqlite3
 from collections.abc import Collection, Sequence
 from typing import Final
 
-import msgspec
-
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.journal import Entry
 from perdure.records import Awaited, EndStatus, Item, Lease, Pulse, Signal
 from perdure.stores.sqlite_store import inbox
+from perdure.stores.sqlite_store.link import Fence
 from perdure.stores.sqlite_store.rows import ENTRY_COLUMNS, awaited_text, clock, entries_from, entry_values
 from perdure.stores.sqlite_store.schema import Session
 
@@ -46,26 +45,17 @@ _PARENT_NOTIFIED: Final = "UPDATE $runs SET parent_notified = 1 WHERE namespace 
 _REPORT: Final = "UPDATE $runs SET progress = ?3 WHERE namespace = ?1 AND id = ?2"
 
 
-class Fence(msgspec.Struct, frozen=True, gc=False):
-    """What the fence let through: the request to stop, who waits for the run, and how long its inbox is."""
-
-    cancel_requested: bool
-    parent_id: str | None
-    parent_key: str | None
-    inbox_seq: int
-
-    @property
-    def pulse(self) -> Pulse:
-        """What the holder is told."""
-        return Pulse(self.inbox_seq, self.cancel_requested)
-
-
 def fence(db: Session, lease: Lease) -> Fence:
     """Let the holder of the run's current lease pass. Raises `LeaseLost`."""
+    of = db.tables.stem, db.namespace, lease.run_id, lease.epoch
+    known = db.link.fences.get(lease.token)
+    if known is not None and known.of == of:
+        return known
     row = db.one(_FENCE, lease.run_id)
     if row is None or row[0] != lease.epoch or row[1] != lease.token:
         raise LeaseLost(lease.run_id, lease.epoch)
-    return Fence(bool(row[2]), row[3], row[4], row[5] or 0)
+    known = db.link.fences[lease.token] = Fence(of, Pulse(row[5] or 0, bool(row[2])), row[3], row[4])
+    return known
 
 
 def record_only(db: Session, lease: Lease, entries: Sequence[Entry], consume: Sequence[int], items: Sequence[Item]) -> Pulse:
@@ -80,7 +70,7 @@ def record(db: Session, lease: Lease, entries: Sequence[Entry], consume: Sequenc
         _refuse_overwriting_items(db, lease, items)
     if consume:
         _refuse_missing(db, lease, consume)
-    if entries and not (len(entries) == 1 and _is_new(db, lease.run_id, entries[0])):
+    if entries and not _are_new(db, lease.run_id, entries):
         _refuse_overwriting(db, lease, entries)
         append(db, lease.run_id, entries)
     for seq in consume:
@@ -90,10 +80,16 @@ def record(db: Session, lease: Lease, entries: Sequence[Entry], consume: Sequenc
     return state
 
 
-def _is_new(db: Session, run_id: str, entry: Entry) -> bool:
-    """Whether nothing is recorded under the entry's seq; then it is there now."""
+def _are_new(db: Session, run_id: str, entries: Sequence[Entry]) -> bool:
+    """Whether nothing is recorded under their seqs, which is found out by writing them; False when that is not known."""
+    if db.link.defers:
+        for entry in entries:
+            db.run_later_with(_APPEND, entry_values(db.namespace, run_id, entry))
+        return True
+    if len(entries) > 1:
+        return False
     try:
-        db.run_with(_APPEND, entry_values(db.namespace, run_id, entry))
+        db.run_with(_APPEND, entry_values(db.namespace, run_id, entries[0]))
     except sqlite3.IntegrityError:
         return False
     return True
@@ -147,7 +143,7 @@ def suspend(
     if there:
         return there
     at = clock(now)
-    if state.cancel_requested:
+    if state.pulse.cancel_requested:
         wake_at = at if wake_at is None else min(wake_at, at)
     db.run(_SUSPEND, lease.run_id, wake_at, awaited_text(waiting_for), at)
     return []
@@ -165,9 +161,11 @@ def finish(
     """Record, end the run and tell its parent."""
     state = record(db, lease, entries, consume)
     at = clock(now)
-    db.run(_FINISH, lease.run_id, status, bytearray(outcome), at)
+    db.run_later(_FINISH, lease.run_id, status, bytearray(outcome), at)
+    del db.link.fences[lease.token]
     if state.parent_id is not None and state.parent_key is not None:
         inbox.tell_parent(db, state.parent_id, state.parent_key, outcome, at)
+        db.link.fences.clear()  # the parent's inbox has grown, and its holder is to be told
         db.run(_PARENT_NOTIFIED, lease.run_id)
 
 

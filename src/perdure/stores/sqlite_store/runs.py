@@ -9,11 +9,12 @@ import msgspec
 
 from perdure.errors import LeaseHeld, RunFinished, RunNotFound
 from perdure.journal import Entry, drop_entry
-from perdure.records import ENDED, Claim, Created, Lease, NewRun, RunRow, Signal
+from perdure.records import ENDED, Claim, Created, Lease, NewRun, Pulse, RunRow, Signal
 from perdure.stores.beginning import found_row, new_row
 from perdure.stores.leasing import new_token
 from perdure.stores.owner import Owners
 from perdure.stores.sqlite_store import inbox
+from perdure.stores.sqlite_store.link import Fence
 from perdure.stores.sqlite_store.recording import append
 from perdure.stores.sqlite_store.rows import RUN_COLUMNS, RUN_FIELDS, clock, run_from, values_of
 from perdure.stores.sqlite_store.schema import Session
@@ -74,6 +75,8 @@ def create(db: Session, new: NewRun, length: int | None, owners: Owners, now: in
     run = new_row(new, at, begun.created_at)
     created = Created(run=run, is_new=True) if length is None else _leased(run, at + length, owners.here, begun)
     if insert(db, created.run, None if created.claim is None else created.claim.lease.token, begun):
+        if created.claim is not None:
+            _remember(db, created.claim)
         return created
     existing = get(db, new.id)
     if existing is None:
@@ -81,9 +84,17 @@ def create(db: Session, new: NewRun, length: int | None, owners: Owners, now: in
     return Created(run=_existing(db, existing, new, at), is_new=False)
 
 
+def _remember(db: Session, claim: Claim) -> None:
+    """The lease that was just made is in force."""
+    run, lease = claim.run, claim.lease
+    of = db.tables.stem, db.namespace, lease.run_id, lease.epoch
+    db.link.fences[lease.token] = Fence(of, Pulse(claim.inbox_seq, run.cancel_requested), run.parent_id, run.parent_key)
+
+
 def _existing(db: Session, run: RunRow, new: NewRun, at: int) -> RunRow:
     begun = found_row(run, new, at)
     if begun is not run:
+        db.link.fences.clear()  # it may have a parent now
         db.run(
             _BEGIN,
             run.id,

@@ -16,6 +16,7 @@ from string import Template
 from typing import Any, Final, NamedTuple
 
 from perdure.errors import PersistenceError
+from perdure.stores.sqlite_store.link import Link
 
 VERSION: Final = 1
 TABLES: Final = ("runs", "steps", "signals", "queues", "schedules", "items", "meta")
@@ -69,10 +70,10 @@ class Tables:
 class Session:
     """A connection as one store sees it, for the length of one verb. `?1` in every template is the namespace."""
 
-    __slots__ = ("connection", "namespace", "tables")
+    __slots__ = ("link", "namespace", "tables")
 
-    def __init__(self, connection: sqlite3.Connection, tables: Tables, namespace: str) -> None:
-        self.connection = connection
+    def __init__(self, link: Link, tables: Tables, namespace: str) -> None:
+        self.link = link
         self.tables = tables
         self.namespace = namespace
 
@@ -80,13 +81,23 @@ class Session:
         """Run one statement and give how many rows it changed."""
         return self._execute(template, values).rowcount
 
-    def run_with(self, template: str, values: tuple[Any, ...]) -> None:
+    def run_with(self, template: str, row: tuple[Any, ...]) -> None:
         """Run one statement, without numbered values, for this row."""
-        self.connection.execute(self.tables.statements[template].sql, values)
+        self.link.execute(self.tables.statements[template].sql, row)
 
     def run_each(self, template: str, rows: Iterable[tuple[Any, ...]]) -> None:
         """Run one statement, without numbered values, for each row."""
-        self.connection.executemany(self.tables.statements[template].sql, rows)
+        self.link.execute_each(self.tables.statements[template].sql, rows)
+
+    def run_later(self, template: str, *values: Any) -> None:
+        """Run one statement, whose outcome nobody asks for, now or together with others like it."""
+        sql, arrange = self.tables.statements[template]
+        values = (self.namespace, *values)
+        self.link.execute_later(sql, values if arrange is None else arrange(values))
+
+    def run_later_with(self, template: str, row: tuple[Any, ...]) -> None:
+        """As `run_later`, without numbered values."""
+        self.link.execute_later(self.tables.statements[template].sql, row)
 
     def all(self, template: str, *values: Any) -> list[tuple[Any, ...]]:
         """All rows; the statement is finished when this returns, so a commit cannot be held open by it."""
@@ -104,11 +115,12 @@ class Session:
     def _execute(self, template: str, values: tuple[Any, ...]) -> sqlite3.Cursor:
         sql, arrange = self.tables.statements[template]
         values = (self.namespace, *values)
-        return self.connection.execute(sql, values if arrange is None else arrange(values))
+        return self.link.execute(sql, values if arrange is None else arrange(values))
 
 
-def set_up(connection: sqlite3.Connection, tables: Tables, path: str, *, allowed: bool) -> None:
+def set_up(link: Link, tables: Tables, path: str, *, allowed: bool) -> None:
     """Leave the schema there and current. Many processes may do this at once; a killed one leaves nothing half done."""
+    connection = link.connection
     if _version(connection, tables, path) is not None:
         return
     if not allowed:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import builtins
 import os
-import sqlite3
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -48,6 +47,7 @@ from perdure.stores.sqlite_store import claims, inbox, reading, recording, resto
 from perdure.stores.sqlite_store.calls import Call, Watcher
 from perdure.stores.sqlite_store.database import Database, database_at
 from perdure.stores.sqlite_store.gate import Gate
+from perdure.stores.sqlite_store.link import Link
 from perdure.stores.sqlite_store.schema import Session, Tables, set_up
 from perdure.stores.sqlite_store.transaction import SQLiteTransaction, transaction
 from perdure.stores.sqlite_store.worker import Worker
@@ -155,7 +155,7 @@ class SQLiteStore(SavesSnapshots):
         length, start = None if ttl is None else lease_microseconds(ttl), checked_start(run)
         begun = runs.Begun(checked_journal(entries), checked_inbox(inbox), created_at)
         create = self._bound(runs.create, start, length, self._owners, now, begun)
-        return self._driven(Call(create, wakes=True, is_certain=True))
+        return self._driven(Call(create, wakes=True, is_certain=True, keeps_fences=True))
 
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
@@ -208,7 +208,7 @@ class SQLiteStore(SavesSnapshots):
     ) -> Awaitable[Pulse]:
         """Append to the journal: one fence, one insert per row, and a share of one commit."""
         record = self._bound(recording.record_only, lease, tuple(entries), tuple(consume), tuple(items))
-        return self._driven(Call(record, is_certain=True))
+        return self._driven(Call(record, is_certain=True, keeps_fences=True))
 
     def suspend(
         self,
@@ -237,7 +237,7 @@ class SQLiteStore(SavesSnapshots):
     ) -> Awaitable[None]:
         """Record, end the run and tell its parent."""
         finish = self._bound(recording.finish, lease, status, outcome, tuple(entries), tuple(consume), now)
-        return self._driven(Call(finish, wakes=True, is_certain=True))
+        return self._driven(Call(finish, wakes=True, is_certain=True, keeps_fences=True))
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""
@@ -354,13 +354,11 @@ class SQLiteStore(SavesSnapshots):
             async with transaction(self._database, self._session, lease) as under_way:
                 yield under_way
 
-    def _session(self, connection: sqlite3.Connection) -> Session:
-        return Session(connection, self._tables, self._namespace)
+    def _session(self, link: Link) -> Session:
+        return Session(link, self._tables, self._namespace)
 
-    def _bound(
-        self, verb: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> Callable[[sqlite3.Connection], T]:
-        return lambda connection: verb(Session(connection, self._tables, self._namespace), *args, **kwargs)
+    def _bound(self, verb: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> Callable[[Link], T]:
+        return lambda link: verb(Session(link, self._tables, self._namespace), *args, **kwargs)
 
     async def _write(self, verb: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         with self._gate:

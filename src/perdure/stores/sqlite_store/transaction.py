@@ -18,6 +18,7 @@ from perdure.records import Lease, Pulse
 from perdure.stores.sqlite_store.calls import Call, Watcher
 from perdure.stores.sqlite_store.connection import is_fault
 from perdure.stores.sqlite_store.database import Database
+from perdure.stores.sqlite_store.link import Link
 from perdure.stores.sqlite_store.recording import fence, record
 from perdure.stores.sqlite_store.schema import Session
 from perdure.stores.sqlite_store.worker import Worker
@@ -60,7 +61,7 @@ class _TransactionWorker(Worker):
 class SQLiteTransaction:
     """What `transaction(lease)` gives. Usable until the context is left."""
 
-    def __init__(self, worker: Worker, session: Callable[[sqlite3.Connection], Session], lease: Lease) -> None:
+    def __init__(self, worker: Worker, session: Callable[[Link], Session], lease: Lease) -> None:
         self._worker = worker
         self._session = session
         self._lease = lease
@@ -72,38 +73,36 @@ class SQLiteTransaction:
         Raises `ValueError` for a statement that would end the transaction or reach beyond it.
         """
         try:
-            return await self._call(lambda connection: _execute(connection, sql, parameters))
+            return await self._call(lambda link: _execute(link, sql, parameters))
         except _StatementError as carrier:
             raise carrier.error from None
 
     async def record(self, entries: Sequence[Entry], consume: Sequence[int] = ()) -> Pulse:
         """As `Store.record`, committed with everything else in this transaction."""
         verb = partial(record, lease=self._lease, entries=tuple(entries), consume=tuple(consume))
-        return await self._call(lambda connection: verb(self._session(connection)).pulse)
+        return await self._call(lambda link: verb(self._session(link)).pulse)
 
     async def begin(self) -> None:
         """Take the write lock and pass the fence."""
-        await submit(self._worker, lambda connection: _begin(self._session(connection), self._lease))
+        await submit(self._worker, lambda link: _begin(self._session(link), self._lease))
 
     async def commit(self) -> None:
         """Make it last."""
-        await self._call(_commit)
+        await self._call(Link.commit)
 
     def end(self, done: Watcher) -> None:
         """Take no more statements; once the thread has ended, and what was not committed was rolled back, `done` is told."""
         self._is_open = False
         self._worker.stop(done)
 
-    async def _call(self, verb: Callable[[sqlite3.Connection], T]) -> T:
+    async def _call(self, verb: Callable[[Link], T]) -> T:
         if not self._is_open:
             raise PersistenceError("SQLite transaction", "it has ended; use it inside `async with store.transaction(...)`")
-        return await submit(self._worker, lambda connection: verb(_under_way(connection)))
+        return await submit(self._worker, lambda link: verb(_under_way(link)))
 
 
 @asynccontextmanager
-async def transaction(
-    database: Database, session: Callable[[sqlite3.Connection], Session], lease: Lease
-) -> AsyncIterator[SQLiteTransaction]:
+async def transaction(database: Database, session: Callable[[Link], Session], lease: Lease) -> AsyncIterator[SQLiteTransaction]:
     """A fenced transaction on the database: commits on exit, rolls back on an exception or cancellation."""
     worker = _TransactionWorker(database.file, "transaction")
     under_way = SQLiteTransaction(worker, session, lease)
@@ -122,7 +121,7 @@ async def transaction(
         await ended.future
 
 
-async def submit(worker: Worker, verb: Callable[[sqlite3.Connection], T]) -> T:
+async def submit(worker: Worker, verb: Callable[[Link], T]) -> T:
     """Run the verb on the worker's thread."""
     call = Call(verb)
     worker.put(call)
@@ -130,23 +129,20 @@ async def submit(worker: Worker, verb: Callable[[sqlite3.Connection], T]) -> T:
 
 
 def _begin(db: Session, lease: Lease) -> None:
-    db.connection.execute("BEGIN IMMEDIATE")
+    db.link.begin()
     fence(db, lease)
 
 
-def _commit(connection: sqlite3.Connection) -> None:
-    connection.execute("COMMIT")
-
-
-def _under_way(connection: sqlite3.Connection) -> sqlite3.Connection:
+def _under_way(link: Link) -> Link:
     """The connection, if its transaction is still the one that was begun: SQLite ends it by itself after some errors."""
-    if not connection.in_transaction:
+    if not link.connection.in_transaction:
         raise PersistenceError("SQLite transaction", "SQLite rolled it back after an earlier error; nothing of it was written")
-    return connection
+    return link
 
 
-def _execute(connection: sqlite3.Connection, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
-    refused: list[str] = []
+def _execute(link: Link, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+    connection, refused = link.connection, list[str]()
+    link.fences.clear()  # whatever it does
 
     def authorize(action: int, *_: object) -> int:
         if action in _REFUSED:

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 from perdure.errors import PerdureError
 from perdure.stores.sqlite_store.calls import Call, Watcher, answer
 from perdure.stores.sqlite_store.connection import DatabaseFile
+from perdure.stores.sqlite_store.link import Link
 
 MAX_BATCH: Final = 1000
 
@@ -44,7 +45,7 @@ Message: TypeAlias = Call[Any] | Watcher | _Mark | _Pause | _Stop
 
 # Connections that a child inherited although the parent could not close them in time: closing or finalising them here would
 # disturb the parent's locks, so they are kept for ever.
-_left_behind: list[sqlite3.Connection | None] = []
+_left_behind: list[Link | None] = []
 
 
 class Worker:
@@ -54,7 +55,7 @@ class Worker:
         self.file = file
         self._name = f"perdure-sqlite-{role}"
         self._read_only = read_only
-        self._connection: sqlite3.Connection | None = None
+        self._link: Link | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -125,8 +126,8 @@ class Worker:
 
     def start_over(self) -> None:
         """After a fork, in the child: the thread did not come along, and what was queued is the parent's."""
-        _left_behind.append(self._connection)
-        self._connection = None
+        _left_behind.append(self._link)
+        self._link = None
         self._forget()
 
     def _work(self) -> None:
@@ -178,12 +179,12 @@ class Worker:
             call.fail(error, self.file.path)
             self._let_go()
 
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self._connection = self.file.connect(read_only=self._read_only)
+    def _open(self) -> Link:
+        if self._link is None:
+            self._link = Link(self.file.connect(read_only=self._read_only))
         else:
             self.file.check()
-        return self._connection
+        return self._link
 
     def _let_go(self) -> None:
         """Close the connection, which rolls back what is open.
@@ -191,7 +192,7 @@ class Worker:
         Done after every error but a refusal: the disk may have failed, or the error's traceback may keep a cursor alive and with
         it an old view of the database.
         """
-        connection, self._connection = self._connection, None
-        if connection is not None:
+        link, self._link = self._link, None
+        if link is not None:
             with contextlib.suppress(sqlite3.Error):
-                connection.close()
+                link.connection.close()

@@ -1,22 +1,23 @@
 """The writer: one thread through which all writes of this process to a file go, many in one commit.
 
 It takes all that is queued into one transaction, and answers only after COMMIT returned. A refusal (`PerdureError`) is raised
-before its verb wrote anything and fails alone. Any other error rolls the batch back, and its verbs are run again one by one, so
-that only the culprit fails. After an error of SQLite or the disk the connection is not trusted again: it is closed, and opened
-anew for the next batch; what a failed COMMIT left behind is never reported as written.
+before its verb wrote anything and fails alone. Any other error rolls the batch back, and its verbs are run again: first with
+nothing kept back, since what is recorded already may be a lost reply, then one by one, so that only the culprit fails. After an
+error of SQLite or the disk the connection is not trusted again: it is closed, and opened anew for the next batch; what a failed
+COMMIT left behind is never reported as written.
 """
 
 from __future__ import annotations
 
 import queue
-import sqlite3
 import time
 from collections.abc import Sequence
 from typing import Any, Final
 
 from perdure.errors import PerdureError
 from perdure.stores.sqlite_store.calls import Call, Watcher, answer
-from perdure.stores.sqlite_store.connection import DatabaseFile
+from perdure.stores.sqlite_store.connection import DatabaseFile, is_fault
+from perdure.stores.sqlite_store.link import Link
 from perdure.stores.sqlite_store.worker import Message, Worker
 
 POLL_EVERY: Final = 0.05
@@ -40,21 +41,22 @@ class Writer(Worker):
         super().start_over()
         self._watchers = []
 
-    def _open(self) -> sqlite3.Connection:
-        known = self._connection
-        connection = super()._open()
-        if connection is not known or (self.file.full and self.synchronous != 2):
+    def _open(self) -> Link:
+        known = self._link
+        link = super()._open()
+        if link is not known or (self.file.full and self.synchronous != 2):
+            connection = link.connection
             if self.file.full:
                 connection.execute("PRAGMA synchronous = FULL")
             self.synchronous = int(connection.execute("PRAGMA synchronous").fetchall()[0][0])
-            self._seen_version = _data_version(connection)
+            self._seen_version = link.data_version()
             self._wake_watchers()  # the version is each connection's own, so what happened meanwhile cannot be told
-        return connection
+        return link
 
     def _answer_all(self, calls: Sequence[Call[Any]]) -> None:
-        together = [call for call in calls if not self._answered_without_transaction(call)]
+        together = [call for call in calls if not self._is_answered_without_transaction(call)]
         if together:
-            self._commit(together)
+            self._write(together)
         answer(calls)
         if self._watchers:
             if any(call.wakes and call.error is None for call in calls):
@@ -62,7 +64,7 @@ class Writer(Worker):
             else:
                 self._poll()
 
-    def _answered_without_transaction(self, call: Call[Any]) -> bool:
+    def _is_answered_without_transaction(self, call: Call[Any]) -> bool:
         if call.alone:
             self._run_alone(call)
             return True
@@ -74,37 +76,50 @@ class Writer(Worker):
             self._let_go()
         return call.result is not None
 
-    def _commit(self, calls: Sequence[Call[Any]]) -> None:
-        """Run the calls in one transaction. None is answered here."""
-        try:
-            connection = self._open()
-            connection.execute("BEGIN IMMEDIATE")
-            culprit = self._run(connection, calls)
-            if culprit is None:
-                connection.execute("COMMIT")
-                self.commits += 1
-                return
-        except BaseException as error:  # noqa: BLE001 - whatever it is, every caller hears of it and the thread lives on
-            self._let_go()
-            for call in calls:
-                call.fail(error, self.file.path)
+    def _write(self, calls: Sequence[Call[Any]]) -> None:
+        """Run the calls in one transaction; if that fails, with nothing kept back, then one by one. None is answered here."""
+        culprit = self._failed_together(calls, defers=True)
+        if culprit is not None and not is_fault(culprit):
+            culprit = self._failed_together(calls, defers=False)
+        if culprit is None:
             return
-        self._let_go()
         if len(calls) == 1:
             calls[0].fail(culprit, self.file.path)
             return
         for call in calls:
-            self._commit([call])
+            self._write([call])
 
-    def _run(self, connection: sqlite3.Connection, calls: Sequence[Call[Any]]) -> BaseException | None:
-        for call in calls:
-            call.error = None
-            try:
-                call.result = call.verb(connection)
-            except PerdureError as refusal:
-                call.error = refusal.with_traceback(None)  # which would keep the whole batch alive
-            except BaseException as error:  # noqa: BLE001 - the batch is run again one by one, and its caller hears of it
-                return error
+    def _failed_together(self, calls: Sequence[Call[Any]], *, defers: bool) -> BaseException | None:
+        """Run the calls in one transaction. If one of them kept that from being committed, its error, and nothing was written."""
+        try:
+            link = self._open()
+            link.begin(defers=defers)
+            culprit = self._run(link, calls)
+            if culprit is None:
+                link.commit()
+                self.commits += 1
+                return None
+        except BaseException as error:  # noqa: BLE001 - whatever it is, every caller hears of it and the thread lives on
+            self._let_go()
+            for call in calls:
+                call.fail(error, self.file.path)
+            return None
+        self._let_go()
+        return culprit
+
+    def _run(self, link: Link, calls: Sequence[Call[Any]]) -> Exception | None:
+        try:
+            for call in calls:
+                call.error = None
+                try:
+                    call.result = call.verb(link)
+                except PerdureError as refusal:
+                    call.error = refusal.with_traceback(None)  # which would keep the whole batch alive
+                if not call.keeps_fences:
+                    link.fences.clear()
+            link.write_kept_back()
+        except Exception as error:  # noqa: BLE001 - they are run again, in the end one by one, and the culprit's caller hears of it
+            return error
         return None
 
     def _next(self) -> Message | None:
@@ -124,9 +139,9 @@ class Writer(Worker):
 
     def _add_watcher(self, watcher: Watcher) -> None:
         try:
-            connection = self._open()
+            link = self._open()
             if not self._watchers:
-                self._seen_version = _data_version(connection)
+                self._seen_version = link.data_version()
             self._watchers.append(watcher)
         except Exception:  # noqa: BLE001 - the one who waits meets it at its next verb
             self._let_go()
@@ -140,7 +155,7 @@ class Writer(Worker):
             return
         self._poll_at = now + POLL_EVERY * 0.9
         try:
-            seen, self._seen_version = self._seen_version, _data_version(self._open())
+            seen, self._seen_version = self._seen_version, self._open().data_version()
             changed = seen != self._seen_version
         except Exception:  # noqa: BLE001 - as above
             self._let_go()
@@ -152,7 +167,3 @@ class Writer(Worker):
         watchers, self._watchers = self._watchers, []
         if watchers:
             answer(watchers)
-
-
-def _data_version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA data_version").fetchall()[0][0])
