@@ -66,8 +66,9 @@ async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) 
     if calls.is_refusing:
         await calls.admitted()
     call = calls.begin(step.key, "step")
+    # Now, since the body may change what it passed while the call waits.
     args_hash = drive.codec.checksum(step.args) if step.args and drive.may_be_resumed else None
-    entry = drive.turnstile.take(step.key) if drive.turnstile.queue else None
+    entry = drive.turnstile.take() if drive.turnstile.is_next(step.key) else None
     if entry is None:
         with call:
             if not calls.may_go_ahead(call):
@@ -78,7 +79,7 @@ async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) 
         calls.got(entry)
     if drive.telling.audience:
         await drive.telling.step_replayed(call, step, entry)
-    return replayed(drive, step, entry, args_hash)
+    return replayed(drive, step.key, step.plan, entry, args_hash)
 
 
 async def _run_shared(drive: Drive, step: StepCall) -> Any:
@@ -87,22 +88,22 @@ async def _run_shared(drive: Drive, step: StepCall) -> Any:
     while (shared := drive.calls.shared.get(step.key)) is not None:
         entry = await drive.calls.same_as(step.key, shared)
         if entry.phase == "close":
-            return replayed(drive, step, entry, drive.codec.checksum(step.args) if step.args else None)
+            return replayed(drive, step.key, step.plan, entry, drive.codec.checksum(step.args))
     with drive.calls.sharing(step.key):
         return await run_step(drive, step, is_first_use=True)
 
 
-def replayed(drive: Drive, step: StepCall, entry: Entry, args_hash: bytes | None) -> Any:
+def replayed(drive: Drive, key: str, plan: StepPlan, entry: Entry, args_hash: bytes | None) -> Any:
     """What a recorded step gives the body."""
-    if entry.args_hash is not None and args_hash is not None and entry.args_hash != args_hash:
-        _arguments_changed(drive, step.key)
+    if entry.args_hash != args_hash and entry.args_hash is not None and args_hash is not None:
+        _arguments_changed(drive, key)
     try:
         if entry.ok:
-            return load_value(drive.codec, entry, step.plan.returns)
-        error = load_error_of(drive.codec, entry, step.key, step.plan.fails_with)
+            return load_value(drive.codec, entry, plan.returns)
+        error = load_error_of(drive.codec, entry, key, plan.fails_with)
     except (ValueError, msgspec.MsgspecError) as reason:
-        drive.corrupt(f"the record of step {step.key!r}", reason)
-    drive.calls.raised(step.key, error)
+        drive.corrupt(f"the record of step {key!r}", reason)
+    drive.calls.raised(key, error)
     raise error
 
 

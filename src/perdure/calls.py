@@ -132,6 +132,10 @@ class Calls:
 
     def begin(self, key: str, kind: Kind) -> Call:
         """A new call under `key`, after it was admitted, or the error that says why there cannot be one."""
+        return Call(key, kind, self._use(key, kind), self._used)
+
+    def _use(self, key: str, kind: Kind) -> Branch | None:
+        """The branch that uses the key from now on."""
         if isinstance(place.get(), StepInfo):
             raise _out_of_place(key)
         if key in self._used:
@@ -145,7 +149,17 @@ class Calls:
         branch = self._branches.running
         if branch is not None:
             branch.called = True
-        return Call(key, kind, branch, self._used)
+        return branch
+
+    def next_record(self, key: str) -> Entry | None:
+        """A call of a step from its beginning to its end, if the next record is its own, as on nearly every replay.
+
+        None when the call has to wait, or somebody has to be told, and for keys that may stand for others than they seem to.
+        """
+        if self.is_refusing or not self._turnstile.is_next(key) or key[0] in "/%":
+            return None
+        self._use(key, "step")
+        return self._turnstile.take()
 
     def may_go_ahead(self, call: Call) -> bool:
         """Whether the run is live and has no record of this call, so that there is no `turn` to wait for."""

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, Required, TypeAlias, TypeVar, TypeVarTuple, Unpack, cast, overload
 
-from perdure.attempts import StepCall, run_step
+from perdure.attempts import StepCall, replayed, run_step
 from perdure.branches import Branches, StepInfo, place
 from perdure.duration import MAX_INSTANT, Duration, instant, microseconds, moment
 from perdure.engine import Drive
@@ -22,7 +22,7 @@ from perdure.keys import escape, full_key
 from perdure.pauses import MISSING, TimeLimit, sleep, wait_for_signal
 from perdure.records import check_id
 from perdure.result import Err, Ok
-from perdure.stepspec import StepDefaults, StepOptions, StepSpec, spec_of
+from perdure.stepspec import StepDefaults, StepOptions, StepPlan, StepSpec, spec_of
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -130,7 +130,15 @@ class Context(Generic[D]):
         `@step(...)` can set beside the function.
         """
         name, fn, args = _named(call)
-        return await run_step(self._drive, self._step_call(name, fn, args, key, options))
+        spec, drive = spec_of(fn), self._drive
+        plan = spec.plan_with(options) if options else spec.plan
+        if name is None:
+            name = _name(spec, fn)
+        if drive.turnstile.queue and not self._scope and drive.caching is None and not drive.telling.audience:
+            entry = drive.calls.next_record(name if key is None else key)
+            if entry is not None:
+                return replayed(drive, entry.key, plan, entry, drive.codec.checksum(args) if args else None)
+        return await run_step(drive, self._step_call(name, fn, args, key, plan))
 
     @overload
     async def map(
@@ -189,16 +197,18 @@ class Context(Generic[D]):
         list holds `Ok` and `Err`; otherwise the first error cancels the rest.
         """
         name, fn, items = _mapped(call)
+        spec = spec_of(fn)
         if on_error not in ("raise", "collect"):
             raise ValueError(f'on_error is "raise" or "collect", not {on_error!r}')
         concurrency = _positive(options.pop("concurrency", 32), "concurrency")
         key = options.pop("key", None)
         if key is not None and not callable(key):
             raise TypeError(f"key= of ctx.map is a function that makes a key from an item, not {key!r}")
+        plan = spec.plan_with(options) if options else spec.plan
 
         async def each(index: int, item: Any) -> Any:
             item_key = f"{name}[{index}]" if key is None else key(item)
-            return await run_step(self._drive, self._step_call(name, fn, (item,), item_key, options))
+            return await run_step(self._drive, self._step_call(name, fn, (item,), item_key, plan))
 
         return await run_map(self._drive, items, each, concurrency, on_error)
 
@@ -288,12 +298,9 @@ class Context(Generic[D]):
             return recorded
         return key  # others know nothing of our escapes: what they recorded is there under the key as it is written
 
-    def _step_call(self, name: str | None, fn: Any, args: tuple[Any, ...], key: str | None, options: dict[str, Any]) -> StepCall:
-        spec = spec_of(fn)
-        name = name or _name(spec, fn)
-        plan = spec.plan_with(options) if options else spec.plan
+    def _step_call(self, name: str, fn: Any, args: tuple[Any, ...], key: str | None, plan: StepPlan) -> StepCall:
         caching = self._drive.caching if plan.may_cache else None
-        return StepCall(self._key(name if key is None else key), name, fn, args, plan, caching)
+        return StepCall(self._key(name if key is None else key), check_id(name, "a step's name"), fn, args, plan, caching)
 
 
 class _Attributes(Mapping[str, Any]):
@@ -325,7 +332,6 @@ class _Attributes(Mapping[str, Any]):
 def _named(call: tuple[Any, ...]) -> tuple[str | None, Any, tuple[Any, ...]]:
     """A call's positional arguments as (name or None, function, the rest)."""
     if call and isinstance(call[0], str):
-        check_id(call[0], "a step's name")
         if len(call) == 1:
             raise TypeError(f"ctx.step({call[0]!r}) has a name but no function")
         return call[0], call[1], call[2:]

@@ -69,9 +69,8 @@ async def _pause(
 ) -> tuple[Call, Entry]:
     await drive.calls.admitted()
     call = drive.calls.begin(key, kind)
-    recorded = drive.turnstile.take(key)
-    if recorded is not None:
-        return call, recorded
+    if drive.turnstile.is_next(key):
+        return call, drive.turnstile.take()
     opened = drive.calls.take_opened(key)
     with call:
         recorded = await drive.calls.turn(call)

@@ -6,10 +6,11 @@ import functools
 import inspect
 import types
 import typing
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
+from types import FunctionType as _Function
 from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack
+from weakref import ref
 
 import msgspec
 
@@ -130,7 +131,7 @@ class StepSpec:
 
 
 # By weak reference to the function. Not a WeakKeyDictionary, which takes several times as long to look up, once for each step.
-_specs: dict[weakref.ref[Any], StepSpec] = {}
+_specs: dict[ref[Any], StepSpec] = {}
 
 
 def spec_of(fn: Any) -> StepSpec:
@@ -138,20 +139,22 @@ def spec_of(fn: Any) -> StepSpec:
 
     A partial that `@step(...)` decorated has options of its own.
     """
-    if type(fn) is not types.FunctionType and isinstance(fn, functools.partial) and _ATTRIBUTE in vars(fn):
+    if type(fn) is _Function and (known := _specs.get(ref(fn))) is not None:
+        return known
+    if isinstance(fn, functools.partial) and _ATTRIBUTE in vars(fn):
         inner = spec_of(fn.func)
         return replace(inner, options={**inner.options, **vars(fn)[_ATTRIBUTE]})
-    plain = fn if type(fn) is types.FunctionType else _innermost(fn)
+    plain = _innermost(fn)
     try:
-        known = _specs.get(weakref.ref(plain))
+        known = _specs.get(ref(plain))
     except TypeError:  # not hashable, or takes no weak reference: worked out each time
         return _inspect(plain)
     if known is None:
-        known = _specs[weakref.ref(plain, _forget)] = _inspect(plain)
+        known = _specs[ref(plain, _forget)] = _inspect(plain)
     return known
 
 
-def _forget(gone: weakref.ref[Any]) -> None:
+def _forget(gone: ref[Any]) -> None:
     _specs.pop(gone, None)
 
 

@@ -100,15 +100,16 @@ class Turnstile:
         """Whether nothing is under way: no live call, and no result waiting to be handed over."""
         return not self.busy and not self._asked
 
-    def take(self, key: str) -> Entry | None:
-        """The record of `key` if it is next and no other branch could tell the difference; a sequential body needs only this."""
-        queue = self.queue
-        if queue and queue[0].key == key and not self._asked and self._branches.others_ours():
-            self._calls += 1
-            entry = queue.popleft()
-            self._handed(entry)
-            return entry
-        return None
+    def is_next(self, key: str) -> bool:
+        """Whether the record of `key` is next, and no other branch could tell the difference if it were handed over at once."""
+        return bool(self.queue) and self.queue[0].key == key and not self._asked and self._branches.others_ours()
+
+    def take(self) -> Entry:
+        """The next record: a sequential body needs only this."""
+        self._calls += 1
+        entry = self.queue.popleft()
+        self._handed(entry)
+        return entry
 
     def ask(self, key: str, receiver: Receiver) -> None:
         """Deliver the record of `key` to `receiver` when its turn comes."""

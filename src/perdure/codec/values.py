@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import marshal
 from hashlib import blake2b
+from struct import Struct
 from typing import Any
 from zlib import crc32
 
@@ -45,6 +46,7 @@ _TAG = b'"$'
 # A tuple's tree is this, its items and a brace.
 _TUPLE = b'{"$tuple":'
 _CRC_OF_TUPLE = crc32(_TUPLE)
+_four_bytes = Struct(">I").pack
 
 
 class Codec:
@@ -107,8 +109,7 @@ class Codec:
         try:
             short = self._few_scalars(args)
             # The same bytes either way, and without the brace that ends them.
-            sum_ = crc32(self._canonical(args)[:-1]) if short is None else crc32(short, _CRC_OF_TUPLE)
-            return sum_.to_bytes(4, "big")
+            return _four_bytes(crc32(self._canonical(args)[:-1]) if short is None else crc32(short, _CRC_OF_TUPLE))
         except Exception:  # noqa: BLE001 - as above
             return None
 
@@ -153,7 +154,7 @@ class Codec:
             data = _encode(value)
         except (ValueError, OverflowError):  # no Unicode, or more digits than msgspec writes
             return None
-        return None if len(data) >= self._short or _TAG in data else data
+        return None if len(data) >= self._short or (_DOLLAR in data and _TAG in data) else data
 
     def _tagged(self, value: Any, hint: Any, losses: list[Loss] | None, path: str) -> tuple[bytes, Any]:
         tagger = Tagger(name_for(hint), self.max_depth, room=self.max_bytes, losses=losses)
