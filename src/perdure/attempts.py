@@ -68,7 +68,7 @@ async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) 
     call = calls.begin(step.key, "step")
     # Now, since the body may change what it passed while the call waits.
     args_hash = drive.codec.checksum(step.args) if step.args and drive.may_be_resumed else None
-    entry = drive.turnstile.take() if drive.turnstile.is_next(step.key) else None
+    entry = drive.turnstile.take() if drive.turnstile.queue and drive.turnstile.is_next(step.key) else None
     if entry is None:
         with call:
             if not calls.may_go_ahead(call):

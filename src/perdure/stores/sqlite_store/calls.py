@@ -25,7 +25,7 @@ class Call(Generic[T]):
     that no lease is taken for what it was.
     """
 
-    __slots__ = ("alone", "error", "future", "keeps_fences", "loop", "probe", "result", "verb", "wakes")
+    __slots__ = ("error", "future", "keeps_fences", "loop", "needs_transaction", "probe", "result", "verb", "wakes")
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Call(Generic[T]):
         self.future: asyncio.Future[T] = Answer(loop=self.loop) if is_certain else self.loop.create_future()
         self.verb = verb
         self.wakes = wakes
-        self.alone = alone
+        self.needs_transaction = not alone and probe is None
         self.keeps_fences = keeps_fences
         self.probe = probe
         self.result: T | None = None
@@ -89,14 +89,9 @@ def _settle_all(answered: Sequence[Call[Any] | Watcher]) -> None:
 
 def answer(answered: Sequence[Call[Any] | Watcher]) -> None:
     """Wake every loop concerned, once."""
-    if len(answered) == 1:
-        _wake(answered[0].loop, answered)
-        return
-    by_loop: dict[asyncio.AbstractEventLoop, list[Call[Any] | Watcher]] = {}
-    for one in answered:
-        by_loop.setdefault(one.loop, []).append(one)
-    for loop, mine in by_loop.items():
-        _wake(loop, mine)
+    loops = {one.loop for one in answered}
+    for loop in loops:
+        _wake(loop, answered if len(loops) == 1 else [one for one in answered if one.loop is loop])
 
 
 def _wake(loop: asyncio.AbstractEventLoop, answered: Sequence[Call[Any] | Watcher]) -> None:

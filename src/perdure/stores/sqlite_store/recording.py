@@ -6,13 +6,15 @@ import sqlite3
 from collections.abc import Collection, Sequence
 from typing import Final
 
+import msgspec
+
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.journal import Entry
 from perdure.records import Awaited, EndStatus, Item, Lease, Pulse, Signal
 from perdure.stores.sqlite_store import inbox
-from perdure.stores.sqlite_store.link import Fence
+from perdure.stores.sqlite_store.link import Fence, Link
 from perdure.stores.sqlite_store.rows import ENTRY_COLUMNS, awaited_text, clock, entries_from, entry_values
-from perdure.stores.sqlite_store.schema import Session
+from perdure.stores.sqlite_store.schema import Session, Tables
 
 _FENCE: Final = """
     SELECT epoch, lease_token, cancel_requested, parent_id, parent_key,
@@ -58,9 +60,20 @@ def fence(db: Session, lease: Lease) -> Fence:
     return known
 
 
-def record_only(db: Session, lease: Lease, entries: Sequence[Entry], consume: Sequence[int], items: Sequence[Item]) -> Pulse:
-    """`record` and nothing else, and what the holder is told after it."""
-    return record(db, lease, entries, consume, items).pulse
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """`record` and nothing else, as it is handed over for every step: a closure would be six objects more to each."""
+
+    tables: Tables
+    namespace: str
+    lease: Lease
+    entries: Sequence[Entry]
+    consume: Sequence[int]
+    items: Sequence[Item]
+
+    def __call__(self, link: Link) -> Pulse:
+        """Write it, and give what the holder is told."""
+        db = Session(link, self.tables, self.namespace)
+        return record(db, self.lease, self.entries, self.consume, self.items).pulse
 
 
 def record(db: Session, lease: Lease, entries: Sequence[Entry], consume: Sequence[int] = (), items: Sequence[Item] = ()) -> Fence:

@@ -207,7 +207,7 @@ class SQLiteStore(SavesSnapshots):
         now: int | None = None,  # noqa: ARG002 - a record leaves no instant on the row
     ) -> Awaitable[Pulse]:
         """Append to the journal: one fence, one insert per row, and a share of one commit."""
-        record = self._bound(recording.record_only, lease, tuple(entries), tuple(consume), tuple(items))
+        record = recording.Record(self._tables, self._namespace, lease, tuple(entries), tuple(consume), tuple(items))
         return self._driven(Call(record, is_certain=True, keeps_fences=True))
 
     def suspend(

@@ -54,7 +54,7 @@ class Writer(Worker):
         return link
 
     def _answer_all(self, calls: Sequence[Call[Any]]) -> None:
-        together = [call for call in calls if not self._is_answered_without_transaction(call)]
+        together = [call for call in calls if call.needs_transaction or not self._is_answered_without_transaction(call)]
         if together:
             self._write(together)
         answer(calls)
@@ -65,11 +65,9 @@ class Writer(Worker):
                 self._poll()
 
     def _is_answered_without_transaction(self, call: Call[Any]) -> bool:
-        if call.alone:
+        if call.probe is None:
             self._run_alone(call)
             return True
-        if call.probe is None:
-            return False
         try:
             call.result = call.probe(self._open())
         except Exception:  # noqa: BLE001 - the verb itself will meet it, and report it
