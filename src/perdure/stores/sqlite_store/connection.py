@@ -69,7 +69,7 @@ class DatabaseFile:
 
     def check(self) -> None:
         """Raise `PersistenceError` when the file that was opened is no longer the one at the path."""
-        if self._identity is not None and self._stat() != self._identity:
+        if self._identity is not None and self._identity != self._stat():
             raise self._error(
                 "the file was deleted or replaced while it was open; put it back, or close the store and open it again"
             )

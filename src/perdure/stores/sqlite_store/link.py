@@ -83,4 +83,5 @@ class Link:
 
     def data_version(self) -> int:
         """A number that changes whenever another connection has written."""
-        return int(self.connection.execute("PRAGMA data_version").fetchall()[0][0])
+        version: int = self.connection.execute("PRAGMA data_version").fetchall()[0][0]
+        return version

@@ -21,6 +21,7 @@ from perdure.stores.sqlite_store.link import Link
 from perdure.stores.sqlite_store.worker import Message, Worker
 
 POLL_EVERY: Final = 0.05
+_FULL: Final = 2  # what PRAGMA synchronous answers for FULL
 
 
 class Writer(Worker):
@@ -42,9 +43,8 @@ class Writer(Worker):
         self._watchers = []
 
     def _open(self) -> Link:
-        known = self._link
-        link = super()._open()
-        if link is not known or (self.file.full and self.synchronous != 2):
+        known, link = self._link, super()._open()
+        if link is not known or (self.synchronous != _FULL and self.file.full):
             connection = link.connection
             if self.file.full:
                 connection.execute("PRAGMA synchronous = FULL")
