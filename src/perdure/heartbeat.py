@@ -164,7 +164,9 @@ class _Heartbeats:
     def of(self, store: Store, ttl: float, clock: Clock) -> Heartbeat:
         with self._lock:
             try:
-                known = self._by_store.setdefault(store, {})
+                known = self._by_store.get(store)
+                if known is None:
+                    known = self._by_store[store] = {}
             except TypeError:  # a class of somebody's that cannot be a key
                 return Heartbeat(store, ttl, clock)
             beat = known.get((ttl, clock))

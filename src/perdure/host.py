@@ -11,7 +11,7 @@ import logging
 import uuid
 import warnings
 import weakref
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
@@ -34,10 +34,10 @@ from perdure.errors import (
 )
 from perdure.fingerprint import is_changed
 from perdure.heartbeat import elapsed, heartbeat_of
-from perdure.importing import Beginning
+from perdure.importing import Arguments, Beginning
 from perdure.journal import Entry, in_force
 from perdure.listeners import listeners_of, no_longer_driven
-from perdure.options import Options, StoredOptions, checked_priority, encoded_metadata
+from perdure.options import Options, columns_of
 from perdure.outcomes import Hints, failed_keys_of, outcome_of
 from perdure.randomness import random_bytes
 from perdure.records import Claim, Claims, Created, NewRun, RunRow, check_id
@@ -84,7 +84,7 @@ class Host:
         self.process_options = options
         self._heartbeat = heartbeat_of(store, lease_ttl, settings.clock)
         self._drives: set[Driving] = set()
-        # When the leases that are not driven yet were asked for.
+        # When the leases that are not driven yet were asked for: they are ours for certain from then on.
         self._asked_at: dict[str, float] = {}
         # An in-memory store that nobody asked for: whoever relies on it by suspending is told.
         self._is_implicit = is_implicit
@@ -98,24 +98,21 @@ class Host:
             raise ValueError(f"two workflows are called {workflow.name!r}; give one another name: @workflow(name=...)")
         self.workflows[workflow.name] = workflow
 
-    def new_run(
-        self, workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: StoredOptions
-    ) -> NewRun:
+    def beginning(
+        self, workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
+    ) -> Beginning:
         """The run as it is to be created. Raises `InvalidInput` and refuses bad ids; nothing is written."""
-        given = workflow.input(self.settings.codec, args, kwargs)
-        start_at = options.get("start_at")
-        return NewRun(
+        encoded, digest, arguments = workflow.input(self.settings.codec, args, kwargs)
+        new = NewRun(
             id=check_id(options["id"], "a run's id") if "id" in options else str(uuid.uuid4()),
             workflow=workflow.name,
-            input=given.encoded,
-            input_hash=given.digest,
+            input=encoded,
+            input_hash=digest,
             seed=random_bytes(),
             definition_hash=workflow.definition_hash,
-            queue=check_id(options.get("queue", "default"), "a queue's name"),
-            priority=checked_priority(options.get("priority", 0)),
-            start_at=None if start_at is None else instant(start_at, what="start_at"),
-            metadata=encoded_metadata(options.get("metadata", {})),
+            **columns_of(options),
         )
+        return Beginning(new, arguments=arguments)
 
     async def run(
         self, workflow: Workflow[Any, Any], start: Beginning, near: dict[str, Any], *, retry_failed: bool, wait: bool
@@ -127,7 +124,7 @@ class Host:
         ttl = None if joined or start.new.start_at is not None else self.lease_ttl
         created = await self.create(start, ttl)
         if created.claim is not None:
-            return await self.drive(workflow, created.claim, near).joined()
+            return await self.drive(workflow, created.claim, near, arguments=start.arguments).joined()
         if retry_failed and created.run.ended and created.run.status != "completed":
             await self.reopen(run_id)
         return await self.go_on(run_id, workflow, near, wait=wait)
@@ -173,26 +170,26 @@ class Host:
             now=self.clock.store_now(),
         )
         created = await answered(verb, self._give_back_created)
-        return self._leased(created, asked_at, created.claim)
+        if created.claim is not None:
+            self._asked_at[created.claim.lease.token] = asked_at
+        return created
 
     async def claim(self, limit: int, queues: Collection[str] | None) -> Claims:
         """Claim due runs of the workflows known here."""
         asked_at = elapsed()
         verb = self.store.claim(limit, self.lease_ttl, tuple(self.workflows), queues, now=self.clock.store_now())
         claims = await answered(verb, self._give_back_claims)
-        return self._leased(claims, asked_at, *claims.claims)
+        self._asked_at.update((claim.lease.token, asked_at) for claim in claims.claims)
+        return claims
 
     async def acquire(self, run_id: str) -> Claim | None:
         """Lease this run if it is due."""
         asked_at = elapsed()
         verb = self.store.acquire(run_id, self.lease_ttl, now=self.clock.store_now())
         claim = await answered(verb, self._give_back)
-        return self._leased(claim, asked_at, claim)
-
-    def _leased(self, answer: T, asked_at: float, *claims: Claim | None) -> T:
-        """The answer, after noting when its leases were asked for: they are ours for certain from then on."""
-        self._asked_at.update({claim.lease.token: asked_at for claim in claims if claim is not None})
-        return answer
+        if claim is not None:
+            self._asked_at[claim.lease.token] = asked_at
+        return claim
 
     async def _give_back(self, claim: Claim | None) -> None:
         """Whoever asked for it was cancelled. If this does not work, the lease expires by itself."""
@@ -207,10 +204,18 @@ class Host:
         for claim in claims.claims:
             await self._give_back(claim)
 
-    def drive(self, workflow: Workflow[Any, Any], claim: Claim, near: dict[str, Any], *, is_background: bool = False) -> Driving:
-        """Start driving a claimed run."""
+    def drive(
+        self,
+        workflow: Workflow[Any, Any],
+        claim: Claim,
+        near: dict[str, Any],
+        *,
+        arguments: Arguments | None = None,
+        is_background: bool = False,
+    ) -> Driving:
+        """Start driving a claimed run. `arguments` are those of a run that was created just now."""
         drive = Drive(
-            _body(workflow, claim, self.settings),
+            _body(workflow, claim, self.settings) if arguments is None else _first_body(workflow, arguments),
             workflow.hints,
             claim,
             self.settings,
@@ -410,6 +415,12 @@ def _body(workflow: Workflow[Any, Any], claim: Claim, settings: Settings) -> Cal
         return refuse
     if is_changed(claim.run.definition_hash, workflow.definition_hash):
         return _after_change(workflow, args, kwargs)
+    return lambda drive: workflow.body(drive, args, kwargs)
+
+
+def _first_body(workflow: Workflow[Any, Any], arguments: Arguments) -> Callable[[Drive], Any]:
+    """That of a run which begins with these arguments: nothing has to be read, and nothing can have changed."""
+    args, kwargs = arguments
     return lambda drive: workflow.body(drive, args, kwargs)
 
 
