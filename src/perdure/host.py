@@ -36,7 +36,7 @@ from perdure.fingerprint import is_changed
 from perdure.heartbeat import elapsed, heartbeat_of
 from perdure.importing import Arguments, Beginning
 from perdure.journal import Entry, in_force
-from perdure.listeners import listeners_of, no_longer_driven
+from perdure.listeners import listeners_of
 from perdure.options import Options, columns_of
 from perdure.outcomes import Hints, failed_keys_of, outcome_of
 from perdure.randomness import random_bytes
@@ -389,11 +389,10 @@ class Host:
     def _driven(self, driving: Driving) -> None:
         task = driving.task
         self._drives.discard(driving)
-        is_over = not task.cancelled() and task.exception() is None and not isinstance(task.result(), Suspended)
-        no_longer_driven(driving.key, has_ended=is_over)
-        if task.cancelled() or task.exception() is not None:
-            return
-        if self._is_implicit and self.store not in _told and isinstance(task.result(), Suspended):
+        outcome = None if task.cancelled() or task.exception() is not None else task.result()
+        is_suspended = isinstance(outcome, Suspended)
+        driving.drive.telling.listeners.no_longer_driven(has_ended=outcome is not None and not is_suspended)
+        if is_suspended and self._is_implicit and self.store not in _told:
             _told.add(self.store)
             warnings.warn(
                 f"run {driving.drive.run.id!r} is suspended in memory and gone when this process ends; "
