@@ -226,11 +226,10 @@ class _NotingFactory:
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         context = options.get("context")
         branches = place.get() if context is None else context.get(place)
-        branch = Branch(branches, coro) if isinstance(branches, Branches) else None
-        work = coro if branch is None else branch
+        work = Branch(branches, coro) if isinstance(branches, Branches) else coro
         task = asyncio.Task(work, loop=loop, **options) if self.previous is None else self.previous(loop, work, **options)
-        if branch is not None:
-            branch.task = task
+        if work is not coro:
+            work.task = task
         return task
 
 

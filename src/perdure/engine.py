@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import contextvars
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
@@ -48,6 +48,9 @@ from perdure.turnstile import Turnstile
 from perdure.unloading import cancel_tasks
 from perdure.waits import Waits
 
+# Looks into inboxes that are under way: the loop alone would let go of them.
+_fetching: Final[set[asyncio.Task[None]]] = set()
+
 
 class Drive:
     """One attempt of one run."""
@@ -60,7 +63,6 @@ class Drive:
         "_cancel_requested",
         "_ending",
         "_failure",
-        "_fetching",
         "_heartbeat",
         "_held",
         "_hints",
@@ -127,13 +129,13 @@ class Drive:
         self.calls = Calls(claim.run.id, recorded, self.branches, self.turnstile, self.waits)
         self.telling = Telling(self, options.on_event, Listeners() if listeners is None else listeners)
         self.caching = None if options.cache is None else StepCaching(options.cache, self.clock)
-        journal = list(claim.journal)
-        self.recorder = Unrecorded(journal) if store is None else self._new_recorder(store, journal)
+        journal, pulsed = list(claim.journal), self._pulsed
+        self.recorder = Unrecorded(journal) if store is None else self._new_recorder(store, journal, pulsed)
         self.waits.unrecorded = self.recorder.consuming
         self._held: HeldLease | None = None
         self._heartbeat = heartbeat
         if heartbeat is not None:
-            self._held = HeldLease(claim.lease, ttl, asked_at, self._pulsed, self._lost)
+            self._held = HeldLease(claim.lease, ttl, asked_at, pulsed, self._lost)
             heartbeat.hold(self._held)
         self._main: asyncio.Task[None] | None = None
         # Done when there is something that `drive` has to deal with.
@@ -145,8 +147,6 @@ class Drive:
         self.must_stop = False
         self._is_drain_over = False
         self._cancel_requested = claim.run.cancel_requested
-        # Kept until they are done, because the loop alone would let go of them.
-        self._fetching: set[asyncio.Task[None]] = set()
         # Step functions that are running right now. Whoever counts one out says so if the drive must stop.
         self.executing = 0
 
@@ -167,14 +167,14 @@ class Drive:
             turnstile.is_live = False
         return turnstile
 
-    def _new_recorder(self, store: Store, journal: list[Entry]) -> Recorder:
+    def _new_recorder(self, store: Store, journal: list[Entry], pulsed: Callable[[Pulse], None]) -> Recorder:
         return Recorder(
             store,
             self._lease,
             self.clock,
             journal,
             self.branches,
-            on_pulse=self._pulsed,
+            on_pulse=pulsed,
             on_failure=self._give_up,
             on_written=self.telling.persisted,
         )
@@ -271,8 +271,8 @@ class Drive:
         """Somebody may have sent a signal: fetch what is new, unless nothing waits for one."""
         if self._store is not None and self.calls.closed is None and self.waits.addresses():
             fetching = self._loop.create_task(self._fetch_inbox(self._store), context=contextvars.Context())
-            self._fetching.add(fetching)
-            fetching.add_done_callback(self._fetching.discard)
+            _fetching.add(fetching)
+            fetching.add_done_callback(_fetching.discard)
 
     def may_start_now(self) -> bool:
         """Whether a step function may be called without waiting for anything."""

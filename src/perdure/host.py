@@ -11,10 +11,10 @@ import logging
 import uuid
 import warnings
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perdure.answers import answered
@@ -114,20 +114,20 @@ class Host:
         )
         return Beginning(new, arguments=arguments)
 
-    async def run(
-        self, workflow: Workflow[Any, Any], start: Beginning, near: dict[str, Any], *, retry_failed: bool, wait: bool
-    ) -> Outcome[Any]:
-        """Create the run, or find it, and drive it until it ends or suspends."""
+    async def begin(
+        self, workflow: Workflow[Any, Any], start: Beginning, near: dict[str, Any], *, retry_failed: bool = False
+    ) -> Driving | None:
+        """Create the run and start driving it. None when it is there already, or is not to start now: then it may `go_on`."""
         run_id = start.new.id
         joined = joinable(self.store, run_id)
         # A run that is to start later is left to whoever works then.
         ttl = None if joined or start.new.start_at is not None else self.lease_ttl
         created = await self.create(start, ttl)
         if created.claim is not None:
-            return await self.drive(workflow, created.claim, near, arguments=start.arguments).joined()
+            return self.drive(workflow, created.claim, near, arguments=start.arguments)
         if retry_failed and created.run.ended and created.run.status != "completed":
             await self.reopen(run_id)
-        return await self.go_on(run_id, workflow, near, wait=wait)
+        return None
 
     async def go_on(self, run_id: str, workflow: Workflow[Any, Any] | None, near: dict[str, Any], *, wait: bool) -> Outcome[Any]:
         """Drive a run that exists if it is due; otherwise give its present state. Waits for a live worker that has it."""
@@ -213,9 +213,9 @@ class Host:
         arguments: Arguments | None = None,
         is_background: bool = False,
     ) -> Driving:
-        """Start driving a claimed run. `arguments` are those of a run that was created just now."""
+        """Start driving a claimed run. With `arguments` it was created just now: nothing need be read, nothing has changed."""
         drive = Drive(
-            _body(workflow, claim, self.settings) if arguments is None else _first_body(workflow, arguments),
+            _body(workflow, claim, self.settings) if arguments is None else partial(_called, workflow, arguments),
             workflow.hints,
             claim,
             self.settings,
@@ -226,7 +226,7 @@ class Host:
             asked_at=self._asked_at.pop(claim.lease.token, elapsed()),
             listeners=listeners_of(key := drive_key(self.store, claim.run.id)),
         )
-        driving = Driving(drive, key, self._driven, is_background=is_background)
+        driving = Driving(drive, key, self, is_background=is_background)
         self._drives.add(driving)
         return driving
 
@@ -386,7 +386,8 @@ class Host:
     def _is_due(self, row: RunRow) -> bool:
         return row.wake_at is not None and row.wake_at <= self.clock.now()
 
-    def _driven(self, driving: Driving) -> None:
+    def driven(self, driving: Driving) -> None:
+        """A drive of ours is over."""
         task = driving.task
         self._drives.discard(driving)
         outcome = None if task.cancelled() or task.exception() is not None else task.result()
@@ -404,7 +405,7 @@ class Host:
 
 def _body(workflow: Workflow[Any, Any], claim: Claim, settings: Settings) -> Callable[[Drive], Any]:
     try:
-        args, kwargs = workflow.decoded(settings.codec, claim.run.input)
+        arguments = workflow.decoded(settings.codec, claim.run.input)
     except ValueError as reason:
         corrupt = SnapshotCorrupt(claim.run.id, "the input", str(reason))
 
@@ -413,21 +414,19 @@ def _body(workflow: Workflow[Any, Any], claim: Claim, settings: Settings) -> Cal
 
         return refuse
     if is_changed(claim.run.definition_hash, workflow.definition_hash):
-        return _after_change(workflow, args, kwargs)
-    return lambda drive: workflow.body(drive, args, kwargs)
+        return _after_change(workflow, arguments)
+    return partial(_called, workflow, arguments)
 
 
-def _first_body(workflow: Workflow[Any, Any], arguments: Arguments) -> Callable[[Drive], Any]:
-    """That of a run which begins with these arguments: nothing has to be read, and nothing can have changed."""
-    args, kwargs = arguments
-    return lambda drive: workflow.body(drive, args, kwargs)
+def _called(workflow: Workflow[Any, Any], arguments: Arguments, drive: Drive) -> Coroutine[Any, Any, Any]:
+    return workflow.body(drive, *arguments)
 
 
-def _after_change(workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Drive], Any]:
+def _after_change(workflow: Workflow[Any, Any], arguments: Arguments) -> Callable[[Drive], Any]:
     async def body(drive: Drive) -> Any:
         reason = f"the code of {workflow.name!r} has changed since the run was created; what is recorded is matched by key"
         drive.react(drive.options.on_definition_change, SnapshotMismatch(drive.run.id, reason))
-        return await workflow.body(drive, args, kwargs)
+        return await workflow.body(drive, *arguments)
 
     return body
 

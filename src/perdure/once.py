@@ -31,8 +31,10 @@ async def run_once(
     host = _one_workflow(workflow, store, is_implicit=is_implicit)
     try:
         start = _beginning(host, workflow, args, kwargs, state, options)
-        wait, retry_failed = options.get("wait", True), options.get("retry_failed", False)
-        return await host.run(workflow, start, options, retry_failed=retry_failed, wait=wait)
+        driving = await host.begin(workflow, start, options, retry_failed=options.get("retry_failed", False))
+        if driving is not None:
+            return await driving.joined()
+        return await host.go_on(start.new.id, workflow, options, wait=options.get("wait", True))
     finally:
         if is_owned:
             await host.close_store()

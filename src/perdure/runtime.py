@@ -230,7 +230,8 @@ class Runtime:
         """Create a run, or find it, drive it here until it ends or suspends, and give its outcome."""
         definition = self._definition(workflow)
         start = self._host.beginning(definition, args, {}, stored_only(options))
-        return await self._host.run(definition, start, {}, retry_failed=False, wait=True)
+        driving = await self._host.begin(definition, start, {})
+        return await (self._host.go_on(start.new.id, definition, {}, wait=True) if driving is None else driving.joined())
 
     async def resume(self, run_id: str) -> Outcome[Any]:
         """Drive the run if it is due; otherwise change nothing and give its present state."""
