@@ -373,7 +373,8 @@ class Drive:
         self._ending = ending
         self._close("ended")
         self.recorder.take_over()
-        await self._end_body()
+        if self.branches.alive:
+            await self._end_body()
         try:
             await self.recorder.finish(ending.status, ending.payload)
         finally:  # cancelled meanwhile it may have ended all the same

@@ -7,7 +7,7 @@ workflow, the runtime and `wf.run`; the nearest one given wins.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, get_args
 
@@ -89,9 +89,10 @@ _PROCESS_OPTIONS: Final = frozenset(ProcessOptions.__annotations__)
 
 def checked(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """The options, all of this kind and with values they can have."""
-    if unknown := options.keys() - kind.__annotations__.keys():
+    known = kind.__annotations__.keys()
+    if not options.keys() <= known:
         raise TypeError(
-            f"unknown option {', '.join(sorted(unknown))}; there are {', '.join(sorted(kind.__annotations__))} "
+            f"unknown option {', '.join(sorted(options.keys() - known))}; there are {', '.join(sorted(known))} "
             "(a workflow's own keyword arguments go through wf.options(...).run(...))"
         )
     for name, value in options.items():
@@ -156,7 +157,7 @@ def stored_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def columns_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """What these options say of a run beside its id, checked, under the names by which it is stored."""
-    return {name: read(options[name]) for name, read in _COLUMNS if name in options}
+    return {name: _COLUMNS[name](value) for name, value in options.items() if name in _COLUMNS}
 
 
 def checked_priority(number: Any) -> int:
@@ -181,9 +182,9 @@ def encoded_metadata(metadata: Any) -> bytes:
     return encoded
 
 
-_COLUMNS: Final[Sequence[tuple[str, Callable[[Any], Any]]]] = (
-    ("queue", lambda queue: check_id(queue, "a queue's name")),
-    ("priority", checked_priority),
-    ("start_at", lambda at: None if at is None else instant(at, what="start_at")),
-    ("metadata", encoded_metadata),
-)
+_COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "queue": lambda queue: check_id(queue, "a queue's name"),
+    "priority": checked_priority,
+    "start_at": lambda at: None if at is None else instant(at, what="start_at"),
+    "metadata": encoded_metadata,
+}
