@@ -46,14 +46,24 @@ def _raise(error: BaseException) -> None:
 
 async def answered(verb: Awaitable[T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:
     """What `verb` gives. Cancelled meanwhile, the cancellation goes on only when the verb was answered, and `undo` is done."""
-    asking = asyncio.ensure_future(verb)
+    asking = as_future(verb)
     try:
         return await (asking if isinstance(asking, Answer) else asyncio.shield(asking))
     except asyncio.CancelledError:
         await _ended(asking)
-        if undo is not None and not asking.cancelled() and asking.exception() is None:
+        if undo is not None and took_place(asking):
             await _ended(asyncio.ensure_future(undo(asking.result())))
         raise
+
+
+def as_future(verb: Awaitable[T]) -> asyncio.Future[T]:
+    """The verb on its way: what a store gives as a future is that already."""
+    return verb if isinstance(verb, asyncio.Future) else asyncio.ensure_future(verb)
+
+
+def took_place(asking: asyncio.Future[Any]) -> bool:
+    """Whether the verb was answered, and did not fail."""
+    return asking.done() and not asking.cancelled() and asking.exception() is None
 
 
 async def finished(work: Coroutine[Any, Any, None]) -> None:

@@ -40,8 +40,9 @@ class Branches:
 
     __slots__ = ("alive", "at_pause", "changed", "ended", "joining", "ours", "outside", "running", "stirs", "unwinding")
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self.changed = changed
+    def __init__(self) -> None:
+        # Told when a branch has come to a wait of its own, or to its end.
+        self.changed: Callable[[], None] = nothing
         # To be called once, when the branch that runs has come to a wait or to its end.
         self.at_pause: Callable[[], None] | None = None
         self.alive: set[Branch] = set()
@@ -225,16 +226,11 @@ class _NotingFactory:
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         context = options.get("context")
         branches = place.get() if context is None else context.get(place)
-        branch = Branch(branches, coro) if isinstance(branches, Branches) else None
-        make = self.previous or _make_task
-        task = make(loop, coro if branch is None else branch, **options)
-        if branch is not None:
-            branch.task = task
+        work = Branch(branches, coro) if isinstance(branches, Branches) else coro
+        task = asyncio.Task(work, loop=loop, **options) if self.previous is None else self.previous(loop, work, **options)
+        if work is not coro:
+            work.task = task
         return task
-
-
-def _make_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
-    return asyncio.Task(coro, loop=loop, **options)
 
 
 def note_tasks(loop: asyncio.AbstractEventLoop) -> None:

@@ -111,7 +111,7 @@ class Calls:
         self._turnstile = turnstile
         self._waits = waits
         self._kinds = recorded.kinds
-        self._closed_keys = {entry.key for entry in recorded.closes}
+        self._closed_keys = {entry.key for entry in recorded.closes} if recorded.closes else set()
         self._used: set[str] = set()
         # Recorded keys that the body has not asked for so far.
         self.unasked = {*self._closed_keys, *self.winners}

@@ -18,6 +18,7 @@ from perdure.direct import call_in_memory
 from perdure.engine import Drive
 from perdure.errors import InvalidInput, ValueNotStorable
 from perdure.fingerprint import definition_hash
+from perdure.importing import Arguments
 from perdure.once import run_once, start_once
 from perdure.options import ProcessOptions, RunOptions, checked
 from perdure.outcomes import Hints
@@ -42,8 +43,7 @@ class Input(NamedTuple):
 
     encoded: bytes
     digest: bytes
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    arguments: Arguments
 
 
 class Workflow(Generic[P, T_co]):
@@ -107,7 +107,7 @@ class Workflow(Generic[P, T_co]):
         The same id with the same input is the same run: it goes on, or gives its outcome. Every keyword is an option; arguments
         are positional, or use `wf.options(id=...).run(...)`.
         """
-        return await run_once(self, args, {}, **checked(options, RunOptions))
+        return await run_once(self, args, {}, checked(options, RunOptions))
 
     @overload
     async def start(
@@ -125,7 +125,7 @@ class Workflow(Generic[P, T_co]):
     async def start(self, *args: P.args, **kwargs: P.kwargs) -> Run[T_co]: ...
     async def start(self, *args: Any, **options: Any) -> Run[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
         """Start a run in the background of this process and give its `Run`; without `id=` and `store=`, in memory."""
-        return await start_once(self, args, {}, **checked(options, RunOptions))
+        return await start_once(self, args, {}, checked(options, RunOptions))
 
     @overload
     def run_sync(
@@ -143,7 +143,7 @@ class Workflow(Generic[P, T_co]):
     def run_sync(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[T_co]: ...
     def run_sync(self, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
         """`run` for programs without an event loop: blocks until the run ends or suspends."""
-        return block_on(run_once(self, args, {}, **checked(options, RunOptions)))
+        return block_on(run_once(self, args, {}, checked(options, RunOptions)))
 
     @overload
     def options(self: Workflow[P, Ok[T] | Err[Any]], **options: Unpack[RunOptions]) -> Configured[P, T]: ...
@@ -185,13 +185,13 @@ class Workflow(Generic[P, T_co]):
         except ValueNotStorable as reason:
             raise InvalidInput(self.name, str(reason)) from reason
         digest = codec.digest(given) or hashlib.blake2b(encoded, digest_size=16).digest()
-        return Input(encoded, digest, tuple(kept[0]), kept[1])
+        return Input(encoded, digest, Arguments(tuple(kept[0]), kept[1]))
 
-    def decoded(self, codec: Codec, encoded: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def decoded(self, codec: Codec, encoded: bytes) -> Arguments:
         """The arguments of a stored run. Raises ValueError."""
         match codec.load(encoded, self._input_hint):
             case [list() as args, dict() as kwargs]:
-                return tuple(args), kwargs
+                return Arguments(tuple(args), kwargs)
         raise ValueError("it is not a list of arguments and a dict of keyword arguments")
 
     def _conformed(self, codec: Codec, name: str, value: Any) -> Any:
@@ -218,15 +218,15 @@ class Configured(Generic[P, T_co]):
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[T_co]:
         """As `Workflow.run`, with the arguments of the function."""
-        return await run_once(self._workflow, args, kwargs, **self._options)
+        return await run_once(self._workflow, args, kwargs, self._options)
 
     async def start(self, *args: P.args, **kwargs: P.kwargs) -> Run[T_co]:
         """As `Workflow.start`, with the arguments of the function."""
-        return await start_once(self._workflow, args, kwargs, **self._options)
+        return await start_once(self._workflow, args, kwargs, self._options)
 
     def run_sync(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[T_co]:
         """As `Workflow.run_sync`, with the arguments of the function."""
-        return block_on(run_once(self._workflow, args, kwargs, **self._options))
+        return block_on(run_once(self._workflow, args, kwargs, self._options))
 
 
 @overload

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, TypeAlias
+import contextvars
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perdure.engine import Drive
 from perdure.result import Outcome
 from perdure.store import Store
+
+if TYPE_CHECKING:
+    from perdure.host import Host
 
 DriveKey: TypeAlias = tuple[int, tuple[str, ...], str]
 
@@ -16,15 +19,16 @@ DriveKey: TypeAlias = tuple[int, tuple[str, ...], str]
 class Driving:
     """A drive under way and who waits for it. `is_background`: it goes on when nobody does."""
 
-    def __init__(self, drive: Drive, key: DriveKey, on_over: Callable[[Driving], None], *, is_background: bool) -> None:
+    def __init__(self, drive: Drive, key: DriveKey, host: Host, *, is_background: bool) -> None:
         self.drive = drive
         self.key = key
         self.is_background = is_background
-        self._on_over = on_over
+        self._host = host
         self._loop = asyncio.get_running_loop()
         self._waiting: list[asyncio.Future[Outcome[Any]]] = []
-        self.task = self._loop.create_task(drive.drive(), name=f"perdure-drive:{drive.run.id}")
-        self.task.add_done_callback(self._over)
+        context = contextvars.copy_context()
+        self.task = self._loop.create_task(drive.drive(), name=f"perdure-drive:{drive.run.id}", context=context)
+        self.task.add_done_callback(self._over, context=context)
         _driving[key] = self
 
     async def joined(self) -> Outcome[Any]:
@@ -48,7 +52,7 @@ class Driving:
         if _driving.get(self.key) is self:
             del _driving[self.key]
         try:
-            self._on_over(self)
+            self._host.driven(self)
         finally:  # a warning that it gives may be an error here
             for waiter in self._waiting:
                 _settle(waiter, task)

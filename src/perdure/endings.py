@@ -19,21 +19,23 @@ def ending_for(drive: Drive, hints: Hints, result: Any) -> Ending:
     if drive.calls.is_cancelling:
         return Ending("cancelled", b"null", Err(RunCancelled(drive.run.id)))
     try:
-        return ended_with(drive.codec, _checked(drive, result), hints, drive.calls.failed_keys(result), drive.is_strict)
+        if drive.calls.unasked and not isinstance(result, Err):
+            result = _checked(drive, result)
+        keys = drive.calls.failed_keys(result) if isinstance(result, Err) else None
+        return ended_with(drive.codec, result, hints, keys, drive.is_strict)
     except Exception as error:  # noqa: BLE001 - a result of the user's making, or a warning that is an error: the run has failed
         return ended_with(drive.codec, Err(error), hints)
 
 
 def _checked(drive: Drive, result: Any) -> Any:
-    """The body's result, unless there are recorded steps that it never asked for and that is an error."""
+    """The body's result, unless it is an error that there are recorded steps which it never asked for."""
     unknown = sorted(drive.calls.unasked)
-    if unknown and not isinstance(result, Err):
-        shown = ", ".join(map(repr, unknown[:5])) + (" and others" if len(unknown) > 5 else "")
-        reason = f"it ended without asking for what is recorded under {shown}; was a step renamed or removed?"
-        try:
-            drive.react(drive.options.on_unknown_steps, SnapshotMismatch(drive.run.id, reason))
-        except SnapshotMismatch as error:
-            return Err(error)
+    shown = ", ".join(map(repr, unknown[:5])) + (" and others" if len(unknown) > 5 else "")
+    reason = f"it ended without asking for what is recorded under {shown}; was a step renamed or removed?"
+    try:
+        drive.react(drive.options.on_unknown_steps, SnapshotMismatch(drive.run.id, reason))
+    except SnapshotMismatch as error:
+        return Err(error)
     return result
 
 

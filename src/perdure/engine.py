@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import contextvars
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
@@ -31,8 +31,9 @@ from perdure.errors import (
     PersistenceError,
     SnapshotCorrupt,
 )
+from perdure.firststep import begun, first_step
 from perdure.heartbeat import Heartbeat, HeldLease
-from perdure.journal import Recorded
+from perdure.journal import Entry, Recorded
 from perdure.listeners import Listeners
 from perdure.options import OnChange, Options, react
 from perdure.outcomes import Ending, Hints, ended_with, outcome_of
@@ -47,9 +48,49 @@ from perdure.turnstile import Turnstile
 from perdure.unloading import cancel_tasks
 from perdure.waits import Waits
 
+# Looks into inboxes that are under way: the loop alone would let go of them.
+_fetching: Final[set[asyncio.Task[None]]] = set()
+
 
 class Drive:
     """One attempt of one run."""
+
+    # It has more attributes than Python keeps in an object without a dict.
+    __slots__ = (
+        "__weakref__",
+        "_attention",
+        "_body",
+        "_cancel_requested",
+        "_ending",
+        "_failure",
+        "_heartbeat",
+        "_held",
+        "_hints",
+        "_is_drain_over",
+        "_lease",
+        "_loop",
+        "_main",
+        "_must_suspend",
+        "_store",
+        "_unreadable",
+        "branches",
+        "caching",
+        "calls",
+        "clock",
+        "codec",
+        "executing",
+        "is_resumed",
+        "is_strict",
+        "may_be_resumed",
+        "must_stop",
+        "options",
+        "recorder",
+        "run",
+        "settings",
+        "telling",
+        "turnstile",
+        "waits",
+    )
 
     def __init__(
         self,
@@ -75,26 +116,30 @@ class Drive:
         self.may_be_resumed = store is not None or options.on_event is not None or options.cache is not None
         self._body = body
         self._hints = hints
-        self._claim = claim
+        self._lease = claim.lease
         self._store = store
         self._loop = asyncio.get_running_loop()
+        # Whether anything was recorded before this attempt.
+        self.is_resumed = bool(claim.journal)
         recorded, self._unreadable = _readable(claim)
-        self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq, on_change=self._look_soon)
-        self.branches = Branches(self._look_soon)
+        self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq)
+        self.branches = Branches()
         self.turnstile = self._new_turnstile(recorded)
+        self.waits.on_change = self.branches.changed = self.turnstile.look_soon
         self.calls = Calls(claim.run.id, recorded, self.branches, self.turnstile, self.waits)
         self.telling = Telling(self, options.on_event, Listeners() if listeners is None else listeners)
         self.caching = None if options.cache is None else StepCaching(options.cache, self.clock)
-        self.recorder = Unrecorded(list(claim.journal)) if store is None else self._new_recorder(store)
+        journal, pulsed = list(claim.journal), self._pulsed
+        self.recorder = Unrecorded(journal) if store is None else self._new_recorder(store, journal, pulsed)
         self.waits.unrecorded = self.recorder.consuming
         self._held: HeldLease | None = None
         self._heartbeat = heartbeat
         if heartbeat is not None:
-            self._held = HeldLease(claim.lease, ttl, asked_at, self._pulsed, self._lost)
+            self._held = HeldLease(claim.lease, ttl, asked_at, pulsed, self._lost)
             heartbeat.hold(self._held)
         self._main: asyncio.Task[None] | None = None
-        # What the next turn of `drive` has to deal with.
-        self._attention = asyncio.Event()
+        # Done when there is something that `drive` has to deal with.
+        self._attention: asyncio.Future[None] = self._loop.create_future()
         self._ending: Ending | None = None
         self._failure: BaseException | None = None
         self._must_suspend = False
@@ -102,8 +147,6 @@ class Drive:
         self.must_stop = False
         self._is_drain_over = False
         self._cancel_requested = claim.run.cancel_requested
-        # Kept until they are done, because the loop alone would let go of them.
-        self._fetching: set[asyncio.Task[None]] = set()
         # Step functions that are running right now. Whoever counts one out says so if the drive must stop.
         self.executing = 0
 
@@ -124,14 +167,14 @@ class Drive:
             turnstile.is_live = False
         return turnstile
 
-    def _new_recorder(self, store: Store) -> Recorder:
+    def _new_recorder(self, store: Store, journal: list[Entry], pulsed: Callable[[Pulse], None]) -> Recorder:
         return Recorder(
             store,
-            self._claim.lease,
+            self._lease,
             self.clock,
-            list(self._claim.journal),
+            journal,
             self.branches,
-            on_pulse=self._pulsed,
+            on_pulse=pulsed,
             on_failure=self._give_up,
             on_written=self.telling.persisted,
         )
@@ -140,11 +183,6 @@ class Drive:
     def has_lease(self) -> bool:
         """Whether the run is in a store, and ours to drive."""
         return self._store is not None
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether anything was recorded before this attempt."""
-        return bool(self._claim.journal)
 
     def result(self) -> Any:
         """The value of a run that has completed: a copy, since whoever waits for it has its own."""
@@ -193,22 +231,35 @@ class Drive:
             return await self._finish(ended_with(self.codec, Err(self._unreadable), self._hints))
         self._start_body()
         while True:
-            await self._attention.wait()
-            self._attention.clear()
-            outcome = await self._react()
-            if outcome is not None:
-                return outcome
+            await self._attention
+            if self._failure is not None:
+                raise self._failure
+            if self._ending is not None:
+                return await self._finish(self._ending)
+            if self.must_stop and (not self.executing or self._is_drain_over):
+                return await self._give_back()
+            self._attention = self._loop.create_future()
+            if self._must_suspend:
+                self._must_suspend = False
+                suspended = await self._suspend()
+                if suspended is not None:
+                    return suspended
+
+    def _attend(self) -> None:
+        """Let `drive` look at what has changed."""
+        if not self._attention.done():
+            self._attention.set_result(None)
 
     def stop(self) -> None:
         """Start no step any more; when those that run have ended, or were given time enough, give the run back."""
         self.must_stop = True
         self._loop.call_later(self.settings.drain_after, self._drain_is_over)
         self.telling.hurry(self.settings.drain_after)
-        self._attention.set()
+        self._attend()
 
     def _drain_is_over(self) -> None:
         self._is_drain_over = True
-        self._attention.set()
+        self._attend()
 
     def cancel(self) -> None:
         """End the run as cancelled: CancelledError is raised at the body's waits, once the journal is used up."""
@@ -220,8 +271,8 @@ class Drive:
         """Somebody may have sent a signal: fetch what is new, unless nothing waits for one."""
         if self._store is not None and self.calls.closed is None and self.waits.addresses():
             fetching = self._loop.create_task(self._fetch_inbox(self._store), context=contextvars.Context())
-            self._fetching.add(fetching)
-            fetching.add_done_callback(self._fetching.discard)
+            _fetching.add(fetching)
+            fetching.add_done_callback(_fetching.discard)
 
     def may_start_now(self) -> bool:
         """Whether a step function may be called without waiting for anything."""
@@ -256,13 +307,13 @@ class Drive:
     def look_whether_drained(self) -> None:
         """A step function has ended, and the drive must stop when none is left."""
         if not self.executing:
-            self._attention.set()
+            self._attend()
 
     def fail(self, error: PerdureError) -> NoReturn:
         """End the run as failed without letting the body see it: what is recorded cannot be used."""
         if self._ending is None:
             self._ending = ended_with(self.codec, Err(error), self._hints)
-            self._attention.set()
+            self._attend()
         self._close("unloaded")
         self.calls.refuse()
 
@@ -287,63 +338,54 @@ class Drive:
         note_tasks(self._loop)
         context = contextvars.copy_context()
         context.run(place.set, self.branches)
-        self._main = self._loop.create_task(self._run_body(), context=context, name=f"perdure:{self.run.id}")
-        self._main.add_done_callback(self._main_done)
-        if self.turnstile.is_live:
-            self._went_live()
-        else:
+        self._main = self._loop.create_task(begun(self._run_body()), context=context, name=f"perdure:{self.run.id}")
+        if not self.turnstile.is_live:
             self.turnstile.look_soon()
+        elif self._cancel_requested:
+            self._cancel_body()
+        else:
+            self._let_calls_through()
 
     async def _run_body(self) -> None:
         try:
+            await first_step()
             value = await self._body(self)
         except (KeyboardInterrupt, SystemExit) as interrupt:
             self._failure = interrupt
-            self._attention.set()
+            self._attend()
             raise
         except BaseException as error:  # noqa: BLE001 - the body's end is recorded, whatever it is
             self._body_ended(Err(error))
         else:
             self._body_ended(value)
 
-    def _main_done(self, main: asyncio.Task[None]) -> None:
-        # Cancelled before its first step, a task never enters its coroutine, so that nobody was told.
-        if main.cancelled():
-            self._body_ended(Err(asyncio.CancelledError()))
-        elif (error := main.exception()) is not None and self._ending is None:
-            self._give_up(error)
-
     def _body_ended(self, result: Any) -> None:
         if self.calls.closed is None and self._ending is None:
             self.recorder.take_over()
-            self._ending = ending_for(self, self._hints, result)
-        self._attention.set()
-
-    async def _react(self) -> Outcome[Any] | None:
-        if self._failure is not None:
-            raise self._failure
-        if self._ending is not None:
-            return await self._finish(self._ending)
-        if self.must_stop and (not self.executing or self._is_drain_over):
-            await self._end_body()
-            await self._release()
-            return Suspended(self.run.id, moment(self.clock.now()))
-        if self._must_suspend:
-            self._must_suspend = False
-            return await self._suspend()
-        return None
+            try:
+                self._ending = ending_for(self, self._hints, result)
+            except BaseException as error:  # noqa: BLE001 - an interrupt in code of the result's own
+                self._give_up(error)
+            self.turnstile.close()  # nothing reaches a body that has ended
+        self._attend()
 
     async def _finish(self, ending: Ending) -> Outcome[Any]:
         self._ending = ending
         self._close("ended")
         self.recorder.take_over()
-        await self._end_body()
+        if self.branches.alive:
+            await self._end_body()
         try:
             await self.recorder.finish(ending.status, ending.payload)
         finally:  # cancelled meanwhile it may have ended all the same
             if self.recorder.has_let_go:
                 self._stands(status=ending.status, outcome=ending.payload, wake_at=None)
         return ending.outcome
+
+    async def _give_back(self) -> Outcome[Any]:
+        await self._end_body()
+        await self._release()
+        return Suspended(self.run.id, moment(self.clock.now()))
 
     async def _suspend(self) -> Outcome[Any] | None:
         if not self.turnstile.is_idle or self.waits.has_due():
@@ -378,7 +420,7 @@ class Drive:
             return
         # Whatever a failing store raises now: the lease expires by itself, and the failure that is being raised says why.
         with contextlib.suppress(Exception):
-            await answered(self._store.release(self._claim.lease, now=self.clock.store_now()))
+            await answered(self._store.release(self._lease, now=self.clock.store_now()))
             self.telling.released()
 
     async def _abandon(self) -> None:
@@ -407,18 +449,18 @@ class Drive:
         self._close("unloaded")
         if self._main is not None and not self._main.done():
             await cancel_tasks(self.run.id, [self._main])
+        elif isinstance(self._failure, KeyboardInterrupt | SystemExit) and self._main is not None:
+            self._main.exception()  # which the loop has raised: nobody need say that it was not looked at
         if called := [branch.task for branch in self.branches.alive if branch.called and branch.task is not None]:
             await cancel_tasks(self.run.id, called)
 
     def _close(self, why: Literal["unloaded", "ended"]) -> None:
-        self.calls.close(why)
-        self.turnstile.close()
-        self.waits.close()
+        if self.calls.closed is None:
+            self.calls.close(why)
+            self.turnstile.close()
+            self.waits.close()
 
     # What others tell the drive.
-
-    def _look_soon(self) -> None:
-        self.turnstile.look_soon()
 
     def _went_live(self) -> None:
         if self.calls.closed is not None:
@@ -426,9 +468,12 @@ class Drive:
         if self._cancel_requested:
             self._cancel_body()
             return
+        self._let_calls_through()
+        self.turnstile.look_soon()
+
+    def _let_calls_through(self) -> None:
         self.calls.go_live()
         self.waits.is_live = True
-        self.turnstile.look_soon()
 
     def _is_idle(self) -> None:
         """Nothing but time or a signal can move the body: it need not stay in memory.
@@ -441,7 +486,7 @@ class Drive:
         soon = wake_at is not None and wake_at - self.clock.now() < self.settings.unload_grace
         if self._store is not None and not soon and self.calls.closed is None and self._ending is None:
             self._must_suspend = True
-            self._attention.set()
+            self._attend()
 
     def _pulsed(self, pulse: Pulse) -> None:
         if pulse.cancel_requested and not self._cancel_requested:
@@ -466,13 +511,13 @@ class Drive:
             self._loop.call_later(self.settings.drain_after, self._body_ended, None)
 
     def _lost(self) -> None:
-        self._give_up(LeaseLost(self.run.id, self._claim.lease.epoch))
+        self._give_up(LeaseLost(self.run.id, self._lease.epoch))
 
     def _give_up(self, failure: BaseException) -> None:
         if self._failure is None and self._ending is None:
             self._failure = failure
             self._close("unloaded")
-            self._attention.set()
+            self._attend()
 
 
 def _readable(claim: Claim) -> tuple[Recorded, SnapshotCorrupt | None]:

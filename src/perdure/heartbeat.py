@@ -162,9 +162,12 @@ class _Heartbeats:
         self._by_store: weakref.WeakKeyDictionary[Store, dict[tuple[float, Clock], Heartbeat]] = weakref.WeakKeyDictionary()
 
     def of(self, store: Store, ttl: float, clock: Clock) -> Heartbeat:
+        """The one of this store: a thousand runs that are driven at once are renewed together, and wake the thread once."""
         with self._lock:
             try:
-                known = self._by_store.setdefault(store, {})
+                known = self._by_store.get(store)
+                if known is None:
+                    known = self._by_store[store] = {}
             except TypeError:  # a class of somebody's that cannot be a key
                 return Heartbeat(store, ttl, clock)
             beat = known.get((ttl, clock))
@@ -174,11 +177,7 @@ class _Heartbeats:
 
 
 _heartbeats: Final = _Heartbeats()
+heartbeat_of: Final = _heartbeats.of
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_heartbeats.start_over)
-
-
-def heartbeat_of(store: Store, ttl: float, clock: Clock) -> Heartbeat:
-    """The one of this store: a thousand runs that are driven at once are renewed together, and wake the thread once."""
-    return _heartbeats.of(store, ttl, clock)

@@ -11,10 +11,10 @@ import logging
 import uuid
 import warnings
 import weakref
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perdure.answers import answered
@@ -34,10 +34,10 @@ from perdure.errors import (
 )
 from perdure.fingerprint import is_changed
 from perdure.heartbeat import elapsed, heartbeat_of
-from perdure.importing import Beginning
+from perdure.importing import Arguments, Beginning
 from perdure.journal import Entry, in_force
-from perdure.listeners import listeners_of, no_longer_driven
-from perdure.options import Options, StoredOptions, checked_priority, encoded_metadata
+from perdure.listeners import listeners_of
+from perdure.options import Options, columns_of
 from perdure.outcomes import Hints, failed_keys_of, outcome_of
 from perdure.randomness import random_bytes
 from perdure.records import Claim, Claims, Created, NewRun, RunRow, check_id
@@ -84,7 +84,7 @@ class Host:
         self.process_options = options
         self._heartbeat = heartbeat_of(store, lease_ttl, settings.clock)
         self._drives: set[Driving] = set()
-        # When the leases that are not driven yet were asked for.
+        # When the leases that are not driven yet were asked for: they are ours for certain from then on.
         self._asked_at: dict[str, float] = {}
         # An in-memory store that nobody asked for: whoever relies on it by suspending is told.
         self._is_implicit = is_implicit
@@ -98,39 +98,36 @@ class Host:
             raise ValueError(f"two workflows are called {workflow.name!r}; give one another name: @workflow(name=...)")
         self.workflows[workflow.name] = workflow
 
-    def new_run(
-        self, workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: StoredOptions
-    ) -> NewRun:
+    def beginning(
+        self, workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
+    ) -> Beginning:
         """The run as it is to be created. Raises `InvalidInput` and refuses bad ids; nothing is written."""
-        given = workflow.input(self.settings.codec, args, kwargs)
-        start_at = options.get("start_at")
-        return NewRun(
+        encoded, digest, arguments = workflow.input(self.settings.codec, args, kwargs)
+        new = NewRun(
             id=check_id(options["id"], "a run's id") if "id" in options else str(uuid.uuid4()),
             workflow=workflow.name,
-            input=given.encoded,
-            input_hash=given.digest,
+            input=encoded,
+            input_hash=digest,
             seed=random_bytes(),
             definition_hash=workflow.definition_hash,
-            queue=check_id(options.get("queue", "default"), "a queue's name"),
-            priority=checked_priority(options.get("priority", 0)),
-            start_at=None if start_at is None else instant(start_at, what="start_at"),
-            metadata=encoded_metadata(options.get("metadata", {})),
+            **columns_of(options),
         )
+        return Beginning(new, arguments=arguments)
 
-    async def run(
-        self, workflow: Workflow[Any, Any], start: Beginning, near: dict[str, Any], *, retry_failed: bool, wait: bool
-    ) -> Outcome[Any]:
-        """Create the run, or find it, and drive it until it ends or suspends."""
+    async def begin(
+        self, workflow: Workflow[Any, Any], start: Beginning, near: dict[str, Any], *, retry_failed: bool = False
+    ) -> Driving | None:
+        """Create the run and start driving it. None when it is there already, or is not to start now: then it may `go_on`."""
         run_id = start.new.id
         joined = joinable(self.store, run_id)
         # A run that is to start later is left to whoever works then.
         ttl = None if joined or start.new.start_at is not None else self.lease_ttl
         created = await self.create(start, ttl)
         if created.claim is not None:
-            return await self.drive(workflow, created.claim, near).joined()
+            return self.drive(workflow, created.claim, near, arguments=start.arguments)
         if retry_failed and created.run.ended and created.run.status != "completed":
             await self.reopen(run_id)
-        return await self.go_on(run_id, workflow, near, wait=wait)
+        return None
 
     async def go_on(self, run_id: str, workflow: Workflow[Any, Any] | None, near: dict[str, Any], *, wait: bool) -> Outcome[Any]:
         """Drive a run that exists if it is due; otherwise give its present state. Waits for a live worker that has it."""
@@ -173,26 +170,26 @@ class Host:
             now=self.clock.store_now(),
         )
         created = await answered(verb, self._give_back_created)
-        return self._leased(created, asked_at, created.claim)
+        if created.claim is not None:
+            self._asked_at[created.claim.lease.token] = asked_at
+        return created
 
     async def claim(self, limit: int, queues: Collection[str] | None) -> Claims:
         """Claim due runs of the workflows known here."""
         asked_at = elapsed()
         verb = self.store.claim(limit, self.lease_ttl, tuple(self.workflows), queues, now=self.clock.store_now())
         claims = await answered(verb, self._give_back_claims)
-        return self._leased(claims, asked_at, *claims.claims)
+        self._asked_at.update((claim.lease.token, asked_at) for claim in claims.claims)
+        return claims
 
     async def acquire(self, run_id: str) -> Claim | None:
         """Lease this run if it is due."""
         asked_at = elapsed()
         verb = self.store.acquire(run_id, self.lease_ttl, now=self.clock.store_now())
         claim = await answered(verb, self._give_back)
-        return self._leased(claim, asked_at, claim)
-
-    def _leased(self, answer: T, asked_at: float, *claims: Claim | None) -> T:
-        """The answer, after noting when its leases were asked for: they are ours for certain from then on."""
-        self._asked_at.update({claim.lease.token: asked_at for claim in claims if claim is not None})
-        return answer
+        if claim is not None:
+            self._asked_at[claim.lease.token] = asked_at
+        return claim
 
     async def _give_back(self, claim: Claim | None) -> None:
         """Whoever asked for it was cancelled. If this does not work, the lease expires by itself."""
@@ -207,10 +204,18 @@ class Host:
         for claim in claims.claims:
             await self._give_back(claim)
 
-    def drive(self, workflow: Workflow[Any, Any], claim: Claim, near: dict[str, Any], *, is_background: bool = False) -> Driving:
-        """Start driving a claimed run."""
+    def drive(
+        self,
+        workflow: Workflow[Any, Any],
+        claim: Claim,
+        near: dict[str, Any],
+        *,
+        arguments: Arguments | None = None,
+        is_background: bool = False,
+    ) -> Driving:
+        """Start driving a claimed run. With `arguments` it was created just now: nothing need be read, nothing has changed."""
         drive = Drive(
-            _body(workflow, claim, self.settings),
+            _body(workflow, claim, self.settings) if arguments is None else partial(_called, workflow, arguments),
             workflow.hints,
             claim,
             self.settings,
@@ -221,7 +226,7 @@ class Host:
             asked_at=self._asked_at.pop(claim.lease.token, elapsed()),
             listeners=listeners_of(key := drive_key(self.store, claim.run.id)),
         )
-        driving = Driving(drive, key, self._driven, is_background=is_background)
+        driving = Driving(drive, key, self, is_background=is_background)
         self._drives.add(driving)
         return driving
 
@@ -381,14 +386,14 @@ class Host:
     def _is_due(self, row: RunRow) -> bool:
         return row.wake_at is not None and row.wake_at <= self.clock.now()
 
-    def _driven(self, driving: Driving) -> None:
+    def driven(self, driving: Driving) -> None:
+        """A drive of ours is over."""
         task = driving.task
         self._drives.discard(driving)
-        is_over = not task.cancelled() and task.exception() is None and not isinstance(task.result(), Suspended)
-        no_longer_driven(driving.key, has_ended=is_over)
-        if task.cancelled() or task.exception() is not None:
-            return
-        if self._is_implicit and self.store not in _told and isinstance(task.result(), Suspended):
+        outcome = None if task.cancelled() or task.exception() is not None else task.result()
+        is_suspended = isinstance(outcome, Suspended)
+        driving.drive.telling.listeners.no_longer_driven(has_ended=outcome is not None and not is_suspended)
+        if is_suspended and self._is_implicit and self.store not in _told:
             _told.add(self.store)
             warnings.warn(
                 f"run {driving.drive.run.id!r} is suspended in memory and gone when this process ends; "
@@ -400,7 +405,7 @@ class Host:
 
 def _body(workflow: Workflow[Any, Any], claim: Claim, settings: Settings) -> Callable[[Drive], Any]:
     try:
-        args, kwargs = workflow.decoded(settings.codec, claim.run.input)
+        arguments = workflow.decoded(settings.codec, claim.run.input)
     except ValueError as reason:
         corrupt = SnapshotCorrupt(claim.run.id, "the input", str(reason))
 
@@ -409,15 +414,19 @@ def _body(workflow: Workflow[Any, Any], claim: Claim, settings: Settings) -> Cal
 
         return refuse
     if is_changed(claim.run.definition_hash, workflow.definition_hash):
-        return _after_change(workflow, args, kwargs)
-    return lambda drive: workflow.body(drive, args, kwargs)
+        return _after_change(workflow, arguments)
+    return partial(_called, workflow, arguments)
 
 
-def _after_change(workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Drive], Any]:
+def _called(workflow: Workflow[Any, Any], arguments: Arguments, drive: Drive) -> Coroutine[Any, Any, Any]:
+    return workflow.body(drive, *arguments)
+
+
+def _after_change(workflow: Workflow[Any, Any], arguments: Arguments) -> Callable[[Drive], Any]:
     async def body(drive: Drive) -> Any:
         reason = f"the code of {workflow.name!r} has changed since the run was created; what is recorded is matched by key"
         drive.react(drive.options.on_definition_change, SnapshotMismatch(drive.run.id, reason))
-        return await workflow.body(drive, args, kwargs)
+        return await workflow.body(drive, *arguments)
 
     return body
 

@@ -53,13 +53,26 @@ _REMEMBERED: Final[Mapping[Kind, type[_Waiting | _Trying]]] = {
 }
 
 
+class Arguments(NamedTuple):
+    """The arguments of a run, as its body gets them."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 class Beginning(NamedTuple):
-    """What a run begins with."""
+    """What a run begins with. `arguments` are what `new.input` would be read as, if that is known."""
 
     new: NewRun
     entries: Sequence[Entry] = ()
     inbox: Sequence[Signal] = ()
     created_at: int | None = None
+    arguments: Arguments | None = None
+
+
+def is_state_given(options: Mapping[str, Any]) -> bool:
+    """Whether a run is to begin with what others recorded."""
+    return "snapshot" in options or "resume_state" in options
 
 
 async def given_state(options: Mapping[str, Any]) -> Snapshot | ResumeState | None:

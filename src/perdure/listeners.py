@@ -18,7 +18,8 @@ import inspect
 import logging
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeAlias, get_args
 
@@ -178,16 +179,28 @@ class Listeners:
         self._drives = 0
         # Whether the run has ended as far as its last drive knows.
         self._has_ended = False
-        self._queue: deque[tuple[Event, Subscription | None]] = deque()
         # The event that is being told, who is to be told it next, and whom that waits for.
         self._event: Event | None = None
-        self._left: deque[Subscription] = deque()
+        self._left: Sequence[Subscription] = ()
         self._awaited: asyncio.Task[None] | None = None
         self._is_telling = False
         # How many events there were, and how many of them everybody has been told.
         self._happened = 0
         self._told = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    # Made when there is something to tell: to most runs nobody listens.
+    @cached_property
+    def _queue(self) -> deque[tuple[Event, Subscription | None]]:
+        return deque()
+
+    @cached_property
+    def _waiting(self) -> deque[tuple[int, asyncio.Future[None]]]:
+        return deque()
+
+    @property
+    def are_behind(self) -> bool:
+        """Whether something has happened that was not told to everybody."""
+        return self._told != self._happened
 
     def tell(self, event: Event, nearest: Subscription | None) -> None:
         """Tell this to `nearest` and then to the subscribers, after everything before it."""
@@ -197,7 +210,7 @@ class Listeners:
 
     def telling(self) -> asyncio.Future[None] | None:
         """What is done when everything that has happened so far was told; None when it is."""
-        if self._told == self._happened:
+        if not self.are_behind:
             return None
         told = self.loop.create_future()
         self._waiting.append((self._happened, told))
@@ -212,9 +225,11 @@ class Listeners:
         """The run has ended, even if its drive does not get to saying so."""
         self._has_ended = True
 
-    def no_longer_driven(self) -> None:
+    def no_longer_driven(self, *, has_ended: bool) -> None:
         """A drive of the run is over. Who listened is remembered if the run may come back."""
         self._drives -= 1
+        if has_ended:
+            self._has_ended = True
         if not self._drives and (self._has_ended or not self.subscriptions):
             self._forget()
 
@@ -241,7 +256,7 @@ class Listeners:
             self._is_telling = False
 
     def _tell_one(self) -> None:
-        subscription = self._left.popleft()
+        subscription, *self._left = self._left
         if self._event is not None:
             self._awaited = subscription.deliver(self._event)
         if self._awaited is not None:
@@ -262,7 +277,7 @@ class Listeners:
             if not self._queue:
                 return False
             self._event, nearest = self._queue.popleft()
-            self._left = deque([*([] if nearest is None else [nearest]), *self.subscriptions])
+            self._left = [*([] if nearest is None else [nearest]), *self.subscriptions]
         return True
 
     def _wake(self) -> None:
@@ -280,10 +295,11 @@ _loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 def listeners_of(key: DriveKey) -> Listeners:
     """The listeners of a run, now and later."""
-    if key not in _listening:
-        _listening[key] = Listeners(key)
-        _seen(_listening[key].loop)
-    return _listening[key]
+    listeners = _listening.get(key)
+    if listeners is None:
+        listeners = _listening[key] = Listeners(key)
+        _seen(listeners.loop)
+    return listeners
 
 
 def _seen(loop: asyncio.AbstractEventLoop) -> None:
@@ -293,12 +309,3 @@ def _seen(loop: asyncio.AbstractEventLoop) -> None:
         for key, listeners in list(_listening.items()):
             if listeners.loop.is_closed():
                 _listening.pop(key, None)
-
-
-def no_longer_driven(key: DriveKey, *, has_ended: bool) -> None:
-    """A drive of the run is over."""
-    listeners = _listening.get(key)
-    if listeners is not None:
-        if has_ended:
-            listeners.ended()
-        listeners.no_longer_driven()

@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from perdure.host import Host, shared_threads
-from perdure.importing import Beginning, begun, given_state
-from perdure.options import Options, stored_part
+from perdure.importing import Beginning, begun, given_state, is_state_given
+from perdure.options import Options
 from perdure.result import Outcome
 from perdure.resume import ResumeState
 from perdure.run import Run
@@ -22,23 +22,29 @@ if TYPE_CHECKING:
 LEASE_TTL: Final = 30.0
 
 
-async def run_once(workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Outcome[Any]:
+async def run_once(
+    workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
+) -> Outcome[Any]:
     """`wf.run(...)`: one run, driven here, on the store that `store=` or PERDURE_STORE names."""
-    state = await given_state(options)
+    state = await given_state(options) if is_state_given(options) else None
     store, is_owned, is_implicit = choose_store(options.get("store"), is_anonymous="id" not in options)
     host = _one_workflow(workflow, store, is_implicit=is_implicit)
     try:
         start = _beginning(host, workflow, args, kwargs, state, options)
-        wait, retry_failed = options.get("wait", True), options.get("retry_failed", False)
-        return await host.run(workflow, start, options, retry_failed=retry_failed, wait=wait)
+        driving = await host.begin(workflow, start, options, retry_failed=options.get("retry_failed", False))
+        if driving is not None:
+            return await driving.joined()
+        return await host.go_on(start.new.id, workflow, options, wait=options.get("wait", True))
     finally:
         if is_owned:
             await host.close_store()
 
 
-async def start_once(workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Run[Any]:
+async def start_once(
+    workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
+) -> Run[Any]:
     """`wf.start(...)`: one run, driven in the background of this process."""
-    state = await given_state(options)
+    state = await given_state(options) if is_state_given(options) else None
     is_private = "id" not in options and options.get("store") is None
     store, _, is_implicit = choose_store(options.get("store"), is_anonymous=is_private)
     host = _one_workflow(workflow, store, is_implicit=is_implicit and not is_private)
@@ -48,7 +54,7 @@ async def start_once(workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs
     ttl = None if new.start_at is not None else host.lease_ttl
     created = await host.create(start, ttl)
     if created.claim is not None:
-        host.drive(workflow, created.claim, options, is_background=True)
+        host.drive(workflow, created.claim, options, arguments=start.arguments, is_background=True)
     elif options.get("retry_failed") and created.run.ended and created.run.status != "completed":
         await host.reopen(new.id)
     host.see_through(new.id, workflow, options)
@@ -63,11 +69,11 @@ def _beginning(
     state: Snapshot | ResumeState | None,
     options: dict[str, Any],
 ) -> Beginning:
-    new = host.new_run(workflow, args, kwargs, stored_part(options))
+    start = host.beginning(workflow, args, kwargs, options)
     if state is None:
-        return Beginning(new)
+        return start
     on_change = Options.nearest(workflow.process_options, options).on_definition_change
-    return begun(new, state, on_change, without_failed=bool(options.get("retry_failed")), is_named="id" in options)
+    return begun(start.new, state, on_change, without_failed=bool(options.get("retry_failed")), is_named="id" in options)
 
 
 def _one_workflow(workflow: Workflow[Any, Any], store: Store, *, is_implicit: bool) -> Host:

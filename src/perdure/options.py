@@ -7,14 +7,16 @@ workflow, the runtime and `wf.run`; the nearest one given wins.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 import msgspec
 
 from perdure.caching import as_cache
+from perdure.duration import instant
 from perdure.errors import PerdureError, PerdureWarning
+from perdure.records import check_id
 from perdure.store import Store
 
 if TYPE_CHECKING:
@@ -77,35 +79,60 @@ class Options(msgspec.Struct, frozen=True):
         """Those given, from the farthest to the nearest."""
         merged: dict[str, Any] = {}
         for options in given:
-            if options:
-                merged |= only(ProcessOptions, options)
+            if not _PROCESS_OPTIONS.isdisjoint(options):  # as nearly all are
+                merged |= {name: value for name, value in options.items() if name in _PROCESS_OPTIONS}
         return cls(**merged)
 
 
-def only(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are of this kind."""
-    return {name: value for name, value in options.items() if name in kind.__annotations__}
+_PROCESS_OPTIONS: Final = frozenset(ProcessOptions.__annotations__)
 
 
 def checked(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """The options, all of this kind and with values they can have."""
-    unknown = options.keys() - kind.__annotations__.keys()
-    if unknown:
+    known = kind.__annotations__.keys()
+    if not options.keys() <= known:
         raise TypeError(
-            f"unknown option {', '.join(sorted(unknown))}; there are {', '.join(sorted(kind.__annotations__))} "
+            f"unknown option {', '.join(sorted(options.keys() - known))}; there are {', '.join(sorted(known))} "
             "(a workflow's own keyword arguments go through wf.options(...).run(...))"
         )
-    for name in ("on_changed_arguments", "on_unknown_steps", "on_definition_change"):
-        if name in options and options[name] not in get_args(OnChange):
-            raise ValueError(f"{name} is one of {', '.join(get_args(OnChange))}, not {options[name]!r}")
-    for name in ("strict", "retry_failed", "wait"):
-        if not isinstance(options.get(name, True), bool):
-            raise TypeError(f"{name} is True or False, not {options[name]!r}")
-    if options.get("cache") is not None:
-        as_cache(options["cache"])
-    if options.get("on_event") is not None and not callable(options["on_event"]):
-        raise TypeError(f"on_event is a function that takes an event, not {options['on_event']!r}")
+    for name, value in options.items():
+        check = _CHECKS.get(name)
+        if check is not None:
+            check(name, value)
     return dict(options)
+
+
+def _check_choice(name: str, value: Any) -> None:
+    if value not in get_args(OnChange):
+        raise ValueError(f"{name} is one of {', '.join(get_args(OnChange))}, not {value!r}")
+
+
+def _check_switch(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is True or False, not {value!r}")
+
+
+def _check_cache(_: str, value: Any) -> None:
+    if value is not None:
+        as_cache(value)
+
+
+def _check_listener(name: str, value: Any) -> None:
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} is a function that takes an event, not {value!r}")
+
+
+# What is not here is checked where it is used.
+_CHECKS: Final[Mapping[str, Callable[[str, Any], None]]] = {
+    "on_changed_arguments": _check_choice,
+    "on_unknown_steps": _check_choice,
+    "on_definition_change": _check_choice,
+    "strict": _check_switch,
+    "retry_failed": _check_switch,
+    "wait": _check_switch,
+    "cache": _check_cache,
+    "on_event": _check_listener,
+}
 
 
 def react(choice: OnChange, error: PerdureError) -> None:
@@ -116,7 +143,7 @@ def react(choice: OnChange, error: PerdureError) -> None:
         warnings.warn(str(error), PerdureWarning, stacklevel=3)
 
 
-def stored_only(options: Mapping[str, Any]) -> StoredOptions:
+def stored_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options of `runtime.start` and `runtime.run`; others are refused with the reason."""
     refused = options.keys() - StoredOptions.__annotations__.keys()
     if refused:
@@ -125,14 +152,12 @@ def stored_only(options: Mapping[str, Any]) -> StoredOptions:
             f"so only what is stored with it counts ({', '.join(sorted(StoredOptions.__annotations__))}); "
             "set the rest on Runtime or @workflow, and pass the workflow's own arguments by position"
         )
-    return stored_part(options)
+    return options
 
 
-def stored_part(options: Mapping[str, Any]) -> StoredOptions:
-    """Those of the options that are stored."""
-    part: Any = only(StoredOptions, options)
-    stored: StoredOptions = part
-    return stored
+def columns_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What these options say of a run beside its id, checked, under the names by which it is stored."""
+    return {name: _COLUMNS[name](value) for name, value in options.items() if name in _COLUMNS}
 
 
 def checked_priority(number: Any) -> int:
@@ -155,3 +180,11 @@ def encoded_metadata(metadata: Any) -> bytes:
     if msgspec.json.decode(encoded) != metadata:
         raise TypeError(f"metadata must be a dict of JSON values, which {metadata!r} is not")
     return encoded
+
+
+_COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "queue": lambda queue: check_id(queue, "a queue's name"),
+    "priority": checked_priority,
+    "start_at": lambda at: None if at is None else instant(at, what="start_at"),
+    "metadata": encoded_metadata,
+}

@@ -124,25 +124,28 @@ def ended_with(codec: Codec, result: Any, hints: Hints, keys: list[str] | None =
 
 def _ended_with(codec: Codec, result: Any, hints: Hints, *, is_strict: bool) -> Ending:
     try:
-        match result:
-            case Err(error=StepFailed() as failed) if failed.was_returned:
-                # A step returned Err and the body let it pass: that Err is the run's outcome.
-                return _returned(codec, Err(failed.error), failed.key, hints, is_strict=is_strict)
-            case Err(error=Exception() as error):
-                return Ending("failed", store_exception(error), result)
-            case Err(error=BaseException() as error):
-                # Raised again it would stop whoever waits for the run; told apart from a run that was cancelled.
-                payload = store_exception(error)
-                return Ending("failed", payload, Err(load_failure(codec, payload, BODY)))
-            case Err():
-                return _returned(codec, result, "result", hints, is_strict=is_strict)
-            case Ok(value=value):
-                payload, kept = store_value(codec, value, hints.value, is_strict=is_strict)
-            case _:
-                payload, kept = store_value(codec, result, hints.value, is_strict=is_strict)
+        if isinstance(result, Err):
+            return _failed(codec, result, hints, is_strict=is_strict)
+        value = result.value if isinstance(result, Ok) else result
+        payload, kept = store_value(codec, value, hints.value, is_strict=is_strict)
     except ValueNotStorable as error:
         return Ending("failed", store_exception(error), Err(error))
     return Ending("completed", payload, Ok(kept))
+
+
+def _failed(codec: Codec, result: Err[Any], hints: Hints, *, is_strict: bool) -> Ending:
+    match result.error:
+        case StepFailed() as failed if failed.was_returned:
+            # A step returned Err and the body let it pass: that Err is the run's outcome.
+            return _returned(codec, Err(failed.error), failed.key, hints, is_strict=is_strict)
+        case Exception() as error:
+            return Ending("failed", store_exception(error), result)
+        case BaseException() as error:
+            # Raised again it would stop whoever waits for the run; told apart from a run that was cancelled.
+            payload = store_exception(error)
+            return Ending("failed", payload, Err(load_failure(codec, payload, BODY)))
+        case _:
+            return _returned(codec, result, "result", hints, is_strict=is_strict)
 
 
 def _returned(codec: Codec, err: Err[Any], key: str, hints: Hints, *, is_strict: bool) -> Ending:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Collection
+from typing import TypeVar
 
-from perdure.answers import Answer, answered
+from perdure.answers import Answer, answered, as_future, took_place
 from perdure.branches import Branches, nothing
 from perdure.clock import Clock
 from perdure.errors import LeaseLost, PerdureError, PersistenceError
@@ -104,16 +102,15 @@ class Recorder(Unrecorded):
         self._on_written = on_written
         self._loop = asyncio.get_running_loop()
         self._branches = branches
-        self._next_turn = next_turn_of(self._loop)
         # Not that of the body: a task started there is a branch of it.
         self._context = contextvars.Context()
         self._acknowledged_seq = self.next_seq - 1
         self._entries: list[Entry] = []
         self._consume: list[int] = []
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         # The write under way, and what it writes.
         self._writing: asyncio.Future[Pulse] | None = None
-        self._written: tuple[list[Entry], list[int]] = [], []
+        self._written: tuple[list[Entry], list[int]]
         self._is_write_due = False
         # Set when finish, suspend or stop take over what is left; then nothing more is written from here.
         self._is_taken_over = False
@@ -141,7 +138,7 @@ class Recorder(Unrecorded):
         self._branches.at_pause = None
         if self._writing is None and not self._is_write_due:
             self._is_write_due = True
-            self._next_turn.call(self._loop, self._write)
+            next_turn_of(self._loop).call(self._loop, self._write)
 
     def acknowledged(self) -> asyncio.Future[None] | None:
         if not self.is_behind:
@@ -155,36 +152,30 @@ class Recorder(Unrecorded):
         self._is_taken_over = True
 
     async def finish(self, status: EndStatus, outcome: bytes) -> None:
-        await self._hand_over()
-        entries, consume = self._take()
+        entries, consume = await self._what_is_left()
         now = self._clock.store_now()
         ending = self._store.finish(self._lease, status, outcome, entries=entries, consume=consume, now=now)
-        await self._answer(ending, partial(self._let_go, entries))
-        await self._let_go(entries)
+        await self._answer(ending, lambda _: self._let_go(entries))
 
     async def suspend(self, wake_at: int | None, waiting_for: Collection[Awaited]) -> list[Signal]:
-        await self._hand_over()
-        entries, consume = self._take()
+        entries, consume = await self._what_is_left()
         now = self._clock.store_now()
         suspending = self._store.suspend(
             self._lease, wake_at=wake_at, waiting_for=waiting_for, entries=entries, consume=consume, now=now
         )
-        signals = await self._answer(suspending, partial(self._let_go, entries))
-        await self._let_go(entries, signals)
+        signals = await self._answer(suspending, lambda signals: self._let_go(entries, signals))
         if signals:
             self._is_taken_over = False
             self._see_to_it()
         return signals
 
     async def release(self) -> None:
-        await self._hand_over()
-        entries, consume = self._take()
+        entries, consume = await self._what_is_left()
         now = self._clock.store_now()
         if entries:
-            await self._answer(self._store.record(self._lease, entries, consume=consume, now=now))
-            self._wrote(entries)
-        await self._answer(self._store.release(self._lease, now=now), partial(self._let_go, []))
-        await self._let_go([])
+            recording = self._store.record(self._lease, entries, consume=consume, now=now)
+            await self._answer(recording, lambda _: self._wrote(entries))
+        await self._answer(self._store.release(self._lease, now=now), lambda _: self._let_go([]))
 
     async def abandon(self) -> None:
         self.take_over()
@@ -196,10 +187,14 @@ class Recorder(Unrecorded):
     def forget_owner(self) -> None:
         self._on_pulse = self._on_failure = self._on_written = nothing
 
-    async def _hand_over(self) -> None:
-        await self.abandon()
+    async def _what_is_left(self) -> tuple[list[Entry], list[int]]:
+        """Entries and inbox rows that go with what ends the drive, once the write under way is answered."""
+        self.take_over()
+        if self._writing is not None:
+            await self.abandon()
         if self._failure is not None:
             raise self._failure
+        return self._take()
 
     def _take(self) -> tuple[list[Entry], list[int]]:
         taken = self._entries, self._consume
@@ -250,7 +245,7 @@ class Recorder(Unrecorded):
         failure.__cause__ = error
         return failure
 
-    async def _let_go(self, entries: list[Entry], signals: list[Signal] | None = None) -> None:
+    def _let_go(self, entries: list[Entry], signals: list[Signal] | None = None) -> None:
         """The store has answered, whether anybody still waits for that or not: the run is free, unless signals were there."""
         self.has_let_go = not signals
         self._wrote(entries)
@@ -262,16 +257,21 @@ class Recorder(Unrecorded):
         self.is_behind = seq < self.next_seq - 1
         self.consuming.intersection_update(self._consume)  # one write at a time: all but those that wait for the next
         while self._waiters and self._waiters[0][0] <= seq:
-            _, waiter = self._waiters.popleft()
+            _, waiter = self._waiters.pop(0)
             if not waiter.done():
                 waiter.set_result(None)
         self._on_written(seq)
 
-    async def _answer(self, verb: Awaitable[T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:
+    async def _answer(self, verb: Awaitable[T], then: Callable[[T], None]) -> T:
+        """What the verb gives, after `then` was told that, also when whoever waits was cancelled meanwhile."""
+        asking = as_future(verb)
         try:
-            return await answered(verb, undo)
+            return await answered(asking)
         except Exception as error:
             failure = self._as_failure(error)
             if failure is error:
                 raise
             raise failure from error
+        finally:
+            if took_place(asking):
+                then(asking.result())

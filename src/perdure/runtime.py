@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, TypeVarTuple, U
 from perdure.clock import Clock, NotBefore, SystemClock
 from perdure.duration import Duration, instant, microseconds, seconds
 from perdure.host import STEP_THREADS, Host
-from perdure.importing import Beginning
 from perdure.options import OnChange, ProcessOptions, StoredOptions, checked, stored_only
 from perdure.records import STATUSES, RunInfo, Status, check_id
 from perdure.result import Err, Ok, Outcome
@@ -198,15 +197,15 @@ class Runtime:
     async def start(self, workflow: Any, /, *args: Any, **options: Any) -> Run[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
         """Create a run and give it at once; a worker drives it. The same id with the same input is the same run."""
         definition = self._definition(workflow)
-        new = self._host.new_run(definition, args, {}, stored_only(options))
-        worker = self._worker
+        start = self._host.beginning(definition, args, {}, stored_only(options))
+        new, worker = start.new, self._worker
         # Taken at once when there is room, so that a start costs one write; otherwise left to be claimed.
         takes_it = worker is not None and worker.has_room() and new.start_at is None and self._serves(new.queue)
         ttl = self._host.lease_ttl if takes_it else None
-        created = await self._host.create(Beginning(new), ttl)
+        created = await self._host.create(start, ttl)
         claim = created.claim
         if worker is not None and claim is not None:
-            worker.adopt(self._host.drive(definition, claim, {}, is_background=True))
+            worker.adopt(self._host.drive(definition, claim, {}, arguments=start.arguments, is_background=True))
         return Run(self._host, new.id)
 
     @overload
@@ -230,8 +229,9 @@ class Runtime:
     async def run(self, workflow: Any, /, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
         """Create a run, or find it, drive it here until it ends or suspends, and give its outcome."""
         definition = self._definition(workflow)
-        new = self._host.new_run(definition, args, {}, stored_only(options))
-        return await self._host.run(definition, Beginning(new), {}, retry_failed=False, wait=True)
+        start = self._host.beginning(definition, args, {}, stored_only(options))
+        driving = await self._host.begin(definition, start, {})
+        return await (self._host.go_on(start.new.id, definition, {}, wait=True) if driving is None else driving.joined())
 
     async def resume(self, run_id: str) -> Outcome[Any]:
         """Drive the run if it is due; otherwise change nothing and give its present state."""

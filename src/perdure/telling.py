@@ -13,6 +13,7 @@ import asyncio
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from perdure import events
@@ -37,12 +38,15 @@ class Telling:
     def __init__(self, drive: Drive, on_event: Listener | None, listeners: Listeners) -> None:
         self._drive_of = weakref.ref(drive)  # which has this: nothing here shall wait for a collection
         self._on_event = None if on_event is None else Subscription(on_event)
-        self._listeners = listeners
+        self.listeners = listeners
         # Whoever listens: empty, nothing need be told.
         self.audience = listeners.subscriptions if self._on_event is None else [self._on_event]
-        # Done when nobody waits for listeners any more.
-        self._is_late: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         listeners.driven()
+
+    @cached_property
+    def _is_late(self) -> asyncio.Future[None]:
+        """Done when nobody waits for listeners any more."""
+        return asyncio.get_running_loop().create_future()
 
     @property
     def _drive(self) -> Drive:
@@ -57,11 +61,11 @@ class Telling:
             drive = self._drive
             at = moment(drive.clock.now())
             event = kind(run_id=drive.run.id, workflow=drive.run.workflow, at=at, view=drive.view(), **fields)
-            self._listeners.tell(event, self._on_event)
+            self.listeners.tell(event, self._on_event)
 
     async def told(self) -> None:
         """Return when everything so far was told. Cancelled meanwhile, the telling goes on."""
-        telling = self._listeners.telling()
+        telling = self.listeners.telling()
         if telling is not None:
             await self._wait_for(telling)
 
@@ -71,16 +75,19 @@ class Telling:
 
     async def started(self) -> None:
         """The drive begins."""
-        run = self._drive.run
-        if self._drive.has_lease:
-            self.note(events.LeaseChanged, action="acquired", epoch=run.epoch)
-        self.note(events.RunStart, attempt=max(1, run.attempts), is_resumed=self._drive.is_resumed)
-        await self.told()
+        if self.audience:
+            run = self._drive.run
+            if self._drive.has_lease:
+                self.note(events.LeaseChanged, action="acquired", epoch=run.epoch)
+            self.note(events.RunStart, attempt=max(1, run.attempts), is_resumed=self._drive.is_resumed)
+        if self.listeners.are_behind:
+            await self.told()
 
     async def ended(self, outcome: Outcome[Any]) -> None:
         """The drive has ended like this, and that is recorded. Returns when every listener has had everything."""
         self._note_end(outcome)
-        await self._told_everything()
+        if self.audience or self.listeners.are_behind:
+            await self._told_everything()
 
     async def given_up(self, failure: BaseException) -> None:
         """The drive could not go on. Returns when every listener has had everything."""
@@ -163,7 +170,9 @@ class Telling:
         if isinstance(outcome, Suspended):
             self.note(events.RunSuspended, wake_at=outcome.wake_at, waiting_for=outcome.waiting_for)
             return
-        self._listeners.ended()
+        self.listeners.ended()
+        if not self.audience:
+            return
         if isinstance(outcome, Ok):
             self.note(events.RunComplete, load=self._drive.result)
         elif self._drive.run.status == "cancelled":
@@ -187,7 +196,7 @@ class Telling:
 
     async def _told_everything(self) -> None:
         await self.told()
-        for subscription in self._listeners.subscriptions[:]:
+        for subscription in self.listeners.subscriptions[:]:
             while subscription.working is not None and not self._is_late.done():
                 await self._wait_for(subscription.working)
 

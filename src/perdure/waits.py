@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Final
 
 from perdure.branches import nothing
 from perdure.clock import Clock, Timer
 from perdure.records import Awaited, Signal
+
+_NONE: Final[frozenset[int]] = frozenset()
 
 
 @dataclass(eq=False, slots=True)
@@ -31,16 +34,17 @@ class Wait:
 class Waits:
     """The open waits of one drive, and the inbox rows that nobody has taken."""
 
-    def __init__(self, clock: Clock, inbox: list[Signal], inbox_seq: int, *, on_change: Callable[[], None]) -> None:
+    def __init__(self, clock: Clock, inbox: list[Signal], inbox_seq: int) -> None:
         self._clock = clock
-        self._on_change = on_change
+        # Told when there may be something to resolve.
+        self.on_change: Callable[[], None] = nothing
         self._waits: list[Wait] = []
         # Replaced when it changes, so that who looked at it has what he saw.
         self._inbox = tuple(inbox)
         # Taken, and by `unrecorded` not recorded as consumed.
-        self._taken: list[Signal] = []
-        self.unrecorded: Collection[int] = frozenset()
-        self._received = {signal.seq for signal in inbox}
+        self._taken: tuple[Signal, ...] = ()
+        self.unrecorded: Collection[int] = _NONE
+        self._received = frozenset(signal.seq for signal in inbox) if inbox else _NONE
         self._timer: Timer | None = None
         # Everything up to this seq was fetched. Single rows above it may have been received by other ways.
         self.inbox_seq = inbox_seq
@@ -70,8 +74,8 @@ class Waits:
         """Take inbox rows, whether they are new or not."""
         new = (signal for signal in signals if signal.seq not in self._received)
         self._inbox = tuple(sorted((*self._inbox, *new), key=lambda signal: signal.seq))
-        self._received.update(signal.seq for signal in signals)
-        self._on_change()
+        self._received |= {signal.seq for signal in signals}
+        self.on_change()
 
     def has_due(self) -> bool:
         """Whether a wait can be resolved now."""
@@ -88,14 +92,14 @@ class Waits:
             self._inbox = tuple(other for other in self._inbox if other is not signal)
             wait.on_signal(signal)
             self._forget_recorded()
-            self._taken.append(signal)
+            self._taken += (signal,)
         else:
             wait.on_due()
         self._arm()
         return True
 
     def _forget_recorded(self) -> None:
-        self._taken = [signal for signal in self._taken if signal.seq in self.unrecorded]
+        self._taken = tuple(signal for signal in self._taken if signal.seq in self.unrecorded)
 
     def _due(self) -> tuple[Wait, Signal | None] | None:
         for wait in self._waits:
@@ -119,7 +123,7 @@ class Waits:
         self.is_live = False
         self._waits.clear()
         self._arm()
-        self._on_change = nothing
+        self.on_change = nothing
 
     def _signal_for(self, wait: Wait) -> Signal | None:
         if wait.address is None:
@@ -131,4 +135,4 @@ class Waits:
             self._timer.cancel()
             self._timer = None
         if self._waits and (wake_at := self.wake_at()) is not None:
-            self._timer = self._clock.call_at(wake_at, self._on_change)
+            self._timer = self._clock.call_at(wake_at, self.on_change)

@@ -17,17 +17,17 @@ EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 class _ManualTimer:
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._loop = loop
-        self._callback = callback
+        self._callback: Callable[..., Any] | None = callback
         self._args = args
-        self._is_over = False
 
     def cancel(self) -> None:
-        self._is_over = True
+        # Let go of, as a loop's own timer does: it may refer to the clock.
+        self._callback, self._args = None, ()
 
     def fire(self) -> None:
-        if not self._is_over:
-            self._is_over = True
+        if self._callback is not None:
             self._loop.call_soon(self._callback, *self._args)
+            self.cancel()
 
 
 class ManualClock:
