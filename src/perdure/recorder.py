@@ -256,11 +256,17 @@ class Recorder(Unrecorded):
         self._acknowledged_seq = seq = entries[-1].seq
         self.is_behind = seq < self.next_seq - 1
         self.consuming.intersection_update(self._consume)  # one write at a time: all but those that wait for the next
-        while self._waiters and self._waiters[0][0] <= seq:
-            _, waiter = self._waiters.pop(0)
+        if self._waiters:
+            self._wake(seq)
+        self._on_written(seq)
+
+    def _wake(self, seq: int) -> None:
+        """Let those go on who wait for nothing after `seq`. They are by seq, and most often one."""
+        woken = [waiter for awaited, waiter in self._waiters if awaited <= seq]
+        del self._waiters[: len(woken)]
+        for waiter in woken:
             if not waiter.done():
                 waiter.set_result(None)
-        self._on_written(seq)
 
     async def _answer(self, verb: Awaitable[T], then: Callable[[T], None]) -> T:
         """What the verb gives, after `then` was told that, also when whoever waits was cancelled meanwhile."""
