@@ -88,17 +88,10 @@ class Branches:
             return True
         return any(waited is None or waited.done() for waited in self.outside.values())
 
-    def enter(self, branch: Branch) -> None:
-        """`branch` runs now."""
-        self.stirs += 1
-        self.running = branch
-        self.outside.pop(branch, None)
-
-    def wait(self, branch: Branch, waited: Any) -> None:
-        """`branch` waits for `waited` now."""
-        if not branch.is_ours:
-            self.outside[branch] = waited if waited is None or hasattr(waited, "done") else None
-            self.changed()
+    def waits_outside(self, branch: Branch, waited: Any) -> None:
+        """`branch` waits for `waited` now, which is none of our calls."""
+        self.outside[branch] = waited if waited is None or hasattr(waited, "done") else None
+        self.changed()
 
     def end(self, branch: Branch) -> None:
         """`branch` has ended."""
@@ -173,7 +166,10 @@ class Branch(Coroutine[Any, Any, Any]):
         branches = self._branches
         # Not None when this task is started eagerly, inside another branch.
         interrupted = branches.running
-        branches.enter(self)
+        branches.running = self
+        branches.stirs += 1
+        if branches.outside:
+            branches.outside.pop(self, None)
         try:
             waited = advance(*args)
         except BaseException:
@@ -186,7 +182,8 @@ class Branch(Coroutine[Any, Any, Any]):
             branches.paused()
         if self.is_unwinding and (self.task is None or self.task.cancelling() <= self._cancel_requests_before):
             self.wound_up()  # it was not the body that cancelled, but a time limit inside the step, which goes on
-        branches.wait(self, waited)
+        if not self.is_ours:
+            branches.waits_outside(self, waited)
         return waited
 
     def close(self) -> None:

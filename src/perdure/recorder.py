@@ -236,7 +236,8 @@ class Recorder(Unrecorded):
         else:
             self._on_pulse(writing.result())
             self._wrote(entries)
-            self._write()
+            if self._entries:
+                self._write()
 
     def _as_failure(self, error: BaseException) -> PerdureError:
         if isinstance(error, LeaseLost | PersistenceError):
