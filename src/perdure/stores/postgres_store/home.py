@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from perdure.loopthread import LoopThread
@@ -134,13 +134,13 @@ class PostgresHome(Home):
         finally:
             await connection.close()
 
-    async def perform(self, namespace: str, work: Callable[[Session, bool], Awaitable[T]]) -> T:
+    def perform(self, namespace: str, work: Callable[[Session, bool], Awaitable[T]]) -> Coroutine[Any, Any, T]:
         """What the work gives, tried again after errors that pass. It is told when it may have been done before."""
 
         def attempt(repeated: bool) -> Awaitable[T]:  # noqa: FBT001 - as all work
             return self.connected(lambda connection: work(self._session(connection, namespace), repeated))
 
-        return await self.persist(attempt)
+        return self.persist(attempt)
 
     def _session(self, connection: Any, namespace: str) -> Session:
         behind_pooler = self.behind_pooler
