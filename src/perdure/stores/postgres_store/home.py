@@ -28,8 +28,16 @@ _MOST_AT_HAND: Final = 3
 
 # With what a session begins. Every statement finds its rows by an index. A plan is made once for a connection, maybe while the
 # tables were empty, when reading them as a whole looks as cheap; it would still be used when they have a million rows, until the
-# next ANALYZE. And a statement is never compiled first, which takes a hundred times as long as the statement.
-SERVER_SETTINGS: Final = {"jit": "off", "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+# next ANALYZE. The values that are bound change nothing in it, so none is made for them: PostgreSQL would do that for the first
+# five times, and for some statements for ever, and take longer for it than for the statement. And a statement is never compiled
+# first, which takes a hundred times as long.
+SERVER_SETTINGS: Final = {
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
 _KEEP_PLANS_FOR: Final = 20  # seconds; and in any case a plan does not outlive that
 
 _SETTINGS: Final = """
