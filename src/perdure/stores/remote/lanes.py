@@ -61,6 +61,8 @@ Reply: TypeAlias = A | BaseException | _Again
 class _Asked(Answer[A], Generic[Q, A]):
     """The answer to a request, on the loop of whoever asked, and what is to be called on the lane's loop when there is one."""
 
+    __slots__ = ("on_answer", "request")
+
     def __init__(self, request: Q, on_answer: Callable[[], None] | None) -> None:
         super().__init__()
         self.request = request
@@ -103,7 +105,8 @@ class Lane(Generic[Q, A]):
         """The answer to the request, once what it wrote is committed. On the lane's own loop."""
         asked: _Asked[Q, A] = _Asked(request, on_answer)
         self._waiting.append(asked)
-        self._start_if_free()
+        if not self._is_starting:
+            self._start_if_free()
         return asked
 
     def ask(
