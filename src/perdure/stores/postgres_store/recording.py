@@ -270,8 +270,8 @@ class Write(NamedTuple):
 
 def record(lease: Lease, entries: Sequence[Entry], consume: Sequence[int], items: Sequence[Item] = ()) -> Write:
     """What appends these. Raises `PersistenceError` when it says two things under one number."""
-    if len(entries) == 1 and not consume and not items:  # nearly every record
-        return Write(lease, list(entries), ())
+    if not consume and not items:  # what nearly every record is
+        return Write(lease, _entries(lease, entries), ())
     return Write(lease, _entries(lease, entries), list(dict.fromkeys(consume)), _items(lease, items))
 
 
@@ -284,18 +284,20 @@ def suspend(
     now: int | None,
 ) -> Write:
     """What records, and gives up the lease unless something awaited is there."""
-    written = record(lease, entries, consume)
-    return written._replace(status="suspended", wake_at=wake_at, awaited=addresses(waiting_for), now=now)
+    taken, used = _entries(lease, entries), list(dict.fromkeys(consume))
+    return Write(lease, taken, used, status="suspended", wake_at=wake_at, awaited=addresses(waiting_for), now=now)
 
 
 def finish(
     lease: Lease, status: EndStatus, outcome: bytes, entries: Sequence[Entry], consume: Sequence[int], now: int | None
 ) -> Write:
     """What records, ends the run and tells its parent."""
-    return record(lease, entries, consume)._replace(status=status, outcome=outcome, now=now)
+    return Write(lease, _entries(lease, entries), list(dict.fromkeys(consume)), status=status, outcome=outcome, now=now)
 
 
 def _entries(lease: Lease, entries: Sequence[Entry]) -> list[Entry]:
+    if len(entries) <= 1:
+        return list(entries)
     said: dict[int, Entry] = {}
     for entry in entries:
         if said.setdefault(entry.seq, entry) != entry:
