@@ -1,5 +1,7 @@
 """What the holder of a lease writes: records, and what ends or suspends a run. Each verb is one statement for many runs.
 
+Plain records are one statement that is executed for each entry, all in one round trip and one transaction.
+
 `held` is the fence: it picks the runs whose epoch and token are those of the lease, locks their rows in id order, and everything
 that is written is joined to it. A record locks with KEY SHARE, which keeps out whoever takes a run over (claim, acquire,
 restore, reopen and delete lock FOR UPDATE) but neither signals, renewals nor other records. While the lock is waited for others
