@@ -1,13 +1,14 @@
 import asyncio
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import asyncpg  # type: ignore[import-untyped]  # it ships no types
 import pytest
 
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.records import Lease
-from perdure.stores.postgres_store import PostgresStore, recording
+from perdure.stores.postgres_store import PostgresStore, recording, schema
+from perdure.stores.postgres_store.schema import Session, Tables
 from perdure.testing.contract.world import entry, new_run
 from tests.wire import Wire
 
@@ -171,3 +172,52 @@ async def test_what_postgres_cannot_hold_fails_alone(wire: Wire) -> None:
     assert [n for n, answer in enumerate(answers) if isinstance(answer, Exception)] == [3]
     assert isinstance(answers[3], PersistenceError)
     await store.close()
+
+
+async def test_a_number_that_postgres_cannot_hold_fails_alone(wire: Wire) -> None:
+    store = PostgresStore(wire.url)
+    leases = [await leased(store, f"run-{n}") for n in range(10)]
+    calls = [store.record(lease, [entry(1, attempt=2**70 if n == 4 else 1)]) for n, lease in enumerate(leases)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(answers.pop(4), PersistenceError)
+    assert not any(isinstance(answer, BaseException) for answer in answers)
+    assert await store.journal("run-4") == []
+    assert await store.journal("run-5") == [entry(1)]
+    await store.close()
+
+
+async def test_an_entry_that_is_there_already_keeps_back_none_beside_it(wire: Wire) -> None:
+    store = PostgresStore(wire.url)
+    leases = [await leased(store, f"run-{n}") for n in range(10)]
+    await store.record(leases[4], [entry(1, key="another")])
+    answers = await asyncio.gather(*(store.record(lease, [entry(1)]) for lease in leases), return_exceptions=True)
+    assert isinstance(answers.pop(4), PersistenceError)
+    assert not any(isinstance(answer, BaseException) for answer in answers)
+    assert await store.journal("run-4") == [entry(1, key="another")]
+    assert await store.journal("run-5") == [entry(1)]
+    await store.close()
+
+
+async def test_records_that_share_a_statement_are_one_transaction(dsn: str, store: PostgresStore) -> None:
+    leases = [await leased(store, f"run-{n}") for n in range(10)]
+    statements = store._lanes.records.statements
+    await asyncio.gather(*(store.record(lease, [entry(1), entry(2)]) for lease in leases))
+    connection = await asyncpg.connect(dsn)
+    transactions = await connection.fetchval("SELECT count(DISTINCT xmin::text) FROM perdure_steps")
+    await connection.close()
+    assert transactions == store._lanes.records.statements - statements <= 2
+
+
+async def test_records_lock_runs_in_the_order_of_their_ids() -> None:
+    ids = ["b", "a", "Z", "\uffff", "\U0001f600", "\u00e4", "aa"]
+    seen: list[str] = []
+
+    class Connection:
+        async def fetchmany(self, query: str, args: Sequence[Sequence[Any]]) -> list[Any]:
+            seen.extend(values[1] for values in args)
+            return [(values[1], 0, False) for values in args]
+
+    leases = [Lease(run_id=run_id, epoch=1, token="token", until=0) for run_id in ids]
+    db = Session(cast("schema.Connection", Connection()), Tables("perdure"), "")
+    await recording.append_all(db, [recording.record(lease, [entry(1)], []) for lease in leases])
+    assert seen == sorted(ids, key=str.encode)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from perdure.loopthread import LoopThread
@@ -28,8 +28,16 @@ _MOST_AT_HAND: Final = 3
 
 # With what a session begins. Every statement finds its rows by an index. A plan is made once for a connection, maybe while the
 # tables were empty, when reading them as a whole looks as cheap; it would still be used when they have a million rows, until the
-# next ANALYZE. And a statement is never compiled first, which takes a hundred times as long as the statement.
-SERVER_SETTINGS: Final = {"jit": "off", "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+# next ANALYZE. The values that are bound change nothing in it, so none is made for them: PostgreSQL would do that for the first
+# five times, and for some statements for ever, and take longer for it than for the statement. And a statement is never compiled
+# first, which takes a hundred times as long.
+SERVER_SETTINGS: Final = {
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
 _KEEP_PLANS_FOR: Final = 20  # seconds; and in any case a plan does not outlive that
 
 _SETTINGS: Final = """
@@ -134,13 +142,13 @@ class PostgresHome(Home):
         finally:
             await connection.close()
 
-    async def perform(self, namespace: str, work: Callable[[Session, bool], Awaitable[T]]) -> T:
+    def perform(self, namespace: str, work: Callable[[Session, bool], Awaitable[T]]) -> Coroutine[Any, Any, T]:
         """What the work gives, tried again after errors that pass. It is told when it may have been done before."""
 
         def attempt(repeated: bool) -> Awaitable[T]:  # noqa: FBT001 - as all work
             return self.connected(lambda connection: work(self._session(connection, namespace), repeated))
 
-        return await self.persist(attempt)
+        return self.persist(attempt)
 
     def _session(self, connection: Any, namespace: str) -> Session:
         behind_pooler = self.behind_pooler

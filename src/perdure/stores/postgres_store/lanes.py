@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from perdure.errors import LeaseLost, PerdureError
 from perdure.records import Created, Pulse, Signal
@@ -24,17 +24,17 @@ class Lanes:
         self.closings: Lane[recording.Write, list[Signal]] = Lane(self._close_all, home.has_culprit)
         self.beginnings: Lane[runs.Begin, Created] = Lane(self._create_all, home.has_culprit)
 
-    async def _record_all(self, writes: Sequence[recording.Write]) -> Sequence[Reply[Pulse]]:
+    def _record_all(self, writes: Sequence[recording.Write]) -> Awaitable[Sequence[Reply[Pulse]]]:
         is_careful = not recording.are_plain(writes)
 
-        async def record(db: Session, _: bool) -> Sequence[Reply[Pulse]]:  # noqa: FBT001 - as all work
+        def record(db: Session, _: bool) -> Awaitable[Sequence[Reply[Pulse]]]:  # noqa: FBT001 - as all work
             nonlocal is_careful
             if is_careful:
-                return await recording.record_all(db, writes)
+                return recording.record_all(db, writes)
             is_careful = True  # what does not go through at once is looked at closely
-            return await recording.append_all(db, writes)
+            return recording.append_all(db, writes)
 
-        return await self._home.perform(self._namespace, record)
+        return self._home.perform(self._namespace, record)
 
     async def _close_all(self, writes: Sequence[recording.Write]) -> Sequence[Reply[list[Signal]]]:
         is_plain, was_tried = recording.are_plain_ends(writes), False

@@ -150,7 +150,7 @@ class Begin(NamedTuple):
         is_leased = self.length is not None
         return (
             request,
-            *(getattr(self.run, name) for name in _NEW_FIELDS),
+            *msgspec.structs.astuple(self.run),
             self.now,
             self.created_at,
             self.length,

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from importlib import resources
 from typing import Any, Final, Protocol
 
@@ -47,7 +47,8 @@ _LOCK: Final = "SELECT pg_advisory_xact_lock($1)"
 class Connection(Protocol):
     """What is used of an asyncpg connection."""
 
-    async def fetch(self, query: str, *args: Any) -> list[Any]: ...
+    def fetch(self, query: str, *args: Any) -> Awaitable[list[Any]]: ...
+    def fetchmany(self, query: str, args: Sequence[Sequence[Any]]) -> Awaitable[list[Any]]: ...
     async def execute(self, query: str, *args: Any) -> str: ...
     def transaction(self, *, isolation: str | None = None) -> Any: ...
 
@@ -89,9 +90,16 @@ class Session:
         self.in_transaction = in_transaction
         self.jit_is_off = jit_is_off
 
-    async def all(self, template: str, *values: Any) -> Sequence[Any]:
+    def all(self, template: str, *values: Any) -> Awaitable[Sequence[Any]]:
         """All rows."""
-        return await self.connection.fetch(self.tables.statement(template), self.namespace, *values)
+        return self.connection.fetch(self.tables.statement(template), self.namespace, *values)
+
+    def each(self, template: str, given: Sequence[Sequence[Any]]) -> Awaitable[Sequence[Any]]:
+        """All rows of the statement, executed with one of these after the other, in one round trip and one transaction."""
+        if len(given) == 1:
+            return self.all(template, *given[0])
+        namespace = self.namespace
+        return self.connection.fetchmany(self.tables.statement(template), [(namespace, *values) for values in given])
 
     async def one(self, template: str, *values: Any) -> Any | None:
         """The first row, or None."""

@@ -20,7 +20,7 @@ import enum
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Sequence
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from perdure.answers import Answer
 from perdure.errors import PersistenceError
@@ -58,12 +58,15 @@ A = TypeVar("A")
 Reply: TypeAlias = A | BaseException | _Again
 
 
-class _Asked(NamedTuple, Generic[Q, A]):
-    """A request, who waits for the answer on which loop, and what is to be called on the lane's loop when there is one."""
+class _Asked(Answer[A], Generic[Q, A]):
+    """The answer to a request, on the loop of whoever asked, and what is to be called on the lane's loop when there is one."""
 
-    request: Q
-    future: asyncio.Future[A]
-    on_answer: Callable[[], None] | None = None
+    __slots__ = ("on_answer", "request")
+
+    def __init__(self, request: Q, on_answer: Callable[[], None] | None) -> None:
+        super().__init__()
+        self.request = request
+        self.on_answer = on_answer
 
 
 class Lane(Generic[Q, A]):
@@ -100,16 +103,17 @@ class Lane(Generic[Q, A]):
 
     def put(self, request: Q, on_answer: Callable[[], None] | None = None) -> asyncio.Future[A]:
         """The answer to the request, once what it wrote is committed. On the lane's own loop."""
-        asked = _Asked[Q, A](request, Answer(), on_answer)
+        asked: _Asked[Q, A] = _Asked(request, on_answer)
         self._waiting.append(asked)
-        self._start_if_free()
-        return asked.future
+        if not self._is_starting:
+            self._start_if_free()
+        return asked
 
     def ask(
         self, request: Q, call: Callable[[Callable[[], None]], object], on_answer: Callable[[], None] | None = None
     ) -> asyncio.Future[A]:
         """As `put`, from any loop: an answer on that loop. `call` calls something on the lane's loop, or raises."""
-        asked = _Asked[Q, A](request, Answer(), on_answer)
+        asked: _Asked[Q, A] = _Asked(request, on_answer)
         with self._lock:
             self._arriving.append(asked)
             is_first = len(self._arriving) == 1
@@ -119,7 +123,7 @@ class Lane(Generic[Q, A]):
             except PersistenceError as error:
                 for one in self._arrived():
                     _settle_all([(one, PersistenceError(*error.args))])
-        return asked.future
+        return asked
 
     def _arrived(self) -> list[_Asked[Q, A]]:
         with self._lock:
@@ -179,19 +183,23 @@ class Lane(Generic[Q, A]):
         return (waiting + 1) // 2 if has_room and waiting >= WORTH_SPLITTING else waiting
 
     def _take(self, most: int) -> list[_Asked[Q, A]]:
+        waiting = self._waiting
+        if len(waiting) == 1:
+            return [waiting.popleft()]
         batch: list[_Asked[Q, A]] = []
-        left: deque[_Asked[Q, A]] = deque()
+        left: list[_Asked[Q, A]] = []
         taken: set[Hashable] = set()
-        size = 0
-        while self._waiting and len(batch) < min(most, MAX_REQUESTS) and size < MAX_BYTES:
-            asked = self._waiting.popleft()
-            if not taken.isdisjoint(asked.request.places):
+        size, most = 0, min(most, MAX_REQUESTS)
+        while waiting and len(batch) < most and size < MAX_BYTES:
+            asked = waiting.popleft()
+            places = asked.request.places
+            if taken.isdisjoint(places):
+                taken.update(places)
+                size += asked.request.size
+                batch.append(asked)
+            else:
                 left.append(asked)
-                continue
-            taken.update(asked.request.places)
-            size += asked.request.size
-            batch.append(asked)
-        self._waiting.extendleft(reversed(left))
+        waiting.extendleft(reversed(left))
         return batch
 
     async def _answer(self, batch: list[_Asked[Q, A]]) -> None:
@@ -201,9 +209,8 @@ class Lane(Generic[Q, A]):
         except BaseException as error:  # noqa: BLE001 - whatever it is, the callers hear of it
             await self._fail(batch, error)
             return
-        answered = list(zip(batch, answers, strict=True))
-        self._waiting.extend(asked for asked, answer in answered if answer is AGAIN)
-        _settle_all((asked, answer) for asked, answer in answered if answer is not AGAIN)
+        self._waiting.extend([asked for asked, answer in zip(batch, answers, strict=True) if answer is AGAIN])
+        _settle_all(zip(batch, answers, strict=True))
 
     async def _fail(self, batch: list[_Asked[Q, A]], error: BaseException) -> None:
         if len(batch) > 1 and self._has_culprit(error):
@@ -216,25 +223,31 @@ class Lane(Generic[Q, A]):
 
 
 def _settle_all(answered: Iterable[tuple[_Asked[Any, Any], Any]]) -> None:
-    """Give each caller its answer on its own loop, which is woken once."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
+    """Give each caller its answer on its own loop, which is woken once. Whose request is sent again has none yet."""
+    here = asyncio.get_running_loop()
+    elsewhere: dict[asyncio.AbstractEventLoop, list[tuple[_Asked[Any, Any], Any]]] = {}
     for asked, answer in answered:
-        by_loop.setdefault(asked.future.get_loop(), []).append((asked.future, answer))
+        if answer is AGAIN:
+            continue
         if asked.on_answer is not None:
             asked.on_answer()
-    for loop, mine in by_loop.items():
-        if loop is asyncio.get_running_loop():
-            _settle(mine)
+        loop = asked.get_loop()
+        if loop is here:
+            _settle(asked, answer)
         else:
-            with contextlib.suppress(RuntimeError):  # it was closed: nobody waits any more
-                loop.call_soon_threadsafe(_settle, mine)
+            elsewhere.setdefault(loop, []).append((asked, answer))
+    for loop, theirs in elsewhere.items():
+        with contextlib.suppress(RuntimeError):  # it was closed: nobody waits any more
+            loop.call_soon_threadsafe(_settle_each, theirs)
 
 
-def _settle(answered: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
-    for future, answer in answered:
-        if future.done():
-            continue
-        if isinstance(answer, BaseException):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
+def _settle_each(answered: Iterable[tuple[_Asked[Any, Any], Any]]) -> None:
+    for asked, answer in answered:
+        _settle(asked, answer)
+
+
+def _settle(asked: _Asked[Any, Any], answer: Any) -> None:
+    if isinstance(answer, BaseException):
+        asked.set_exception(answer)
+    else:
+        asked.set_result(answer)
