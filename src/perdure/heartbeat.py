@@ -49,20 +49,20 @@ class HeldLease:
         self._loop = asyncio.get_running_loop()
         self._on_pulse = on_pulse
         self._on_lost = on_lost
-        self._deadline = asked_at + ttl
+        self._ours_until = asked_at + ttl * (1 - MARGIN)
 
     def is_ours(self) -> bool:
         """Whether nobody else can have taken the run, so that a step may be started."""
-        return elapsed() < self._deadline - self._ttl * MARGIN
+        return elapsed() < self._ours_until
 
     def renewed(self, asked_at: float, pulse: Pulse) -> bool:
         """The store prolonged it, counted from when it was asked at the latest. False when nobody is left who holds it."""
-        self._deadline = asked_at + self._ttl
+        self._ours_until = asked_at + self._ttl * (1 - MARGIN)
         return self._tell(self._on_pulse, pulse)
 
     def lost(self) -> None:
         """The store says it is somebody else's, or time is up."""
-        self._deadline = 0.0
+        self._ours_until = 0.0
         self._tell(self._on_lost)
 
     def _tell(self, callback: Callable[..., None], *args: object) -> bool:

@@ -16,6 +16,8 @@ RUN_FIELDS: Final = RunRow.__struct_fields__
 RUN_COLUMNS: Final = ", ".join(RUN_FIELDS)
 _WAITING_FOR: Final = RUN_FIELDS.index("waiting_for")
 _BOOLEANS: Final = ("held", "cancel_requested", "parent_notified")
+_BOOLEAN_INDEXES: Final = tuple(map(RUN_FIELDS.index, _BOOLEANS))
+_BLOB_INDEXES: Final = tuple(map(RUN_FIELDS.index, ("seed", "input_hash", "metadata", "progress", "outcome", "input")))
 
 ENTRY_COLUMNS: Final = 'seq, epoch, "key", phase, kind, name, ok, attempt, started_at, took, args_hash, payload'
 SIGNAL_COLUMNS: Final = "seq, kind, name, payload, dedupe, consumed_by"
@@ -49,15 +51,17 @@ def run_from(values: Sequence[Any]) -> RunRow:
     return RunRow(**fields)
 
 
-def bindable(value: Any) -> Any:
-    """The value in a type that Python hands to SQLite at once: for bytes and bool it first asks who might adapt them."""
-    kind = type(value)
-    return bytearray(value) if kind is bytes else int(value) if kind is bool else value
-
-
 def values_of(run: RunRow) -> list[Any]:
-    """The values of `RUN_COLUMNS` for this run."""
-    values = [bindable(value) for value in msgspec.structs.astuple(run)]
+    """The values of `RUN_COLUMNS` for this run, in types that Python hands to SQLite at once.
+
+    For bytes and bool it would first ask who might adapt them.
+    """
+    values = list(msgspec.structs.astuple(run))
+    for index in _BLOB_INDEXES:
+        if values[index] is not None:
+            values[index] = bytearray(values[index])
+    for index in _BOOLEAN_INDEXES:
+        values[index] = int(values[index])
     values[_WAITING_FOR] = awaited_text(run.waiting_for)
     return values
 
@@ -84,7 +88,7 @@ def entries_from(rows: Iterable[Sequence[Any]]) -> list[Entry]:
 
 
 def entry_values(namespace: str, run_id: str, entry: Entry) -> tuple[Any, ...]:
-    """Namespace, run and the values of `ENTRY_COLUMNS` for this entry, as `bindable` as they can be."""
+    """Namespace, run and the values of `ENTRY_COLUMNS` for this entry, in types as those of `values_of`."""
     return (
         namespace,
         run_id,
