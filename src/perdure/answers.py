@@ -4,40 +4,75 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 
-class Answer(asyncio.Future[T]):
-    """The answer to a write that is on its way and takes place whatever becomes of whoever waits: it cannot be cancelled.
-
-    Who is cancelled while he waits for it is so after it came. `then` is called with it at once, before anybody who waits goes
-    on: a callback would come a turn of the loop later.
-    """
-
-    then: Callable[[asyncio.Future[T]], None] | None = None
+class _Coming(asyncio.Future[None]):
+    """Done when an answer has come. Who is cancelled while he waits for it is so after that."""
 
     def cancel(self, msg: Any | None = None) -> bool:  # noqa: ARG002 - always refused
         return False
 
+
+class Answer(Generic[T]):
+    """The answer to a write that is on its way and takes place whatever becomes of whoever waits: it cannot be cancelled.
+
+    `then` is called with it at once, before anybody who waits goes on: a callback would come a turn of the loop later. Every step
+    has one of these, and nearly always it is only told so; so it is no future, and makes one when it is awaited before it came.
+    """
+
+    __slots__ = ("_coming", "_error", "_is_done", "_result", "loop", "then")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.loop = asyncio.get_running_loop() if loop is None else loop
+        self.then: Callable[[Answer[T]], None] | None = None
+        self._is_done = False
+        self._error: BaseException | None = None
+        self._coming: _Coming | None = None
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self._is_done:
+            if self._coming is None:
+                self._coming = _Coming(loop=self.loop)
+            yield from self._coming
+        return self.result()
+
+    def done(self) -> bool:
+        """Whether it has come."""
+        return self._is_done
+
+    def exception(self) -> BaseException | None:
+        """The error that came instead of it."""
+        return self._error
+
+    def result(self) -> T:
+        """What it says, or the error raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
     def set_result(self, result: T) -> None:
-        super().set_result(result)
-        if self.then is not None:
-            self._tell(self.then)
+        """It has come, and says this."""
+        self._result: T = result
+        self._come()
 
-    def set_exception(self, exception: type | BaseException) -> None:
-        super().set_exception(exception)
-        if self.then is not None:
-            self._tell(self.then)
+    def set_exception(self, error: BaseException) -> None:
+        """It has come: there is none but this error."""
+        self._error = error
+        self._come()
 
-    def _tell(self, then: Callable[[asyncio.Future[T]], None]) -> None:
-        """Call it. What it raises goes the way of what a callback raises: many answers come at once, and all have to."""
-        try:
-            then(self)
-        except BaseException as error:  # noqa: BLE001
-            self.get_loop().call_soon(_raise, error)
+    def _come(self) -> None:
+        self._is_done = True
+        if self._coming is not None:
+            self._coming.set_result(None)
+        if self.then is not None:
+            try:
+                self.then(self)
+            except BaseException as error:  # noqa: BLE001 - as what a callback raises: many answers come at once, and all have to
+                self.loop.call_soon(_raise, error)
 
 
 def _raise(error: BaseException) -> None:
@@ -46,7 +81,7 @@ def _raise(error: BaseException) -> None:
 
 async def answered(verb: Awaitable[T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:
     """What `verb` gives. Cancelled meanwhile, the cancellation goes on only when the verb was answered, and `undo` is done."""
-    asking = as_future(verb)
+    asking = under_way(verb)
     try:
         return await (asking if isinstance(asking, Answer) else asyncio.shield(asking))
     except asyncio.CancelledError:
@@ -56,14 +91,19 @@ async def answered(verb: Awaitable[T], undo: Callable[[T], Coroutine[Any, Any, N
         raise
 
 
-def as_future(verb: Awaitable[T]) -> asyncio.Future[T]:
-    """The verb on its way: what a store gives as a future is that already."""
-    return verb if isinstance(verb, asyncio.Future) else asyncio.ensure_future(verb)
+def under_way(verb: Awaitable[T]) -> Answer[T] | asyncio.Future[T]:
+    """The verb on its way: an answer and a future are that already."""
+    return verb if isinstance(verb, Answer | asyncio.Future) else asyncio.ensure_future(verb)
 
 
-def took_place(asking: asyncio.Future[Any]) -> bool:
+def took_place(asking: Answer[Any] | asyncio.Future[Any]) -> bool:
     """Whether the verb was answered, and did not fail."""
-    return asking.done() and not asking.cancelled() and asking.exception() is None
+    return asking.done() and not was_cut_off(asking) and asking.exception() is None
+
+
+def was_cut_off(asking: Answer[Any] | asyncio.Future[Any]) -> bool:
+    """Whether nobody will ever know how it went: a task that the loop cancelled as it was shut down."""
+    return isinstance(asking, asyncio.Future) and asking.cancelled()
 
 
 async def finished(work: Coroutine[Any, Any, None]) -> None:
@@ -73,7 +113,16 @@ async def finished(work: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
-async def _ended(task: asyncio.Future[Any]) -> None:
-    while not task.done():
+async def done(asking: Answer[Any] | asyncio.Future[Any]) -> None:
+    """Return when it is done, whatever it gives."""
+    if isinstance(asking, Answer):
+        with contextlib.suppress(Exception):
+            await asking
+    else:
+        await asyncio.wait([asking])
+
+
+async def _ended(asking: Answer[Any] | asyncio.Future[Any]) -> None:
+    while not asking.done():
         with contextlib.suppress(asyncio.CancelledError):  # one is on its way already
-            await asyncio.wait([task])
+            await done(asking)

@@ -13,7 +13,7 @@ import contextvars
 from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
-from perdure.answers import Answer, answered, as_future, took_place
+from perdure.answers import Answer, answered, done, took_place, under_way, was_cut_off
 from perdure.branches import Branches, nothing
 from perdure.clock import Clock
 from perdure.errors import LeaseLost, PerdureError, PersistenceError
@@ -109,7 +109,7 @@ class Recorder(Unrecorded):
         self._consume: list[int] = []
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         # The write under way, and what it writes.
-        self._writing: asyncio.Future[Pulse] | None = None
+        self._writing: Answer[Pulse] | asyncio.Future[Pulse] | None = None
         self._written: tuple[list[Entry], list[int]]
         self._is_write_due = False
         # Set when finish, suspend or stop take over what is left; then nothing more is written from here.
@@ -181,7 +181,7 @@ class Recorder(Unrecorded):
         self.take_over()
         writing = self._writing
         if writing is not None:
-            await asyncio.wait([writing])
+            await done(writing)
             self._answered(writing)
 
     def forget_owner(self) -> None:
@@ -220,13 +220,13 @@ class Recorder(Unrecorded):
                 self._writing = writing = self._context.run(asyncio.ensure_future, write)
                 writing.add_done_callback(self._answered, context=contextvars.Context())
 
-    def _answered(self, writing: asyncio.Future[Pulse]) -> None:
+    def _answered(self, writing: Answer[Pulse] | asyncio.Future[Pulse]) -> None:
         """Told by the write itself, and before that perhaps by somebody who waited for it."""
         if writing is not self._writing:
             return
         self._writing = None
         entries, consume = self._written
-        if writing.cancelled():
+        if was_cut_off(writing):
             # The loop is being shut down. Whether it took place nobody knows, but sent twice it is recorded once.
             self._entries, self._consume = entries + self._entries, consume + self._consume
         elif (error := writing.exception()) is not None:
@@ -271,7 +271,7 @@ class Recorder(Unrecorded):
 
     async def _answer(self, verb: Awaitable[T], then: Callable[[T], None]) -> T:
         """What the verb gives, after `then` was told that, also when whoever waits was cancelled meanwhile."""
-        asking = as_future(verb)
+        asking = under_way(verb)
         try:
             return await answered(asking)
         except Exception as error:

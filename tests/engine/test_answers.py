@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.answers import Answer, answered
+from perdure.answers import Answer, answered, done
 from perdure.nextturn import NextTurn, next_turn_of
 
 
@@ -46,7 +46,7 @@ async def test_then_is_called_before_whoever_waits_goes_on(outcome: Any) -> None
     answer.then = lambda same: order.append(f"then {same is answer}")
 
     async def wait() -> None:
-        await asyncio.wait([answer])
+        await done(answer)
         order.append("waited")
 
     waiting = asyncio.create_task(wait())
@@ -67,7 +67,7 @@ def test_what_then_raises_keeps_nobody_else_from_his_answer(error: BaseException
     def raises(_: object) -> None:
         raise error
 
-    answers: list[Answer[int]] = [Answer(loop=loop) for _ in range(2)]
+    answers: list[Answer[int]] = [Answer(loop) for _ in range(2)]
     answers[0].then = raises
     try:
         for answer in answers:

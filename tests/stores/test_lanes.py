@@ -58,7 +58,7 @@ async def test_what_is_asked_in_one_turn_crosses_over_together(elsewhere: asynci
     answers = [lane.ask(Number(n), crossings.append, server.leave) for n in (1, 13, 7)]
     assert len(crossings) == 1
     elsewhere.call_soon_threadsafe(crossings[0])
-    assert all(answer.get_loop() is asyncio.get_running_loop() for answer in answers)
+    assert all(answer.loop is asyncio.get_running_loop() for answer in answers)
     assert await answers[0] == 2
     with pytest.raises(LeaseLost):
         await answers[1]
@@ -70,7 +70,9 @@ async def test_a_caller_that_has_left_changes_nothing_for_the_others(elsewhere: 
     server = Server()
     lane: Lane[Number, int] = Lane(server.perform, lambda _: False)
     first, second = (lane.ask(Number(n), elsewhere.call_soon_threadsafe, server.leave) for n in (1, 2))
-    first.cancel()
+    waiting = asyncio.ensure_future(first)
+    await asyncio.sleep(0)
+    waiting.cancel()
     assert await second == 4
     assert ([n for batch in server.batches for n in batch], server.left) == ([1, 2], 2)
 

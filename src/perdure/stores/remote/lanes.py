@@ -101,7 +101,7 @@ class Lane(Generic[Q, A]):
         self._is_looked_after = False
         self.statements = 0
 
-    def put(self, request: Q, on_answer: Callable[[], None] | None = None) -> asyncio.Future[A]:
+    def put(self, request: Q, on_answer: Callable[[], None] | None = None) -> Answer[A]:
         """The answer to the request, once what it wrote is committed. On the lane's own loop."""
         asked: _Asked[Q, A] = _Asked(request, on_answer)
         self._waiting.append(asked)
@@ -111,7 +111,7 @@ class Lane(Generic[Q, A]):
 
     def ask(
         self, request: Q, call: Callable[[Callable[[], None]], object], on_answer: Callable[[], None] | None = None
-    ) -> asyncio.Future[A]:
+    ) -> Answer[A]:
         """As `put`, from any loop: an answer on that loop. `call` calls something on the lane's loop, or raises."""
         asked: _Asked[Q, A] = _Asked(request, on_answer)
         with self._lock:
@@ -231,7 +231,7 @@ def _settle_all(answered: Iterable[tuple[_Asked[Any, Any], Any]]) -> None:
             continue
         if asked.on_answer is not None:
             asked.on_answer()
-        loop = asked.get_loop()
+        loop = asked.loop
         if loop is here:
             _settle(asked, answer)
         else:

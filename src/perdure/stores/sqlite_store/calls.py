@@ -37,7 +37,7 @@ class Call(Generic[T]):
         probe: Callable[[Link], T | None] | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[T] = Answer(loop=self.loop) if is_certain else self.loop.create_future()
+        self.future: Answer[T] | asyncio.Future[T] = Answer(self.loop) if is_certain else self.loop.create_future()
         self.verb = verb
         self.wakes = wakes
         self.needs_transaction = not alone and probe is None
