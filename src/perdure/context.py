@@ -293,10 +293,10 @@ class Context(Generic[D]):
         return hashlib.blake2b(text.encode(), key=self._drive.run.seed, digest_size=size).digest()
 
     def _key(self, key: str) -> str:
-        recorded = full_key(self._scope, key)
-        if recorded is key or self._scope or not self._drive.calls.is_told(key):
-            return recorded
-        return key  # others know nothing of our escapes: what they recorded is there under the key as it is written
+        """The key as it is recorded."""
+        if not self._scope and (check_id(key, "a step's key")[0] not in "/%" or self._drive.calls.is_told(key)):
+            return key  # others know nothing of our escapes: what they recorded is there under the key as it is written
+        return full_key(self._scope, key)
 
     def _step_call(self, name: str, fn: Any, args: tuple[Any, ...], key: str | None, plan: StepPlan) -> StepCall:
         caching = self._drive.caching if plan.may_cache else None

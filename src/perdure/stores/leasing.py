@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from perdure.duration import microseconds
+from typing import Final
+
+from perdure.duration import MICROSECOND, microseconds
 from perdure.randomness import random_bytes
+
+_A_YEAR: Final = 366 * 86_400.0
 
 
 def lease_microseconds(ttl: float) -> int:
     """The length of a lease. Raises `ValueError` unless it is finite and above zero."""
+    if type(ttl) is float and 0 < ttl < _A_YEAR:
+        return round(ttl * MICROSECOND)  # as nearly all are
     length = microseconds(ttl, what="ttl")
     if length <= 0:
         raise ValueError(f"ttl must be above zero, not {ttl!r}")

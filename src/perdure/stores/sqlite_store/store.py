@@ -83,6 +83,8 @@ class SQLiteStore(SavesSnapshots):
 
     def _use(self, database: Database) -> None:
         self._database = database
+        # The real path, the table stem (SQLite folds its case) and the prefix.
+        self.key = ("sqlite", database.file.path, self._tables.stem.lower(), self._namespace)
         self._is_ready = False
         self._owners = Owners()
         self._gate = Gate(database.file.path)
@@ -95,11 +97,6 @@ class SQLiteStore(SavesSnapshots):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a SQLiteStore cannot be pickled: send its path, and open a store on it in the other process")
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The real path, the table stem (SQLite folds its case) and the prefix."""
-        return ("sqlite", self._database.file.path, self._tables.stem.lower(), self._namespace)
 
     @property
     def durability(self) -> Durability:
