@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -24,21 +24,26 @@ class Answer(Generic[T]):
     has one of these, and nearly always it is only told so; so it is no future, and makes one when it is awaited before it came.
     """
 
-    __slots__ = ("_coming", "_error", "_is_done", "_result", "loop", "then")
+    __slots__ = ("_coming", "_is_done", "error", "loop", "then", "value")
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.loop = asyncio.get_running_loop() if loop is None else loop
         self.then: Callable[[Answer[T]], None] | None = None
+        # What it says. Whoever works in another thread puts it here, and has it `come` on the loop.
+        self.value: T | None = None
+        self.error: BaseException | None = None
         self._is_done = False
-        self._error: BaseException | None = None
-        self._coming: _Coming | None = None
+        self._coming: asyncio.Future[None] | None = None
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self._is_done:
             if self._coming is None:
-                self._coming = _Coming(loop=self.loop)
+                self._coming = self._new_coming()
             yield from self._coming
         return self.result()
+
+    def _new_coming(self) -> asyncio.Future[None]:
+        return _Coming(loop=self.loop)
 
     def done(self) -> bool:
         """Whether it has come."""
@@ -46,27 +51,30 @@ class Answer(Generic[T]):
 
     def exception(self) -> BaseException | None:
         """The error that came instead of it."""
-        return self._error
+        return self.error
 
     def result(self) -> T:
         """What it says, or the error raised."""
-        if self._error is not None:
-            raise self._error
-        return self._result
+        if self.error is not None:
+            raise self.error
+        return cast("T", self.value)
 
-    def set_result(self, result: T) -> None:
+    def set_result(self, value: T) -> None:
         """It has come, and says this."""
-        self._result: T = result
-        self._come()
+        self.value = value
+        self.come()
 
     def set_exception(self, error: BaseException) -> None:
         """It has come: there is none but this error."""
-        self._error = error
-        self._come()
+        self.error = error
+        self.come()
 
-    def _come(self) -> None:
+    def come(self) -> None:
+        """It is known by now. On its loop; a second time changes nothing."""
+        if self._is_done:
+            return
         self._is_done = True
-        if self._coming is not None:
+        if self._coming is not None and not self._coming.done():
             self._coming.set_result(None)
         if self.then is not None:
             try:

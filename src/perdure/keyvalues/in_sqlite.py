@@ -132,14 +132,14 @@ class SQLiteKeyValueStore:
                 await self._set_up()
             call = Call(lambda link: verb(link.connection, *args, **kwargs))
             worker.put(call)
-            return await call.future
+            return await call
 
     async def _set_up(self) -> None:
         database = self._database
         database.file.may_create = True
         call = Call(lambda link: self._rows.create(link.connection))
         database.writer.put(call)
-        await call.future
+        await call
         database.ready.add(self._ready_mark)
 
 

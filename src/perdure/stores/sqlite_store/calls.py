@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from perdure.answers import Answer
 from perdure.stores.sqlite_store.connection import mapped
@@ -17,14 +17,14 @@ from perdure.stores.sqlite_store.link import Link
 T = TypeVar("T")
 
 
-class Call(Generic[T]):
-    """A verb under way. `probe` may answer it from a plain read, without a transaction.
+class Call(Answer[T]):
+    """A verb under way, and the answer to it. `probe` may answer it from a plain read, without a transaction.
 
     Who waits for it can leave, unless it `is_certain`: then he is told before he may. It `keeps_fences` if it sees to it itself
     that no lease is taken for what it was.
     """
 
-    __slots__ = ("error", "future", "keeps_fences", "loop", "needs_transaction", "probe", "result", "verb", "wakes")
+    __slots__ = ("is_certain", "keeps_fences", "needs_transaction", "probe", "verb", "wakes")
 
     def __init__(
         self,
@@ -36,28 +36,20 @@ class Call(Generic[T]):
         keeps_fences: bool = False,
         probe: Callable[[Link], T | None] | None = None,
     ) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.future: Answer[T] | asyncio.Future[T] = Answer(self.loop) if is_certain else self.loop.create_future()
+        super().__init__()
         self.verb = verb
         self.wakes = wakes
         self.needs_transaction = not alone and probe is None
+        self.is_certain = is_certain
         self.keeps_fences = keeps_fences
         self.probe = probe
-        self.result: T | None = None
-        self.error: BaseException | None = None
+
+    def _new_coming(self) -> asyncio.Future[None]:
+        return super()._new_coming() if self.is_certain else self.loop.create_future()
 
     def fail(self, error: BaseException, path: str) -> None:
         """Answer with the error, as the caller shall see it."""
         self.error = mapped(error, path)
-
-    def settle(self) -> None:
-        """Answer the caller. Runs on its loop."""
-        if self.future.done():
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.result)  # type: ignore[arg-type]  # set by the verb whenever there is no error
 
 
 class Watcher:
@@ -70,19 +62,19 @@ class Watcher:
         self.future: asyncio.Future[None] = self.loop.create_future()
         self.left = False
 
-    def settle(self) -> None:
+    def come(self) -> None:
         """Wake the one who waits. Runs on its loop."""
         if not self.future.done():
             self.future.set_result(None)
 
 
-def _settle_all(answered: Sequence[Call[Any] | Watcher]) -> None:
-    """Answer them, on their loop."""
+def _all_come(answered: Sequence[Call[Any] | Watcher]) -> None:
+    """They are answered, on their loop."""
     try:
         for one in answered:
-            one.settle()
+            one.come()
     except BaseException:  # an interrupt, which ends the loop: what is left is answered when it winds up
-        answered[0].loop.call_soon(_settle_all, answered)
+        answered[0].loop.call_soon(_all_come, answered)
         raise
 
 
@@ -95,6 +87,6 @@ def answer(answered: Sequence[Call[Any] | Watcher]) -> None:
 
 def _wake(loop: asyncio.AbstractEventLoop, answered: Sequence[Call[Any] | Watcher]) -> None:
     try:  # noqa: SIM105 - what the rule wants takes longer, for every step
-        loop.call_soon_threadsafe(_settle_all, answered)
+        loop.call_soon_threadsafe(_all_come, answered)
     except RuntimeError:  # the loop was closed: nobody waits any more
         pass

@@ -16,7 +16,7 @@ import msgspec
 from perdure.records import Pulse
 
 
-class Fence(msgspec.Struct, frozen=True):
+class Fence(msgspec.Struct, frozen=True, gc=False):
     """A lease in force: what it is for (tables, namespace, run, epoch), what its holder is told, and who waits for the run."""
 
     of: tuple[str, str, str, int]

@@ -373,8 +373,8 @@ class SQLiteStore(SavesSnapshots):
         try:
             self._gate.hand_over(self._database.writer.put, call)
         except PersistenceError as closed:
-            call.future.set_exception(closed)
-        return call.future
+            call.set_exception(closed)
+        return call
 
     async def _written_when_ready(self, call: Call[T]) -> T:
         with self._gate:
@@ -393,7 +393,7 @@ class SQLiteStore(SavesSnapshots):
         if not self._is_ready:
             await self._be_ready()
         worker.put(call)
-        return await call.future
+        return await call
 
     async def _be_ready(self) -> None:
         if self._tables.stem not in self._database.ready:
@@ -405,7 +405,7 @@ class SQLiteStore(SavesSnapshots):
         database.file.may_create |= allowed
         call = Call(partial(set_up, tables=self._tables, path=database.file.path, allowed=allowed), alone=True)
         database.writer.put(call)
-        await call.future
+        await call
         database.ready.add(self._tables.stem)
 
 

@@ -50,7 +50,7 @@ class _TransactionWorker(Worker):
 
     def _run_alone(self, call: Call[Any]) -> None:
         try:
-            call.result = call.verb(self._open())
+            call.value = call.verb(self._open())
         except (_StatementError, PerdureError) as error:
             call.error = error
         except BaseException as error:  # noqa: BLE001 - whatever it is, the caller hears of it and the thread lives on
@@ -125,7 +125,7 @@ async def submit(worker: Worker, verb: Callable[[Link], T]) -> T:
     """Run the verb on the worker's thread."""
     call = Call(verb)
     worker.put(call)
-    return await call.future
+    return await call
 
 
 def _begin(db: Session, lease: Lease) -> None:

@@ -82,7 +82,7 @@ class Worker:
         if self._thread is not None:
             self._queue.put(_Stop(done))
         elif done is not None:
-            done.settle()
+            done.come()
 
     @property
     def started(self) -> bool:
@@ -172,7 +172,7 @@ class Worker:
 
     def _run_alone(self, call: Call[Any]) -> None:
         try:
-            call.result = call.verb(self._open())
+            call.value = call.verb(self._open())
         except PerdureError as refusal:
             call.fail(refusal, self.file.path)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the caller hears of it and the thread lives on

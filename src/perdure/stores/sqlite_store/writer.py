@@ -69,10 +69,10 @@ class Writer(Worker):
             self._run_alone(call)
             return True
         try:
-            call.result = call.probe(self._open())
+            call.value = call.probe(self._open())
         except Exception:  # noqa: BLE001 - the verb itself will meet it, and report it
             self._let_go()
-        return call.result is not None
+        return call.value is not None
 
     def _write(self, calls: Sequence[Call[Any]]) -> None:
         """Run the calls in one transaction; if that fails, with nothing kept back, then one by one. None is answered here."""
@@ -110,7 +110,7 @@ class Writer(Worker):
             for call in calls:
                 call.error = None
                 try:
-                    call.result = call.verb(link)
+                    call.value = call.verb(link)
                 except PerdureError as refusal:
                     call.error = refusal.with_traceback(None)  # which would keep the whole batch alive
                 if not call.keeps_fences:
