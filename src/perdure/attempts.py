@@ -215,6 +215,8 @@ class _Attempts(msgspec.Struct):
             unknown.started_at = opened[-1].started_at
             return unknown
         while True:
+            if (acknowledged := drive.recorder.acknowledged()) is not None:
+                await acknowledged
             if not drive.may_start_now():
                 await drive.may_start()
             if drive.telling.audience:
@@ -231,9 +233,6 @@ class _Attempts(msgspec.Struct):
                     drive.executing -= 1
                     if drive.must_stop:
                         drive.look_whether_drained()
-            except _NoMoreThreads:
-                drive.stop()
-                result = None
             except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - a step may raise anything; it is recorded
                 result = await self._after(raised)
             else:
@@ -244,6 +243,9 @@ class _Attempts(msgspec.Struct):
 
     async def _after(self, raised: Exception | asyncio.CancelledError) -> Result | None:
         """What the step came to, if it is not tried again; otherwise None when the time for that has come."""
+        if isinstance(raised, _NoMoreThreads):
+            self._drive.stop()
+            return None
         error = self._as_exception(raised)
         if isinstance(error, StepTimeout):
             await self._tell(events.StepTimeout, error=error)
