@@ -28,7 +28,8 @@ def note(key: str, value: Any) -> None:
 async def main() -> None:
     body = next(body for body in BODIES if body.__name__ == BODY)
     flow = flow_of(body, World(SEED, note, pace=4))
-    async with Runtime(f"sqlite:///{DIRECTORY}/work.db", concurrency=0) as runtime:
+    # On a busy machine it may be killed more often in a row before it gets to anything than a run is let live.
+    async with Runtime(f"sqlite:///{DIRECTORY}/work.db", concurrency=0, max_attempts=1000) as runtime:
         print("ready", flush=True)
         outcome = await runtime.run(flow, id="run")
         while isinstance(outcome, Suspended):
