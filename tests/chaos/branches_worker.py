@@ -36,7 +36,9 @@ async def main() -> None:
             await asyncio.sleep(0.05)
             outcome = await runtime.resume("run")
         assert isinstance(outcome, Ok), outcome
-        (DIRECTORY / "result").write_text(json.dumps(outcome.value))
+        unfinished = DIRECTORY / "unfinished"
+        unfinished.write_text(json.dumps(outcome.value))
+        unfinished.rename(DIRECTORY / "result")  # whole or not at all, as a kill may come here too
 
 
 asyncio.run(main())
