@@ -215,7 +215,7 @@ class _Attempts(msgspec.Struct):
             unknown.started_at = opened[-1].started_at
             return unknown
         while True:
-            if (acknowledged := drive.recorder.acknowledged()) is not None:
+            if drive.recorder.is_behind and (acknowledged := drive.recorder.acknowledged()) is not None:
                 await acknowledged
             if not drive.may_start_now():
                 await drive.may_start()
