@@ -55,9 +55,10 @@ test: system $(DEV) ## all tests, long campaigns shortened to a tenth
 chaos: system $(DEV) ## the same tests with campaigns in full, and those that are only for here
 	PERDURE_CHAOS=1 $(BIN)/python -m pytest
 
-lint: $(DEV) ## ruff: rules and format
+lint: $(DEV) ## ruff: rules and format; import-linter: who may import whom
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-cache
 
 types: $(DEV) ## mypy strict on src and tests, pyright on tests/typing
 	$(BIN)/mypy

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg  # type: ignore[import-untyped]  # it ships no types
 
 from benchmarks.contenders import CONTENDERS, Contender
-from perdure.testing.servers.postgres import PostgresServer
+from tests.servers.postgres import PostgresServer
 
 # Durable as PostgreSQL is by default. Only its checkpoints are ours, between rounds: one that fell into a sample would be counted
 # in its time, and make it write whole pages for the first change to each.

@@ -35,12 +35,12 @@ HARMLESS: Final = (
     ("zoneinfo/_tzpath.py", {"find_tzfile"}),
     ("zoneinfo/_common.py", {"load_data", "load_tzdata"}),
     # A workflow reads its own source when it is defined, like an import; defined later the file might be another already.
-    ("perdure/fingerprint.py", {"definition_hash"}),
+    ("perdure/definition.py", {"definition_hash"}),
     # A store looks where its path leads when it is made, once; everything else it does in its threads.
-    ("sqlite_store/store.py", {"_checked_path"}),
-    ("files_store/store.py", {"_checked_path"}),
-    ("keyvalues/in_sqlite.py", {"_checked_path"}),
-    ("keyvalues/in_files.py", {"_checked_path"}),
+    ("backends/sqlite/store.py", {"_checked_path"}),
+    ("backends/files/store.py", {"_checked_path"}),
+    ("kv/sqlite.py", {"_checked_path"}),
+    ("kv/files.py", {"_checked_path"}),
     # asyncmy reads its own version when it is imported.
     ("asyncmy/version.py", {"<module>"}),
     # A client of MongoDB looks once whether it is in a container.
@@ -85,7 +85,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Whoever may not install servers tests the others; what was left out is said at the end, and fails the run in CI."""
-    from perdure.testing.servers.process import ServerMissing
+    from tests.servers.process import ServerMissing
 
     report = yield
     if call.excinfo is not None and call.excinfo.errisinstance(ServerMissing):

@@ -8,9 +8,9 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from perdure.clock import Timer
-from perdure.duration import MICROSECOND
 from perdure.errors import PersistenceError
+from perdure.model.clock import Timer
+from perdure.model.durations import MICROSECOND
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ PAGES: Final = sorted(DOCS.rglob("*.md"))
 PROGRAM: Final = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 FENCED: Final = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LINK: Final = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]*))?\)")
-ROWS: Final = Path(__file__).parent / "state" / "test_coming_from.py"
+ROWS: Final = Path(__file__).parent / "snapshots" / "test_coming_from.py"
 PROGRAMS: Final = [
     pytest.param(program, printed, id=f"{page.stem}-{number}")
     for page in PAGES
@@ -60,7 +60,7 @@ def test_coming_from_names_every_row_that_is_tested_and_no_other() -> None:
         for node in ast.parse(ROWS.read_text()).body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
     }
-    named = re.findall(r"\[`(test_\w+)`\]\(\.\./tests/state/test_coming_from\.py\)", (DOCS / "coming-from.md").read_text())
+    named = re.findall(r"\[`(test_\w+)`\]\(\.\./tests/snapshots/test_coming_from\.py\)", (DOCS / "coming-from.md").read_text())
     assert len(set(named)) == len(named)
     assert set(named) <= tested
     assert {name for name in tested if name.startswith("test_row_")} <= set(named)

@@ -22,7 +22,7 @@ ALLOWED: Final = sys.stdlib_module_names | {"annotationlib", "msgspec", "perdure
 # Comes with every type checker, so that it may be named where only they look.
 FOR_CHECKERS: Final = frozenset({"typing_extensions"})
 # Where optional drivers live. Everything else is core.
-DRIVERS: Final = frozenset({"cli.py", "dashboard", "integrations", "stores", "testing"})
+DRIVERS: Final = frozenset({"cli.py", "dashboard", "integrations", "backends", "kv", "testing"})
 
 PROMISE: Final = """
 A step's function runs at least once. Its result is recorded at most once, by the one worker that holds the run's

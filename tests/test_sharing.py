@@ -22,8 +22,8 @@ def test_files_that_come_first_are_there() -> None:
         ("tests/engine/test_steps.py::TestSome::test_one[a::b]", "tests/engine/test_steps.py"),
         ("tests/backends/test_ids.py::test_one[postgres]", "tests/backends/test_ids.py"),
         ("tests/backends/test_ids.py::test_one[mongo]", MONGO),
-        ("tests/keyvalues/test_dsns.py::test_one[MongoPlace]", MONGO),
-        ("tests/mongo/test_fence.py::test_one", MONGO),
+        ("tests/kv/test_dsns.py::test_one[MongoPlace]", MONGO),
+        ("tests/backends/mongo/test_fence.py::test_one", MONGO),
         ("tests/contract/test_mongo.py::test_one", "tests/contract/test_mongo.py"),
     ],
 )

@@ -9,153 +9,237 @@ Names are imported when first used, so that `import perdure` costs next to nothi
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from perdure import errors as errors
     from perdure import events as events
     from perdure import state as state
     from perdure import stores as stores
-    from perdure.branches import StepInfo as StepInfo
-    from perdure.branches import current_step as current_step
+    from perdure.caches import FileCache as FileCache
+    from perdure.caches import MemoryCache as MemoryCache
+    from perdure.caches import StepCache as StepCache
     from perdure.codec import register as register
     from perdure.context import Context as Context
     from perdure.definition import Workflow as Workflow
     from perdure.definition import workflow as workflow
-    from perdure.duration import Duration as Duration
+    from perdure.engine.body_tasks import StepInfo as StepInfo
+    from perdure.engine.body_tasks import current_step as current_step
+    from perdure.engine.subscriptions import Subscription as Subscription
+    from perdure.errors import DuplicateStep as DuplicateStep
+    from perdure.errors import FormatProblem as FormatProblem
+    from perdure.errors import InvalidInput as InvalidInput
+    from perdure.errors import LeaseHeld as LeaseHeld
+    from perdure.errors import LeaseLost as LeaseLost
     from perdure.errors import PerdureError as PerdureError
     from perdure.errors import PerdureWarning as PerdureWarning
-    from perdure.keyvalues import FilesKeyValueStore as FilesKeyValueStore
-    from perdure.keyvalues import MongoKeyValueStore as MongoKeyValueStore
-    from perdure.keyvalues import PostgresKeyValueStore as PostgresKeyValueStore
-    from perdure.keyvalues import RedisKeyValueStore as RedisKeyValueStore
-    from perdure.keyvalues import SQLiteKeyValueStore as SQLiteKeyValueStore
-    from perdure.keyvalues import open_key_value_store as open_key_value_store
-    from perdure.migrating import Migration as Migration
-    from perdure.migrating import migrate_store as migrate_store
+    from perdure.errors import PersistenceError as PersistenceError
+    from perdure.errors import RunCancelled as RunCancelled
+    from perdure.errors import RunConflict as RunConflict
+    from perdure.errors import RunDead as RunDead
+    from perdure.errors import RunFinished as RunFinished
+    from perdure.errors import RunNotFound as RunNotFound
+    from perdure.errors import SnapshotCorrupt as SnapshotCorrupt
+    from perdure.errors import SnapshotError as SnapshotError
+    from perdure.errors import SnapshotFormatError as SnapshotFormatError
+    from perdure.errors import SnapshotMismatch as SnapshotMismatch
+    from perdure.errors import StepChanged as StepChanged
+    from perdure.errors import StepFailed as StepFailed
+    from perdure.errors import StepTimeout as StepTimeout
+    from perdure.errors import StoreCapabilityError as StoreCapabilityError
+    from perdure.errors import StreamFull as StreamFull
+    from perdure.errors import Unloaded as Unloaded
+    from perdure.errors import ValueNotStorable as ValueNotStorable
+    from perdure.events import Event as Event
+    from perdure.events import Listener as Listener
+    from perdure.events import ResumeStateCollector as ResumeStateCollector
+    from perdure.events import is_step_complete as is_step_complete
+    from perdure.kv.dsns import open_key_value_store as open_key_value_store
+    from perdure.kv.files import FilesKeyValueStore as FilesKeyValueStore
+    from perdure.kv.memory import MemoryKeyValueStore as MemoryKeyValueStore
+    from perdure.kv.mongo import MongoKeyValueStore as MongoKeyValueStore
+    from perdure.kv.postgres import PostgresKeyValueStore as PostgresKeyValueStore
+    from perdure.kv.protocol import KeyValueStore as KeyValueStore
+    from perdure.kv.redis import RedisKeyValueStore as RedisKeyValueStore
+    from perdure.kv.sqlite import SQLiteKeyValueStore as SQLiteKeyValueStore
+    from perdure.kv.states import StatePersistence as StatePersistence
+    from perdure.migration import Migration as Migration
+    from perdure.migration import migrate_store as migrate_store
+    from perdure.model.clock import Clock as Clock
+    from perdure.model.durations import Duration as Duration
+    from perdure.model.journal import Entry as Entry
+    from perdure.model.records import Lease as Lease
+    from perdure.model.records import RunInfo as RunInfo
+    from perdure.model.records import RunRow as RunRow
+    from perdure.model.records import Signal as Signal
+    from perdure.model.records import Status as Status
     from perdure.result import Err as Err
     from perdure.result import Ok as Ok
     from perdure.result import Outcome as Outcome
     from perdure.result import Suspended as Suspended
-    from perdure.retry import Retry as Retry
     from perdure.run import Run as Run
     from perdure.runtime import Runtime as Runtime
-    from perdure.snapshot import Snapshot as Snapshot
-    from perdure.state import Execution as Execution
-    from perdure.state import FileCache as FileCache
-    from perdure.state import KeyValueStore as KeyValueStore
-    from perdure.state import LossWarning as LossWarning
-    from perdure.state import MemoryCache as MemoryCache
-    from perdure.state import MemoryKeyValueStore as MemoryKeyValueStore
-    from perdure.state import ResumeState as ResumeState
-    from perdure.state import ResumeStateCollector as ResumeStateCollector
-    from perdure.state import StatePersistence as StatePersistence
-    from perdure.state import StepCache as StepCache
-    from perdure.state import StepResult as StepResult
-    from perdure.state import Validation as Validation
-    from perdure.state import assert_valid_snapshot as assert_valid_snapshot
-    from perdure.state import dump_state as dump_state
-    from perdure.state import is_step_complete as is_step_complete
-    from perdure.state import looks_like_snapshot as looks_like_snapshot
-    from perdure.state import merge_snapshots as merge_snapshots
-    from perdure.state import parse_state as parse_state
-    from perdure.state import validate_snapshot as validate_snapshot
+    from perdure.simple_stores import SnapshotStore as SnapshotStore
+    from perdure.simple_stores import StoredRun as StoredRun
+    from perdure.simple_stores import WorkflowStore as WorkflowStore
+    from perdure.snapshots.parts import Execution as Execution
+    from perdure.snapshots.parts import LossWarning as LossWarning
+    from perdure.snapshots.parts import StepResult as StepResult
+    from perdure.snapshots.resume_state import ResumeState as ResumeState
+    from perdure.snapshots.resume_state import dump_state as dump_state
+    from perdure.snapshots.resume_state import parse_state as parse_state
+    from perdure.snapshots.snapshot import Snapshot as Snapshot
+    from perdure.snapshots.snapshot import Validation as Validation
+    from perdure.snapshots.snapshot import assert_valid_snapshot as assert_valid_snapshot
+    from perdure.snapshots.snapshot import looks_like_snapshot as looks_like_snapshot
+    from perdure.snapshots.snapshot import merge_snapshots as merge_snapshots
+    from perdure.snapshots.snapshot import validate_snapshot as validate_snapshot
+    from perdure.stepspec import Retry as Retry
     from perdure.stepspec import step as step
+    from perdure.store import Store as Store
     from perdure.stores import open_store as open_store
-    from perdure.stores.workflow_store import SnapshotStore as SnapshotStore
-    from perdure.stores.workflow_store import StoredRun as StoredRun
-    from perdure.stores.workflow_store import WorkflowStore as WorkflowStore
+    from perdure.sync import SyncRun as SyncRun
+    from perdure.sync import SyncRuntime as SyncRuntime
 
 __version__ = "0.1.0"
 
-# Where each public name lives; None is a module of that name.
-_HOMES: dict[str, str | None] = {
-    "Context": "context",
-    "Duration": "duration",
-    "Err": "result",
-    "Ok": "result",
-    "Outcome": "result",
-    "PerdureError": "errors",
-    "PerdureWarning": "errors",
-    "Retry": "retry",
-    "Run": "run",
-    "Runtime": "runtime",
-    "Snapshot": "snapshot",
-    "StepInfo": "branches",
-    "Suspended": "result",
-    "Workflow": "definition",
-    "current_step": "branches",
-    "errors": None,
-    "events": None,
-    "open_store": "stores",
-    "register": "codec",
-    "state": None,
-    "step": "stepspec",
-    "stores": None,
-    "workflow": "definition",
+_MODULES: Final = ("errors", "events", "state", "stores")
+
+# What a program needs, by the module it lives in.
+_MAIN_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "codec": ("register",),
+    "context": ("Context",),
+    "definition": (
+        "Workflow",
+        "workflow",
+    ),
+    "engine.body_tasks": (
+        "StepInfo",
+        "current_step",
+    ),
+    "errors": (
+        "PerdureError",
+        "PerdureWarning",
+    ),
+    "model.durations": ("Duration",),
+    "result": (
+        "Err",
+        "Ok",
+        "Outcome",
+        "Suspended",
+    ),
+    "run": ("Run",),
+    "runtime": ("Runtime",),
+    "snapshots.snapshot": ("Snapshot",),
+    "stepspec": (
+        "Retry",
+        "step",
+    ),
+    "stores": ("open_store",),
 }
 
-# Names that have a home of their own to be imported from, and work from here too.
-_ALSO: dict[str, str] = (
-    dict.fromkeys(
-        (
-            "Execution",
-            "FileCache",
-            "KeyValueStore",
-            "LossWarning",
-            "MemoryCache",
-            "MemoryKeyValueStore",
-            "ResumeState",
-            "ResumeStateCollector",
-            "StatePersistence",
-            "StepCache",
-            "StepResult",
-            "Validation",
-            "assert_valid_snapshot",
-            "dump_state",
-            "is_step_complete",
-            "looks_like_snapshot",
-            "merge_snapshots",
-            "parse_state",
-            "validate_snapshot",
-        ),
-        "state",
-    )
-    | dict.fromkeys(
-        (
-            "FilesKeyValueStore",
-            "MongoKeyValueStore",
-            "PostgresKeyValueStore",
-            "RedisKeyValueStore",
-            "SQLiteKeyValueStore",
-            "open_key_value_store",
-        ),
-        "keyvalues",
-    )
-    | dict.fromkeys(
-        (
-            "SnapshotStore",
-            "StoredRun",
-            "WorkflowStore",
-        ),
-        "stores.workflow_store",
-    )
-    | dict.fromkeys(("Migration", "migrate_store"), "migrating")
-)
+# Every other public name.
+_OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "simple_stores": (
+        "SnapshotStore",
+        "StoredRun",
+        "WorkflowStore",
+    ),
+    "caches": (
+        "FileCache",
+        "MemoryCache",
+        "StepCache",
+    ),
+    "engine.subscriptions": ("Subscription",),
+    "errors": (
+        "DuplicateStep",
+        "FormatProblem",
+        "InvalidInput",
+        "LeaseHeld",
+        "LeaseLost",
+        "PersistenceError",
+        "RunCancelled",
+        "RunConflict",
+        "RunDead",
+        "RunFinished",
+        "RunNotFound",
+        "SnapshotCorrupt",
+        "SnapshotError",
+        "SnapshotFormatError",
+        "SnapshotMismatch",
+        "StepChanged",
+        "StepFailed",
+        "StepTimeout",
+        "StoreCapabilityError",
+        "StreamFull",
+        "Unloaded",
+        "ValueNotStorable",
+    ),
+    "events": (
+        "Event",
+        "Listener",
+        "ResumeStateCollector",
+        "is_step_complete",
+    ),
+    "kv.dsns": ("open_key_value_store",),
+    "kv.files": ("FilesKeyValueStore",),
+    "kv.memory": ("MemoryKeyValueStore",),
+    "kv.mongo": ("MongoKeyValueStore",),
+    "kv.postgres": ("PostgresKeyValueStore",),
+    "kv.protocol": ("KeyValueStore",),
+    "kv.redis": ("RedisKeyValueStore",),
+    "kv.sqlite": ("SQLiteKeyValueStore",),
+    "kv.states": ("StatePersistence",),
+    "migration": (
+        "Migration",
+        "migrate_store",
+    ),
+    "model.clock": ("Clock",),
+    "model.journal": ("Entry",),
+    "model.records": (
+        "Lease",
+        "RunInfo",
+        "RunRow",
+        "Signal",
+        "Status",
+    ),
+    "snapshots.parts": (
+        "Execution",
+        "LossWarning",
+        "StepResult",
+    ),
+    "snapshots.resume_state": (
+        "ResumeState",
+        "dump_state",
+        "parse_state",
+    ),
+    "snapshots.snapshot": (
+        "Validation",
+        "assert_valid_snapshot",
+        "looks_like_snapshot",
+        "merge_snapshots",
+        "validate_snapshot",
+    ),
+    "store": ("Store",),
+    "sync": (
+        "SyncRun",
+        "SyncRuntime",
+    ),
+}
 
-__all__ = [  # noqa: PLE0604 - built from the table, so that it cannot drift from it
-    *sorted(_HOMES),
+_MODULE_OF: Final = {name: module for table in (_MAIN_NAMES, _OTHER_NAMES) for module, names in table.items() for name in names}
+
+__all__ = [  # noqa: PLE0604 - built from the tables, so that it cannot drift from them
+    *sorted((*_MODULES, *(name for names in _MAIN_NAMES.values() for name in names))),
 ]
 
 
 def __getattr__(name: str) -> Any:
-    homes = {**_HOMES, **_ALSO}
-    if name not in homes:
-        raise AttributeError(f"module 'perdure' has no attribute {name!r}")
-    home = homes[name]
-    if home is None:
+    if name in _MODULES:
         return importlib.import_module(f"perdure.{name}")
-    value = getattr(importlib.import_module(f"perdure.{home}"), name)
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'perdure' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"perdure.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

@@ -21,16 +21,16 @@ import re
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from perdure.clock import Clock, SystemClock
-from perdure.duration import Duration, microseconds
 from perdure.errors import PerdureWarning
+from perdure.model.clock import Clock, SystemClock
+from perdure.model.durations import Duration, microseconds
 
 _FORMAT_VERSION: Final = 1
 _KEPT_FILE: Final = re.compile(r"perdure-[0-9a-f]{64}\.json")
@@ -313,3 +313,37 @@ class FileCache:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+def as_cache(cache: Any) -> StepCache:
+    """A `StepCache` over what was passed as `cache=`: the object itself, or one that reads and writes the user's own dict."""
+    is_class = isinstance(cache, type)
+    if not is_class and all(callable(getattr(cache, name, None)) for name in ("get", "set", "delete")):
+        return cache  # type: ignore[no-any-return]
+    if isinstance(cache, MutableMapping):
+        return _MappingCache(cache)
+    given = f"the class {cache.__name__} instead of an object of it" if is_class else f"a {type(cache).__name__}"
+    raise TypeError(
+        "cache= takes a dict, MemoryCache(), FileCache(directory), or an object with get(key), set(key, value, ttl) "
+        f"and delete(key), not {given}"
+    )
+
+
+class _MappingCache:
+    """A `StepCache` whose values are the values of a mapping. It knows no ttl."""
+
+    def __init__(self, mapping: MutableMapping[str, str]) -> None:
+        self._mapping = mapping
+
+    async def get(self, key: str) -> str | None:
+        return self._mapping.get(key)
+
+    async def set(self, key: str, value: str, ttl: int | None = None) -> None:  # noqa: ARG002 - part of the protocol
+        self._mapping[key] = value
+
+    async def delete(self, key: str) -> bool:
+        try:
+            del self._mapping[key]
+        except KeyError:
+            return False
+        return True

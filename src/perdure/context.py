@@ -13,21 +13,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, Required, TypeAlias, TypeVar, TypeVarTuple, Unpack, cast, overload
 
-from perdure.attempts import StepCall, replayed, run_step
-from perdure.branches import Branches, StepInfo, place
-from perdure.duration import MAX_INSTANT, Duration, instant, microseconds, moment
-from perdure.engine import Drive
-from perdure.fanout import OnError, run_map, run_race
-from perdure.keys import escape, full_key
-from perdure.pauses import MISSING, TimeLimit, sleep, wait_for_signal
-from perdure.records import check_id
+from perdure.engine.body_tasks import Branches, StepInfo, place
+from perdure.engine.drive import Drive
+from perdure.engine.durable_waits import MISSING, TimeLimit, sleep, wait_for_signal
+from perdure.engine.fanout import OnError, run_map, run_race
+from perdure.engine.steps import StepCall, replayed, run_step
+from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds, moment
+from perdure.model.ids import check_id
 from perdure.result import Err, Ok
 from perdure.stepspec import StepDefaults, StepOptions, StepPlan, StepSpec, spec_of
 
-T = TypeVar("T")
-U = TypeVar("U")
-I = TypeVar("I")  # noqa: E741 - an item
-Ts = TypeVarTuple("Ts")
 if TYPE_CHECKING:
     # Known to checkers without being installed: a bare `Context` is `Context[Any]`.
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -35,6 +30,12 @@ if TYPE_CHECKING:
     D = TypeVarWithDefault("D", default=Any)
 else:
     D = TypeVar("D")
+
+
+T = TypeVar("T")
+U = TypeVar("U")
+I = TypeVar("I")  # noqa: E741 - an item
+Ts = TypeVarTuple("Ts")
 
 Result: TypeAlias = Ok[T] | Err[Any]
 Racer: TypeAlias = Coroutine[Any, Any, T]
@@ -358,3 +359,16 @@ def _name(spec: StepSpec, fn: Any) -> str:
     if spec.name is None:
         raise TypeError(f"{fn!r} has no name to be recorded under; pass one before it: ctx.step('charge', lambda: ...)")
     return spec.name
+
+
+def escape(part: str) -> str:
+    """`part` without slashes, so that parts can be joined by them."""
+    return part.replace("%", "%25").replace("/", "%2F")
+
+
+def full_key(scope: tuple[str, ...], key: object) -> str:
+    """The key as it is recorded."""
+    text = check_id(key, "a step's key")
+    if not scope:
+        return text if text[0] not in "/%" else check_id(escape(text), "a step's key")
+    return check_id("/" + "/".join(escape(part) for part in (*scope, text)), "a step's key with its scope")

@@ -5,28 +5,29 @@ A Workflow knows its name, its function, and how its arguments and result are ch
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
+import textwrap
 import typing
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Final, Generic, NamedTuple, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
 
-from perdure.branches import Branches, place
+from perdure.aio.loop_thread import block_on
 from perdure.codec import Codec
+from perdure.codec.outcomes import Hints
 from perdure.context import Context
-from perdure.direct import call_in_memory
-from perdure.engine import Drive
+from perdure.engine.body_tasks import Branches, place
+from perdure.engine.drive import Drive
 from perdure.errors import InvalidInput, ValueNotStorable
-from perdure.fingerprint import definition_hash
-from perdure.importing import Arguments
-from perdure.once import run_once, start_once
+from perdure.model.ids import check_id
 from perdure.options import ProcessOptions, RunOptions, checked
-from perdure.outcomes import Hints
-from perdure.records import check_id
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
+from perdure.snapshots.importer import Arguments
 from perdure.stepspec import split_result
-from perdure.sync import block_on
+from perdure.worker.host import WorkflowInput
+from perdure.worker.single_run import call_in_memory, run_once, start_once
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,14 +37,6 @@ Ts = TypeVarTuple("Ts")
 
 
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-class Input(NamedTuple):
-    """Checked arguments, as stored and as the body gets them."""
-
-    encoded: bytes
-    digest: bytes
-    arguments: Arguments
 
 
 class Workflow(Generic[P, T_co]):
@@ -125,7 +118,7 @@ class Workflow(Generic[P, T_co]):
     async def start(self, *args: P.args, **kwargs: P.kwargs) -> Run[T_co]: ...
     async def start(self, *args: Any, **options: Any) -> Run[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
         """Start a run in the background of this process and give its `Run`; without `id=` and `store=`, in memory."""
-        return await start_once(self, args, {}, checked(options, RunOptions))
+        return Run(*await start_once(self, args, {}, checked(options, RunOptions)))
 
     @overload
     def run_sync(
@@ -177,7 +170,7 @@ class Workflow(Generic[P, T_co]):
         except TypeError as reason:
             raise InvalidInput(self.name, str(reason)) from None
 
-    def input(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Input:
+    def input(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WorkflowInput:
         """The arguments checked against the annotations and encoded. Raises `InvalidInput`."""
         given = [*self.conformed(codec, args, kwargs)]
         try:
@@ -185,7 +178,7 @@ class Workflow(Generic[P, T_co]):
         except ValueNotStorable as reason:
             raise InvalidInput(self.name, str(reason)) from reason
         digest = codec.digest(given) or hashlib.blake2b(encoded, digest_size=16).digest()
-        return Input(encoded, digest, Arguments(tuple(kept[0]), kept[1]))
+        return WorkflowInput(encoded, digest, Arguments(tuple(kept[0]), kept[1]))
 
     def decoded(self, codec: Codec, encoded: bytes) -> Arguments:
         """The arguments of a stored run. Raises ValueError."""
@@ -222,7 +215,7 @@ class Configured(Generic[P, T_co]):
 
     async def start(self, *args: P.args, **kwargs: P.kwargs) -> Run[T_co]:
         """As `Workflow.start`, with the arguments of the function."""
-        return await start_once(self._workflow, args, kwargs, self._options)
+        return Run(*await start_once(self._workflow, args, kwargs, self._options))
 
     def run_sync(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[T_co]:
         """As `Workflow.run_sync`, with the arguments of the function."""
@@ -275,3 +268,21 @@ def _annotations(fn: Callable[..., Any]) -> dict[str, Any]:
         return typing.get_type_hints(fn, include_extras=True)
     except Exception:  # noqa: BLE001 - whatever an annotation raises, it only means that there is nothing to check against
         return {}
+
+
+# Which way of hashing it is: hashes of different schemes are not compared.
+SCHEME: Final = "ast1:"
+
+
+def definition_hash(fn: Callable[..., Any]) -> str | None:
+    """The hash of the function's code, or None when its source cannot be had."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.decorator_list = []
+    return SCHEME + hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:32]

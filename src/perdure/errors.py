@@ -33,8 +33,9 @@ and rebuilt says the same thing again.
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 # How many of its errors a SnapshotFormatError spells out. All of them are in `errors`.
 _MOST_TOLD: Final = 20
@@ -298,3 +299,15 @@ class Unloaded(asyncio.CancelledError):
 
 class PerdureWarning(UserWarning):
     """Something works, but probably not as you meant it."""
+
+
+# What to do when a run does not fit its code: the options `on_changed_arguments`, `on_unknown_steps`, `on_definition_change`.
+OnChange: TypeAlias = Literal["warn", "error", "ignore"]
+
+
+def react(choice: OnChange, error: PerdureError) -> None:
+    """Do with a mismatch what the option says: raise it, warn with its sentence, or ignore it."""
+    if choice == "error":
+        raise error
+    if choice == "warn":
+        warnings.warn(str(error), PerdureWarning, stacklevel=3)

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeGuard, overload
 
 import msgspec
 
-from perdure.snapshot import Snapshot, StepResult
-from perdure.stateview import View
+from perdure.snapshots.parts import StepResult
+from perdure.snapshots.resume_state import ResumeState
+from perdure.snapshots.snapshot import Snapshot
+from perdure.snapshots.view import View
 
 EventType: TypeAlias = Literal[
     "run_start",
@@ -246,3 +248,37 @@ class Warned(Event, frozen=True, kw_only=True):
 
     type: ClassVar[EventType] = "warning"
     message: str
+
+
+Listener: TypeAlias = Callable[[Event], Any]
+
+
+@overload
+def is_step_complete(state: Event, /) -> TypeGuard[StepComplete]: ...
+@overload
+def is_step_complete(state: ResumeState | Snapshot | None, key: str) -> bool: ...
+def is_step_complete(state: Any, key: str | None = None) -> bool:
+    """Whether the step `key` is recorded there, and as a success; or whether an event is a step's `step_complete`."""
+    if key is None:
+        return getattr(state, "type", None) == "step_complete"
+    result = None if state is None else state.steps.get(key)
+    return result is not None and result.ok
+
+
+class ResumeStateCollector:
+    """Pass `handle_event` as `on_event=`, or to `run.subscribe`, and save `resume_state()` as often as you like.
+
+    What the run had recorded before it was driven here is part of it from the first event on, so that saving again never loses
+    anything. One collector is for one run; of several, it knows the one it heard of last.
+    """
+
+    def __init__(self) -> None:
+        self._view: View | None = None
+
+    def handle_event(self, event: Event) -> None:
+        """Take note of what is recorded by now."""
+        self._view = event.view
+
+    def resume_state(self) -> ResumeState:
+        """The results of all steps that are recorded; empty before the first event."""
+        return ResumeState() if self._view is None else self._view.resume_state()

@@ -6,29 +6,27 @@ workflow, the runtime and `wf.run`; the nearest one given wins.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, MutableMapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Final, TypedDict, get_args
 
 import msgspec
 
-from perdure.caching import as_cache
-from perdure.duration import instant
-from perdure.errors import PerdureError, PerdureWarning
-from perdure.records import check_id
+from perdure.codec import Codec
+from perdure.errors import OnChange
+from perdure.model.clock import Clock, SystemClock
+from perdure.model.durations import MICROSECOND, instant
+from perdure.model.ids import check_id
+from perdure.model.records import checked_priority, encoded_metadata
 from perdure.store import Store
 
 if TYPE_CHECKING:
     from perdure.caches import StepCache
-    from perdure.importing import GivenState
-    from perdure.listeners import Listener
-    from perdure.stores.state_store import StateKeeper
-
-OnChange: TypeAlias = Literal["warn", "error", "ignore"]
-
-# What the narrowest integer column of all stores holds.
-MAX_PRIORITY: Final = 2**31 - 1
+    from perdure.events import Listener
+    from perdure.simple_stores import StateKeeper
+    from perdure.snapshots.importer import GivenState
 
 
 class StoredOptions(TypedDict, total=False):
@@ -114,6 +112,8 @@ def _check_switch(name: str, value: Any) -> None:
 
 def _check_cache(_: str, value: Any) -> None:
     if value is not None:
+        from perdure.caches import as_cache  # loaded by those who use one
+
         as_cache(value)
 
 
@@ -135,14 +135,6 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], None]]] = {
 }
 
 
-def react(choice: OnChange, error: PerdureError) -> None:
-    """Do with a mismatch what the option says: raise it, warn with its sentence, or ignore it."""
-    if choice == "error":
-        raise error
-    if choice == "warn":
-        warnings.warn(str(error), PerdureWarning, stacklevel=3)
-
-
 def stored_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options of `runtime.start` and `runtime.run`; others are refused with the reason."""
     refused = options.keys() - StoredOptions.__annotations__.keys()
@@ -160,31 +152,21 @@ def columns_of(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _COLUMNS[name](value) for name, value in options.items() if name in _COLUMNS}
 
 
-def checked_priority(number: Any) -> int:
-    """A priority that every store can hold."""
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"priority must be a whole number, not {number!r}")
-    if not -MAX_PRIORITY <= number <= MAX_PRIORITY:
-        raise ValueError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY}, not {number}")
-    return number
-
-
-def encoded_metadata(metadata: Any) -> bytes:
-    """Metadata as JSON: a dict that reads back as it is."""
-    if not isinstance(metadata, dict):
-        raise TypeError(f"metadata must be a dict of JSON values, not {metadata!r}")
-    try:
-        encoded = msgspec.json.encode(metadata)
-    except (TypeError, ValueError) as reason:
-        raise TypeError(f"metadata must be a dict of JSON values: {reason}") from reason
-    if msgspec.json.decode(encoded) != metadata:
-        raise TypeError(f"metadata must be a dict of JSON values, which {metadata!r} is not")
-    return encoded
-
-
 _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "queue": lambda queue: check_id(queue, "a queue's name"),
     "priority": checked_priority,
     "start_at": lambda at: None if at is None else instant(at, what="start_at"),
     "metadata": encoded_metadata,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The clock, codec and threads of a runtime, and how long it is patient."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    codec: Codec = field(default_factory=Codec)
+    executor: Executor | None = None
+    unload_grace: int = MICROSECOND
+    max_attempts: int = 10
+    drain_after: float = 10.0

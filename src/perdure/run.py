@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from perdure.driving import drive_key
+from perdure.engine.subscriptions import Coalesce, Mode, Subscription, listeners_of
 from perdure.errors import RunNotFound
-from perdure.listeners import Coalesce, Listener, Mode, Subscription, listeners_of
-from perdure.records import Status
+from perdure.events import Listener
+from perdure.model.records import Status
 from perdure.result import Outcome
-from perdure.resume import ResumeState
-from perdure.snapshot import Snapshot
-from perdure.stateview import Include, Selection
-
-if TYPE_CHECKING:
-    from perdure.host import Host
+from perdure.snapshots.resume_state import ResumeState
+from perdure.snapshots.snapshot import Snapshot
+from perdure.snapshots.view import Include, Selection
+from perdure.worker.active_runs import drive_key
+from perdure.worker.host import Host
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -21,24 +21,25 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 
-from perdure.clock import Clock, NotBefore, SystemClock
-from perdure.duration import Duration, instant, microseconds, seconds
-from perdure.host import STEP_THREADS, Host
-from perdure.options import OnChange, ProcessOptions, StoredOptions, checked, stored_only
-from perdure.records import STATUSES, RunInfo, Status, check_id
+from perdure.errors import OnChange
+from perdure.model.clock import Clock, NotBefore, SystemClock
+from perdure.model.durations import Duration, instant, microseconds, seconds
+from perdure.model.ids import check_id
+from perdure.model.records import STATUSES, RunInfo, Status
+from perdure.options import ProcessOptions, Settings, StoredOptions, checked, stored_only
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
-from perdure.settings import Settings
+from perdure.simple_stores import WorkflowStore
 from perdure.store import Store
-from perdure.storechoice import choose_store
-from perdure.stores.workflow_store import WorkflowStore
-from perdure.worker import Worker
+from perdure.stores import choose_store
+from perdure.worker.host import STEP_THREADS, Host, WorkflowDefinition
+from perdure.worker.worker import Worker
 
 if TYPE_CHECKING:
     from perdure.caches import StepCache
     from perdure.definition import Workflow
-    from perdure.listeners import Listener
-    from perdure.syncruntime import SyncRuntime
+    from perdure.events import Listener
+    from perdure.sync import SyncRuntime
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -143,7 +144,7 @@ class Runtime:
     @property
     def sync(self) -> SyncRuntime:
         """The same methods, blocking, for programs without an event loop."""
-        from perdure.syncruntime import SyncRuntime
+        from perdure.sync import SyncRuntime
 
         return SyncRuntime(self)
 
@@ -295,13 +296,13 @@ class Runtime:
             total += deleted
         return total
 
-    def _definition(self, workflow: Any) -> Workflow[Any, Any]:
+    def _definition(self, workflow: Any) -> WorkflowDefinition:
         if isinstance(workflow, str):
             return self._host.definition(workflow)
         if not getattr(workflow, "is_perdure_workflow", False):
             raise TypeError(f"start and run take a workflow or its name, not {workflow!r}; decorate the function with @workflow")
         self.register(workflow)
-        definition: Workflow[Any, Any] = workflow
+        definition: WorkflowDefinition = workflow
         return definition
 
     def _serves(self, queue: str) -> bool:

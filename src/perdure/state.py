@@ -1,12 +1,20 @@
 """State you can hold: snapshots and resume states, where to keep them, and caches."""
 
 from perdure.caches import FileCache, MemoryCache, StepCache
-from perdure.collector import ResumeStateCollector
-from perdure.keyvalue import KeyValueStore
-from perdure.keyvalues.in_memory import MemoryKeyValueStore
-from perdure.resume import ResumeState, StatePersistence, dump_state, is_step_complete, parse_state
-from perdure.snapshot import Execution, LossWarning, Snapshot, StepResult, merge_snapshots
-from perdure.snapshot_validation import Validation, assert_valid_snapshot, looks_like_snapshot, validate_snapshot
+from perdure.events import ResumeStateCollector, is_step_complete
+from perdure.kv.memory import MemoryKeyValueStore
+from perdure.kv.protocol import KeyValueStore
+from perdure.kv.states import StatePersistence
+from perdure.snapshots.parts import Execution, LossWarning, StepResult
+from perdure.snapshots.resume_state import ResumeState, dump_state, parse_state
+from perdure.snapshots.snapshot import (
+    Snapshot,
+    Validation,
+    assert_valid_snapshot,
+    looks_like_snapshot,
+    merge_snapshots,
+    validate_snapshot,
+)
 
 __all__ = [
     "Execution",

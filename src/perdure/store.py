@@ -21,8 +21,8 @@ from collections.abc import Awaitable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from perdure.journal import Entry
-from perdure.records import (
+from perdure.model.journal import Entry
+from perdure.model.records import (
     Awaited,
     Claim,
     Claims,
@@ -41,8 +41,8 @@ from perdure.records import (
 )
 
 if TYPE_CHECKING:
-    from perdure.resume import ResumeState
-    from perdure.snapshot import Snapshot
+    from perdure.snapshots.resume_state import ResumeState
+    from perdure.snapshots.snapshot import Snapshot
 
 Durability: TypeAlias = Literal["process", "disk", "replicated"]
 # shared: several processes may use it at once. durable: what was acknowledged is there after reopening.

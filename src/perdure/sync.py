@@ -1,25 +1,233 @@
-"""The door for programs without an event loop: coroutines run on a loop in a background thread, and the caller blocks."""
+"""`runtime.sync`: the methods of `Runtime`, blocking.
+
+with Runtime(store="sqlite:///app.db", workflows=[checkout]).sync as runtime:
+    run = runtime.start(checkout, order, id="order-1")
+    receipt = run.result()
+"""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar, TypeVarTuple, Unpack, overload
 
-from perdure.loopthread import LoopThread
+from perdure.aio.loop_thread import block_on
+from perdure.definition import Workflow
+from perdure.engine.subscriptions import Coalesce, Mode, Subscription
+from perdure.events import Listener
+from perdure.model.durations import Duration
+from perdure.model.records import RunInfo, Status
+from perdure.options import StoredOptions
+from perdure.result import Err, Ok, Outcome
+from perdure.run import Run
+from perdure.snapshots.resume_state import ResumeState
+from perdure.snapshots.snapshot import Snapshot
+from perdure.snapshots.view import Include
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Ts = TypeVarTuple("Ts")
 
-_thread: Final = LoopThread("perdure-sync")
+
+class AsyncRuntime(Protocol):
+    """`Runtime`, which hands `SyncRuntime` out, seen from here."""
+
+    async def __aenter__(self) -> Any: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    async def close(self) -> None: ...
+    def register(self, workflow: Workflow[Any, Any]) -> None: ...
+    @property
+    def start(self) -> Callable[..., Coroutine[Any, Any, Run[Any]]]: ...
+    @property
+    def run(self) -> Callable[..., Coroutine[Any, Any, Outcome[Any]]]: ...
+    @property
+    def list(self) -> Callable[..., Coroutine[Any, Any, list[RunInfo]]]: ...
+    async def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]: ...
+    async def resume(self, run_id: str) -> Outcome[Any]: ...
+    async def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None: ...
+    async def get(self, run_id: str) -> Run[Any] | None: ...
+    async def cancel(self, run_id: str) -> None: ...
+    async def retry(self, run_id: str) -> Run[Any]: ...
+    async def hold(self, run_id: str) -> None: ...
+    async def unhold(self, run_id: str) -> None: ...
+    async def delete(self, run_id: str) -> None: ...
+    async def purge(self, older_than: Duration) -> int: ...
 
 
-def block_on(coro: Coroutine[Any, Any, T]) -> T:
-    """What the coroutine gives; the caller waits for it. Works in any thread, also one that runs an event loop."""
-    if _thread.is_current:
-        coro.close()
-        raise RuntimeError("a blocking call was made from the loop that would have to serve it; use the async methods there")
-    future = _thread.submit(coro)
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()  # interrupted (KeyboardInterrupt) rather than answered: nobody waits for it any more
-        raise
+class SyncRun(Generic[T_co]):
+    """A `Run` whose methods block."""
+
+    def __init__(self, run: Run[T_co]) -> None:
+        self._run = run
+        self.id = run.id
+
+    def __repr__(self) -> str:
+        return f"<SyncRun {self.id}>"
+
+    def result(self) -> T_co:
+        """The run's value when it has ended, or its error raised: what `await run` is elsewhere."""
+        return block_on(self._result())
+
+    def status(self) -> Status:
+        """Where the run stands now."""
+        return block_on(self._run.status())
+
+    def outcome(self) -> Outcome[T_co]:
+        """How the run stands: at once when it has ended or is suspended, otherwise as soon as it does. `result()` waits on."""
+        return block_on(self._run.outcome())
+
+    def signal(self, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
+        """Put a signal into the run's inbox."""
+        block_on(self._run.signal(name, payload, dedupe=dedupe))
+
+    def cancel(self) -> None:
+        """Ask the run to stop."""
+        block_on(self._run.cancel())
+
+    def snapshot(
+        self,
+        *,
+        include: Include = "all",
+        metadata: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        since: str | None = None,
+    ) -> Snapshot:
+        """The run as a value, its steps in the order in which they were recorded."""
+        return block_on(self._run.snapshot(include=include, metadata=metadata, limit=limit, since=since))
+
+    def resume_state(self) -> ResumeState:
+        """What the run's steps gave, to go on from elsewhere."""
+        return block_on(self._run.resume_state())
+
+    def subscribe(self, listener: Listener, *, mode: Mode = "sync", coalesce: Coalesce = "none") -> Subscription:
+        """Tell `listener`, on the background loop, what happens to this run. Call what is returned to unsubscribe."""
+        return block_on(self._subscribed(listener, mode, coalesce))
+
+    async def _subscribed(self, listener: Listener, mode: Mode, coalesce: Coalesce) -> Subscription:
+        return self._run.subscribe(listener, mode=mode, coalesce=coalesce)
+
+    async def _result(self) -> T_co:
+        return await self._run
+
+
+class SyncRuntime:
+    """A `Runtime` whose methods block. `with` works in the background, as `async with` does there."""
+
+    def __init__(self, runtime: AsyncRuntime) -> None:
+        self._runtime = runtime
+
+    def __enter__(self) -> Self:
+        block_on(self._runtime.__aenter__())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        block_on(self._runtime.__aexit__(kind, error, trace))
+
+    def close(self) -> None:
+        """Let go of threads, and of the store if it was opened by this runtime."""
+        block_on(self._runtime.close())
+
+    def register(self, workflow: Workflow[Any, Any]) -> None:
+        """Let runs of this workflow be driven here."""
+        self._runtime.register(workflow)
+
+    @overload
+    def start(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, Ok[T] | Err[Any]]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[StoredOptions],
+    ) -> SyncRun[T]: ...
+    @overload
+    def start(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[StoredOptions],
+    ) -> SyncRun[T]: ...
+    @overload
+    def start(self, workflow: str, /, *args: Any, **options: Unpack[StoredOptions]) -> SyncRun[Any]: ...
+    def start(self, workflow: Any, /, *args: Any, **options: Any) -> SyncRun[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
+        """Create a run and give it at once; a worker drives it."""
+        return SyncRun(block_on(self._runtime.start(workflow, *args, **options)))
+
+    @overload
+    def run(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, Ok[T] | Err[Any]]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[StoredOptions],
+    ) -> Outcome[T]: ...
+    @overload
+    def run(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[StoredOptions],
+    ) -> Outcome[T]: ...
+    @overload
+    def run(self, workflow: str, /, *args: Any, **options: Unpack[StoredOptions]) -> Outcome[Any]: ...
+    def run(self, workflow: Any, /, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
+        """Drive a run until it ends or suspends, and give its outcome."""
+        outcome: Outcome[Any] = block_on(self._runtime.run(workflow, *args, **options))
+        return outcome
+
+    def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]:
+        """Resume what is due once, and give the outcome of each run."""
+        return block_on(self._runtime.sweep(now, limit))
+
+    def resume(self, run_id: str) -> Outcome[Any]:
+        """Drive the run if it is due; otherwise give its present state."""
+        return block_on(self._runtime.resume(run_id))
+
+    def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
+        """Put a signal into the run's inbox."""
+        block_on(self._runtime.signal(run_id, name, payload, dedupe=dedupe))
+
+    def get(self, run_id: str) -> SyncRun[Any] | None:
+        """The run with this id, or None."""
+        run = block_on(self._runtime.get(run_id))
+        return None if run is None else SyncRun(run)
+
+    def list(
+        self,
+        *,
+        workflow: Workflow[Any, Any] | str | None = None,
+        status: Status | None = None,
+        prefix: str = "",
+        limit: int = 100,
+        cursor: RunInfo | None = None,
+    ) -> list[RunInfo]:
+        """Runs, last changed first."""
+        return block_on(self._runtime.list(workflow=workflow, status=status, prefix=prefix, limit=limit, cursor=cursor))
+
+    def cancel(self, run_id: str) -> None:
+        """Ask the run to stop."""
+        block_on(self._runtime.cancel(run_id))
+
+    def retry(self, run_id: str) -> SyncRun[Any]:
+        """Let a failed, cancelled or dead run go on."""
+        return SyncRun(block_on(self._runtime.retry(run_id)))
+
+    def hold(self, run_id: str) -> None:
+        """Keep the run from being driven until `unhold`."""
+        block_on(self._runtime.hold(run_id))
+
+    def unhold(self, run_id: str) -> None:
+        """Undo `hold`."""
+        block_on(self._runtime.unhold(run_id))
+
+    def delete(self, run_id: str) -> None:
+        """Remove the run and everything recorded for it."""
+        block_on(self._runtime.delete(run_id))
+
+    def purge(self, older_than: Duration) -> int:
+        """Delete runs that ended longer ago than this, and say how many."""
+        return block_on(self._runtime.purge(older_than))

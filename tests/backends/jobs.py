@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from perdure import Context, Runtime, workflow
 from perdure.errors import LeaseHeld, LeaseLost, PerdureError, PersistenceError, RunConflict
-from perdure.journal import Entry
-from perdure.records import Item, Lease
+from perdure.model.journal import Entry
+from perdure.model.records import Item, Lease
 from perdure.store import Store
 from perdure.testing.contract.world import entry, new_run
 from tests.backends.ledger import Ledger, lines_of, order_of

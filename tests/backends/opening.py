@@ -21,11 +21,11 @@ from urllib.parse import unquote, urlsplit
 from obstore.store import S3Store
 
 from perdure import open_store
+from perdure.backends.base.dsn import without_options
+from perdure.backends.key_value import KeyValueRunStore
 from perdure.store import Store
-from perdure.stores.dsn import without_options
-from perdure.stores.key_value_store import KeyValueRunStore
-from perdure.testing.servers import s3
-from tests.sql_client.places import Place
+from tests.backends.sql_client.places import Place
+from tests.servers import s3
 
 _DIALECTS: Final = {"postgresql": "postgres", "mysql": "mysql", "sqlite": "sqlite"}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from perdure.testing.servers import libsql, mongo, mysql, postgres, redis, s3
+from tests.servers import libsql, mongo, mysql, postgres, redis, s3
 
 BUCKET: Final = "perdure-places"
 
@@ -76,7 +76,7 @@ def on_mysql() -> Iterator[str]:
 def tell_mysql(dsn: str, sql: str) -> None:
     import asyncmy
 
-    from perdure.stores.mysql_store.place import place_of
+    from perdure.backends.mysql.place import place_of
 
     async def tell() -> None:
         connection: Any = await asyncmy.connect(**place_of(dsn).arguments())

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from perdure.testing.servers.libsql import LibsqlServer
-from perdure.testing.servers.mongo import MongoServer
-from perdure.testing.servers.mysql import MysqlServer
-from perdure.testing.servers.postgres import PostgresServer
-from perdure.testing.servers.process import free_port
-from perdure.testing.servers.redis import RedisServer
 from tests.backends import places
 from tests.campaign import IS_FULL, times
+from tests.servers.libsql import LibsqlServer
+from tests.servers.mongo import MongoServer
+from tests.servers.mysql import MysqlServer
+from tests.servers.postgres import PostgresServer
+from tests.servers.process import free_port
+from tests.servers.redis import RedisServer
 from tests.wire import Wire
 
 

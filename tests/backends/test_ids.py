@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from perdure import Context, Ok, Runtime, Suspended, workflow
-from perdure.records import Item
+from perdure.model.records import Item
 from perdure.store import Store
 from perdure.testing.contract.world import entry, new_run
 from tests.backends.opening import opened

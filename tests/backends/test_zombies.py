@@ -11,8 +11,8 @@ import pytest
 
 from perdure import Context, Ok, Runtime, Workflow
 from perdure.errors import LeaseHeld
-from perdure.journal import Entry
-from perdure.records import Claim, Lease
+from perdure.model.journal import Entry
+from perdure.model.records import Claim, Lease
 from perdure.store import Store
 from perdure.testing.contract.world import entry
 from tests.backends import jobs

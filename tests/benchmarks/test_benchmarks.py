@@ -24,7 +24,7 @@ from benchmarks.tables import tables
 from benchmarks.work import Failure, Order, Sample, Work
 from benchmarks.workloads import WORKLOADS
 from perdure import stores
-from perdure.testing.servers.process import ServerMissing
+from tests.servers.process import ServerMissing
 
 ROOT: Final = Path(__file__).parent.parent.parent
 # Every program, and every way of using one: on PostgreSQL some workloads stand for those that differ in their size only.

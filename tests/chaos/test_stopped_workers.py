@@ -15,8 +15,8 @@ import pytest
 
 from perdure import Context, Ok, Runtime, Workflow, stores
 from perdure.errors import LeaseHeld
-from perdure.journal import Entry
-from perdure.records import Claim, NewRun
+from perdure.model.journal import Entry
+from perdure.model.records import Claim, NewRun
 from perdure.store import Store
 
 HERE = Path(__file__).parent

@@ -15,8 +15,8 @@ import sys
 
 from perdure import stores
 from perdure.errors import PerdureError
-from perdure.journal import Entry
-from perdure.records import Item, Lease, NewRun
+from perdure.model.journal import Entry
+from perdure.model.records import Item, Lease, NewRun
 from perdure.store import Store
 
 ENTRY = Entry(seq=1, key="late", payload=b'"late"')

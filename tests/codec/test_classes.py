@@ -17,7 +17,7 @@ from perdure.codec import Codec, Loss, hints, register
 from perdure.codec.hints import allowed_by
 from perdure.errors import ValueNotStorable
 from tests.codec import models
-from tests.codec.models import (
+from tests.codec.models import (  # fmt: skip
     ALL,
     Access,
     Account,
@@ -39,7 +39,7 @@ from tests.codec.models import (
     User,
     WithExtras,
     Wrapped,
-)  # fmt: skip
+)
 
 codec = Codec()
 

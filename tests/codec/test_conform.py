@@ -16,7 +16,7 @@ import pytest
 
 from perdure.codec import Codec
 from perdure.result import Err, Ok
-from tests.codec.models import (
+from tests.codec.models import (  # fmt: skip
     Access,
     Account,
     Box,
@@ -33,7 +33,7 @@ from tests.codec.models import (
     User,
     WithExtras,
     Wrapped,
-)  # fmt: skip
+)
 from tests.naming import shown
 
 codec = Codec()

@@ -8,5 +8,5 @@ import pytest
 @pytest.fixture(autouse=True)
 def _frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody tells a store of what others do it looks for itself, here not only every second: cases wait for it."""
-    monkeypatch.setattr("perdure.stores.sql_store.store.POLL_EVERY", 0.1)
-    monkeypatch.setattr("perdure.stores.key_value_store.store._POLL_EVERY", 0.1)
+    monkeypatch.setattr("perdure.backends.sql.store.POLL_EVERY", 0.1)
+    monkeypatch.setattr("perdure.backends.key_value.store._POLL_EVERY", 0.1)

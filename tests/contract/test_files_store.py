@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from perdure.backends.files import FilesStore
 from perdure.store import Store
-from perdure.stores.files_store import FilesStore
 from perdure.testing.contract import StoreFactory, contract_tests
 
 TEMPORARY: Final = Path(tempfile.gettempdir())

@@ -11,9 +11,9 @@ import tempfile
 from key_value.aio.stores.memory import MemoryStore as PyMemoryStore
 from obstore.store import LocalStore, MemoryStore
 
+from perdure.backends.key_value import KeyValueRunStore
+from perdure.backends.key_value.backend import Found, Version
 from perdure.store import Store
-from perdure.stores.key_value_store import KeyValueRunStore
-from perdure.stores.key_value_store.backend import Found, Version
 from perdure.testing.contract import StoreFactory, contract_tests
 
 

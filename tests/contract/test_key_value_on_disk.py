@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from key_value.aio.stores.disk import DiskStore
 
+from perdure.backends.key_value import KeyValueRunStore
 from perdure.store import Store
-from perdure.stores.key_value_store import KeyValueRunStore
 from perdure.testing.contract import StoreFactory, contract_tests
 
 

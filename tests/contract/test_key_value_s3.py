@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from obstore.store import S3Store
 
+from perdure.backends.key_value import KeyValueRunStore
 from perdure.store import Store
-from perdure.stores.key_value_store import KeyValueRunStore
 from perdure.testing.contract import StoreFactory, contract_tests
-from perdure.testing.servers.s3 import shared_server
+from tests.servers.s3 import shared_server
 
 pytestmark = pytest.mark.chaos
 

@@ -6,12 +6,12 @@ import secrets
 
 import pytest
 
+from perdure.backends.libsql import LibsqlStore
 from perdure.store import Durability, Store
-from perdure.stores.libsql_store import LibsqlStore
 from perdure.testing.contract import StoreFactory, all_cases, contract_tests
 from perdure.testing.contract.cases import Case
-from perdure.testing.servers.libsql import VARIABLE, LibsqlServer, shared_server
-from tests.libsql.conftest import drop, run
+from tests.backends.libsql.conftest import drop, run
+from tests.servers.libsql import VARIABLE, LibsqlServer, shared_server
 
 DURABLE = [case for case in all_cases() if case.needs == "durable"]
 

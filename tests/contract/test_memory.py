@@ -1,6 +1,6 @@
+from perdure.backends.memory.database import MemoryDatabase
+from perdure.backends.memory.store import MemoryStore
 from perdure.store import Store
-from perdure.stores.memory_database import MemoryDatabase
-from perdure.stores.memory_store import MemoryStore
 from perdure.testing.contract import StoreFactory, contract_tests
 
 

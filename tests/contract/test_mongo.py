@@ -8,10 +8,10 @@ import pymongo
 import pytest
 from pymongo import pool_options
 
+from perdure.backends.mongo import MongoStore
 from perdure.store import Store
-from perdure.stores.mongo_store import MongoStore
 from perdure.testing.contract import StoreFactory, contract_tests
-from perdure.testing.servers.mongo import VARIABLE, shared_server, with_database
+from tests.servers.mongo import VARIABLE, shared_server, with_database
 
 # The driver looks after the server so rarely that it needs fewer connections, which are what costs most in an emulated server.
 RARE_LOOKS: Final = "serverMonitoringMode=poll&heartbeatFrequencyMS=600000"

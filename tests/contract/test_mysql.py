@@ -8,12 +8,12 @@ from typing import Any
 import asyncmy
 from asyncmy.constants import CLIENT
 
+from perdure.backends.mysql import MysqlStore
+from perdure.backends.mysql.place import place_of
 from perdure.store import Store
-from perdure.stores.mysql_store import MysqlStore
-from perdure.stores.mysql_store.place import place_of
 from perdure.testing.contract import StoreFactory, contract_tests
-from perdure.testing.servers.mysql import VARIABLE, shared_server, with_database
 from tests.campaign import IS_FULL
+from tests.servers.mysql import VARIABLE, shared_server, with_database
 
 
 @cache

@@ -6,10 +6,10 @@ from functools import cache
 
 import asyncpg  # type: ignore[import-untyped]  # it ships no types
 
+from perdure.backends.postgres import PostgresStore
 from perdure.store import Store
-from perdure.stores.postgres_store import PostgresStore
 from perdure.testing.contract import StoreFactory, contract_tests
-from perdure.testing.servers.postgres import VARIABLE, shared_server, with_search_path
+from tests.servers.postgres import VARIABLE, shared_server, with_search_path
 
 
 @cache

@@ -1,7 +1,7 @@
 """The contract once more, where the loop that writes has connections of its own."""
 
+from perdure.backends.postgres import PostgresStore
 from perdure.store import Store
-from perdure.stores.postgres_store import PostgresStore
 from perdure.testing.contract import contract_tests
 from tests.contract.test_postgres import PostgresFactory
 

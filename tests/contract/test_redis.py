@@ -5,10 +5,10 @@ from functools import cache
 
 import redis.asyncio
 
+from perdure.backends.redis import RedisStore
 from perdure.store import Store
-from perdure.stores.redis_store import RedisStore
 from perdure.testing.contract import StoreFactory, contract_tests
-from perdure.testing.servers.redis import RedisServer, given_url
+from tests.servers.redis import RedisServer, given_url
 
 
 @cache

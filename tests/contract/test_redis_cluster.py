@@ -2,10 +2,10 @@ import atexit
 import secrets
 from functools import cache
 
+from perdure.backends.redis import RedisStore
 from perdure.store import Store
-from perdure.stores.redis_store import RedisStore
 from perdure.testing.contract import StoreFactory, contract_tests
-from perdure.testing.servers.redis import RedisClusterServers
+from tests.servers.redis import RedisClusterServers
 
 
 @cache

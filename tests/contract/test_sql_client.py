@@ -7,12 +7,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from perdure.backends.sql.dialect import MYSQL, POSTGRES, SQLITE
+from perdure.backends.sql_client.store import SqlClientStore
 from perdure.store import Store
-from perdure.stores.sql_store.client import SqlClientStore
-from perdure.stores.sql_store.dialect import MYSQL, POSTGRES, SQLITE
 from perdure.testing.contract import StoreFactory, contract_tests
-from perdure.testing.servers import mysql, postgres
-from tests.sql_client.clients import MysqlClient, PostgresClient, SqliteClient
+from tests.backends.sql_client.clients import MysqlClient, PostgresClient, SqliteClient
+from tests.servers import mysql, postgres
 
 TEMPORARY: Final = Path(tempfile.gettempdir())
 

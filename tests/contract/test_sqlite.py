@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from perdure.backends.sqlite import SQLiteStore
 from perdure.store import Store
-from perdure.stores.sqlite_store import SQLiteStore
 from perdure.testing.contract import StoreFactory, contract_tests
 
 TEMPORARY: Final = Path(tempfile.gettempdir())

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import pytest
 
+from perdure.backends.memory.database import MemoryDatabase
+from perdure.backends.memory.store import MemoryStore
 from perdure.errors import PerdureError
 from perdure.store import Capability, Store
-from perdure.stores.memory_database import MemoryDatabase
-from perdure.stores.memory_store import MemoryStore
 from perdure.testing.contract import Case, StoreFactory, all_cases, contract_tests, fencing, handles, watching
 from tests.contract.broken import beginning, claiming, late_inputs, reading, restoring, saving, table, transactions, waking
 from tests.contract.broken import fencing as broken_fencing

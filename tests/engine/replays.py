@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from perdure import Context, Ok, Suspended, Workflow
-from perdure.stores.memory_database import StoredRun
-from perdure.stores.memory_store import MemoryStore
+from perdure.backends.base.in_memory_run import InMemoryRun
+from perdure.backends.memory.store import MemoryStore
 from tests.engine.worlds import World, world
 
 Body = Callable[[Context[Any]], Awaitable[Any]]
@@ -42,7 +42,7 @@ async def raised(call: Awaitable[Any]) -> Exception:
     raise AssertionError(f"it gave {value!r} and raised nothing")
 
 
-def stored(here: World, run_id: str = "run") -> StoredRun:
+def stored(here: World, run_id: str = "run") -> InMemoryRun:
     """The rows of a run, to be tampered with."""
     store = here.runtime.store
     assert isinstance(store, MemoryStore)

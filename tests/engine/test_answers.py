@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from perdure.answers import Answer, answered, done
-from perdure.nextturn import NextTurn, next_turn_of
+from perdure.aio.pending_write import Answer, answered, done
+from perdure.engine.recorder import NextTurn, next_turn_of
 
 
 def give(answer: Answer[Any], outcome: Any) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from perdure import Context, Err, Ok, PerdureWarning, Suspended, Workflow, stores
+from perdure.definition import definition_hash
 from perdure.errors import SnapshotMismatch
-from perdure.fingerprint import definition_hash, is_changed
+from perdure.model.records import is_changed
 from tests.engine.worlds import world
 
 
@@ -95,7 +96,7 @@ def test_a_hash_changes_with_the_code_and_not_with_comments_or_layout() -> None:
 
 def test_a_hash_is_the_same_in_another_process() -> None:
     program = (
-        "from tests.engine.test_changed_code import flow; from perdure.fingerprint import definition_hash as h; print(h(flow))"
+        "from tests.engine.test_changed_code import flow; from perdure.definition import definition_hash as h; print(h(flow))"
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert printed.stdout.strip() == definition_hash(flow)

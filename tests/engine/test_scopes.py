@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import Context, Ok, workflow
-from perdure.keys import full_key
+from perdure.context import full_key
 from tests.engine.replays import twice
 from tests.engine.steps import Steps
 from tests.engine.worlds import world

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
 from perdure import Context, Err, Ok, Outcome, Run, Runtime, Suspended, stores, workflow
-from perdure.records import RunInfo, Status
+from perdure.model.records import RunInfo, Status
 from perdure.store import Store
-from perdure.syncruntime import SyncRun, SyncRuntime
+from perdure.sync import SyncRun, SyncRuntime
 
 
 @workflow

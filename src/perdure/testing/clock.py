@@ -8,8 +8,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from perdure.clock import Timer
-from perdure.duration import Duration, instant, microseconds
+from perdure.model.clock import Timer
+from perdure.model.durations import Duration, instant, microseconds
 
 EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -32,7 +32,7 @@ from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from perdure.errors import PerdureError, ValueNotStorable
-from perdure.keyvalue import KeyValueStore, fits, settled
+from perdure.kv.protocol import KeyValueStore, fits, settled
 from perdure.testing.processes import process_pool
 
 T = TypeVar("T")

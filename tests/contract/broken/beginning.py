@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from perdure.journal import Entry
-from perdure.records import Created, NewRun, Signal
-from perdure.stores.memory_store import MemoryStore
+from perdure.backends.memory.store import MemoryStore
+from perdure.model.journal import Entry
+from perdure.model.records import Created, NewRun, Signal
 from tests.contract.broken.table import breaks
 
 

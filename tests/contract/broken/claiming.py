@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from perdure.journal import Entry
-from perdure.records import Claim, Claims, Created, Lease, NewRun, Pulse, QueueLimits, Schedule
-from perdure.stores.memory_store import MemoryStore
+from perdure.backends.memory.store import MemoryStore
+from perdure.model.journal import Entry
+from perdure.model.records import Claim, Claims, Created, Lease, NewRun, Pulse, QueueLimits, Schedule
 from tests.contract.broken.table import breaks
 
 

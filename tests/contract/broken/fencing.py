@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from perdure.backends.base.in_memory_run import InMemoryRun
+from perdure.backends.memory.database import Namespace
+from perdure.backends.memory.store import MemoryStore
 from perdure.errors import LeaseLost
-from perdure.journal import Entry
-from perdure.records import EndStatus, Lease, Pulse, QueueLimits, Signal
-from perdure.stores.memory_database import Namespace, StoredRun
-from perdure.stores.memory_store import MemoryStore
+from perdure.model.journal import Entry
+from perdure.model.records import EndStatus, Lease, Pulse, QueueLimits, Signal
 from tests.contract.broken.table import breaks
 
 
@@ -18,7 +19,7 @@ from tests.contract.broken.table import breaks
 @breaks("a_lease_of_a_finished_run_cannot_write")
 @breaks("a_lease_of_a_run_restored_and_taken_cannot_write")
 class NoFencing(MemoryStore):
-    def _fenced(self, namespace: Namespace, lease: Lease) -> StoredRun:
+    def _fenced(self, namespace: Namespace, lease: Lease) -> InMemoryRun:
         if lease.run_id not in namespace.runs:
             raise LeaseLost(lease.run_id, lease.epoch)
         return namespace.runs[lease.run_id]
@@ -27,7 +28,7 @@ class NoFencing(MemoryStore):
 @breaks("a_lease_with_another_token_cannot_write")
 @breaks("a_lease_of_a_run_recreated_in_the_same_instant_cannot_write")
 class TokenIgnored(NoFencing):
-    def _fenced(self, namespace: Namespace, lease: Lease) -> StoredRun:
+    def _fenced(self, namespace: Namespace, lease: Lease) -> InMemoryRun:
         run = super()._fenced(namespace, lease)
         if run.row.epoch != lease.epoch or run.token is None:
             raise LeaseLost(lease.run_id, lease.epoch)
@@ -36,7 +37,7 @@ class TokenIgnored(NoFencing):
 
 @breaks("a_lease_of_a_run_restored_in_the_same_instant_cannot_write")
 class EpochsAlone(NoFencing):
-    def _fenced(self, namespace: Namespace, lease: Lease) -> StoredRun:
+    def _fenced(self, namespace: Namespace, lease: Lease) -> InMemoryRun:
         run = super()._fenced(namespace, lease)
         if run.row.epoch != lease.epoch:
             raise LeaseLost(lease.run_id, lease.epoch)
@@ -46,7 +47,7 @@ class EpochsAlone(NoFencing):
 @breaks("a_lease_with_a_higher_epoch_cannot_write")
 @breaks("a_lease_with_a_lower_epoch_cannot_write")
 class EpochIgnored(NoFencing):
-    def _fenced(self, namespace: Namespace, lease: Lease) -> StoredRun:
+    def _fenced(self, namespace: Namespace, lease: Lease) -> InMemoryRun:
         run = super()._fenced(namespace, lease)
         if run.token != lease.token:
             raise LeaseLost(lease.run_id, lease.epoch)
@@ -55,7 +56,7 @@ class EpochIgnored(NoFencing):
 
 @breaks("a_lease_of_a_recreated_run_cannot_write")
 class FencedByIdAndLeaseOnly(NoFencing):
-    def _fenced(self, namespace: Namespace, lease: Lease) -> StoredRun:
+    def _fenced(self, namespace: Namespace, lease: Lease) -> InMemoryRun:
         run = super()._fenced(namespace, lease)
         if run.token is None or run.row.epoch > lease.epoch + 10**9:
             raise LeaseLost(lease.run_id, lease.epoch)

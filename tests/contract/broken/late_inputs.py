@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from perdure.backends.memory.store import MemoryStore
 from perdure.errors import RunConflict
-from perdure.records import Claim, Created, NewRun, RunRow
-from perdure.stores.memory_store import MemoryStore
+from perdure.model.records import Claim, Created, NewRun, RunRow
 from tests.contract.broken.table import breaks
 
 

@@ -11,10 +11,10 @@ from typing import Any, get_args
 
 import msgspec
 
-from perdure.records import Created, Lease, NewRun, RunInfo, RunRow, Status
+from perdure.backends.memory.database import Namespace
+from perdure.backends.memory.store import MemoryStore
+from perdure.model.records import Created, Lease, NewRun, RunInfo, RunRow, Status
 from perdure.store import Capability, Durability, Transaction
-from perdure.stores.memory_database import Namespace
-from perdure.stores.memory_store import MemoryStore
 from tests.contract.broken.table import breaks
 
 

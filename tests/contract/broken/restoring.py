@@ -9,11 +9,12 @@ from typing import Any
 
 import msgspec
 
+from perdure.backends.base.in_memory_run import InMemoryRun
+from perdure.backends.memory.database import Namespace
+from perdure.backends.memory.store import MemoryStore
 from perdure.errors import LeaseHeld
-from perdure.journal import Entry
-from perdure.records import RunRow, Signal
-from perdure.stores.memory_database import Namespace, StoredRun
-from perdure.stores.memory_store import MemoryStore
+from perdure.model.journal import Entry
+from perdure.model.records import RunRow, Signal
 from tests.contract.broken.table import breaks
 
 
@@ -32,93 +33,93 @@ class RestoresAttempts(MemoryStore):
         with self._locked() as namespace:
             self.spoil(namespace, namespace.runs[run.id], run, before)
 
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         stored.change(attempts=given.attempts)
 
 
 @breaks("a_restored_run_is_there_as_it_was_given")
 @breaks("restored_runs_are_listed_counted_and_purged_like_others")
 class RestoresWhenItWasChanged(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         stored.change(updated_at=given.updated_at)
 
 
 @breaks("a_restored_pending_run_is_due_when_it_says")
 class RestoredRunsAreDueNow(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         if stored.row.wake_at is not None:
             stored.change(wake_at=stored.row.updated_at)
 
 
 @breaks("a_restored_pending_run_is_due_when_it_says")
 class RestoresRunsThatAreNeverDue(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         stored.change(wake_at=given.wake_at)
 
 
 @breaks("a_restored_running_run_is_pending")
 class RestoresLeases(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         stored.change(status=given.status, lease_owner=given.lease_owner, lease_until=given.lease_until)
 
 
 @breaks("a_restored_suspended_run_wakes_as_before")
 class RestoreForgetsWhatARunWaitsFor(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         stored.change(waiting_for=())
 
 
 @breaks("a_restored_suspended_run_wakes_as_before")
 class RestoreWakesTheSleeping(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         if stored.row.status == "suspended":
             stored.change(status="pending", wake_at=stored.row.updated_at)
 
 
 @breaks("a_restored_run_does_not_sleep_through_what_it_waits_for")
 class RestoresTheGivenSleep(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         if stored.row.status == "suspended":
             stored.change(wake_at=given.wake_at)
 
 
 @breaks("a_restored_run_that_has_ended_stays_so")
 class RestoresEndsThatAreDue(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         namespace.live.add(given.id)
         stored.change(wake_at=given.wake_at)
 
 
 @breaks("a_restored_run_that_has_ended_stays_so")
 class RestoresEndsWithoutTheirOutcome(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         stored.change(outcome=None)
 
 
 @breaks("restoring_replaces_everything_of_the_run")
 class RestoreKeepsTheOldEntries(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         if before is not None:
             stored.entries = {**before.entries, **stored.entries}
 
 
 @breaks("restoring_replaces_everything_of_the_run")
 class RestoreKeepsTheOldInbox(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         if before is not None:
             stored.inbox = {**before.inbox, **stored.inbox}
 
 
 @breaks("restoring_replaces_everything_of_the_run")
 class RestoreKeepsTheOldItems(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         if before is not None:
             stored.items = before.items
 
 
 @breaks("restoring_replaces_everything_of_the_run")
 class RestoreKeepsTheOldColumns(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         if before is not None:
             stored.change(outcome=given.outcome or before.row.outcome, progress=given.progress or before.row.progress)
 
@@ -131,13 +132,13 @@ class RestoreFoldsIds(MemoryStore):
 
 @breaks("restored_payloads_are_opaque_bytes")
 class RestoredPayloadsAreText(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         stored.change(seed=given.seed.decode(errors="replace").encode())
 
 
 @breaks("a_restored_run_goes_on_after_its_journal")
 class RestoreStampsEntries(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         stored.entries = {seq: msgspec.structs.replace(entry, epoch=stored.row.epoch) for seq, entry in stored.entries.items()}
 
 
@@ -190,7 +191,7 @@ class RestoreWipesBeforeItRefuses(MemoryStore):
 class RestoreLeavesTheOldHolder(RestoresAttempts):
     """The row is replaced, but the columns by which writes are fenced are not."""
 
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         if before is not None:
             stored.token = before.token
             stored.change(epoch=before.row.epoch)
@@ -199,25 +200,25 @@ class RestoreLeavesTheOldHolder(RestoresAttempts):
 @breaks("epochs_grow_over_a_restore")
 @breaks("a_restored_run_is_there_as_it_was_given")
 class RestoresTheGivenEpoch(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         stored.change(epoch=given.epoch)
 
 
 @breaks("epochs_grow_over_a_restore")
 class RestoresUnderTheEpochOfTheClock(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         stored.change(epoch=stored.row.updated_at)
 
 
 @breaks("a_hold_outlasts_a_restore")
 class RestoresTheGivenHold(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         stored.change(held=given.held)
 
 
 @breaks("a_hold_outlasts_a_restore")
 class RestoreForgetsTheGivenHold(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         stored.change(held=before is not None and before.row.held)
 
 
@@ -236,14 +237,14 @@ class RestoresWhatWasConsumed(MemoryStore):
 
 @breaks("a_restored_child_tells_its_parent_when_it_ends_here")
 class RestoreTellsTheParent(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         if stored.row.ended:
             self._tell_parent(namespace, stored, stored.row.updated_at)
 
 
 @breaks("a_restored_child_tells_its_parent_when_it_ends_here")
 class RestoreForgetsTheParent(RestoresAttempts):
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         stored.change(parent_id=None, parent_key=None)
 
 
@@ -251,7 +252,7 @@ class RestoreForgetsTheParent(RestoresAttempts):
 class RestoreLeavesTheDeadDead(RestoresAttempts):
     """What says which runs may come due is not kept up to date."""
 
-    def spoil(self, namespace: Namespace, stored: StoredRun, given: RunRow, before: StoredRun | None) -> None:
+    def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         if before is not None and before.row.ended:
             namespace.live.discard(given.id)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from perdure.journal import Entry
-from perdure.records import RunRow, Signal
-from perdure.snapshot import Snapshot
-from perdure.stores.memory_store import MemoryStore
+from perdure.backends.memory.store import MemoryStore
+from perdure.model.journal import Entry
+from perdure.model.records import RunRow, Signal
+from perdure.snapshots.snapshot import Snapshot
 from tests.contract.broken.table import breaks
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from perdure.backends.memory.store import MemoryStore
 from perdure.store import Capability
-from perdure.stores.memory_store import MemoryStore
 
 S = TypeVar("S", bound=type[MemoryStore])
 

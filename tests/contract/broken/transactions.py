@@ -10,11 +10,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from perdure.backends.memory.store import MemoryDatabase, MemoryStore
 from perdure.errors import LeaseLost
-from perdure.journal import Entry
-from perdure.records import Lease, Pulse
+from perdure.model.journal import Entry
+from perdure.model.records import Lease, Pulse
 from perdure.store import Capability, Transaction
-from perdure.stores.memory_store import MemoryDatabase, MemoryStore
 from tests.contract.broken.table import breaks
 
 _TABLES: Final[WeakKeyDictionary[MemoryDatabase, list[int]]] = WeakKeyDictionary()

@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from perdure.backends.base.in_memory_run import InMemoryRun
+from perdure.backends.memory.database import Namespace
+from perdure.backends.memory.store import MemoryStore
 from perdure.errors import PersistenceError
-from perdure.records import Lease, Signal
-from perdure.stores.memory_database import Namespace, StoredRun
-from perdure.stores.memory_store import MemoryStore
+from perdure.model.records import Lease, Signal
 from tests.contract.broken.table import breaks
 
 
@@ -81,13 +82,13 @@ class AnySignalWakes(MemoryStore):
 @breaks("a_finished_child_tells_its_parent")
 @breaks("many_children_tell_one_parent")
 class FinishForgetsTheParent(MemoryStore):
-    def _tell_parent(self, namespace: Namespace, child: StoredRun, now: int) -> None:
+    def _tell_parent(self, namespace: Namespace, child: InMemoryRun, now: int) -> None:
         child.change(parent_notified=True)
 
 
 @breaks("a_finished_child_tells_its_parent")
 class TellsTheParentWithoutWakingIt(MemoryStore):
-    def _tell_parent(self, namespace: Namespace, child: StoredRun, now: int) -> None:
+    def _tell_parent(self, namespace: Namespace, child: InMemoryRun, now: int) -> None:
         parent = namespace.runs.get(child.row.parent_id or "")
         wake_at = None if parent is None else parent.row.wake_at
         super()._tell_parent(namespace, child, now)
@@ -97,7 +98,7 @@ class TellsTheParentWithoutWakingIt(MemoryStore):
 
 @breaks("a_child_that_its_parent_has_no_name_for_tells_nobody")
 class InsistsOnAKey(MemoryStore):
-    def _tell_parent(self, namespace: Namespace, child: StoredRun, now: int) -> None:
+    def _tell_parent(self, namespace: Namespace, child: InMemoryRun, now: int) -> None:
         if child.row.parent_id is not None and child.row.parent_key is None:
             raise PersistenceError(child.row.id, "an inbox row must have a name")
         super()._tell_parent(namespace, child, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from perdure.errors import LeaseHeld, RunNotFound
-from perdure.records import Claim, Item, Lease
+from perdure.model.records import Claim, Item, Lease
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, at, claimed_ids, entry, new_run, outcomes, signals

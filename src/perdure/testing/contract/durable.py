@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.errors import LeaseLost
-from perdure.records import Item, QueueLimits
+from perdure.model.records import Item, QueueLimits
 from perdure.testing.contract.cases import promise_with, promise_without
 from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.creating import FIRST

@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 
 from perdure.errors import LeaseHeld, RunFinished, RunNotFound
-from perdure.journal import drop_entry
-from perdure.records import Awaited, EndStatus, Signal
+from perdure.model.journal import drop_entry
+from perdure.model.records import Awaited, EndStatus, Signal
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.inbox import ENDS

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from perdure.errors import LeaseLost
-from perdure.records import Claim, Item, Lease, Pulse
+from perdure.model.records import Claim, Item, Lease, Pulse
 from perdure.store import Store
 from perdure.testing.contract.cases import Check, add, promise
 from perdure.testing.contract.checks import equal, holds, refused

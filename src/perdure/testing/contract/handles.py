@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
-from perdure.duration import MICROSECOND
 from perdure.errors import PersistenceError
-from perdure.records import Lease, QueueLimits, Schedule
+from perdure.model.durations import MICROSECOND
+from perdure.model.records import Lease, QueueLimits, Schedule
 from perdure.store import Store
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds, refused

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from perdure.records import Item, QueueLimits, Schedule
+from perdure.model.records import Item, QueueLimits, Schedule
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds
 from perdure.testing.contract.world import NOW, World, claimed_ids, entry, new_run, signals

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from perdure.errors import RunFinished, RunNotFound
-from perdure.records import Awaited, EndStatus, Signal
+from perdure.model.records import Awaited, EndStatus, Signal
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.world import NOW, STAGGER, World, after, at, claimed_ids, entry, new_run, outcomes, signals

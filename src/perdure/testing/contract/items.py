@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.records import Item
+from perdure.model.records import Item
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal
 from perdure.testing.contract.world import NOW, World

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from perdure.errors import RunConflict
-from perdure.records import Awaited, Created, NewRun, RunRow
+from perdure.model.records import Awaited, Created, NewRun, RunRow
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, refused
 from perdure.testing.contract.creating import FIRST, FULL

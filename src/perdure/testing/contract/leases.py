@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from perdure.records import Pulse
+from perdure.model.records import Pulse
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, at, claimed_ids, entry, new_run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure.duration import moment
-from perdure.records import RunInfo, RunRow
+from perdure.model.durations import moment
+from perdure.model.records import RunInfo, RunRow
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds
 from perdure.testing.contract.world import NOW, World, at, new_run

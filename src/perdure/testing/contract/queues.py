@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure.records import QueueLimits
+from perdure.model.records import QueueLimits
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal
 from perdure.testing.contract.world import NOW, TTL, World, at, claimed_ids, new_run, signals

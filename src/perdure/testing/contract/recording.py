@@ -6,8 +6,8 @@ import asyncio
 from typing import Final
 
 from perdure.errors import LeaseLost, PersistenceError
-from perdure.journal import Entry
-from perdure.records import Item, Pulse, QueueLimits
+from perdure.model.journal import Entry
+from perdure.model.records import Item, Pulse, QueueLimits
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, refused
 from perdure.testing.contract.world import EXPIRED, NOW, World, at, entry, new_run, signals

@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 
 from perdure.errors import LeaseHeld, PersistenceError, RunFinished
-from perdure.journal import Entry
-from perdure.records import Awaited, Claim, Item, RunRow, Signal
+from perdure.model.journal import Entry
+from perdure.model.records import Awaited, Claim, Item, RunRow, Signal
 from perdure.store import Store
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds, refused

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from perdure.errors import LeaseHeld, LeaseLost, SnapshotFormatError
-from perdure.journal import Entry
-from perdure.records import Signal
-from perdure.resume import ResumeState
-from perdure.snapshot import Snapshot
+from perdure.model.journal import Entry
+from perdure.model.records import Signal
+from perdure.snapshots.resume_state import ResumeState
+from perdure.snapshots.snapshot import Snapshot
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.world import NOW, TTL, World, entry, new_run, signals

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from perdure.records import Schedule
+from perdure.model.records import Schedule
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal
 from perdure.testing.contract.handles import SCHEDULE

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from perdure.errors import LeaseLost, RunConflict, StoreCapabilityError
-from perdure.records import Lease, NewRun, Signal
+from perdure.model.records import Lease, NewRun, Signal
 from perdure.store import Store
 from perdure.testing.contract.cases import promise_with, promise_without
 from perdure.testing.contract.checks import equal, refused

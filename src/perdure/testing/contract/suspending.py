@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import product
 
-from perdure.records import Awaited, Lease
+from perdure.model.records import Awaited, Lease
 from perdure.store import Store
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds

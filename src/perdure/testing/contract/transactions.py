@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from perdure.errors import LeaseLost, StoreCapabilityError
-from perdure.records import Pulse
+from perdure.model.records import Pulse
 from perdure.testing.contract.cases import promise_with, promise_without
 from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, at, entry

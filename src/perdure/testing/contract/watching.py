@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from perdure.records import Awaited, Schedule
+from perdure.model.records import Awaited, Schedule
 from perdure.store import Store
 from perdure.testing.contract.cases import Check, add, promise
 from perdure.testing.contract.checks import holds

@@ -9,9 +9,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from perdure.duration import MICROSECOND
-from perdure.journal import Entry
-from perdure.records import Awaited, Claim, EndStatus, Lease, NewRun, RunRow
+from perdure.model.durations import MICROSECOND
+from perdure.model.journal import Entry
+from perdure.model.records import Awaited, Claim, EndStatus, Lease, NewRun, RunRow
 from perdure.store import Store
 from perdure.testing.contract.checks import holds
 from perdure.testing.contract.factory import StoreFactory

@@ -1,0 +1,1 @@
+"""The stores, one package each, on what they share in `base` and `sql`."""

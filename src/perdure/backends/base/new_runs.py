@@ -1,0 +1,134 @@
+"""How runs begin: the rows that `create` and `restore` write, the same for every store.
+
+A store finds out what is there, and writes what these functions make of it, in one transition. Whatever they raise is raised
+before anything was written. They say nothing about leases: those differ from store to store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from operator import attrgetter
+
+import msgspec
+
+from perdure.errors import RunConflict
+from perdure.model.journal import Entry
+from perdure.model.records import NewRun, RunRow, Signal
+
+
+def new_row(new: NewRun, now: int, created_at: int | None = None) -> RunRow:
+    """A new run's row, pending and due at its start."""
+    wake_at = now if new.start_at is None else new.start_at
+    begun_at = now if created_at is None else created_at
+    return RunRow(**msgspec.structs.asdict(new), status="pending", wake_at=wake_at, created_at=begun_at, updated_at=now)
+
+
+def checked_start(new: NewRun) -> NewRun:
+    """The run, if it says which input it has. Raises `ValueError` otherwise."""
+    if not new.input_hash:
+        raise ValueError(f"run {new.id!r} has an empty input_hash, which only a run restored without its input may have")
+    return new
+
+
+def found_row(found: RunRow, new: NewRun, now: int) -> RunRow:
+    """What the run that is there becomes when `create` asks for `new`: itself, unless it waits for its input.
+
+    Raises `RunConflict` when it is another run.
+    """
+    if found.workflow != new.workflow and not (found.lacks_input and found.workflow == ""):
+        raise RunConflict(new.id, f"another workflow ({found.workflow!r})")
+    if found.lacks_input:
+        return _with_input(found, new, now)
+    if found.input_hash != new.input_hash:
+        raise RunConflict(new.id, "another input")
+    return found
+
+
+def _with_input(found: RunRow, new: NewRun, now: int) -> RunRow:
+    has_parent = found.parent_id is not None
+    is_due = found.cancel_requested or new.start_at is None
+    return msgspec.structs.replace(
+        found,
+        workflow=new.workflow,
+        input=new.input,
+        input_hash=new.input_hash,
+        definition_hash=new.definition_hash,
+        queue=new.queue,
+        priority=new.priority,
+        limit_key=new.limit_key,
+        start_at=new.start_at,
+        deadline=new.deadline,
+        parent_id=found.parent_id if has_parent else new.parent_id,
+        parent_key=found.parent_key if has_parent else new.parent_key,
+        wake_at=None if found.ended else now if is_due else new.start_at,
+        updated_at=now,
+    )
+
+
+def restored_row(run: RunRow, inbox: Iterable[Signal], found: RunRow | None, now: int) -> RunRow:
+    """What `restore` writes for `run`, with this inbox, where `found` was."""
+    is_pending = not run.ended and (run.status == "running" or run.lacks_input)
+    status = "pending" if is_pending else run.status
+    row = msgspec.structs.replace(
+        run,
+        status=status,
+        waiting_for=run.waiting_for if status == "suspended" else (),
+        epoch=max((0 if found is None else found.epoch) + 1, now),
+        lease_owner=None,
+        lease_until=None,
+        attempts=0,
+        held=run.held if found is None else found.held,
+        updated_at=now,
+    )
+    return msgspec.structs.replace(row, wake_at=_wakes_at(row, inbox, now))
+
+
+def _wakes_at(row: RunRow, inbox: Iterable[Signal], now: int) -> int | None:
+    if row.ended or row.lacks_input:
+        return None
+    if row.cancel_requested or any(signal.address in row.waiting_for for signal in inbox):
+        return now if row.wake_at is None else min(row.wake_at, now)
+    return now if row.status == "pending" and row.wake_at is None else row.wake_at
+
+
+def checked_journal(entries: Iterable[Entry]) -> list[Entry]:
+    """The entries by seq. Raises `ValueError` unless each seq is above zero and there once."""
+    journal = sorted(entries, key=attrgetter("seq"))
+    if journal:
+        _check_seqs([entry.seq for entry in journal], "journal")
+    return journal
+
+
+def checked_inbox(rows: Iterable[Signal]) -> list[Signal]:
+    """The rows by seq. Raises `ValueError` unless its seqs are good and no row is consumed or repeats another."""
+    inbox = sorted(rows, key=attrgetter("seq"))
+    if not inbox:
+        return inbox
+    _check_seqs([row.seq for row in inbox], "inbox")
+    for row in inbox:
+        if row.consumed_by is not None:
+            raise ValueError(f"inbox row {row.seq} was consumed; leave it out, its outcome is in the journal")
+        if row.kind == "child" and row.dedupe is not None:
+            raise ValueError(f"inbox row {row.seq} is a child's outcome and has a dedupe, which only signals have")
+    repeated = _twice((row.name, row.dedupe) for row in inbox if row.dedupe is not None)
+    if repeated is not None:
+        raise ValueError(f"two inbox rows have the name and dedupe {repeated!r}; a signal that was repeated is one row")
+    return inbox
+
+
+def _check_seqs(seqs: Sequence[int], what: str) -> None:
+    if seqs[0] < 1:
+        raise ValueError(f"seq {seqs[0]} is in the {what}, but they count from 1")
+    repeated = _twice(seqs)
+    if repeated is not None:
+        raise ValueError(f"seq {repeated} is twice in the {what}")
+
+
+def _twice(values: Iterable[Hashable]) -> Hashable | None:
+    """The first value that comes a second time, or None."""
+    seen: set[Hashable] = set()
+    for value in values:
+        if value in seen:
+            return value
+        seen.add(value)
+    return None

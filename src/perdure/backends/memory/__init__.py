@@ -1,0 +1,1 @@
+"""Runs in this process's memory."""

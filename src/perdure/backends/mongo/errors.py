@@ -1,0 +1,91 @@
+"""What errors of the driver and the server mean: the one place where they become errors of perdure, or another attempt."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Final
+
+from perdure.backends.base.failures import Fate
+from perdure.errors import PerdureError, PersistenceError
+
+DUPLICATE_KEY: Final = 11000
+_WRITE_CONFLICT: Final = 112
+_UNKNOWN_CODES: Final = frozenset({
+    6, 7, 89,  # the host cannot be reached, or is not found, or took too long
+    64,  # the write was not acknowledged by a majority in time
+    91, 11600, 11602,  # the server is shutting down, or was interrupted by that
+    189, 10058, 10107, 13435, 13436,  # it is not the primary any more
+    50, 262,  # the operation took too long
+    9001,  # a socket failed
+})  # fmt: skip
+_LABELS: Final = ("RetryableWriteError", "TransientTransactionError", "UnknownTransactionCommitResult")
+
+
+def driver() -> ModuleType:
+    """pymongo, imported by the first use. Raises `ImportError` that says what to install."""
+    try:
+        import pymongo
+    except ImportError as missing:
+        raise ImportError("the MongoDB store needs pymongo 4.13 or newer: pip install perdure[mongo]") from missing
+    if not hasattr(pymongo, "AsyncMongoClient"):
+        raise ImportError(f"the MongoDB store needs pymongo 4.13 or newer, not {pymongo.version}: pip install perdure[mongo]")
+    return pymongo
+
+
+class TornError(Exception):
+    """What was read in several parts changed between them. It has to be read again."""
+
+
+def fate_of(error: BaseException) -> Fate:
+    """What to make of an error that a command met."""
+    from pymongo import errors
+
+    if isinstance(error, errors.ServerSelectionTimeoutError | TornError):
+        return Fate.UNDONE  # there was nobody to send it to, or nothing was to be written
+    if isinstance(error, errors.ConnectionFailure | OSError) or _is_stumble(error):
+        return Fate.UNKNOWN
+    codes = _codes(error)
+    if codes & _UNKNOWN_CODES or (isinstance(error, errors.PyMongoError) and any(map(error.has_error_label, _LABELS))):
+        return Fate.UNKNOWN
+    return Fate.UNDONE if codes & {_WRITE_CONFLICT, DUPLICATE_KEY} else Fate.REFUSED
+
+
+def _is_stumble(error: BaseException) -> bool:
+    """Whether pymongo 4.19 stumbled over the labels of a write that was not acknowledged, as by a server that shuts down."""
+    return isinstance(error, AttributeError) and "RawBSONDocument" in str(error)
+
+
+def has_only_duplicates(error: BaseException) -> bool:
+    """Whether a bulk write failed only for documents that are there already."""
+    details: dict[str, Any] = getattr(error, "details", None) or {}
+    return not details.get("writeConcernErrors") and _codes(error) == {DUPLICATE_KEY}
+
+
+def _codes(error: BaseException) -> set[int]:
+    """The error's code, and those of what went wrong in a bulk write."""
+    details: dict[str, Any] = getattr(error, "details", None) or {}
+    parts = [*details.get("writeErrors", ()), *details.get("writeConcernErrors", ())]
+    return {part.get("code", 0) for part in parts} if parts else {getattr(error, "code", None) or 0}
+
+
+def mapped(error: BaseException, label: str, secret: str | None = None) -> BaseException:
+    """What the caller gets: `PersistenceError` for what the driver, the server and the system say, without the password."""
+    from bson.errors import BSONError
+    from pymongo.errors import PyMongoError
+
+    kinds = PyMongoError | BSONError | TornError | OSError | TimeoutError | OverflowError
+    if isinstance(error, PerdureError) or not (isinstance(error, kinds) or _is_stumble(error)):
+        return error
+    said = f"{type(error).__name__}: {_short(error)}"
+    if secret and secret in said:
+        return PersistenceError(label, said.replace(secret, "***"))
+    result = PersistenceError(label, said)
+    result.__cause__ = error
+    return result
+
+
+def _short(error: BaseException) -> str:
+    """What happened, without the documents that a bulk write's error repeats."""
+    details: dict[str, Any] = getattr(error, "details", None) or {}
+    parts = [*details.get("writeErrors", ()), *details.get("writeConcernErrors", ())]
+    return str(parts[0].get("errmsg")) if parts else str(error)

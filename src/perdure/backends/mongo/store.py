@@ -1,0 +1,346 @@
+"""MongoStore: the contract on a MongoDB replica set, through pymongo's asynchronous client.
+
+A verb is carried to the event loop of the store's client (`home`) and answered from there. What holders write often (records,
+ends, sleeps) and what begins runs goes through lanes, where one bulk of updates serves all that arrived while the one before it
+was under way. What a caller passes in is copied before the verb is handed over, since that loop may look at it much later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from perdure.backends.base.batching import Lane, Reply
+from perdure.backends.base.leases import lease_microseconds, new_token
+from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
+from perdure.backends.base.server_store import CarriedStore
+from perdure.backends.mongo import claims, inbox, reading, recording, runs, schedules, writes
+from perdure.backends.mongo import limits as queues
+from perdure.backends.mongo.errors import driver
+from perdure.backends.mongo.home import MongoHome
+from perdure.backends.mongo.place import DEFAULT_DATABASE, Place, place_of
+from perdure.backends.mongo.schema import Collections, checked_stem
+from perdure.backends.mongo.watching import POLL_EVERY, Listener
+from perdure.errors import StoreCapabilityError
+from perdure.model.durations import microseconds
+from perdure.model.journal import Entry
+from perdure.model.records import (
+    Awaited,
+    Claim,
+    Claims,
+    Created,
+    EndStatus,
+    Item,
+    Lease,
+    NewRun,
+    Pulse,
+    QueueLimits,
+    RunInfo,
+    RunRow,
+    Schedule,
+    Signal,
+    Status,
+)
+from perdure.store import Capability, Transaction
+
+if TYPE_CHECKING:
+    from pymongo import AsyncMongoClient
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class MongoStore(CarriedStore[MongoHome]):
+    """A store in a MongoDB database, for any number of processes and machines. It needs a replica set; one member is enough.
+
+    It opens a client by the URL, or uses the `client` that is passed in, on that client's own event loop, and leaves it open. The
+    database is the option, else the URL's path, else `perdure`. `collection` begins the names of the collections, `prefix` keeps
+    runs of several users of the same collections apart.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        client: AsyncMongoClient[Any] | None = None,
+        database: str | None = None,
+        collection: str = "perdure",
+        prefix: str = "",
+        auto_migrate: bool = True,
+    ) -> None:
+        if (url is None) == (client is None):
+            raise ValueError("a MongoDB store takes a URL or a client, one of them")
+        driver()
+        place = Place(f"client {id(client)}", database or DEFAULT_DATABASE, None) if url is None else place_of(url, database)
+        home = MongoHome(place, checked_stem(collection), url=url, client=client)
+        super().__init__(home, prefix=prefix, auto_migrate=auto_migrate)
+
+    def _move_in(self) -> None:
+        culprit = self._home.has_culprit
+        self._listener = Listener(self._home, self._gate)
+        self._records: Lane[writes.Write, Pulse] = Lane(self._record_all, culprit)
+        self._closings: Lane[writes.Write, builtins.list[Signal]] = Lane(self._close_all, culprit)
+        self._beginnings: Lane[runs.Begin, Created | None] = Lane(self._create_all, culprit)
+
+    def _moving_out(self) -> Callable[[], Coroutine[Any, Any, None]]:
+        return partial(_close, self._home, self._listener)
+
+    def __repr__(self) -> str:
+        return f"MongoStore('{self._home.place.hosts}/{self._home.place.database}')"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Hosts, database, stem of the collections and prefix."""
+        place = self._home.place
+        return ("mongodb", place.hosts, place.database, self._home.stem, self._namespace)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """Several processes may use it, and it keeps what it acknowledged."""
+        return frozenset({"shared", "durable"})
+
+    async def create(
+        self,
+        run: NewRun,
+        *,
+        ttl: float | None = None,
+        entries: Sequence[Entry] = (),
+        inbox: Sequence[Signal] = (),
+        created_at: int | None = None,
+        now: int | None = None,
+    ) -> Created:
+        """Insert the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
+        length = None if ttl is None else lease_microseconds(ttl)
+        journal, rows = checked_journal(entries), checked_inbox(inbox)
+        begin = runs.begin(checked_start(run), length, self._owner, journal, rows, created_at, now)
+        return await self._carry(lambda: self._create(begin))
+
+    async def _create(self, begin: runs.Begin) -> Created:
+        while True:
+            made = await self._beginnings.put(begin)
+            made = made or await self._home.perform(self._namespace, lambda db, _: runs.find(db, begin))
+            if made is not None:  # it was there and is gone again: once more
+                return made
+
+    async def restore(
+        self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
+    ) -> None:
+        """Put this whole run in place of what is there."""
+        await self._do(runs.restore, run, checked_journal(entries), checked_inbox(inbox), now)
+
+    async def claim(
+        self,
+        limit: int,
+        ttl: float,
+        workflows: Collection[str],
+        queues: Collection[str] | None = None,
+        *,
+        now: int | None = None,
+    ) -> Claims:
+        """Lease due runs, and load what they recorded."""
+        wanted = claims.Wanted.of(limit, lease_microseconds(ttl), self._owner, workflows, queues, now)
+        return await self._do(claims.claim, wanted)
+
+    async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
+        """Lease this run, and load what it recorded."""
+        length, secret = lease_microseconds(ttl), new_token()
+        return await self._do(claims.acquire, run_id, length, self._owner, secret, now, due_only=due_only)
+
+    async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
+        """Prolong leases, all in one bulk. With a borrowed client that waits for its event loop, and says so."""
+        given, length = tuple(leases), lease_microseconds(ttl)
+        return await self._renewed(
+            ttl, lambda: self._home.perform(self._namespace, lambda db, _: claims.renew(db, given, length, now))
+        )
+
+    async def release(self, lease: Lease, *, now: int | None = None) -> None:
+        """Give the run back, due at once."""
+        await self._do(claims.release, lease, now, new_token())
+
+    def record(
+        self,
+        lease: Lease,
+        entries: Sequence[Entry] = (),
+        *,
+        consume: Sequence[int] = (),
+        items: Sequence[Item] = (),
+        now: int | None = None,  # noqa: ARG002 - a record leaves no instant on the row
+    ) -> Awaitable[Pulse]:
+        """Append to the journal: one fenced update of the run's document, alone or in a bulk."""
+        write = writes.record(lease, entries, consume, items)
+        return self._send(lambda: self._records, write)
+
+    def suspend(
+        self,
+        lease: Lease,
+        *,
+        wake_at: int | None,
+        waiting_for: Collection[Awaited] = (),
+        entries: Sequence[Entry] = (),
+        consume: Sequence[int] = (),
+        now: int | None = None,
+    ) -> Awaitable[builtins.list[Signal]]:
+        """Record and give up the lease, unless something awaited is there."""
+        write = writes.suspend(lease, wake_at, waiting_for, entries, consume, now)
+        return self._send(lambda: self._closings, write)
+
+    def finish(
+        self,
+        lease: Lease,
+        status: EndStatus,
+        outcome: bytes,
+        *,
+        entries: Sequence[Entry] = (),
+        consume: Sequence[int] = (),
+        now: int | None = None,
+    ) -> Awaitable[object]:
+        """Record, end the run and tell its parent."""
+        write = writes.finish(lease, status, outcome, entries, consume, now)
+        return self._send(lambda: self._closings, write)
+
+    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
+        """Make an ended run pending again."""
+        await self._do(runs.reopen, run_id, tuple(drop), now, new_token())
+
+    async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
+        """Put a signal into the run's inbox."""
+        arrival = inbox.Arrival(Signal(seq=0, name=name, payload=payload, dedupe=dedupe), new_token(), now)
+
+        return await self._do_again(lambda db, again: inbox.signal(db, run_id, arrival, is_repeated=again))
+
+    async def cancel(self, run_id: str, *, now: int | None = None) -> None:
+        """Ask the run to stop."""
+        await self._do(runs.cancel, run_id, now)
+
+    async def hold(self, run_id: str) -> None:
+        """Keep the run from being driven."""
+        await self._do(runs.hold, run_id, held=True)
+
+    async def unhold(self, run_id: str) -> None:
+        """Undo `hold`."""
+        await self._do(runs.hold, run_id, held=False)
+
+    async def report(self, lease: Lease, progress: bytes) -> None:
+        """Replace the run's progress."""
+        await self._do(recording.report, lease, progress)
+
+    async def get(self, run_id: str) -> RunRow | None:
+        """The run's row, or None."""
+        return await self._do(reading.get, run_id)
+
+    async def journal(self, run_id: str, *, after: int = 0) -> builtins.list[Entry]:
+        """The run's entries, by seq."""
+        return await self._do(reading.journal, run_id, after)
+
+    async def inbox(self, run_id: str, *, after: int = 0) -> builtins.list[Signal]:
+        """The unconsumed inbox rows, by seq."""
+        return await self._do(reading.inbox, run_id, after)
+
+    async def items(self, run_id: str, stream: str, *, after: int = -1, limit: int = 100) -> builtins.list[Item]:
+        """Items of a stream, in order."""
+        return await self._do(reading.items, run_id, stream, after, limit)
+
+    async def list(
+        self,
+        *,
+        prefix: str = "",
+        status: Status | None = None,
+        workflow: str | None = None,
+        before: tuple[int, str] | None = None,
+        limit: int = 100,
+    ) -> builtins.list[RunInfo]:
+        """Runs, last changed first."""
+        return await self._do(reading.list_runs, prefix, status, workflow, before, limit)
+
+    async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
+        """How many runs there are."""
+        return await self._do(reading.count, prefix, status, workflow)
+
+    async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
+        """Ids of the runs that may be claimed now."""
+        return await self._do(reading.due, limit, now)
+
+    async def delete(self, run_id: str) -> None:
+        """Remove the run and everything of it."""
+        await self._do(runs.delete, run_id)
+
+    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
+        """Delete ended runs, oldest first."""
+        return await self._do(runs.purge, microseconds(older_than, what="older_than"), limit, now)
+
+    async def watch(self, timeout: float) -> None:
+        """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
+        self._be_in_this_process()
+        watcher = self._gate.watch()  # from here on closing the store ends the wait
+        try:
+            if self._listener.is_live:
+                await asyncio.wait([watcher.future], timeout=max(0.0, timeout))
+                return
+            # Whatever happened before there was a stream to tell of it may be what the caller waits for.
+            starting = asyncio.ensure_future(self._carry(self._listener.start))
+            starting.add_done_callback(_noted)
+            await asyncio.wait([starting], timeout=max(0.0, timeout))
+            if not self._listener.is_live:
+                await asyncio.wait([watcher.future], timeout=max(0.0, min(timeout, POLL_EVERY)))
+        finally:
+            self._gate.unwatch(watcher)
+
+    async def put_schedule(self, schedule: Schedule) -> None:
+        """Insert or replace the schedule."""
+        await self._do(schedules.put_schedule, schedule)
+
+    async def schedules(self) -> Sequence[Schedule]:
+        """All schedules, by id."""
+        return await self._do(schedules.schedules)
+
+    async def drop_schedule(self, schedule_id: str) -> bool:
+        """Remove the schedule."""
+        return await self._do_again(lambda db, again: schedules.drop_schedule(db, schedule_id, is_repeated=again))
+
+    async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
+        """Move the schedule on and create its run, once."""
+        begin = runs.begin(checked_start(run), None, self._owner, (), (), None, now)
+        return await self._do(schedules.fire, schedule_id, expected_at, next_at, begin)
+
+    async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
+        """Set the limits of a queue."""
+        await self._do(queues.limit_queue, queue, limits)
+
+    async def queue_limits(self) -> dict[str, QueueLimits]:
+        """The limits that were set, by queue."""
+        return await self._do(queues.queue_limits)
+
+    def transaction(self, lease: Lease) -> AbstractAsyncContextManager[Transaction]:  # noqa: ARG002 - always refused
+        """There is none: a step's own writes would be SQL."""
+        raise StoreCapabilityError("mongodb", "SQL transactions")
+
+    async def _do(self, verb: Callable[Concatenate[Collections, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._do_again(lambda db, _: verb(db, *args, **kwargs))
+
+    async def _do_again(self, verb: Callable[[Collections, bool], Awaitable[T]]) -> T:
+        """As `_do`, for a verb that has to know whether it may have been done before."""
+        return await self._carry(lambda: self._home.perform(self._namespace, verb))
+
+    async def _record_all(self, given: Sequence[writes.Write]) -> Sequence[Reply[Pulse]]:
+        return await self._home.perform(self._namespace, lambda db, _: recording.record_all(db, given))
+
+    async def _close_all(self, given: Sequence[writes.Write]) -> Sequence[Reply[builtins.list[Signal]]]:
+        return await self._home.perform(self._namespace, lambda db, _: recording.close_all(db, given))
+
+    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created | None]]:
+        return await self._home.perform(self._namespace, lambda db, _: runs.create_all(db, begins))
+
+
+async def _close(home: MongoHome, listener: Listener) -> None:
+    await listener.close()
+    await home.close()
+
+
+def _noted(task: asyncio.Task[None]) -> None:
+    """The watcher meets the error, if there was one, at its next verb."""
+    if not task.cancelled():
+        task.exception()

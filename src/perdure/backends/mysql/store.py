@@ -1,0 +1,118 @@
+"""MysqlStore: the contract on a MySQL or MariaDB database, through asyncmy.
+
+The verbs are those of `sql_store`, each a transaction. Those that are called most (record, end or sleep, create) first go out as
+one packet, which is one round trip and one commit for all that arrived while the one before it was under way.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from perdure.backends.base.batching import Reply
+from perdure.backends.mysql import packets
+from perdure.backends.mysql.errors import driver
+from perdure.backends.mysql.home import MysqlHome
+from perdure.backends.mysql.place import place_of
+from perdure.backends.mysql.transaction import MysqlTransaction
+from perdure.backends.sql import closing, recording, runs
+from perdure.backends.sql.dialect import MYSQL
+from perdure.backends.sql.store import SqlStore
+from perdure.backends.sql.tables import Tables
+from perdure.backends.sql.values import BYTES
+from perdure.backends.sql.writes import Write
+from perdure.model.records import Created, Lease, Pulse, Signal
+
+
+class MysqlStore(SqlStore[MysqlHome]):
+    """A store in a MySQL or MariaDB database, for any number of processes and machines.
+
+    It opens up to `pool_size` connections by the DSN, or uses the asyncmy `pool` that is passed in and leaves it open. `table`
+    begins the names of the tables, `prefix` keeps runs of several users of the same tables apart.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        pool: Any | None = None,
+        table: str = "perdure",
+        prefix: str = "",
+        auto_migrate: bool = True,
+        pool_size: int = 10,
+    ) -> None:
+        if (url is None) == (pool is None):
+            raise ValueError("a MySQL store takes a url or a pool, one of them")
+        driver()
+        place = None if url is None else place_of(url)
+        home = MysqlHome(Tables(table, MYSQL, BYTES), place=place, pool=pool, pool_size=pool_size)
+        super().__init__(home, prefix=prefix, auto_migrate=auto_migrate)
+
+    def _move_in(self) -> None:
+        super()._move_in()
+        # Open transactions have connections of their own, so that the verbs never wait for those.
+        self._side = self._home.another()
+
+    def _moving_out(self) -> Callable[[], Coroutine[Any, Any, None]]:
+        return partial(_close, self._home, self._side)
+
+    def _start_over(self) -> None:
+        self._side.leave_behind()
+        super()._start_over()
+
+    def __repr__(self) -> str:
+        place = self._home.place
+        return "MysqlStore(pool=...)" if place is None else f"MysqlStore('{place.address}/{place.database}')"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Host and port, database, table stem and prefix; of a borrowed pool, which it is."""
+        return ("mysql", *self._home.where, self._home.tables.stem, self._namespace)
+
+    @asynccontextmanager
+    async def transaction(self, lease: Lease) -> AsyncIterator[MysqlTransaction]:
+        """A fenced transaction on a connection of its own; while it is open nobody takes the run over."""
+        self._enter()
+        try:
+            await self._side.run(self._side.be_ready(allowed=self._auto_migrate))
+            under_way = MysqlTransaction(self._side, self._namespace, lease)
+            try:
+                await under_way.begin()
+                yield under_way
+                await under_way.commit()
+            finally:
+                await under_way.end()
+        finally:
+            self._gate.leave()
+
+    async def _record_all(self, asked: Sequence[Write]) -> Sequence[Reply[Pulse]]:
+        return await self._home.quickly(
+            self._namespace,
+            partial(packets.record, asked),
+            packets.pulses_from,
+            lambda db, _: recording.record_all(db, asked),
+        )
+
+    async def _close_all(self, asked: Sequence[Write]) -> Sequence[Reply[builtins.list[Signal]]]:
+        return await self._home.quickly(
+            self._namespace,
+            partial(packets.close, asked),
+            lambda _: [[] for _ in asked],
+            lambda db, is_repeated: closing.close_once(db, asked, is_repeated=is_repeated),
+        )
+
+    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created | None]]:
+        return await self._home.quickly(
+            self._namespace,
+            partial(packets.create, begins),
+            partial(packets.created_from, begins),
+            lambda db, _: runs.create_all(db, begins),
+        )
+
+
+async def _close(*homes: MysqlHome) -> None:
+    for home in homes:
+        await home.close()

@@ -1,0 +1,72 @@
+"""What errors of the driver and the server mean: the one place where they become errors of perdure, or another attempt."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from perdure.backends.base.failures import Fate
+from perdure.errors import PerdureError, PersistenceError
+
+
+def driver() -> Any:
+    """asyncpg, imported by the first use. Raises `ImportError` that says what to install."""
+    try:
+        import asyncpg  # type: ignore[import-untyped]  # it ships no types
+    except ImportError as missing:
+        raise ImportError("the PostgreSQL store needs asyncpg: pip install perdure[postgres]") from missing
+    return asyncpg
+
+
+_UNDONE: Final = frozenset(
+    {
+        "23505",  # unique violation: somebody wrote the same at this moment, and can be seen now
+        "25006",  # read only: a standby, or a primary that has just become one
+        "40001",  # serialization failure
+        "40P01",  # deadlock
+        "53300",  # too many connections
+        "55P03",  # lock not available
+        "57P03",  # the server is starting up or shutting down
+    }
+)
+_UNKNOWN: Final = frozenset({
+    "08000", "08003", "08006", "08001", "08004", "08007",
+    "57P01",  # the server was told to stop
+    "57P02",  # another backend crashed
+    "57P05",
+})  # fmt: skip
+
+
+def fate_of(error: BaseException) -> Fate:
+    """What to make of an error that a statement met."""
+    code = getattr(error, "sqlstate", None)
+    if code in _UNDONE:
+        return Fate.UNDONE
+    if code in _UNKNOWN or isinstance(error, OSError | driver().InternalClientError):
+        return Fate.UNKNOWN
+    is_closed = isinstance(error, driver().InterfaceError) and "clos" in str(error)
+    return Fate.UNKNOWN if is_closed else Fate.REFUSED
+
+
+def is_stale(error: BaseException) -> bool:
+    """Whether the connection, good as it seems, should not be used again.
+
+    It leads to a server that takes no writes, or the driver has lost track of it: the server said goodbye while it was idle.
+    """
+    return getattr(error, "sqlstate", None) == "25006" or isinstance(error, driver().InternalClientError)
+
+
+def mapped(error: BaseException, label: str, secret: str | None = None) -> BaseException:
+    """What the caller gets: `PersistenceError` for what the driver, the server and the system say, without the password."""
+    if isinstance(error, PerdureError):
+        return error
+    asyncpg = driver()
+    if not isinstance(
+        error, asyncpg.PostgresError | asyncpg.InterfaceError | asyncpg.InternalClientError | OSError | TimeoutError
+    ):
+        return error
+    said = f"{type(error).__name__}: {error}"
+    if secret and secret in said:
+        return PersistenceError(label, said.replace(secret, "***"))
+    result = PersistenceError(label, said)
+    result.__cause__ = error
+    return result

@@ -1,0 +1,71 @@
+"""Schedules and queue limits."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perdure.backends.postgres.runs import Begin, create_all
+from perdure.backends.postgres.schema import Session
+from perdure.model.records import NewRun, QueueLimits, Schedule
+
+_PUT: Final = """
+    WITH put AS (
+        INSERT INTO $schedules (namespace, id, workflow, spec, input, next_at, metadata) VALUES ($1, $2, $3, $4, $5, $6, $7)
+        ON CONFLICT (namespace, id) DO UPDATE SET workflow = $3, spec = $4, input = $5, next_at = $6, metadata = $7
+        RETURNING 1
+    )
+    SELECT pg_notify($8, '')::text FROM put
+"""
+_ALL: Final = "SELECT id, workflow, spec, input, next_at, metadata FROM $schedules WHERE namespace = $1 ORDER BY id"
+_DROP: Final = "DELETE FROM $schedules WHERE namespace = $1 AND id = $2 RETURNING 1"
+_MOVE: Final = "UPDATE $schedules SET next_at = $4 WHERE namespace = $1 AND id = $2 AND next_at = $3 RETURNING 1"
+_LIMIT: Final = """
+    WITH put AS (
+        INSERT INTO $queues (namespace, queue, concurrency, key_concurrency) VALUES ($1, $2, $3, $4)
+        ON CONFLICT (namespace, queue) DO UPDATE SET concurrency = $3, key_concurrency = $4
+        RETURNING 1
+    )
+    SELECT pg_notify($5, '')::text FROM put
+"""
+_LIMITS: Final = "SELECT queue, concurrency, key_concurrency FROM $queues WHERE namespace = $1"
+
+
+async def put_schedule(db: Session, schedule: Schedule) -> None:
+    """Insert or replace the schedule."""
+    given = (schedule.id, schedule.workflow, schedule.spec, schedule.input, schedule.next_at, schedule.metadata)
+    await db.all(_PUT, *given, db.tables.channel)
+
+
+async def schedules(db: Session) -> list[Schedule]:
+    """All schedules, by id."""
+    return [
+        Schedule(id=id_, workflow=workflow, spec=spec, input=input_, next_at=next_at, metadata=metadata)
+        for id_, workflow, spec, input_, next_at, metadata in await db.all(_ALL)
+    ]
+
+
+async def drop_schedule(db: Session, schedule_id: str) -> bool:
+    """Remove the schedule, if it is there."""
+    return await db.one(_DROP, schedule_id) is not None
+
+
+async def fire(db: Session, schedule_id: str, expected_at: int, next_at: int | None, run: NewRun, now: int | None) -> bool:
+    """Move the schedule on and create its run, unless somebody else did."""
+    async with db.transaction():
+        if await db.one(_MOVE, schedule_id, expected_at, next_at) is None:
+            return False
+        await create_all(db, [Begin(run, None, "", "", now=now)])
+        return True
+
+
+async def limit_queue(db: Session, queue: str, limits: QueueLimits) -> None:
+    """Set the limits of a queue."""
+    await db.all(_LIMIT, queue, limits.concurrency, limits.key_concurrency, db.tables.channel)
+
+
+async def queue_limits(db: Session) -> dict[str, QueueLimits]:
+    """The limits that were set, by queue."""
+    return {
+        queue: QueueLimits(concurrency=concurrency, key_concurrency=key_concurrency)
+        for queue, concurrency, key_concurrency in await db.all(_LIMITS)
+    }

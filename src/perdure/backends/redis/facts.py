@@ -1,0 +1,93 @@
+"""What the server is set to do with what it was given: keep it on disk, only in memory, or throw it away.
+
+`INFO` is asked through a script, so that a cluster answers from the node that holds the namespace; `CONFIG`, which managed
+servers often refuse, through the client. What nobody tells counts as the worse case.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from perdure.backends.redis.driver import Place
+from perdure.errors import PerdureWarning, PersistenceError
+from perdure.store import Durability
+
+# How rows are laid out. A server with another layout is refused.
+FORMAT = "1"
+
+
+class Facts(NamedTuple):
+    """What is known about a server."""
+
+    format: str
+    append_only: bool
+    fsync: str
+    policy: str
+    maxmemory: int
+
+    @property
+    def durability(self) -> Durability:
+        """`disk` when an acknowledged write has been synced. With `everysec` a power loss may take the last second."""
+        return "disk" if self.append_only and self.fsync == "always" else "process"
+
+    @property
+    def evicts(self) -> bool:
+        """Whether keys without expiry, such as ours, are thrown away when memory is full."""
+        return self.policy.startswith("allkeys") and self.maxmemory > 0
+
+
+def facts_from(format_: bytes, info: Sequence[bytes], fsync: str) -> Facts:
+    """The facts that these replies tell."""
+    lines = (line.partition(":") for text in info for line in text.decode(errors="replace").splitlines())
+    told = {name: value.strip() for name, colon, value in lines if colon}
+    maxmemory = told.get("maxmemory", "0")
+    return Facts(
+        format=format_.decode(),
+        append_only=told.get("aof_enabled") == "1",
+        fsync=fsync,
+        policy=told.get("maxmemory_policy", ""),
+        maxmemory=int(maxmemory) if maxmemory.isdecimal() else 0,
+    )
+
+
+async def fsync_policy(client: Any) -> str:
+    """When the append-only file is synced, or "" when that varies or nobody tells. Runs on the client's loop."""
+    if await _setting(client, "no-appendfsync-on-rewrite") != "no":
+        return ""
+    return await _setting(client, "appendfsync")
+
+
+async def _setting(client: Any, name: str) -> str:
+    try:
+        reply = await client.config_get(name)
+    except Exception:  # noqa: BLE001 - whatever the reason, it is not known then
+        return ""
+    # A cluster's client may answer for several nodes, which need not be set alike.
+    told = {_text(value) for value in _leaves(reply)}
+    return told.pop() if len(told) == 1 else ""
+
+
+def _leaves(reply: Any) -> list[Any]:
+    if not isinstance(reply, dict):
+        return [reply]
+    return [leaf for value in reply.values() for leaf in _leaves(value)]
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def check(facts: Facts, where: Place) -> None:
+    """Warn when a restart loses runs. Raises `PersistenceError` when they would be lost without one."""
+    if facts.format != FORMAT:
+        raise PersistenceError(str(where), f"its runs have layout {facts.format}, and this version reads layout {FORMAT}")
+    if facts.evicts:
+        raise PersistenceError(
+            str(where),
+            f"maxmemory-policy is {facts.policy}, which throws runs away when memory is full; set it to noeviction",
+        )
+    if not facts.append_only:
+        message = f"{where} has no append-only file, so a restart of the server loses runs; set appendonly yes"
+        warnings.warn(message, PerdureWarning, stacklevel=2)

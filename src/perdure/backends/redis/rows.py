@@ -1,0 +1,254 @@
+"""What is stored, as the contract's values, and back.
+
+Columns are text or bytes under their own names; None is absence. An entry begins with the numbers that a script may have to
+write by itself (`seq:epoch:started_at:ended_at:`), an inbox row with the lengths of its parts; the rest is opaque to scripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from perdure.model.journal import Entry, Kind, Phase
+from perdure.model.records import Awaited, Claim, Item, Lease, NewRun, QueueLimits, RunRow, Schedule, Signal
+
+# An argument of a script.
+Arg: TypeAlias = str | bytes | int
+
+_BYTES: Final = frozenset({"input", "input_hash", "seed", "metadata", "progress", "outcome"})
+_NUMBERS: Final = frozenset(
+    {"priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts", "created_at", "updated_at"}
+)
+_BOOLEANS: Final = frozenset({"held", "cancel_requested", "parent_notified"})
+# Digits of an item's number, as in prelude.lua.
+_N_DIGITS: Final = 20
+
+
+class _EntryRest(msgspec.Struct, frozen=True, array_like=True):
+    """What scripts need not know of an entry."""
+
+    key: str
+    phase: Phase
+    kind: Kind
+    name: str
+    ok: bool
+    payload: bytes
+    attempt: int
+    args_hash: bytes | None
+
+
+class _ScheduleRest(msgspec.Struct, frozen=True, array_like=True):
+    """What scripts need not know of a schedule."""
+
+    workflow: str
+    spec: str
+    input: bytes
+    metadata: bytes
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_entry_rest: Final = msgspec.msgpack.Decoder(_EntryRest)
+_schedule_rest: Final = msgspec.msgpack.Decoder(_ScheduleRest)
+
+
+def counted(values: Sequence[Arg]) -> list[Arg]:
+    """A list as `take_list` in prelude.lua reads it."""
+    return [len(values), *values]
+
+
+def all_counted(lists: Iterable[Sequence[Arg]]) -> list[Arg]:
+    """Several lists, one after the other."""
+    return [part for one in lists for part in counted(one)]
+
+
+def optional(value: Arg | None) -> Arg:
+    """The value, or the empty text that stands for None."""
+    return "" if value is None else value
+
+
+def pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """A hash as Redis gives it, pair by pair."""
+    values = iter(flat)
+    return zip(values, values, strict=True)
+
+
+def _framed(texts: Iterable[str]) -> bytes:
+    return b"".join(b"%d:%b" % (len(text), text) for text in map(str.encode, texts))
+
+
+def _unframed(data: bytes) -> list[str]:
+    texts: list[str] = []
+    while data:
+        length, _, data = data.partition(b":")
+        texts.append(data[: int(length)].decode())
+        data = data[int(length) :]
+    return texts
+
+
+def awaited_bytes(waiting_for: Iterable[Awaited]) -> bytes:
+    """What a run waits for."""
+    return _framed(text for awaited in waiting_for for text in (awaited.kind, awaited.name))
+
+
+def _awaited_from(data: bytes) -> tuple[Awaited, ...]:
+    texts = iter(_unframed(data))
+    return tuple(Awaited(kind, name) for kind, name in zip(texts, texts, strict=True))  # type: ignore[arg-type]  # as written
+
+
+def columns_of(run: NewRun) -> list[Arg]:
+    """The columns that are not None or false, each after its name."""
+    columns: list[Arg] = []
+    for name, value in msgspec.structs.asdict(run).items():
+        stored = awaited_bytes(value) if name == "waiting_for" else 1 if value is True else value
+        if stored is not None and stored is not False and not (name == "waiting_for" and not stored):
+            columns += [name, stored]
+    return columns
+
+
+def run_from(flat: Sequence[bytes]) -> RunRow | None:
+    """The run of a hash with its columns, or None when there is none."""
+    stored = {name.decode(): value for name, value in pairs(flat)}
+    if not stored:
+        return None
+    return RunRow(**{name: _column(name, stored[name]) for name in RunRow.__struct_fields__ if name in stored}, **_absent(stored))
+
+
+def _absent(stored: Collection[str]) -> dict[str, Any]:
+    return {} if "wake_at" in stored else {"wake_at": None}
+
+
+def _column(name: str, value: bytes) -> Any:
+    if name in _BYTES:
+        return value
+    if name in _NUMBERS:
+        return int(value)
+    if name in _BOOLEANS:
+        return value == b"1"
+    return _awaited_from(value) if name == "waiting_for" else value.decode()
+
+
+def entry_rest(entry: Entry) -> bytes:
+    """An entry without the numbers that a script may have to write."""
+    rest = _EntryRest(entry.key, entry.phase, entry.kind, entry.name, entry.ok, entry.payload, entry.attempt, entry.args_hash)
+    return _encode(rest)
+
+
+def entries_of(entries: Iterable[Entry]) -> list[Arg]:
+    """The entries as they are stored, each after its seq."""
+    stored: list[Arg] = []
+    for entry in entries:
+        head = b"%d:%d:%d:%d:" % (entry.seq, entry.epoch, entry.started_at, entry.ended_at)
+        stored += [entry.seq, head + entry_rest(entry)]
+    return stored
+
+
+def entry_from(stored: bytes) -> Entry:
+    """The entry that was stored so."""
+    seq, epoch, started_at, ended_at, data = stored.split(b":", 4)
+    rest = _entry_rest.decode(data)
+    return Entry(
+        seq=int(seq),
+        key=rest.key,
+        phase=rest.phase,
+        kind=rest.kind,
+        name=rest.name,
+        ok=rest.ok,
+        payload=rest.payload,
+        attempt=rest.attempt,
+        args_hash=rest.args_hash,
+        started_at=int(started_at),
+        ended_at=int(ended_at),
+        epoch=int(epoch),
+    )
+
+
+def inbox_of(rows: Iterable[Signal]) -> list[Arg]:
+    """Unconsumed inbox rows as they are stored, each after its seq."""
+    stored: list[Arg] = []
+    for row in rows:
+        name, dedupe = row.name.encode(), None if row.dedupe is None else row.dedupe.encode()
+        head = b"%d:%b:%d:%d:" % (row.seq, row.kind.encode(), len(name), -1 if dedupe is None else len(dedupe))
+        stored += [row.seq, head + name + (dedupe or b"") + row.payload]
+    return stored
+
+
+def dedupes_of(rows: Iterable[Signal]) -> list[Arg]:
+    """Which seq each name and dedupe has."""
+    return [part for row in rows if row.dedupe is not None for part in (_framed((row.name, row.dedupe)), row.seq)]
+
+
+def signal_from(stored: bytes) -> Signal:
+    """The inbox row that was stored so."""
+    seq, kind, length, dedupe_length, data = stored.split(b":", 4)
+    end = int(length)
+    until = end + max(0, int(dedupe_length))
+    return Signal(
+        seq=int(seq),
+        name=data[:end].decode(),
+        payload=data[until:],
+        kind="child" if kind == b"child" else "signal",
+        dedupe=data[end:until].decode() if int(dedupe_length) >= 0 else None,
+    )
+
+
+def items_of(items: Iterable[Item]) -> list[Arg]:
+    """The items, each as stream, number and payload."""
+    return [part for item in items for part in (item.stream, item.n, item.payload)]
+
+
+def item_from(stream: str, stored: bytes) -> Item:
+    """The item of the stream that was stored so."""
+    return Item(stream=stream, n=int(stored[:_N_DIGITS]), payload=stored[_N_DIGITS:])
+
+
+def claim_from(reply: Sequence[Any]) -> Claim:
+    """The claim on a run that a script has leased and gives whole."""
+    flat, steps, inbox, streams = reply
+    run = run_from(flat)
+    hidden = dict(pairs(flat))
+    if run is None or run.lease_until is None:
+        raise ValueError("a leased run has no lease")
+    return Claim(
+        lease=Lease(run_id=run.id, epoch=run.epoch, token=hidden[b"token"].decode(), until=run.lease_until),
+        run=run,
+        journal=[entry_from(stored) for stored in steps],
+        inbox=[signal_from(stored) for stored in inbox],
+        inbox_seq=int(hidden.get(b"inbox_seq", b"0")),
+        item_counts={name.decode(): int(length) for name, length in pairs(streams)},
+    )
+
+
+def schedule_bytes(schedule: Schedule) -> bytes:
+    """The schedule as it is stored."""
+    rest = _ScheduleRest(schedule.workflow, schedule.spec, schedule.input, schedule.metadata)
+    return str(optional(schedule.next_at)).encode() + b":" + _encode(rest)
+
+
+def schedule_from(schedule_id: bytes, stored: bytes) -> Schedule:
+    """The schedule that was stored so."""
+    next_at, _, data = stored.partition(b":")
+    rest = _schedule_rest.decode(data)
+    return Schedule(
+        id=schedule_id.decode(),
+        workflow=rest.workflow,
+        spec=rest.spec,
+        input=rest.input,
+        next_at=int(next_at) if next_at else None,
+        metadata=rest.metadata,
+    )
+
+
+def limits_text(limits: QueueLimits) -> str:
+    """The limits as they are stored."""
+    return ":".join(str(optional(limit)) for limit in (limits.concurrency, limits.key_concurrency))
+
+
+def limits_from(stored: bytes) -> QueueLimits:
+    """The limits that were stored so."""
+    concurrency, _, key_concurrency = stored.partition(b":")
+    return QueueLimits(
+        concurrency=int(concurrency) if concurrency else None,
+        key_concurrency=int(key_concurrency) if key_concurrency else None,
+    )

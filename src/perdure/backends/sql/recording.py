@@ -1,0 +1,295 @@
+"""Records: what holders of leases append, many in one transaction.
+
+A record is first sent as statements that need no answer in between (`record_statements`): they lock the rows of the runs, in id
+order, which keeps out whoever would take a run over, and append the entries of each write whose lease is current, if none of its
+places is taken. So a database that takes many statements at once needs one round trip. Whatever is not as simple as that (an
+entry that is there already, inbox rows, items) is looked at closer, under the same locks; what was appended by then is found
+there and is the same.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+from perdure.backends.base.batching import Reply
+from perdure.backends.sql.rows import ENTRY_COLUMNS, ENTRY_FIELDS, entry_from, entry_values
+from perdure.backends.sql.session import Given, Result, Session, Statement
+from perdure.backends.sql.tables import Tables, in_pieces
+from perdure.backends.sql.writes import Write, refusal
+from perdure.errors import LeaseLost, PersistenceError
+from perdure.model.journal import Entry
+from perdure.model.records import Lease, Pulse
+
+# SQLite joins at most 500 SELECTs by UNION ALL, and a statement takes some ten thousand values.
+_MAX_ROWS: Final = 250
+_TYPES: Final = {"seq": "int", "epoch": "int", "ok": "int", "attempt": "int", "started_at": "int", "ended_at": "int"}
+
+_FENCE: Final = "SELECT id, epoch, lease_token, inbox_seq, cancel_requested FROM $runs WHERE namespace = ?1 AND id IN "
+
+
+class _Closer(enum.Enum):
+    CLOSER = "CLOSER"
+
+
+CLOSER: Final = _Closer.CLOSER  # the write has to be looked at closer; nothing of it, or all of it, was written
+Answered: TypeAlias = Pulse | LeaseLost | _Closer
+
+
+def record_statements(tables: Tables, namespace: str, writes: Sequence[Write]) -> list[Statement]:
+    """What locks and appends, in one transaction. `answers_from` says what became of each write."""
+    given = Given()
+    template = f"{_FENCE}({given.many(sorted({write.run_id for write in writes}))}) ORDER BY id $for_share"
+    appending = [_append_held(tables, namespace, rows) for rows in _whole_writes(writes)]
+    return [tables.statement(template, namespace, *given.values), *appending]
+
+
+def _whole_writes(writes: Sequence[Write]) -> list[list[list[Any]]]:
+    """What is appended, in lists that are not too long for a statement. No write is in two of them: it is whole or not there."""
+    pieces: list[list[list[Any]]] = []
+    for write in writes:
+        rows = _given_rows(write) if _is_plain(write) else []
+        if not pieces or len(pieces[-1]) + len(rows) > _MAX_ROWS:
+            pieces.append([])
+        pieces[-1] += rows
+    return [piece for piece in pieces if piece]
+
+
+def answers_from(tables: Tables, writes: Sequence[Write], results: Sequence[Result]) -> list[Answered]:
+    """What each write is answered, by what `record_statements` gave; `CLOSER` goes to `look_closer` after that."""
+    fences = fences_from(tables, results[0])
+    current = [write for write in writes if is_current(fences, write.lease)]
+    expected = sum(len(write.entries) for write in current if _is_plain(write))
+    is_complete = sum(result.count for result in results[1:]) == expected
+    return [_answer(fences, write, is_complete=is_complete) for write in writes]
+
+
+def _answer(fences: Fences, write: Write, *, is_complete: bool) -> Answered:
+    if not is_current(fences, write.lease):
+        return LeaseLost(write.run_id, write.lease.epoch)
+    is_written = _is_plain(write) and (is_complete or not write.entries)
+    return fences[write.run_id][2] if is_written else CLOSER
+
+
+# By run: epoch, token, and what its holder is told.
+Fences: TypeAlias = dict[str, tuple[int, str | None, Pulse]]
+
+
+def fences_from(tables: Tables, locked: Result) -> Fences:
+    """What the fence's rows say."""
+    name = tables.values.name_from
+    return {
+        name(run_id): (int(epoch), None if token is None else name(token), Pulse(int(inbox_seq), bool(cancel_requested)))
+        for run_id, epoch, token, inbox_seq, cancel_requested in locked.rows
+    }
+
+
+def is_current(fences: Fences, lease: Lease) -> bool:
+    """Whether this lease is the run's present one."""
+    found = fences.get(lease.run_id)
+    return found is not None and found[:2] == (lease.epoch, lease.token)
+
+
+def _is_plain(write: Write) -> bool:
+    return not write.consume and not write.items and len(write.entries) <= _MAX_ROWS
+
+
+def _given_rows(write: Write) -> list[list[Any]]:
+    if not write.entries:
+        return []
+    seqs = [entry.seq for entry in write.entries]
+    of_write = [write.run_id, write.lease.epoch, write.lease.token, min(seqs), max(seqs)]
+    return [[*of_write, *entry_values(entry)] for entry in write.entries]
+
+
+_GIVEN_COLUMNS: Final = [
+    ("run_id", "text"), ("held_epoch", "int"), ("token", "text"), ("low", "int"), ("high", "int"),
+    *((f"a_{field}", _TYPES.get(field, "text")) for field in ENTRY_FIELDS),
+]  # fmt: skip
+_APPENDED: Final = ", ".join(f"given.a_{field}" for field in ENTRY_FIELDS)
+
+
+def _append_held(tables: Tables, namespace: str, rows: Sequence[Sequence[Any]]) -> Statement:
+    """Append rows of writes whose lease is current and of which no place is taken."""
+    given = Given()
+    template = f"""
+        INSERT INTO $steps (namespace, run_id, {ENTRY_COLUMNS})
+        SELECT run.namespace, given.run_id, {_APPENDED}
+        FROM {_table(tables, given, rows)}
+        JOIN $runs AS run ON run.namespace = ?1 AND run.id = given.run_id
+            AND run.epoch = given.held_epoch AND run.lease_token = given.token
+        WHERE NOT EXISTS (
+            SELECT 1 FROM $steps AS there WHERE there.namespace = ?1 AND there.run_id = given.run_id
+                AND there.seq >= given.low AND there.seq <= given.high
+        )
+    """
+    return tables.statement(template, namespace, *given.values)
+
+
+def _table(tables: Tables, given: Given, rows: Sequence[Sequence[Any]]) -> str:
+    """The rows as a table `given`."""
+    places = [[given.one(value, kind) for value, (_, kind) in zip(row, _GIVEN_COLUMNS, strict=True)] for row in rows]
+    names = [name for name, _ in _GIVEN_COLUMNS]
+    if tables.dialect.name == "postgres":  # which plans each SELECT of a union by itself
+        lines = ", ".join(f"({', '.join(row)})" for row in places)
+        return f"(VALUES {lines}) AS given ({', '.join(names)})"
+    selects = (", ".join(f"{place} AS {name}" for place, name in zip(row, names, strict=True)) for row in places)
+    return f"({' UNION ALL '.join(f'SELECT {select}' for select in selects)}) AS given"
+
+
+async def record_all(db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:
+    """Append what each write has; one that is refused is answered with its error, alone."""
+    results = await db.send(record_statements(db.tables, db.namespace, writes))
+    answers = answers_from(db.tables, writes, results)
+    closer = [write for write, answer in zip(writes, answers, strict=True) if answer is CLOSER]
+    looked = iter(await look_closer(db, closer) if closer else ())
+    return [next(looked) if answer is CLOSER else answer for answer in answers]
+
+
+async def look_closer(db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:
+    """As `record_all`, for writes of any kind: what is there is read and compared before anything is written."""
+    fences = await fence(db, [write.lease for write in writes])
+    answers: list[Reply[Pulse]] = []
+    for write in writes:  # one after the other: two may be of one run
+        if not is_current(fences, write.lease):
+            answers.append(LeaseLost(write.run_id, write.lease.epoch))
+            continue
+        refused = await write_all(db, [write])
+        answers.append(refused.get(write.run_id, fences[write.run_id][2]))
+    return answers
+
+
+async def fence(db: Session, leases: Iterable[Lease]) -> Fences:
+    """What the runs of these leases stand at, locked until the transaction ends."""
+    given = Given()
+    template = f"{_FENCE}({given.many(sorted({lease.run_id for lease in leases}))}) ORDER BY id $for_share"
+    (result,) = await db.send([db.statement(template, *given.values)])
+    return fences_from(db.tables, result)
+
+
+async def write_all(db: Session, writes: Sequence[Write]) -> dict[str, PersistenceError]:
+    """Append, consume and add what these writes have, each of another run that is locked. Refusals are given by run.
+
+    What is there already, and the same, is left alone.
+    """
+    there = await _There.of(db, writes)
+    refused = {write.run_id: error for write in writes if (error := there.refusal(write)) is not None}
+    going = [write for write in writes if write.run_id not in refused]
+    entries = [(write.run_id, entry) for write in going for entry in write.entries if not there.has(write.run_id, entry)]
+    items = [
+        [db.namespace, write.run_id, item.stream, item.n, item.payload]
+        for write in going
+        for item in write.items
+        if (write.run_id, item.stream, item.n) not in there.items
+    ]
+    consuming = [_consume(db, write) for write in going if write.consume]
+    await db.send([*append(db, entries), *consuming, *insert_rows(db, "$items", "run_id, stream, n, payload", items)])
+    return refused
+
+
+def append(db: Session, entries: Sequence[tuple[str, Entry]]) -> list[Statement]:
+    """What inserts these entries of these runs, whose places are free."""
+    rows = [[db.namespace, run_id, *entry_values(entry)] for run_id, entry in entries]
+    return insert_rows(db, "$steps", f"run_id, {ENTRY_COLUMNS}", rows)
+
+
+def insert_rows(db: Session, table: str, columns: str, rows: Sequence[Sequence[Any]]) -> list[Statement]:
+    """What inserts rows, which begin with the namespace."""
+    statements = []
+    for piece in in_pieces(rows, _MAX_ROWS):
+        given = Given()
+        lines = ", ".join(f"({given.many(row)})" for row in piece)
+        statements.append(db.statement(f"INSERT INTO {table} (namespace, {columns}) VALUES {lines}", *given.values))
+    return statements
+
+
+def _consume(db: Session, write: Write) -> Statement:
+    given = Given()
+    mark, run_id = given.one(write.lease.token), given.one(write.run_id)
+    template = f"""
+        UPDATE $signals SET consumed_by = {mark}
+        WHERE namespace = ?1 AND run_id = {run_id} AND seq IN ({given.many(write.consume)}) AND consumed_by IS NULL
+    """
+    return db.statement(template, *given.values)
+
+
+class _There:
+    """What is written already at the places of some writes."""
+
+    def __init__(self) -> None:
+        self.entries: dict[tuple[str, int], Entry] = {}
+        self.items: dict[tuple[str, str, int], bytes] = {}
+        self.signals: set[tuple[str, int]] = set()
+
+    @classmethod
+    async def of(cls, db: Session, writes: Sequence[Write]) -> _There:
+        """What is at the places of these writes."""
+        there = cls()
+        name, payload = db.tables.values.name_from, db.tables.values.payload_from
+        for row in await _at(db, f"run_id, {ENTRY_COLUMNS} FROM $steps", {w.run_id: _seqs(w.entries) for w in writes}):
+            entry = entry_from(row[1:], db.tables.values)
+            there.entries[name(row[0]), entry.seq] = entry
+        for run_id, seq in await _at(db, "run_id, seq FROM $signals", {w.run_id: list(w.consume) for w in writes}):
+            there.signals.add((name(run_id), int(seq)))
+        for run_id, stream, n, found in await _items_at(db, writes):
+            there.items[name(run_id), name(stream), int(n)] = payload(found)
+        return there
+
+    def has(self, run_id: str, entry: Entry) -> bool:
+        """Whether something stands at the place of this entry."""
+        return (run_id, entry.seq) in self.entries
+
+    def refusal(self, write: Write) -> PersistenceError | None:
+        """Why the write contradicts what is there, or None."""
+        run_id = write.run_id
+        for entry in write.entries:
+            if self.entries.get((run_id, entry.seq), entry) != entry:
+                return refusal(write.lease, f"something else is recorded under seq {entry.seq} already")
+        for item in write.items:
+            if self.items.get((run_id, item.stream, item.n), item.payload) != item.payload:
+                return refusal(write.lease, f"stream {item.stream!r} has another item {item.n} already")
+        for seq in write.consume:
+            if (run_id, seq) not in self.signals:
+                return refusal(write.lease, f"its inbox has no row {seq} to consume")
+        return None
+
+
+def _seqs(entries: Iterable[Entry]) -> list[int]:
+    return [entry.seq for entry in entries]
+
+
+async def _at(db: Session, selected: str, places: dict[str, list[int]]) -> list[Sequence[Any]]:
+    """The rows with these seqs of these runs."""
+    rows: list[Sequence[Any]] = []
+    pairs = [(run_id, piece) for run_id, seqs in places.items() for piece in in_pieces(seqs, _MAX_ROWS)]
+    for piece in in_pieces(pairs, _MAX_ROWS):
+        given = Given()
+        wanted = " OR ".join(f"(run_id = {given.one(run_id)} AND seq IN ({given.many(seqs)}))" for run_id, seqs in piece)
+        rows += await db.all(f"SELECT {selected} WHERE namespace = ?1 AND ({wanted})", *given.values)
+    return rows
+
+
+async def _items_at(db: Session, writes: Sequence[Write]) -> list[Sequence[Any]]:
+    rows: list[Sequence[Any]] = []
+    places = [(write.run_id, item) for write in writes for item in write.items]
+    for piece in in_pieces(places, _MAX_ROWS):
+        given = Given()
+        wanted = " OR ".join(
+            f"(run_id = {given.one(run_id)} AND stream = {given.one(item.stream)} AND n = {given.one(item.n)})"
+            for run_id, item in piece
+        )
+        template = f"SELECT run_id, stream, n, payload FROM $items WHERE namespace = ?1 AND ({wanted})"
+        rows += await db.all(template, *given.values)
+    return rows
+
+
+_REPORT: Final = """
+    UPDATE $runs SET progress = ?5 WHERE namespace = ?1 AND id = ?2 AND epoch = ?3 AND lease_token = ?4
+"""
+
+
+async def report(db: Session, lease: Lease, progress: bytes) -> None:
+    """Replace the run's progress."""
+    if not await db.run(_REPORT, lease.run_id, lease.epoch, lease.token, progress):
+        raise LeaseLost(lease.run_id, lease.epoch)

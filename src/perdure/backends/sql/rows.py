@@ -1,0 +1,116 @@
+"""Rows of the tables as the contract's values, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from perdure.backends.sql.session import Row
+from perdure.backends.sql.values import Values
+from perdure.model.journal import Entry
+from perdure.model.records import Awaited, Lease, RunRow, Signal
+
+# The run's columns in the order of RunRow's fields, so that a row and a RunRow are the same sequence of values.
+RUN_FIELDS: Final = RunRow.__struct_fields__
+RUN_COLUMNS: Final = ", ".join(RUN_FIELDS)
+ENTRY_FIELDS: Final = (
+    "seq", "epoch", "key", "phase", "kind", "name", "ok", "attempt", "started_at", "ended_at", "args_hash", "payload",
+)  # fmt: skip
+ENTRY_COLUMNS: Final = ", ".join("$key" if field == "key" else field for field in ENTRY_FIELDS)
+SIGNAL_FIELDS: Final = ("seq", "kind", "name", "payload", "dedupe", "consumed_by")
+SIGNAL_COLUMNS: Final = ", ".join(SIGNAL_FIELDS)
+SCHEDULE_FIELDS: Final = ("id", "workflow", "spec", "input", "next_at", "metadata")
+
+_PAYLOADS: Final = frozenset({"input", "input_hash", "seed", "metadata", "progress", "outcome", "payload", "args_hash"})
+_BOOLEANS: Final = frozenset({"held", "cancel_requested", "parent_notified", "ok"})
+_NUMBERS: Final = frozenset({
+    "priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts", "created_at", "updated_at", "seq",
+    "attempt", "started_at", "ended_at", "next_at",
+})  # fmt: skip
+
+_awaited = msgspec.json.Decoder(tuple[Awaited, ...])
+
+
+def awaited_text(waiting_for: Collection[Awaited]) -> str:
+    """What a run waits for, as JSON."""
+    return msgspec.json.encode(sorted(set(waiting_for), key=lambda awaited: (awaited.kind, awaited.name))).decode()
+
+
+def awaited_from(text: str) -> tuple[Awaited, ...]:
+    """What a run waits for."""
+    return _awaited.decode(text)
+
+
+@lru_cache(maxsize=32)
+def _readers(fields: tuple[str, ...], values: Values) -> list[tuple[str, Callable[[Any], Any]]]:
+    return [(field, _reader(field, values)) for field in fields]
+
+
+def _reader(field: str, values: Values) -> Callable[[Any], Any]:
+    if field in _PAYLOADS:
+        return values.payload_from
+    if field in _BOOLEANS:
+        return bool
+    return int if field in _NUMBERS else values.name_from
+
+
+def fields_from(fields: tuple[str, ...], row: Row, values: Values) -> dict[str, Any]:
+    """The first columns of a row by their names, as the contract's values."""
+    readers = _readers(fields, values)
+    return {field: None if value is None else read(value) for (field, read), value in zip(readers, row, strict=False)}
+
+
+def run_from(row: Row, values: Values) -> RunRow:
+    """The run of a row that begins with `RUN_COLUMNS`."""
+    fields = fields_from(RUN_FIELDS, row, values)
+    fields["waiting_for"] = awaited_from(fields["waiting_for"])
+    return RunRow(**fields)
+
+
+def run_values(run: RunRow) -> list[Any]:
+    """The values of `RUN_COLUMNS` for this run."""
+    fields = {name: getattr(run, name) for name in RUN_FIELDS}
+    fields["waiting_for"] = awaited_text(run.waiting_for)
+    return list(fields.values())
+
+
+def entry_from(row: Row, values: Values) -> Entry:
+    """The entry of a row that begins with `ENTRY_COLUMNS`."""
+    return Entry(**fields_from(ENTRY_FIELDS, row, values))
+
+
+def entry_values(entry: Entry) -> list[Any]:
+    """The values of `ENTRY_COLUMNS` for this entry."""
+    return [getattr(entry, field) for field in ENTRY_FIELDS]
+
+
+def signal_from(row: Row, values: Values) -> Signal:
+    """The signal of a row that begins with `SIGNAL_COLUMNS`."""
+    return Signal(**fields_from(SIGNAL_FIELDS, row, values))
+
+
+def signal_values(signal: Signal) -> list[Any]:
+    """The values of `SIGNAL_COLUMNS` and the identity for this signal."""
+    return [*(getattr(signal, field) for field in SIGNAL_FIELDS), identity(signal.name, signal.dedupe)]
+
+
+def identity(name: str, dedupe: str | None) -> str:
+    """What makes a signal the same as another: its name and dedupe, or nothing but itself."""
+    if dedupe is None:
+        return secrets.token_hex(16)
+    return hashlib.sha256(f"{len(name)}:{name}{dedupe}".encode()).hexdigest()
+
+
+def lease_of(run: RunRow, token: str) -> Lease:
+    """The lease under which the run is running."""
+    return Lease(run_id=run.id, epoch=run.epoch, token=token, until=run.lease_until or 0)
+
+
+def assignments(columns: Mapping[str, str]) -> str:
+    """What follows SET, from columns to places."""
+    return ", ".join(f"{column} = {place}" for column, place in columns.items())

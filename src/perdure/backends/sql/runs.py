@@ -1,0 +1,277 @@
+"""Runs as a whole: create, restore, read, delete, reopen, and what an operator asks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from perdure.backends.base.new_runs import found_row, new_row, restored_row
+from perdure.backends.sql import inbox
+from perdure.backends.sql.inbox import woken
+from perdure.backends.sql.recording import append
+from perdure.backends.sql.rows import RUN_COLUMNS, RUN_FIELDS, assignments, lease_of, run_from, run_values
+from perdure.backends.sql.session import Given, Session, Statement
+from perdure.errors import LeaseHeld, RunFinished, RunNotFound
+from perdure.model.ids import check_id
+from perdure.model.journal import Entry, drop_entry
+from perdure.model.records import ENDED, Claim, Created, NewRun, RunRow, Signal
+
+_TIME: Final = "SELECT $clock"
+_GET: Final = f"SELECT {RUN_COLUMNS} FROM $runs WHERE namespace = ?1 AND id = ?2"
+_FOUND: Final = f"SELECT {RUN_COLUMNS}, lease_token FROM $runs WHERE namespace = ?1 AND id = ?2"
+_ASKED: Final = f"SELECT {RUN_COLUMNS}, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_change"
+_LOCKED: Final = f"SELECT {RUN_COLUMNS}, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_update"
+_PLACES: Final = ", ".join(f"?{number}" for number in range(2, len(RUN_FIELDS) + 5))
+_INSERT: Final = f"""
+    $insert_new INTO $runs (namespace, {RUN_COLUMNS}, lease_token, journal_length, inbox_seq) VALUES (?1, {_PLACES}) $or_nothing
+"""
+_REPLACED: Final = {
+    name: f"?{number}" for number, name in enumerate([*RUN_FIELDS, "lease_token", "journal_length", "inbox_seq"], 2)
+}
+_REPLACE: Final = f"UPDATE $runs SET {assignments(_REPLACED)} WHERE namespace = ?1 AND id = {_REPLACED['id']}"
+_BEGUN: Final = (
+    "workflow", "input", "input_hash", "definition_hash", "queue", "priority", "limit_key", "start_at", "deadline", "parent_id",
+    "parent_key", "wake_at", "updated_at",
+)  # fmt: skip
+_BEGIN: Final = f"""
+    UPDATE $runs SET {assignments({name: f"?{number}" for number, name in enumerate(_BEGUN, 3)})}
+    WHERE namespace = ?1 AND id = ?2
+"""
+_LAST_SEQ: Final = "SELECT max(seq) FROM $steps WHERE namespace = ?1 AND run_id = ?2"
+_REOPEN: Final = """
+    UPDATE $runs SET status = 'pending', epoch = ?3, wake_at = ?4, updated_at = ?5, attempts = 0, cancel_requested = 0,
+        outcome = NULL, waiting_for = '[]', parent_notified = 0
+    WHERE namespace = ?1 AND id = ?2
+"""
+_CANCEL: Final = "UPDATE $runs SET cancel_requested = 1, wake_at = ?3 WHERE namespace = ?1 AND id = ?2"
+_HOLD: Final = "UPDATE $runs SET held = ?3 WHERE namespace = ?1 AND id = ?2"
+
+
+class Begin(NamedTuple):
+    """A run to create, with what it has before it is driven here. `length` is the lease's, in microseconds."""
+
+    run: NewRun
+    length: int | None = None
+    token: str = ""
+    owner: str = ""
+    entries: Sequence[Entry] = ()
+    inbox: Sequence[Signal] = ()
+    created_at: int | None = None
+    now: int | None = None
+
+    @property
+    def places(self) -> list[Hashable]:
+        """The run's row."""
+        return [self.run.id]
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it has."""
+        return len(self.run.input) + sum(len(entry.payload) for entry in self.entries) + 500
+
+    def made(self, at: int) -> Created:
+        """What is created at this instant."""
+        run = new_row(self.run, at, self.created_at)
+        if self.length is None:
+            return Created(run=run, is_new=True)
+        until = at + self.length
+        run = msgspec.structs.replace(
+            run, status="running", wake_at=until, epoch=max(1, at), lease_owner=self.owner, lease_until=until, attempts=1
+        )
+        claim = Claim(
+            lease=lease_of(run, self.token),
+            run=run,
+            journal=[*self.entries],
+            inbox=[*self.inbox],
+            inbox_seq=last_seq(self.inbox),
+            item_counts={},
+        )
+        return Created(run=run, is_new=True, claim=claim)
+
+
+def last_seq(rows: Sequence[Entry] | Sequence[Signal]) -> int:
+    """The highest seq of rows that are in order."""
+    return rows[-1].seq if rows else 0
+
+
+def checked_names(run: NewRun) -> NewRun:
+    """The run, if what stands in indexes fits there. Raises `ValueError`."""
+    check_id(run.id, "a run's id")
+    check_id(run.queue, "a queue's name")
+    if run.workflow:  # a restored run may lack it
+        check_id(run.workflow, "a workflow's name")
+    return run
+
+
+async def time(db: Session, now: int | None) -> int:
+    """The server's present instant, or the one a test gave."""
+    if now is not None:
+        return now
+    row = await db.one(_TIME)
+    return int(row[0]) if row is not None else 0
+
+
+async def create_all(db: Session, begins: Sequence[Begin]) -> list[Created | None]:
+    """What was created of these; None for each run that is there. No two are for one run."""
+    at = await time(db, None) if any(begin.now is None for begin in begins) else 0
+    made = {begin.run.id: begin.made(at if begin.now is None else begin.now) for begin in begins}
+    in_order = sorted(begins, key=lambda begin: begin.run.id.encode())
+    results = await db.send([_insert(db, begin, made[begin.run.id].run) for begin in in_order])
+    new = [begin for begin, result in zip(in_order, results, strict=True) if result.count]
+    await db.send([statement for begin in new for statement in _parts(db, begin.run.id, begin.entries, begin.inbox)])
+    new_ids = {begin.run.id for begin in new}
+    return [made[begin.run.id] if begin.run.id in new_ids else None for begin in begins]
+
+
+def _insert(db: Session, begin: Begin, run: RunRow) -> Statement:
+    token = None if begin.length is None else begin.token
+    return db.statement(_INSERT, *run_values(run), token, last_seq(begin.entries), last_seq(begin.inbox))
+
+
+def _parts(db: Session, run_id: str, entries: Sequence[Entry], rows: Sequence[Signal]) -> list[Statement]:
+    return [*append(db, [(run_id, entry) for entry in entries]), *inbox.insert(db, run_id, rows)]
+
+
+async def find(db: Session, begin: Begin) -> Created | None:
+    """The run that is there already, given its input if it lacked that. None when it is gone. Raises `RunConflict`."""
+    row = await db.one(_FOUND, begin.run.id)
+    if row is None:
+        return None
+    found = run_from(row, db.tables.values)
+    if begin.length is not None and row[-1] is not None and db.tables.values.name_from(row[-1]) == begin.token:
+        return begin.made(found.updated_at)  # our own, whose reply was lost
+    if not found.lacks_input:
+        return Created(run=found_row(found, begin.run, 0), is_new=False)
+    return await _bring_input(db, begin)
+
+
+async def _bring_input(db: Session, begin: Begin) -> Created | None:
+    found, at = await locked(db, begin.run.id, begin.now)
+    if found is None:
+        return None
+    begun = found_row(found, begin.run, at)
+    if begun is not found:
+        await db.run(_BEGIN, begun.id, *(getattr(begun, name) for name in _BEGUN))
+    return Created(run=begun, is_new=False)
+
+
+async def get(db: Session, run_id: str) -> RunRow | None:
+    """The run's row, or None."""
+    row = await db.one(_GET, run_id)
+    return None if row is None else run_from(row, db.tables.values)
+
+
+async def locked(db: Session, run_id: str, now: int | None, template: str = _LOCKED) -> tuple[RunRow | None, int]:
+    """The run's row, locked until the transaction ends, and the time; by default it keeps out every holder's writes."""
+    row = await db.one(template, run_id)
+    if row is None:
+        return None, await time(db, now)
+    return run_from(row, db.tables.values), int(row[-1]) if now is None else now
+
+
+async def restore(db: Session, run: RunRow, entries: Sequence[Entry], rows: Sequence[Signal], now: int | None) -> bool:
+    """Put this whole run in place of what is there, unless somebody drives that.
+
+    False when somebody put another there at this moment: then nothing was written, and it is tried again.
+    """
+    found, at = await locked(db, run.id, now)
+    if found is not None and found.lease_until is not None and found.lease_until > at:
+        raise LeaseHeld(run.id, found.lease_owner or "a live worker")
+    values: list[Any] = [*run_values(restored_row(run, rows, found, at)), None, last_seq(entries), last_seq(rows)]
+    if found is None:
+        if not await db.run(_INSERT, *values):
+            return False
+    else:
+        # The row stays, so that a signal which waits for it finds it.
+        await db.send([db.statement(_REPLACE, *values), *_delete_parts(db, [run.id])])
+    await db.send(_parts(db, run.id, entries, rows))
+    return True
+
+
+async def reopen(db: Session, run_id: str, drop: Collection[str], now: int | None) -> None:
+    """Make an ended run pending and due under a new epoch, with one drop entry more."""
+    run, at = await locked(db, run_id, now)
+    if run is None:
+        raise RunNotFound(run_id)
+    if run.status == "completed":
+        raise RunFinished(run_id, run.status)
+    if not run.ended:
+        raise LeaseHeld(run_id, f"its present attempt (it is {run.status}); wait until it has ended")
+    epoch = max(run.epoch + 1, at)
+    last = await db.one(_LAST_SEQ, run_id)
+    entry = drop_entry((0 if last is None or last[0] is None else int(last[0])) + 1, drop, at, epoch)
+    reopening = db.statement(_REOPEN, run_id, epoch, None if run.lacks_input else at, at)
+    await db.send([*append(db, [(run_id, entry)]), reopening])
+
+
+async def cancel(db: Session, run_id: str, now: int | None) -> None:
+    """Ask the run to stop, and make it due unless somebody drives it."""
+    run, at = await locked(db, run_id, now, _ASKED)
+    if run is None:
+        raise RunNotFound(run_id)
+    if run.ended:
+        raise RunFinished(run_id, run.status)
+    is_left = run.status == "running" or run.lacks_input
+    await db.run(_CANCEL, run_id, run.wake_at if is_left else woken(run.wake_at, at))
+
+
+async def hold(db: Session, run_id: str, *, held: bool) -> None:
+    """Put the run on hold, or take it off."""
+    if not await db.run(_HOLD, run_id, held):
+        raise RunNotFound(run_id)
+
+
+async def delete(db: Session, run_id: str) -> None:
+    """Remove the run and everything of it."""
+    await locked(db, run_id, 0)  # first, so that the deletions see what a writer who was waited for has written
+    await _delete(db, [run_id])
+
+
+async def _delete(db: Session, run_ids: Sequence[str]) -> None:
+    given = Given()
+    runs = f"DELETE FROM $runs WHERE namespace = ?1 AND id IN ({given.many(run_ids)})"
+    await db.send([db.statement(runs, *given.values), *_delete_parts(db, run_ids)])
+
+
+def _delete_parts(db: Session, run_ids: Sequence[str]) -> list[Statement]:
+    given = Given()
+    places = given.many(run_ids)
+    return [
+        db.statement(f"DELETE FROM {table} WHERE namespace = ?1 AND run_id IN ({places})", *given.values)
+        for table in ("$steps", "$signals", "$items")
+    ]
+
+
+async def purge(db: Session, age: int, limit: int, now: int | None) -> int:
+    """Delete runs that ended `age` microseconds ago or earlier, oldest first."""
+    until = await time(db, now) - age
+    old = await _oldest(db, until, max(limit, 0))
+    if not old:
+        return 0
+    given = Given()
+    template = f"""
+        SELECT id FROM $runs WHERE namespace = ?1 AND id IN ({given.many(old)}) AND status IN ({given.many(sorted(ENDED))})
+            AND updated_at <= {given.one(until)}
+        ORDER BY id $for_update $skip_locked
+    """
+    ids = [db.tables.values.name_from(row[0]) for row in await db.all(template, *given.values)]
+    if ids:
+        await _delete(db, ids)
+    return len(ids)
+
+
+async def _oldest(db: Session, until: int, limit: int) -> list[str]:
+    given = Given()
+    last, most = given.one(until), given.one(limit)
+    oldest = (
+        f"""
+        SELECT * FROM (
+            SELECT id, updated_at FROM $runs WHERE namespace = ?1 AND status = {given.one(status)} AND updated_at <= {last}
+            ORDER BY updated_at, id LIMIT {most}
+        ) AS {status}"""
+        for status in sorted(ENDED)
+    )
+    template = f"SELECT id FROM ({' UNION ALL '.join(oldest)}) AS old ORDER BY updated_at, id LIMIT {most}"
+    return [db.tables.values.name_from(row[0]) for row in await db.all(template, *given.values)]

@@ -1,0 +1,74 @@
+"""Schedules and queue limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from perdure.backends.sql.rows import SCHEDULE_FIELDS, fields_from
+from perdure.backends.sql.runs import Begin, create_all
+from perdure.backends.sql.session import Row, Session
+from perdure.model.records import NewRun, QueueLimits, Schedule
+
+_INSERT: Final = """
+    $insert_new INTO $schedules (namespace, id, workflow, spec, input, next_at, metadata) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+    $or_nothing
+"""
+_REPLACE: Final = """
+    UPDATE $schedules SET workflow = ?3, spec = ?4, input = ?5, next_at = ?6, metadata = ?7 WHERE namespace = ?1 AND id = ?2
+"""
+_ALL: Final = f"SELECT {', '.join(SCHEDULE_FIELDS)} FROM $schedules WHERE namespace = ?1 ORDER BY id"
+_DROP: Final = "DELETE FROM $schedules WHERE namespace = ?1 AND id = ?2"
+_MOVE: Final = "UPDATE $schedules SET next_at = ?4 WHERE namespace = ?1 AND id = ?2 AND next_at = ?3"
+_INSERT_LIMIT: Final = """
+    $insert_new INTO $queues (namespace, queue, concurrency, key_concurrency) VALUES (?1, ?2, ?3, ?4) $or_nothing
+"""
+_REPLACE_LIMIT: Final = "UPDATE $queues SET concurrency = ?3, key_concurrency = ?4 WHERE namespace = ?1 AND queue = ?2"
+_LIMITS: Final = "SELECT queue, concurrency, key_concurrency FROM $queues WHERE namespace = ?1"
+
+
+async def put_schedule(db: Session, schedule: Schedule) -> None:
+    """Insert or replace the schedule."""
+    given = [getattr(schedule, field) for field in SCHEDULE_FIELDS]
+    await db.send([db.statement(_INSERT, *given), db.statement(_REPLACE, *given)])
+
+
+async def schedules(db: Session) -> list[Schedule]:
+    """All schedules, by id."""
+    return [Schedule(**fields_from(SCHEDULE_FIELDS, row, db.tables.values)) for row in await db.all(_ALL)]
+
+
+async def drop_schedule(db: Session, schedule_id: str) -> bool:
+    """Remove the schedule, if it is there."""
+    return await db.run(_DROP, schedule_id) > 0
+
+
+async def fire(db: Session, schedule_id: str, expected_at: int, next_at: int | None, run: NewRun, now: int | None) -> bool:
+    """Move the schedule on and create its run, unless somebody else did."""
+    if not await db.run(_MOVE, schedule_id, expected_at, next_at):
+        return False
+    await create_all(db, [Begin(run, now=now)])
+    return True
+
+
+async def limit_queue(db: Session, queue: str, limits: QueueLimits) -> None:
+    """Set the limits of a queue."""
+    given = (queue, limits.concurrency, limits.key_concurrency)
+    await db.send([db.statement(_INSERT_LIMIT, *given), db.statement(_REPLACE_LIMIT, *given)])
+
+
+async def queue_limits(db: Session) -> dict[str, QueueLimits]:
+    """The limits that were set, by queue."""
+    return limits_from(db, await db.all(_LIMITS))
+
+
+def limits_from(db: Session, rows: Iterable[Row]) -> dict[str, QueueLimits]:
+    """Limits by queue, from rows of queue, concurrency and key_concurrency."""
+    return {
+        db.tables.values.name_from(queue): QueueLimits(concurrency=_number(concurrency), key_concurrency=_number(of_key))
+        for queue, concurrency, of_key in rows
+    }
+
+
+def _number(value: Any) -> int | None:
+    return None if value is None else int(value)

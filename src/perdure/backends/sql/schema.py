@@ -1,0 +1,83 @@
+"""Creating the tables, and refusing those of another version."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib import resources
+from typing import Final
+
+from perdure.backends.sql.session import Channel
+from perdure.backends.sql.tables import Statement, Tables
+from perdure.errors import PersistenceError
+
+VERSION: Final = 1
+
+_READ_META: Final = "SELECT name, value FROM $meta"
+_WRITE_META: Final = "INSERT INTO $meta (name, value) VALUES ('payloads', ?1), ('schema_version', ?2)"
+
+
+async def set_up(channel: Channel, tables: Tables, label: str, *, allowed: bool) -> None:
+    """Leave the schema there and current. Many processes may do this at once; a killed one leaves nothing that is in the way.
+
+    To be called in a transaction of its own.
+    """
+    if await _is_current(channel, tables, label):
+        return
+    if not allowed:
+        raise PersistenceError(
+            label,
+            f"there are no {tables.stem!r} tables and auto_migrate is off; run `await store.setup()` once, or leave it on",
+        )
+    dialect = tables.dialect
+    if dialect.lock_setup:
+        await channel.send([tables.statement(dialect.lock_setup, tables.stem)])
+    try:
+        if not await _is_current(channel, tables, label):
+            await _create(channel, tables)
+    finally:
+        if dialect.unlock_setup:
+            await channel.send([tables.statement(dialect.unlock_setup, tables.stem)])
+
+
+async def _create(channel: Channel, tables: Tables) -> None:
+    for statement in await creation(tables):
+        await channel.send([statement])
+
+
+async def creation(tables: Tables) -> list[Statement]:
+    """What creates the tables. Each statement stands on those before it."""
+    script = await asyncio.to_thread(_script, tables.dialect.schema)
+    made = [tables.statement(statement) for statement in script.split(";\n") if statement.strip()]
+    return [*made, tables.statement(_WRITE_META, tables.values.kind, VERSION)]
+
+
+def _script(name: str) -> str:
+    text = resources.files(__package__).joinpath(name).read_text("utf-8")
+    return "\n".join(line for line in text.splitlines() if not line.startswith("--")) + "\n"
+
+
+async def _is_current(channel: Channel, tables: Tables, label: str) -> bool:
+    """Whether the tables are there. Raises `PersistenceError` when they are others than this perdure knows."""
+    has_meta = await channel.send([tables.statement(tables.dialect.has_table, f"{tables.stem}_meta")])
+    if not int(has_meta[0].rows[0][0]):
+        return False
+    (found,) = await channel.send([tables.statement(_READ_META)])
+    told = {tables.values.name_from(name): int(value) for name, value in found.rows}
+    if not told and tables.dialect.unlock_setup:
+        return False  # where a CREATE TABLE cannot be undone: whoever began this was killed
+    _check_version(told.get("schema_version", 0), tables, label)
+    if told.get("payloads") != tables.values.kind:
+        raise PersistenceError(
+            label,
+            f"the {tables.stem!r} tables were made by another kind of store, which writes payloads otherwise; choose table=",
+        )
+    return True
+
+
+def _check_version(version: int, tables: Tables, label: str) -> None:
+    if version != VERSION:
+        what = "a newer perdure; upgrade this one" if version > VERSION else "something else; choose another table="
+        raise PersistenceError(
+            label,
+            f"the {tables.stem!r} tables have schema version {version} and this perdure knows {VERSION}: they belong to {what}",
+        )

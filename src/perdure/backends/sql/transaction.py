@@ -1,0 +1,213 @@
+"""A transaction in which a step's own writes and its record are one.
+
+It begins at the fence, whose lock it holds until it ends: nobody takes the run over meanwhile. The caller may be on another event
+loop than the connections, so a task there holds the transaction open and does what is asked of it, one after the other. Once a
+statement has failed nothing more is taken and all of it is rolled back, as PostgreSQL would do by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from perdure.backends.base.failures import Fate
+from perdure.backends.sql import reading, writes
+from perdure.backends.sql.home import SqlHome
+from perdure.backends.sql.recording import record_all
+from perdure.backends.sql.session import Session, Statement
+from perdure.errors import PerdureError, PersistenceError
+from perdure.model.journal import Entry
+from perdure.model.records import Lease, Pulse
+
+T = TypeVar("T")
+Work = Callable[[Session], Awaitable[Any]]
+
+_FIRST_WORD: Final = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*([A-Za-z]*)", re.DOTALL)
+_REFUSED: Final = frozenset({
+    "ABORT", "ATTACH", "BEGIN", "COMMIT", "DETACH", "DISCARD", "END", "LOCK", "PRAGMA", "PREPARE", "RELEASE", "RESET", "ROLLBACK",
+    "SAVEPOINT", "SET", "START", "UNLOCK", "USE", "VACUUM", "XA",
+})  # fmt: skip
+# What MySQL commits by itself, before and after it.
+_COMMITS: Final = frozenset({"ALTER", "ANALYZE", "CREATE", "DROP", "GRANT", "OPTIMIZE", "RENAME", "REPAIR", "REVOKE", "TRUNCATE"})
+_OVER: Final = "it has ended; use it inside `async with store.transaction(...)`"
+
+
+class _RollBackError(Exception):
+    """What makes the transaction roll back."""
+
+
+class SqlTransaction:
+    """What `transaction(lease)` gives. Usable until the context is left."""
+
+    def __init__(self, home: SqlHome, namespace: str, lease: Lease) -> None:
+        self._home = home
+        self._namespace = namespace
+        self._lease = lease
+        # Why it takes no statements, or None; and whether that is because one failed.
+        self._broken: str | None = "it has not begun"
+        self._has_failed = False
+        self._statements = 0
+        self._recorded: list[Entry] = []
+        # Both belong to the home loop. None in the queue: commit.
+        self._asked: asyncio.Queue[tuple[Work, asyncio.Future[Any]] | None] = asyncio.Queue()
+        self._holding: asyncio.Task[None] | None = None
+
+    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement of the caller's, with the database's own placeholders, and give its rows.
+
+        The database's complaints about it are raised as they are. Raises `ValueError` for a statement that would end the
+        transaction or outlive it.
+        """
+        found = _FIRST_WORD.match(sql)
+        word = found[1].upper() if found is not None else ""
+        self._refuse(word)
+        statement = Statement(sql, tuple(parameters))
+
+        async def run(db: Session) -> list[tuple[Any, ...]]:
+            (result,) = await db.send([statement])
+            return [tuple(row) for row in result.rows]
+
+        rows: list[tuple[Any, ...]] = await self._ask(run, is_callers=True)
+        self._statements += 1
+        if self._is_committed_by(word):
+            self._broken = f"{word} has committed it already, as {self._home.tables.dialect.label} does by itself"
+        return rows
+
+    async def record(self, entries: Sequence[Entry], consume: Sequence[int] = ()) -> Pulse:
+        """As `Store.record`, committed with everything else in this transaction."""
+        write = writes.record(self._lease, tuple(entries), tuple(consume))
+        pulse: Pulse = await self._ask(lambda db: _write(db, write))
+        self._statements += 1
+        self._recorded += write.entries
+        return pulse
+
+    def _refuse(self, word: str) -> None:
+        if word in _REFUSED:
+            raise ValueError(f"{word} cannot be used inside a transaction(): it begins, commits and rolls back by itself")
+        if self._is_committed_by(word) and self._statements:
+            raise ValueError(f"{word} would commit what was done before it in this transaction(); use it in one of its own")
+
+    def _is_committed_by(self, word: str) -> bool:
+        return word in _COMMITS and self._home.tables.dialect.name == "mysql"
+
+    async def begin(self) -> None:
+        """Pass the fence."""
+        await self._home.run(self._begin())
+
+    async def commit(self) -> None:
+        """Make it last. A reply that was lost is found out by what was recorded."""
+        await self._home.run(self._commit())
+
+    async def end(self) -> None:
+        """Take no more statements, and roll back what was not committed."""
+        await self._home.run(self._end())
+
+    async def _begin(self) -> None:
+        self._asked = asyncio.Queue()
+        self._holding = asyncio.ensure_future(self._hold())
+        self._broken = None
+        with self._home.mapping():
+            await self._served(lambda db: _write(db, writes.record(self._lease, (), ())))
+
+    async def _served(self, work: Work) -> Any:
+        """What the work gives, done by the task that holds the transaction, or why that task is no more."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asked.put_nowait((work, answer))
+        if self._holding is not None:
+            await asyncio.wait([answer, self._holding], return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                await self._holding
+        return await answer
+
+    async def _hold(self) -> None:
+        """The task in which the transaction is open."""
+        with contextlib.suppress(_RollBackError):
+            async with self._home.transaction() as channel:
+                db = Session(channel, self._home.tables, self._namespace)
+                while (asked := await self._asked.get()) is not None:
+                    await self._serve(db, *asked)
+
+    async def _serve(self, db: Session, work: Work, answer: asyncio.Future[Any]) -> None:
+        try:
+            given = await work(db)
+        except _RollBackError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the one who asked hears of it
+            if not isinstance(error, PerdureError):  # a refusal of ours has failed nothing
+                self._broken = self._broken or "an earlier statement failed, so all of it is rolled back; nothing was written"
+                self._has_failed = True
+            answer.set_exception(error)
+        else:
+            answer.set_result(given)
+
+    async def _ask(self, work: Work, *, is_callers: bool = False) -> Any:
+        """What the work gives. What the database says of a statement of the caller's is raised as it is."""
+
+        async def asked() -> Any:
+            if self._broken is not None:
+                raise PersistenceError(f"{self._home.tables.dialect.label} transaction", self._broken)
+            return await self._served(work)
+
+        try:
+            return await self._home.run(asked())
+        except Exception as error:
+            if is_callers and self._home.fate_of(error) is Fate.REFUSED:
+                raise
+            with self._home.mapping():
+                raise
+
+    async def _commit(self) -> None:
+        if self._has_failed:
+            raise PersistenceError(f"{self._home.tables.dialect.label} transaction", self._broken or "a statement failed")
+        await self._leave(None)
+
+    async def _leave(self, last: tuple[Work, asyncio.Future[Any]] | None) -> None:
+        self._broken = _OVER
+        holding, self._holding = self._holding, None
+        if holding is None:
+            return
+        self._asked.put_nowait(last)
+        try:
+            await holding
+        except Exception as error:
+            if self._home.fate_of(error) is Fate.UNKNOWN and await self._was_committed():
+                return
+            with self._home.mapping():
+                raise
+
+    async def _was_committed(self) -> bool:
+        if not self._recorded:
+            return False
+        wanted = self._recorded[-1]
+        found = await self._home.read(self._namespace, lambda db: reading.journal(db, self._lease.run_id, wanted.seq - 1))
+        return wanted in found[:1]
+
+    async def _end(self) -> None:
+        with contextlib.suppress(Exception):  # what cannot be rolled back either was never committed
+            await self._leave((_roll_back, asyncio.get_running_loop().create_future()))
+
+
+async def _roll_back(_: Session) -> None:
+    raise _RollBackError
+
+
+async def _write(db: Session, write: writes.Write) -> Pulse:
+    (answer,) = await record_all(db, [write])
+    if isinstance(answer, Pulse):
+        return answer
+    raise answer if isinstance(answer, BaseException) else TypeError(f"a record was answered with {answer!r}")
+
+
+@contextlib.asynccontextmanager
+async def begun(home: SqlHome, namespace: str, lease: Lease) -> AsyncIterator[SqlTransaction]:
+    """A transaction that has passed the fence: commits on exit, rolls back on an exception."""
+    under_way = SqlTransaction(home, namespace, lease)
+    try:
+        await under_way.begin()
+        yield under_way
+        await under_way.commit()
+    finally:
+        await under_way.end()

@@ -1,0 +1,142 @@
+"""Whole runs through a client that has no transactions: the four methods of a `WorkflowStore`, one statement each.
+
+Without transactions nothing can be fenced, so `perdure` drives this as any `WorkflowStore` of a user: in one process, unfenced.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any, Final, cast
+
+from perdure.backends.sql.dialect import Dialect
+from perdure.backends.sql.session import Row, Session
+from perdure.backends.sql.tables import Tables
+from perdure.backends.sql.values import TEXT
+from perdure.backends.sql_client.store import ClientChannel, Queries
+from perdure.errors import PersistenceError
+from perdure.model.durations import instant, moment
+from perdure.model.ids import checked_namespace
+from perdure.model.records import Status
+from perdure.simple_stores import StoredRun
+from perdure.snapshots.snapshot import Snapshot
+
+_CREATE: Final = {
+    "sqlite": """
+        CREATE TABLE IF NOT EXISTS $snapshots (
+            namespace TEXT NOT NULL, run_id TEXT NOT NULL, workflow TEXT NOT NULL, status TEXT NOT NULL, wake_at INTEGER,
+            event_name TEXT, updated_at INTEGER NOT NULL, snapshot TEXT NOT NULL, PRIMARY KEY (namespace, run_id)
+        ) WITHOUT ROWID;
+        CREATE INDEX IF NOT EXISTS $snapshots_due ON $snapshots (namespace, wake_at, run_id) WHERE wake_at IS NOT NULL
+    """,
+    "postgres": """
+        CREATE TABLE IF NOT EXISTS $snapshots (
+            namespace text COLLATE "C" NOT NULL, run_id text COLLATE "C" NOT NULL, workflow text COLLATE "C" NOT NULL,
+            status text NOT NULL, wake_at bigint, event_name text COLLATE "C", updated_at bigint NOT NULL,
+            snapshot text NOT NULL, PRIMARY KEY (namespace, run_id)
+        );
+        CREATE INDEX IF NOT EXISTS $snapshots_due ON $snapshots (namespace, wake_at, run_id) WHERE wake_at IS NOT NULL
+    """,
+    "mysql": """
+        CREATE TABLE IF NOT EXISTS $snapshots (
+            namespace VARBINARY(255) NOT NULL, run_id VARBINARY(1024) NOT NULL, workflow LONGBLOB NOT NULL,
+            status VARBINARY(16) NOT NULL, wake_at BIGINT, event_name LONGBLOB, updated_at BIGINT NOT NULL,
+            snapshot LONGBLOB NOT NULL, PRIMARY KEY (namespace, run_id),
+            INDEX $snapshots_due (namespace, wake_at, run_id)
+        ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC
+    """,
+}
+_COLUMNS: Final = ("workflow", "status", "wake_at", "event_name", "updated_at", "snapshot")
+_INSERT: Final = f"""
+    INSERT INTO $snapshots (namespace, run_id, {", ".join(_COLUMNS)}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+"""
+_OTHERWISE: Final = {
+    "mysql": "ON DUPLICATE KEY UPDATE " + ", ".join(f"{column} = VALUES({column})" for column in _COLUMNS),
+    "sqlite": "ON CONFLICT (namespace, run_id) DO UPDATE SET "
+    + ", ".join(f"{column} = excluded.{column}" for column in _COLUMNS),
+}
+_LOAD: Final = f"SELECT {', '.join(_COLUMNS)} FROM $snapshots WHERE namespace = ?1 AND run_id = ?2"
+_DELETE: Final = "DELETE FROM $snapshots WHERE namespace = ?1 AND run_id = ?2"
+_DUE: Final = "SELECT run_id FROM $snapshots WHERE namespace = ?1 AND wake_at <= ?2 ORDER BY wake_at, run_id LIMIT ?3"
+
+
+class SqlWorkflowStore:
+    """A `WorkflowStore` over a client's `query`: for one process, and unfenced, since the client has no transactions."""
+
+    def __init__(
+        self, client: Queries, dialect: Dialect, *, table: str = "perdure", prefix: str = "", auto_migrate: bool = True
+    ) -> None:
+        self._tables = Tables(table, dialect, TEXT)
+        self._label = f"sql_client ({dialect.label}, without transactions)"
+        self._db = Session(ClientChannel(client, self._label), self._tables, checked_namespace(prefix))
+        self._auto_migrate = auto_migrate
+        self._is_ready = False
+
+    def __repr__(self) -> str:
+        name, stem = self._tables.dialect.name, self._tables.stem
+        return f"SqlWorkflowStore({name!r}, table={stem!r}, unfenced: its client has no transaction())"
+
+    async def setup(self) -> None:
+        """Create the table, also with `auto_migrate=False`."""
+        for statement in _CREATE[self._tables.dialect.name].split(";\n"):
+            await self._db.run(statement)
+        self._is_ready = True
+
+    async def save(self, run: StoredRun) -> None:
+        """Keep the run, in place of what was there under its id."""
+        db = await self._ready()
+        otherwise = _OTHERWISE.get(self._tables.dialect.name, _OTHERWISE["sqlite"])
+        wake_at = None if run.wake_at is None else instant(run.wake_at)
+        given = (run.run_id, run.workflow, run.status, wake_at, run.event_name, instant(run.updated_at), _text(run.snapshot))
+        await db.run(_INSERT + otherwise, *given)
+
+    async def load(self, run_id: str) -> StoredRun | None:
+        """The run that was saved last under this id, or None."""
+        row = await (await self._ready()).one(_LOAD, run_id)
+        return None if row is None else _stored(run_id, row)
+
+    async def delete(self, run_id: str) -> None:
+        """Forget the run."""
+        await (await self._ready()).run(_DELETE, run_id)
+
+    async def due(self, now: datetime, limit: int) -> list[str]:
+        """Ids whose `wake_at` is not after `now`, earliest first."""
+        rows = await (await self._ready()).all(_DUE, instant(now), max(limit, 0))
+        return [TEXT.name_from(row[0]) for row in rows]
+
+    async def _ready(self) -> Session:
+        if not self._is_ready:
+            await self._be_ready()
+        return self._db
+
+    async def _be_ready(self) -> None:
+        has_table = self._tables.statement(self._tables.dialect.has_table, f"{self._tables.stem}_snapshots")
+        (result,) = await self._db.send([has_table])
+        if int(result.rows[0][0]):
+            self._is_ready = True
+        elif self._auto_migrate:
+            await self.setup()
+        else:
+            raise PersistenceError(
+                self._label,
+                f"there is no {self._tables.stem}_snapshots table and auto_migrate is off; run `await store.setup()` once",
+            )
+
+
+def _text(snapshot: Snapshot | dict[str, Any] | str | bytes) -> str:
+    if isinstance(snapshot, str | bytes):
+        return snapshot if isinstance(snapshot, str) else snapshot.decode()
+    return json.dumps(snapshot.to_dict() if isinstance(snapshot, Snapshot) else snapshot)
+
+
+def _stored(run_id: str, row: Row) -> StoredRun:
+    workflow, status, wake_at, event_name, updated_at, snapshot = row
+    return StoredRun(
+        run_id=run_id,
+        workflow=TEXT.name_from(workflow),
+        snapshot=TEXT.name_from(snapshot),
+        status=cast("Status", TEXT.name_from(status)),
+        wake_at=None if wake_at is None else moment(int(wake_at)),
+        event_name=None if event_name is None else TEXT.name_from(event_name),
+        updated_at=moment(int(updated_at)),
+    )

@@ -1,0 +1,1 @@
+"""Stores that a user wrote, driven like every other."""

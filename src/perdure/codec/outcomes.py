@@ -1,0 +1,171 @@
+"""How a step or a run came out, as stored bytes and back.
+
+A success is the encoded value. A failure says where it came from: an `Err` that was returned, or an exception that was raised.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from perdure.codec import Codec, Loss, dump_error, load_error, rebuildable, register
+from perdure.errors import PerdureWarning, RunCancelled, SnapshotCorrupt, StepFailed, ValueNotStorable
+from perdure.model.records import EndStatus, RunRow
+from perdure.result import Err, Ok, Outcome
+
+# Results as values, as ctx.map(on_error="collect") gives them, may be stored whatever an annotation says.
+register(Ok)
+register(Err)
+
+# Stands for a step's key where the body itself failed.
+BODY: Final = "body"
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A failure as it is stored. `error` is an encoded value (origin result) or a described exception (origin throw)."""
+
+    origin: Literal["result", "throw"]
+    error: msgspec.Raw
+    cause: msgspec.Raw = msgspec.Raw(b"null")
+    # An exception that was returned inside Err rather than raised.
+    is_exception: bool = False
+    # The cause is a described exception too.
+    has_exception_cause: bool = False
+    # Of a run: the keys whose errors ended it.
+    keys: list[str] | None = None
+
+
+class Hints(NamedTuple):
+    """The annotations of what a function gives back: of its value, and of what is inside an `Err`."""
+
+    value: Any = Any
+    error: Any = Any
+
+
+class Ending(NamedTuple):
+    """How a run ended: for the store, and for whoever waits for it."""
+
+    status: EndStatus
+    payload: bytes
+    outcome: Outcome[Any]
+
+
+def store_value(codec: Codec, value: Any, hint: Any, *, is_strict: bool) -> tuple[bytes, Any]:
+    """The value as bytes and as a replay would give it. Not strict: what cannot be stored becomes None, with a warning."""
+    if is_strict:
+        return codec.dump(value, hint)
+    losses: list[Loss] = []
+    stored = codec.dump(value, hint, losses=losses)
+    if losses:
+        _warn_of(losses, "strict=True makes that an error")
+    return stored
+
+
+def _warn_of(losses: list[Loss], advice: str) -> None:
+    if losses:
+        lost = ", ".join(f"{loss.path} ({loss.reason})" for loss in losses[:5])
+        warnings.warn(f"what cannot be stored became None: {lost}; {advice}", PerdureWarning, stacklevel=4)
+
+
+def store_exception(error: BaseException) -> bytes:
+    """A raised exception as bytes."""
+    return msgspec.json.encode(Failure("throw", msgspec.Raw(dump_error(error))))
+
+
+def store_err(codec: Codec, err: Err[Any], hint: Any, *, is_strict: bool) -> bytes:
+    """A returned `Err` as bytes."""
+    is_exception = isinstance(err.error, BaseException)
+    error = dump_error(err.error) if is_exception else store_value(codec, err.error, hint, is_strict=is_strict)[0]
+    is_cause = isinstance(err.cause, BaseException)
+    losses: list[Loss] = []
+    cause = dump_error(err.cause) if is_cause else codec.dump(err.cause, losses=losses, path="cause")[0]
+    # Not an error, strict or not: that would cost the error what its cause is worth.
+    _warn_of(losses, "a cause is stored as far as it can be")
+    return msgspec.json.encode(Failure("result", msgspec.Raw(error), msgspec.Raw(cause), is_exception, is_cause))
+
+
+def load_failure(codec: Codec, payload: bytes, key: str, hint: Any = Any) -> Exception:
+    """What a recorded failure raises. Raises ValueError when it cannot be read."""
+    failure = msgspec.json.decode(payload, type=Failure)
+    if failure.origin == "throw":
+        return load_error(bytes(failure.error), key)
+    data = bytes(failure.error)
+    return StepFailed(key, load_error(data, key) if failure.is_exception else codec.load(data, hint))
+
+
+def as_replayed(error: Exception, key: str) -> Exception:
+    """What the first run raises for `error`: itself if a replay would raise the same class, else what a replay would raise."""
+    if rebuildable(error):
+        return error
+    replayed = load_error(dump_error(error), key)
+    replayed.__cause__ = error
+    return replayed
+
+
+def failed_keys_of(payload: bytes) -> set[str] | None:
+    """The keys whose errors ended a run, if that is known."""
+    try:
+        keys = msgspec.json.decode(payload, type=Failure).keys
+    except msgspec.MsgspecError:
+        return None
+    return None if keys is None else set(keys)
+
+
+def ended_with(codec: Codec, result: Any, hints: Hints, keys: list[str] | None = None, is_strict: bool = True) -> Ending:  # noqa: FBT001, FBT002
+    """How a run ends whose body returned `result`, or `Err(exception)` for one that raised because of the steps `keys`."""
+    ending = _ended_with(codec, result, hints, is_strict=is_strict)
+    if keys is None or ending.status != "failed":
+        return ending
+    failure = msgspec.json.decode(ending.payload, type=Failure)
+    return ending._replace(payload=msgspec.json.encode(msgspec.structs.replace(failure, keys=keys)))
+
+
+def _ended_with(codec: Codec, result: Any, hints: Hints, *, is_strict: bool) -> Ending:
+    try:
+        if isinstance(result, Err):
+            return _failed(codec, result, hints, is_strict=is_strict)
+        value = result.value if isinstance(result, Ok) else result
+        payload, kept = store_value(codec, value, hints.value, is_strict=is_strict)
+    except ValueNotStorable as error:
+        return Ending("failed", store_exception(error), Err(error))
+    return Ending("completed", payload, Ok(kept))
+
+
+def _failed(codec: Codec, result: Err[Any], hints: Hints, *, is_strict: bool) -> Ending:
+    match result.error:
+        case StepFailed() as failed if failed.was_returned:
+            # A step returned Err and the body let it pass: that Err is the run's outcome.
+            return _returned(codec, Err(failed.error), failed.key, hints, is_strict=is_strict)
+        case Exception() as error:
+            return Ending("failed", store_exception(error), result)
+        case BaseException() as error:
+            # Raised again it would stop whoever waits for the run; told apart from a run that was cancelled.
+            payload = store_exception(error)
+            return Ending("failed", payload, Err(load_failure(codec, payload, BODY)))
+        case _:
+            return _returned(codec, result, "result", hints, is_strict=is_strict)
+
+
+def _returned(codec: Codec, err: Err[Any], key: str, hints: Hints, *, is_strict: bool) -> Ending:
+    try:
+        return Ending("failed", store_err(codec, err, hints.error, is_strict=True), err)
+    except ValueNotStorable as reason:
+        # Losing the error would be worse than losing its class: describe it, and say how to keep it.
+        described = StepFailed(key, type(err.error).__name__, f"{err.error!r} ({reason})")
+        return Ending("failed", store_exception(described), Err(described) if is_strict else err)
+
+
+def outcome_of(codec: Codec, run: RunRow, hints: Hints = Hints()) -> Ok[Any] | Err[Any]:  # noqa: B008 - immutable
+    """The outcome of a run that has ended."""
+    payload = run.outcome if run.outcome is not None else b"null"
+    try:
+        if run.status == "completed":
+            return Ok(codec.load(payload, hints.value))
+        if run.status == "cancelled":
+            return Err(RunCancelled(run.id))
+        error = load_failure(codec, payload, BODY, hints.error)
+    except (ValueError, msgspec.MsgspecError) as reason:
+        raise SnapshotCorrupt(run.id, "the outcome", str(reason)) from reason
+    return Err(error.error if isinstance(error, StepFailed) and error.was_returned else error)

@@ -1,0 +1,286 @@
+"""The tasks of a body: which of them run, which wait for us, and which wait for something else.
+
+Replay hands over one recorded result at a time and lets the body come to rest before the next, and a run may leave memory
+when all its tasks wait for us. Both need to know what the body's tasks are doing. A drive runs its body in a context of its
+own; a wrapper around the loop's task factory notices tasks created in that context and wraps their coroutines in a `Branch`,
+which sees every time the task runs and what it then waits for. Step functions run outside that context, so what they start is
+no branch. Only public interfaces are used: the task factory, context variables and the coroutine protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import warnings
+from collections.abc import Callable, Coroutine, Generator
+from types import TracebackType, coroutine
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from perdure.errors import PerdureWarning
+
+T = TypeVar("T")
+
+
+class StepInfo(msgspec.Struct, frozen=True, gc=False):
+    """What a step's function may know about itself. `idempotency_key` is the same for every attempt and every replay."""
+
+    run_id: str
+    key: str
+    attempt: int
+
+    @property
+    def idempotency_key(self) -> str:
+        """A text to hand to services that tell repeated requests apart."""
+        return f"{self.run_id}/{self.key}"
+
+
+# Where the running code is: in a run's body, in a step, or (None) in neither.
+place: contextvars.ContextVar[Branches | StepInfo | None] = contextvars.ContextVar("perdure_place", default=None)
+
+
+class Branches:
+    """The living tasks of one body."""
+
+    __slots__ = ("alive", "at_pause", "changed", "ended", "joining", "ours", "outside", "running", "stirs", "unwinding")
+
+    def __init__(self) -> None:
+        # Told when a branch has come to a wait of its own, or to its end.
+        self.changed: Callable[[], None] = nothing
+        # To be called once, when the branch that runs has come to a wait or to its end.
+        self.at_pause: Callable[[], None] | None = None
+        self.alive: set[Branch] = set()
+        # How many are inside a ctx call, waiting for us. The rest are about to run, or in `outside`.
+        self.ours = 0
+        # How many wait, through ctx.map or ctx.race, for nothing but other branches. They are in `outside` too.
+        self.joining = 0
+        # What each of the others waits for; None is a bare yield.
+        self.outside: dict[Branch, Any] = {}
+        self.running: Branch | None = None
+        # How many were cancelled inside a ctx call and are not out of it yet: a step's clean-up may take a while.
+        self.unwinding = 0
+        # Grows whenever a branch runs; `ended` whenever one ends.
+        self.stirs = 0
+        self.ended = 0
+
+    def is_alone(self) -> bool:
+        """Whether the branch that runs is the only one there is."""
+        return self.running is not None and len(self.alive) == 1
+
+    def paused(self) -> None:
+        """The branch that ran has come to a wait or to its end."""
+        call, self.at_pause = self.at_pause, None
+        if call is not None:
+            call()
+
+    def all_ours(self) -> bool:
+        """Whether every branch waits for us, so that nothing but us can move the body."""
+        return len(self.alive) == self.ours
+
+    def others_ours(self) -> bool:
+        """Whether every branch but the one that runs waits for us."""
+        running = self.running
+        return running is not None and len(self.alive) == self.ours + (not running.is_ours)
+
+    def all_parked(self) -> bool:
+        """Whether every branch waits for us or for other branches."""
+        return len(self.alive) == self.ours + self.joining
+
+    def can_move(self) -> bool:
+        """Whether some branch is about to run as far as can be seen; a callback on its way to one cannot be seen."""
+        if len(self.alive) > self.ours + len(self.outside):
+            return True
+        return any(waited is None or waited.done() for waited in self.outside.values())
+
+    def waits_outside(self, branch: Branch, waited: Any) -> None:
+        """`branch` waits for `waited` now, which is none of our calls."""
+        self.outside[branch] = waited if waited is None or hasattr(waited, "done") else None
+        self.changed()
+
+    def end(self, branch: Branch) -> None:
+        """`branch` has ended."""
+        self.ended += 1
+        branch.leave()
+        branch.task = None  # which refers to it: nothing here shall wait for a collection
+        self.alive.discard(branch)
+        self.changed()
+
+    def forget_owner(self) -> None:
+        """Nobody has to be told of anything any more."""
+        self.changed = nothing
+        self.at_pause = None
+
+
+def nothing(*_: object) -> None:
+    """What is called when nobody has to be told any more."""
+
+
+class Branch(Coroutine[Any, Any, Any]):
+    """The coroutine of one of the body's tasks, telling `Branches` what it does."""
+
+    __slots__ = ("__weakref__", "_branches", "_cancel_requests_before", "_coro", "called", "is_ours", "is_unwinding", "task")
+
+    def __init__(self, branches: Branches, coro: Coroutine[Any, Any, Any]) -> None:
+        self._branches = branches
+        self._coro = coro
+        self.is_ours = False
+        self.is_unwinding = False
+        self._cancel_requests_before = 0
+        # Whether it ever made a ctx call: only such tasks are cancelled when the run leaves memory.
+        self.called = False
+        self.task: asyncio.Task[Any] | None = None
+        branches.alive.add(self)
+
+    def ours(self) -> None:
+        """It is inside a ctx call from now on."""
+        if not self.is_ours:
+            self.is_ours = True
+            self._branches.ours += 1
+            self._cancel_requests_before = 0 if self.task is None else self.task.cancelling()
+
+    def leave(self) -> None:
+        """It is about to run its own code again."""
+        if self.is_ours:
+            self.is_ours = False
+            self._branches.ours -= 1
+        if self.is_unwinding:
+            self.wound_up()
+
+    def wound_up(self) -> None:
+        """It is no longer on its way out of a call."""
+        if self.is_unwinding:
+            self.is_unwinding = False
+            self._branches.unwinding -= 1
+            self._branches.changed()
+
+    def _unwind(self) -> None:
+        """It was cancelled inside a ctx call: nothing is handed over to others until it is out of it, as on a replay."""
+        if self.is_ours and not self.is_unwinding:
+            self.is_unwinding = True
+            self._branches.unwinding += 1
+
+    def send(self, value: Any) -> Any:
+        return self._step(self._coro.send, value)
+
+    def throw(self, typ: Any, val: BaseException | object = None, tb: TracebackType | None = None) -> Any:
+        self._unwind()
+        return self._step(self._coro.throw, typ) if val is None and tb is None else self._step(self._coro.throw, typ, val, tb)
+
+    def _step(self, advance: Callable[..., Any], *args: Any) -> Any:
+        branches = self._branches
+        # Not None when this task is started eagerly, inside another branch.
+        interrupted = branches.running
+        branches.running = self
+        branches.stirs += 1
+        if branches.outside:
+            branches.outside.pop(self, None)
+        try:
+            waited = advance(*args)
+        except BaseException:
+            branches.running = interrupted
+            branches.end(self)
+            branches.paused()
+            raise
+        branches.running = interrupted
+        if branches.at_pause is not None:
+            branches.paused()
+        if self.is_unwinding and (self.task is None or self.task.cancelling() <= self._cancel_requests_before):
+            self.wound_up()  # it was not the body that cancelled, but a time limit inside the step, which goes on
+        if not self.is_ours:
+            branches.waits_outside(self, waited)
+        return waited
+
+    def close(self) -> None:
+        self._coro.close()
+        self._branches.end(self)
+
+    def __await__(self) -> Any:
+        return self._coro.__await__()
+
+    # What debuggers and Task.print_stack() look at.
+    @property
+    def cr_frame(self) -> Any:
+        return getattr(self._coro, "cr_frame", None)
+
+    @property
+    def cr_await(self) -> Any:
+        return getattr(self._coro, "cr_await", None)
+
+    @property
+    def cr_code(self) -> Any:
+        return getattr(self._coro, "cr_code", None)
+
+    @property
+    def cr_running(self) -> bool:
+        return bool(getattr(self._coro, "cr_running", False))
+
+    def __repr__(self) -> str:
+        return f"<Branch {getattr(self._coro, '__qualname__', self._coro)!s}>"
+
+
+class _NotingFactory:
+    """A task factory that wraps coroutines started by a body, and leaves the rest to the factory that was there."""
+
+    def __init__(self, previous: Callable[..., Any] | None) -> None:
+        self.previous = previous
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+        context = options.get("context")
+        branches = place.get() if context is None else context.get(place)
+        work = Branch(branches, coro) if isinstance(branches, Branches) else coro
+        task = asyncio.Task(work, loop=loop, **options) if self.previous is None else self.previous(loop, work, **options)
+        if work is not coro:
+            work.task = task
+        return task
+
+
+def note_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """See to it that tasks created by bodies on this loop are noticed. Stays installed: for other tasks it is one look-up."""
+    current = loop.get_task_factory()
+    if not isinstance(current, _NotingFactory):
+        loop.set_task_factory(_NotingFactory(current))
+
+
+def current_step() -> StepInfo:
+    """What the running step may know about itself; raises outside a step's function."""
+    here = place.get()
+    if isinstance(here, StepInfo):
+        return here
+    raise RuntimeError("current_step() was called outside a step's function; it only works in a function run by ctx.step")
+
+
+@coroutine
+def first_step() -> Generator[None, None, None]:
+    """Return in the first step of the task. Raises what comes before that, such as a cancellation."""
+    yield
+
+
+def begun(work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+    """A coroutine that awaits `first_step` before anything else, and has come so far."""
+    work.send(None)
+    return work
+
+
+# How long a body may take to end once it was cancelled. It is discarded then; only its own clean-up is cut short.
+CLOSING_SECONDS: Final = 5.0
+
+
+async def cancel_tasks(run_id: str, tasks: list[asyncio.Task[Any]]) -> None:
+    """Cancel them; once more when they have not ended in a while; and then leave them alone and say so."""
+    for patience in (CLOSING_SECONDS, CLOSING_SECONDS / 5):
+        tasks = [task for task in tasks if not task.done()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=patience)
+    for task in tasks:
+        if not task.done():
+            warnings.warn(f"run {run_id!r} left memory, but {_where(task)}", PerdureWarning, stacklevel=2)
+
+
+def _where(task: asyncio.Task[Any]) -> str:
+    """What a task that does not end is at."""
+    frames = task.get_stack(limit=1)
+    line = f" at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
+    return f"a task of it{line} does not end when it is cancelled"

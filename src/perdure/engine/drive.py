@@ -1,0 +1,563 @@
+"""Driving one attempt of a run: the body runs from the top, and what it recorded before is handed to it again.
+
+A `Drive` owns the body's task and everything around it: `Calls` (what the body asked for), `Turnstile` (when a result reaches
+it), `Recorder` (what the store has), `Waits` (timers and signals), `Branches` (what the body's tasks do). It ends in one of five
+ways: the body ended, the run suspended, it was cancelled, it was stopped (a deploy), or it failed to record and gave up. After
+that whatever the body still does is discarded, and every ctx call in it raises.
+
+Whatever may be cancelled here leaves this behind: the write under way is awaited to its answer, and the lease is released or
+left to expire only after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Literal, NoReturn
+
+import msgspec
+
+from perdure.aio.pending_write import answered, finished
+from perdure.codec import Codec
+from perdure.codec.outcomes import Ending, Hints, ended_with, outcome_of
+from perdure.engine.body_tasks import Branches, begun, cancel_tasks, first_step, note_tasks, place
+from perdure.engine.ctx_calls import Calls
+from perdure.engine.event_publisher import Telling
+from perdure.engine.heartbeat import Heartbeat, HeldLease
+from perdure.engine.recorder import Recorder, Unrecorded
+from perdure.engine.replay import Turnstile
+from perdure.engine.step_cache import StepCaching
+from perdure.engine.subscriptions import Listeners
+from perdure.engine.waits import Waits
+from perdure.errors import (
+    LeaseLost,
+    OnChange,
+    PerdureError,
+    PersistenceError,
+    RunCancelled,
+    RunDead,
+    SnapshotCorrupt,
+    SnapshotMismatch,
+    react,
+)
+from perdure.model.durations import moment
+from perdure.model.journal import Entry, Recorded
+from perdure.model.records import Claim, Pulse, RunRow
+from perdure.options import Options, Settings
+from perdure.result import Err, Outcome, Suspended
+from perdure.snapshots.view import View
+from perdure.store import Store
+
+# Looks into inboxes that are under way: the loop alone would let go of them.
+_fetching: Final[set[asyncio.Task[None]]] = set()
+
+
+class Drive:
+    """One attempt of one run."""
+
+    # It has more attributes than Python keeps in an object without a dict.
+    __slots__ = (
+        "__weakref__",
+        "_attention",
+        "_body",
+        "_cancel_requested",
+        "_ending",
+        "_failure",
+        "_heartbeat",
+        "_held",
+        "_hints",
+        "_is_drain_over",
+        "_lease",
+        "_loop",
+        "_main",
+        "_must_suspend",
+        "_store",
+        "_unreadable",
+        "branches",
+        "caching",
+        "calls",
+        "clock",
+        "codec",
+        "executing",
+        "is_resumed",
+        "is_strict",
+        "may_be_resumed",
+        "must_stop",
+        "options",
+        "recorder",
+        "run",
+        "settings",
+        "telling",
+        "turnstile",
+        "waits",
+    )
+
+    def __init__(
+        self,
+        body: Callable[[Drive], Coroutine[Any, Any, Any]],
+        hints: Hints,
+        claim: Claim,
+        settings: Settings,
+        options: Options,
+        store: Store | None = None,
+        *,
+        heartbeat: Heartbeat | None = None,
+        ttl: float = 0.0,
+        asked_at: float = 0.0,
+        listeners: Listeners | None = None,
+    ) -> None:
+        self.run = claim.run
+        self.settings = settings
+        self.options = options
+        self.codec = settings.codec
+        self.clock = settings.clock
+        self.is_strict = options.strict if options.strict is not None else store is not None
+        # Whether anybody may ever compare the arguments of a step with those that are recorded here.
+        self.may_be_resumed = store is not None or options.on_event is not None or options.cache is not None
+        self._body = body
+        self._hints = hints
+        self._lease = claim.lease
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        # Whether anything was recorded before this attempt.
+        self.is_resumed = bool(claim.journal)
+        recorded, self._unreadable = _readable(claim)
+        self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq)
+        self.branches = Branches()
+        self.turnstile = self._new_turnstile(recorded)
+        self.waits.on_change = self.branches.changed = self.turnstile.look_soon
+        self.calls = Calls(claim.run.id, recorded, self.branches, self.turnstile, self.waits)
+        self.telling = Telling(self, options.on_event, Listeners() if listeners is None else listeners)
+        self.caching = None if options.cache is None else StepCaching(options.cache, self.clock)
+        journal, pulsed = list(claim.journal), self._pulsed
+        self.recorder = Unrecorded(journal) if store is None else self._new_recorder(store, journal, pulsed)
+        self.waits.unrecorded = self.recorder.consuming
+        self._held: HeldLease | None = None
+        self._heartbeat = heartbeat
+        if heartbeat is not None:
+            self._held = HeldLease(claim.lease, ttl, asked_at, pulsed, self._lost)
+            heartbeat.hold(self._held)
+        self._main: asyncio.Task[None] | None = None
+        # Done when there is something that `drive` has to deal with.
+        self._attention: asyncio.Future[None] = self._loop.create_future()
+        self._ending: Ending | None = None
+        self._failure: BaseException | None = None
+        self._must_suspend = False
+        # Whether no step may be started any more, because the run is being given back.
+        self.must_stop = False
+        self._is_drain_over = False
+        self._cancel_requested = claim.run.cancel_requested
+        # Step functions that are running right now. Whoever counts one out says so if the drive must stop.
+        self.executing = 0
+
+    def _new_turnstile(self, recorded: Recorded) -> Turnstile:
+        turnstile = Turnstile(
+            self.branches,
+            self.clock,
+            self.settings.unload_grace,
+            recorded.closes,
+            on_live=self._went_live,
+            on_idle=self._is_idle,
+            has_event=self.waits.has_due,
+            next_event=self.waits.resolve_one,
+        )
+        turnstile.last_at = self.run.created_at
+        if self.run.cancel_requested:
+            # The body comes to its first wait, as on a replay, and is cancelled there rather than before it began.
+            turnstile.is_live = False
+        return turnstile
+
+    def _new_recorder(self, store: Store, journal: list[Entry], pulsed: Callable[[Pulse], None]) -> Recorder:
+        return Recorder(
+            store,
+            self._lease,
+            self.clock,
+            journal,
+            self.branches,
+            on_pulse=pulsed,
+            on_failure=self._give_up,
+            on_written=self.telling.persisted,
+        )
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether the run is in a store, and ours to drive."""
+        return self._store is not None
+
+    def result(self) -> Any:
+        """The value of a run that has completed: a copy, since whoever waits for it has its own."""
+        return outcome_of(self.codec, self.run, self._hints).unwrap()
+
+    def view(self) -> View:
+        """The run as it stands: everything that is recorded for certain."""
+        return View(self.run, self.recorder.journal, self.recorder.acknowledged_length, self.waits.inbox)
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether recorded results are still being handed over."""
+        return not self.turnstile.is_used_up
+
+    async def drive(self) -> Outcome[Any]:
+        """Drive the run until it ends or suspends, and give its outcome. Raises when it had to give up."""
+        try:
+            outcome = await self._until_over()
+        except asyncio.CancelledError:
+            await finished(self._abandon())
+            ended = self._ending.outcome if self._ending is not None and self.run.ended else None
+            await self.telling.abandoned(ended, self._failure)
+            raise
+        except BaseException as failure:
+            self._failure = failure
+            await finished(self._let_go())
+            await self.telling.given_up(failure)
+            raise
+        finally:
+            self._close("ended")
+            if self._heartbeat is not None and self._held is not None:
+                self._heartbeat.drop(self._held)
+            # Nothing that the drive has refers to it any more, so that it goes with whoever has it, and not with a collection.
+            self._held = None
+            self.branches.forget_owner()
+            self.recorder.forget_owner()
+        await self.telling.ended(outcome)
+        self._ending = None  # an error's traceback refers to the frames that it went through, and by that to the drive
+        return outcome
+
+    async def _until_over(self) -> Outcome[Any]:
+        await self.telling.started()
+        if self.run.attempts > self.settings.max_attempts:
+            return await self._finish(dead(self.run, self.codec, self._hints))
+        if self._unreadable is not None:
+            return await self._finish(ended_with(self.codec, Err(self._unreadable), self._hints))
+        self._start_body()
+        while True:
+            await self._attention
+            if self._failure is not None:
+                raise self._failure
+            if self._ending is not None:
+                return await self._finish(self._ending)
+            if self.must_stop and (not self.executing or self._is_drain_over):
+                return await self._give_back()
+            self._attention = self._loop.create_future()
+            if self._must_suspend:
+                self._must_suspend = False
+                suspended = await self._suspend()
+                if suspended is not None:
+                    return suspended
+
+    def _attend(self) -> None:
+        """Let `drive` look at what has changed."""
+        if not self._attention.done():
+            self._attention.set_result(None)
+
+    def stop(self) -> None:
+        """Start no step any more; when those that run have ended, or were given time enough, give the run back."""
+        self.must_stop = True
+        self._loop.call_later(self.settings.drain_after, self._drain_is_over)
+        self.telling.hurry(self.settings.drain_after)
+        self._attend()
+
+    def _drain_is_over(self) -> None:
+        self._is_drain_over = True
+        self._attend()
+
+    def cancel(self) -> None:
+        """End the run as cancelled: CancelledError is raised at the body's waits, once the journal is used up."""
+        self._cancel_requested = True
+        if self.turnstile.is_live:
+            self._cancel_body()
+
+    def look_at_inbox(self) -> None:
+        """Somebody may have sent a signal: fetch what is new, unless nothing waits for one."""
+        if self._store is not None and self.calls.closed is None and self.waits.addresses():
+            fetching = self._loop.create_task(self._fetch_inbox(self._store), context=contextvars.Context())
+            _fetching.add(fetching)
+            fetching.add_done_callback(_fetching.discard)
+
+    def may_start_now(self) -> bool:
+        """Whether a step function may be called without waiting for anything."""
+        return (
+            not self.recorder.is_behind
+            and not self.must_stop
+            and not self.calls.is_refusing
+            and (self._held is None or self._held.is_ours())
+        )
+
+    async def may_start(self) -> None:
+        """Return when a step function may be called: all before it is recorded, and the run is ours."""
+        if (acknowledged := self.recorder.acknowledged()) is not None:
+            await acknowledged
+        if self.calls.is_refusing or (self._held is not None and not self._held.is_ours()):
+            self._check_that_it_is_ours()
+        if self.must_stop:
+            await asyncio.get_running_loop().create_future()
+
+    async def recorded(self) -> None:
+        """Return when everything so far is recorded, and the run is ours."""
+        if (acknowledged := self.recorder.acknowledged()) is not None:
+            await acknowledged
+        self._check_that_it_is_ours()
+
+    def _check_that_it_is_ours(self) -> None:
+        self.calls.check()
+        if self._held is not None and not self._held.is_ours():
+            self._lost()
+            self.calls.refuse()
+
+    def look_whether_drained(self) -> None:
+        """A step function has ended, and the drive must stop when none is left."""
+        if not self.executing:
+            self._attend()
+
+    def fail(self, error: PerdureError) -> NoReturn:
+        """End the run as failed without letting the body see it: what is recorded cannot be used."""
+        if self._ending is None:
+            self._ending = ended_with(self.codec, Err(error), self._hints)
+            self._attend()
+        self._close("unloaded")
+        self.calls.refuse()
+
+    def stop_because(self, failure: PerdureError) -> NoReturn:
+        """Give up this attempt and let the body see nothing of it: the run is as it was, and can be driven again."""
+        self._give_up(failure)
+        self.calls.refuse()
+
+    def react(self, choice: OnChange, error: PerdureError) -> None:
+        """Do with a mismatch what the option says, and tell whoever listens."""
+        if choice == "warn":
+            self.telling.warned(str(error))
+        react(choice, error)
+
+    def corrupt(self, what: str, reason: Exception) -> NoReturn:
+        """Recorded data cannot be read back: end the run as failed, and touch nothing."""
+        self.fail(SnapshotCorrupt(self.run.id, what, str(reason)))
+
+    # From here on: how it starts, goes on and ends.
+
+    def _start_body(self) -> None:
+        note_tasks(self._loop)
+        context = contextvars.copy_context()
+        context.run(place.set, self.branches)
+        self._main = self._loop.create_task(begun(self._run_body()), context=context, name=f"perdure:{self.run.id}")
+        if not self.turnstile.is_live:
+            self.turnstile.look_soon()
+        elif self._cancel_requested:
+            self._cancel_body()
+        else:
+            self._let_calls_through()
+
+    async def _run_body(self) -> None:
+        try:
+            await first_step()
+            value = await self._body(self)
+        except (KeyboardInterrupt, SystemExit) as interrupt:
+            self._failure = interrupt
+            self._attend()
+            raise
+        except BaseException as error:  # noqa: BLE001 - the body's end is recorded, whatever it is
+            self._body_ended(Err(error))
+        else:
+            self._body_ended(value)
+
+    def _body_ended(self, result: Any) -> None:
+        if self.calls.closed is None and self._ending is None:
+            self.recorder.take_over()
+            try:
+                self._ending = ending_for(self, self._hints, result)
+            except BaseException as error:  # noqa: BLE001 - an interrupt in code of the result's own
+                self._give_up(error)
+            self.turnstile.close()  # nothing reaches a body that has ended
+        self._attend()
+
+    async def _finish(self, ending: Ending) -> Outcome[Any]:
+        self._ending = ending
+        self._close("ended")
+        self.recorder.take_over()
+        if self.branches.alive:
+            await self._end_body()
+        try:
+            await self.recorder.finish(ending.status, ending.payload)
+        finally:  # cancelled meanwhile it may have ended all the same
+            if self.recorder.has_let_go:
+                self._stands(status=ending.status, outcome=ending.payload, wake_at=None)
+        return ending.outcome
+
+    async def _give_back(self) -> Outcome[Any]:
+        await self._end_body()
+        await self._release()
+        return Suspended(self.run.id, moment(self.clock.now()))
+
+    async def _suspend(self) -> Outcome[Any] | None:
+        if not self.turnstile.is_idle or self.waits.has_due():
+            return None
+        # From here to the store's answer nothing is resolved and no call gets through, so that what is said stays true.
+        self.waits.is_live = False
+        wake_at, awaited = self.waits.wake_at(), self.waits.addresses()
+        self.calls.suspending = self._loop.create_future()
+        try:
+            signals = await self.recorder.suspend(wake_at, awaited)
+        finally:
+            suspending, self.calls.suspending = self.calls.suspending, None
+            suspending.set_result(None)
+            if self.recorder.has_let_go:
+                self._stands(status="suspended", wake_at=wake_at, waiting_for=awaited)
+        if signals:
+            self.waits.is_live = True
+            self.waits.receive(signals)
+            return None
+        await self._end_body()
+        names = tuple(address.name for address in awaited)
+        return Suspended(self.run.id, None if wake_at is None else moment(wake_at), names)
+
+    async def _let_go(self) -> None:
+        """After a failure: nothing more is written; the run is given back if the store lets us."""
+        await self._end_body()
+        await self.recorder.abandon()
+        if self._store is None:
+            self._stands(status="failed", wake_at=None)
+            return
+        if isinstance(self._failure, LeaseLost):
+            return
+        # Whatever a failing store raises now: the lease expires by itself, and the failure that is being raised says why.
+        with contextlib.suppress(Exception):
+            await answered(self._store.release(self._lease, now=self.clock.store_now()))
+            self.telling.released()
+
+    async def _abandon(self) -> None:
+        """The drive itself was cancelled: let the write under way be answered, record what is done, and give the run back."""
+        if self._failure is not None:
+            await self._let_go()
+            return
+        await self._end_body()
+        if self._store is None:
+            self._stands(status="cancelled", wake_at=None)
+        elif not self.recorder.has_let_go:
+            with contextlib.suppress(PerdureError):  # its lease expires by itself
+                await self._release()
+
+    async def _release(self) -> None:
+        """Give the run back, due at once."""
+        await self.recorder.release()
+        self._stands(status="pending", wake_at=self.clock.now())
+        self.telling.released()
+
+    def _stands(self, **changed: Any) -> None:
+        """This is how the run stands in the store from now on."""
+        self.run = msgspec.structs.replace(self.run, updated_at=self.clock.now(), **changed)
+
+    async def _end_body(self) -> None:
+        self._close("unloaded")
+        if self._main is not None and not self._main.done():
+            await cancel_tasks(self.run.id, [self._main])
+        elif isinstance(self._failure, KeyboardInterrupt | SystemExit) and self._main is not None:
+            self._main.exception()  # which the loop has raised: nobody need say that it was not looked at
+        if called := [branch.task for branch in self.branches.alive if branch.called and branch.task is not None]:
+            await cancel_tasks(self.run.id, called)
+
+    def _close(self, why: Literal["unloaded", "ended"]) -> None:
+        if self.calls.closed is None:
+            self.calls.close(why)
+            self.turnstile.close()
+            self.waits.close()
+
+    # What others tell the drive.
+
+    def _went_live(self) -> None:
+        if self.calls.closed is not None:
+            return
+        if self._cancel_requested:
+            self._cancel_body()
+            return
+        self._let_calls_through()
+        self.turnstile.look_soon()
+
+    def _let_calls_through(self) -> None:
+        self.calls.go_live()
+        self.waits.is_live = True
+
+    def _is_idle(self) -> None:
+        """Nothing but time or a signal can move the body: it need not stay in memory.
+
+        Unless no branch waits for either. Then it is busy with something of its own, which nothing in the store would wake again.
+        """
+        if not self.branches.ours or self.calls.suspending is not None:
+            return
+        wake_at = self.waits.wake_at()
+        soon = wake_at is not None and wake_at - self.clock.now() < self.settings.unload_grace
+        if self._store is not None and not soon and self.calls.closed is None and self._ending is None:
+            self._must_suspend = True
+            self._attend()
+
+    def _pulsed(self, pulse: Pulse) -> None:
+        if pulse.cancel_requested and not self._cancel_requested:
+            self.cancel()
+        if pulse.inbox_seq > self.waits.inbox_seq:
+            self.look_at_inbox()
+
+    async def _fetch_inbox(self, store: Store) -> None:
+        try:
+            signals = await store.inbox(self.run.id, after=self.waits.inbox_seq)
+        except PersistenceError as failure:
+            self._give_up(failure)
+            return
+        self.waits.receive(signals)
+        self.waits.inbox_seq = max((self.waits.inbox_seq, *(signal.seq for signal in signals)))
+
+    def _cancel_body(self) -> None:
+        if not self.calls.is_cancelling and self._main is not None and self.calls.closed is None:
+            self.calls.begin_to_cancel()
+            self._main.cancel()
+            # A body that swallows this and goes on has no more say after a while.
+            self._loop.call_later(self.settings.drain_after, self._body_ended, None)
+
+    def _lost(self) -> None:
+        self._give_up(LeaseLost(self.run.id, self._lease.epoch))
+
+    def _give_up(self, failure: BaseException) -> None:
+        if self._failure is None and self._ending is None:
+            self._failure = failure
+            self._close("unloaded")
+            self._attend()
+
+
+def _readable(claim: Claim) -> tuple[Recorded, SnapshotCorrupt | None]:
+    """What the journal says, or the error that says why it cannot be read."""
+    if not claim.journal:
+        return Recorded([], {}, {}, {}), None
+    try:
+        return Recorded.of(claim.journal), None
+    except ValueError as reason:
+        return Recorded.of([]), SnapshotCorrupt(claim.run.id, "the journal", str(reason))
+
+
+def ending_for(drive: Drive, hints: Hints, result: Any) -> Ending:
+    """How the run ends whose body returned `result`, or `Err(exception)` if it raised."""
+    if drive.calls.is_cancelling:
+        return Ending("cancelled", b"null", Err(RunCancelled(drive.run.id)))
+    try:
+        if drive.calls.unasked and not isinstance(result, Err):
+            result = _reject_unknown_steps(drive, result)
+        keys = drive.calls.failed_keys(result) if isinstance(result, Err) else None
+        return ended_with(drive.codec, result, hints, keys, drive.is_strict)
+    except Exception as error:  # noqa: BLE001 - a result of the user's making, or a warning that is an error: the run has failed
+        return ended_with(drive.codec, Err(error), hints)
+
+
+def _reject_unknown_steps(drive: Drive, result: Any) -> Any:
+    """The body's result, unless it is an error that there are recorded steps which it never asked for."""
+    unknown = sorted(drive.calls.unasked)
+    shown = ", ".join(map(repr, unknown[:5])) + (" and others" if len(unknown) > 5 else "")
+    reason = f"it ended without asking for what is recorded under {shown}; was a step renamed or removed?"
+    try:
+        drive.react(drive.options.on_unknown_steps, SnapshotMismatch(drive.run.id, reason))
+    except SnapshotMismatch as error:
+        return Err(error)
+    return result
+
+
+def dead(run: RunRow, codec: Codec, hints: Hints) -> Ending:
+    """How a run ends that stopped its workers too often."""
+    error = RunDead(run.id, run.attempts - 1)
+    return Ending("dead", ended_with(codec, Err(error), hints).payload, Err(error))

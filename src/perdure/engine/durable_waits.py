@@ -1,0 +1,197 @@
+"""The durable waits of a body: sleeping, waiting for a signal, and a time limit around a block of code.
+
+Each opens with an entry that holds its absolute deadline and closes with one that says how it came out, both under its key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from perdure.engine.ctx_calls import Call
+from perdure.engine.drive import Drive
+from perdure.engine.waits import Wait
+from perdure.errors import InvalidInput
+from perdure.model.durations import MAX_INSTANT
+from perdure.model.journal import Entry, Kind, Opened
+from perdure.model.records import Awaited, Signal
+from perdure.snapshots.step_results import load_value
+
+
+class _Missing:
+    """The default of `default=`: no default, a time-out raises."""
+
+    def __repr__(self) -> str:
+        return "no default"
+
+
+MISSING: Final = _Missing()
+
+
+async def sleep(drive: Drive, key: str, name: str, deadline: Callable[[], int]) -> None:
+    """Return when the deadline, fixed the first time, has passed."""
+    await _pause(drive, key, name, "sleep", deadline, None)
+
+
+async def wait_for_signal(
+    drive: Drive, key: str, name: str, deadline: Callable[[], int] | None, default: Any, returns: Any
+) -> Any:
+    """The payload of the next signal with this name; a time-out raises `TimeoutError` or gives `default`."""
+    call, entry = await _pause(drive, key, name, "signal", deadline, Awaited("signal", name))
+    if entry.ok:
+        if drive.telling.audience:
+            await drive.telling.signal_received(call, entry, lambda: _payload(drive, entry, returns))
+        return _payload(drive, entry, returns)
+    if isinstance(default, _Missing):
+        error = TimeoutError(f"no signal {name!r} came in time for run {drive.run.id!r}; pass default= to go on without one")
+        drive.calls.raised(key, error)
+        raise error
+    return default
+
+
+def _payload(drive: Drive, entry: Entry, returns: Any) -> Any:
+    try:
+        value = load_value(drive.codec, entry, returns)
+    except ValueError as reason:
+        drive.corrupt(f"the signal {entry.name!r}", reason)
+    try:
+        return drive.codec.conform(value, returns)
+    except ValueError as reason:
+        raise InvalidInput(drive.run.workflow, f"signal {entry.name!r}: {reason}") from reason
+
+
+async def _pause(
+    drive: Drive, key: str, name: str, kind: Kind, deadline: Callable[[], int] | None, address: Awaited | None
+) -> tuple[Call, Entry]:
+    await drive.calls.admitted()
+    call = drive.calls.begin(key, kind)
+    if drive.turnstile.is_next(key):
+        return call, drive.turnstile.take()
+    opened = drive.calls.take_opened(key)
+    with call:
+        recorded = await drive.calls.turn(call)
+        if recorded is not None:
+            return call, recorded
+        opened = opened or _open(drive, call, name, deadline)
+        return call, await drive.calls.wait(call, _wait(drive, call, opened, address))
+
+
+def _wait(drive: Drive, call: Call, opened: Entry, address: Awaited | None) -> Wait:
+    name = opened.name
+    started_at, until = opened.started_at, _deadline(drive, opened)
+
+    def close(ok: bool, payload: bytes = b"null", consume: int | None = None) -> None:  # noqa: FBT001 - three uses, below
+        entry = Entry(
+            seq=drive.recorder.next_seq,
+            epoch=drive.recorder.epoch,
+            key=call.key,
+            kind=call.kind,
+            name=name,
+            ok=ok,
+            payload=payload,
+            started_at=started_at,
+            ended_at=drive.clock.now(),
+        )
+        drive.recorder.append(entry, consume)
+        drive.calls.resolve(entry, call)
+
+    def on_signal(signal: Signal) -> None:
+        close(True, signal.payload, signal.seq)
+
+    # A sleep that is over went well; a signal that did not come did not.
+    return Wait(opened.seq, until, lambda: close(address is None), address, on_signal)
+
+
+def _open(drive: Drive, call: Call, name: str, deadline: Callable[[], int] | None) -> Entry:
+    """The open entry of this wait, recorded now."""
+    until = None if deadline is None else min(deadline(), MAX_INSTANT)
+    now = drive.clock.now()
+    entry = Entry(
+        seq=drive.recorder.next_seq,
+        epoch=drive.recorder.epoch,
+        key=call.key,
+        kind=call.kind,
+        name=name,
+        phase="open",
+        payload=msgspec.json.encode(Opened(until)),
+        started_at=now,
+        ended_at=now,
+    )
+    drive.recorder.append(entry)
+    return entry
+
+
+def _deadline(drive: Drive, opened: Entry) -> int | None:
+    try:
+        return msgspec.json.decode(opened.payload, type=Opened).deadline
+    except msgspec.MsgspecError as reason:
+        drive.corrupt(f"the deadline of {opened.key!r}", reason)
+
+
+class TimeLimit:
+    """`async with ctx.timeout(name, length)`: the block is cancelled and `TimeoutError` raised when the deadline passes.
+
+    The deadline is fixed the first time and the expiry is recorded, so a replay cuts the block off at the same place.
+    """
+
+    def __init__(self, drive: Drive, key: str, name: str, deadline: Callable[[], int]) -> None:
+        self._drive = drive
+        self._key = key
+        self._name = name
+        self._deadline = deadline
+        self._is_over = False
+        self._call: Call | None = None
+        self._wait: Wait | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+
+    async def __aenter__(self) -> Self:
+        drive = self._drive
+        await drive.calls.admitted()
+        self._call = call = drive.calls.begin(self._key, "timeout")
+        self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
+        if drive.calls.is_recorded(self._key):
+            drive.turnstile.ask(self._key, self)
+            return self
+        opened = drive.calls.take_opened(self._key) or _open(drive, call, self._name, self._deadline)
+        self._wait = Wait(opened.seq, _deadline(drive, opened), self._due)
+        drive.waits.add(self._wait)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._wait is not None:
+            self._drive.waits.remove(self._wait)
+        self._drive.turnstile.withdraw(self._key)
+        if not self._is_over or self._task is None:
+            if self._call is not None and kind is not None and issubclass(kind, asyncio.CancelledError):
+                self._call.free()
+            return
+        if self._task.uncancel() <= self._cancelling and kind is not None and issubclass(kind, asyncio.CancelledError):
+            late = TimeoutError(f"the time limit {self._name!r} of run {self._drive.run.id!r} has passed")
+            self._drive.calls.raised(self._key, late)
+            raise late from error
+
+    def deliver(self, entry: Entry) -> bool:
+        """The deadline has passed, and it is this record's turn."""
+        del entry
+        self._is_over = True
+        return self._task is not None and self._task.cancel()
+
+    def _due(self) -> None:
+        now, recorder = self._drive.clock.now(), self._drive.recorder
+        entry = Entry(
+            seq=recorder.next_seq,
+            epoch=recorder.epoch,
+            key=self._key,
+            kind="timeout",
+            name=self._name,
+            started_at=now,
+            ended_at=now,
+        )
+        recorder.append(entry)
+        self._drive.calls.resolve(entry, self)

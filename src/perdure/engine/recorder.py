@@ -1,0 +1,318 @@
+"""The way from the engine to the store, for one drive.
+
+Entries are numbered when they are appended and sent in that order, one write at a time; what is appended while a write is under
+way goes with the next, and what the last turn of the loop appended goes with `finish` or `suspend`. Nothing is reported as
+done that the store did not acknowledge: whoever is about to do something that cannot be taken back awaits `acknowledged()`.
+A write that fails is never retried here and never skipped: it ends the drive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import weakref
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final, TypeVar
+
+from perdure.aio.pending_write import Answer, answered, done, took_place, under_way, was_cut_off
+from perdure.engine.body_tasks import Branches, nothing
+from perdure.errors import LeaseLost, PerdureError, PersistenceError
+from perdure.model.clock import Clock
+from perdure.model.journal import Entry
+from perdure.model.records import Awaited, EndStatus, Lease, Pulse, Signal
+from perdure.store import Store
+
+T = TypeVar("T")
+
+
+class Unrecorded:
+    """Numbers entries and nothing else: for a run without a store, where nothing is promised."""
+
+    def __init__(self, journal: list[Entry], epoch: int = 0) -> None:
+        # Only ever appended to, so that a view of it needs no more than a length.
+        self.journal = journal
+        # Whether the run was finished, suspended or released, also when whoever asked for that was cancelled meanwhile.
+        self.has_let_go = False
+        # Whether something that was appended is not in the store.
+        self.is_behind = False
+        # Inbox rows whose consumption is not acknowledged.
+        self.consuming: set[int] = set()
+        # What the next entry has to say of itself.
+        self.next_seq = journal[-1].seq + 1 if journal else 1
+        self.epoch = epoch
+
+    @property
+    def acknowledged_length(self) -> int:
+        """How much of the journal is recorded as far as anybody may be told."""
+        return len(self.journal)
+
+    def append(self, entry: Entry, consume: int | None = None) -> None:
+        """The next entry of the journal, on its way to the store together with the inbox row it consumes."""
+        del consume
+        self.next_seq = entry.seq + 1
+        self.journal.append(entry)
+
+    def acknowledged(self) -> asyncio.Future[None] | None:
+        """Done when everything appended so far is in the store, None when it is. Cancelled, not failed, when the drive ends."""
+        return None
+
+    def take_over(self) -> None:
+        """Let what is not sent yet go with the `finish`, `suspend` or `release` that follows."""
+
+    async def finish(self, status: EndStatus, outcome: bytes) -> None:
+        """Record what is left and end the run."""
+        del status, outcome
+        self.has_let_go = True
+
+    async def suspend(self, wake_at: int | None, waiting_for: Collection[Awaited]) -> list[Signal]:
+        """Record what is left and give up the lease; the awaited signals if there are some, and then the run goes on."""
+        raise NotImplementedError("a run without a store stays in memory")
+
+    async def release(self) -> None:
+        """Record what is left and give the run back, due at once."""
+
+    async def abandon(self) -> None:
+        """Write nothing more; return when the write under way is answered."""
+
+    def forget_owner(self) -> None:
+        """Nobody has to be told of anything any more."""
+
+
+class Recorder(Unrecorded):
+    """Numbers entries and writes them under a lease."""
+
+    def __init__(
+        self,
+        store: Store,
+        lease: Lease,
+        clock: Clock,
+        journal: list[Entry],
+        branches: Branches,
+        *,
+        on_pulse: Callable[[Pulse], None],
+        on_failure: Callable[[PerdureError], None],
+        on_written: Callable[[int], None],
+    ) -> None:
+        super().__init__(journal, lease.epoch)
+        self._store = store
+        self._lease = lease
+        self._clock = clock
+        self._on_pulse = on_pulse
+        self._on_failure = on_failure
+        self._on_written = on_written
+        self._loop = asyncio.get_running_loop()
+        self._branches = branches
+        # Not that of the body: a task started there is a branch of it.
+        self._context = contextvars.Context()
+        self._acknowledged_seq = self.next_seq - 1
+        self._entries: list[Entry] = []
+        self._consume: list[int] = []
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        # The write under way, and what it writes.
+        self._writing: Answer[Pulse] | asyncio.Future[Pulse] | None = None
+        self._written: tuple[list[Entry], list[int]]
+        self._is_write_due = False
+        # Set when finish, suspend or stop take over what is left; then nothing more is written from here.
+        self._is_taken_over = False
+        self._failure: PerdureError | None = None
+
+    @property
+    def acknowledged_length(self) -> int:
+        return len(self.journal) - (self.next_seq - 1 - self._acknowledged_seq)
+
+    def append(self, entry: Entry, consume: int | None = None) -> None:
+        self.next_seq = entry.seq + 1
+        self.is_behind = True
+        self.journal.append(entry)
+        self._entries.append(entry)
+        if consume is not None:
+            self._consume.append(consume)
+            self.consuming.add(consume)
+        if entry.phase == "close" and self._branches.is_alone():
+            self._branches.at_pause = self._write  # or sooner, when the next step begins
+        else:
+            self._see_to_it()
+
+    def _see_to_it(self) -> None:
+        """Have it written in the next turn of the loop, with what other branches, or an event, may add in this one."""
+        self._branches.at_pause = None
+        if self._writing is None and not self._is_write_due:
+            self._is_write_due = True
+            next_turn_of(self._loop).call(self._loop, self._write)
+
+    def acknowledged(self) -> asyncio.Future[None] | None:
+        if not self.is_behind:
+            return None
+        self._write()  # now, since somebody waits for it
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append((self.next_seq - 1, waiter))
+        return waiter
+
+    def take_over(self) -> None:
+        self._is_taken_over = True
+
+    async def finish(self, status: EndStatus, outcome: bytes) -> None:
+        entries, consume = await self._what_is_left()
+        now = self._clock.store_now()
+        ending = self._store.finish(self._lease, status, outcome, entries=entries, consume=consume, now=now)
+        await self._answer(ending, lambda _: self._let_go(entries))
+
+    async def suspend(self, wake_at: int | None, waiting_for: Collection[Awaited]) -> list[Signal]:
+        entries, consume = await self._what_is_left()
+        now = self._clock.store_now()
+        suspending = self._store.suspend(
+            self._lease, wake_at=wake_at, waiting_for=waiting_for, entries=entries, consume=consume, now=now
+        )
+        signals = await self._answer(suspending, lambda signals: self._let_go(entries, signals))
+        if signals:
+            self._is_taken_over = False
+            self._see_to_it()
+        return signals
+
+    async def release(self) -> None:
+        entries, consume = await self._what_is_left()
+        now = self._clock.store_now()
+        if entries:
+            recording = self._store.record(self._lease, entries, consume=consume, now=now)
+            await self._answer(recording, lambda _: self._wrote(entries))
+        await self._answer(self._store.release(self._lease, now=now), lambda _: self._let_go([]))
+
+    async def abandon(self) -> None:
+        self.take_over()
+        writing = self._writing
+        if writing is not None:
+            await done(writing)
+            self._answered(writing)
+
+    def forget_owner(self) -> None:
+        self._on_pulse = self._on_failure = self._on_written = nothing
+
+    async def _what_is_left(self) -> tuple[list[Entry], list[int]]:
+        """Entries and inbox rows that go with what ends the drive, once the write under way is answered."""
+        self.take_over()
+        if self._writing is not None:
+            await self.abandon()
+        if self._failure is not None:
+            raise self._failure
+        return self._take()
+
+    def _take(self) -> tuple[list[Entry], list[int]]:
+        taken = self._entries, self._consume
+        self._entries, self._consume = [], []
+        return taken
+
+    def _write(self) -> None:
+        """Write what there is, unless a write is under way: then what there is goes with the next."""
+        self._is_write_due = False
+        self._branches.at_pause = None
+        if self._entries and self._writing is None and not self._is_taken_over and self._failure is None:
+            self._written = entries, consume = self._take()
+            record, now = self._store.record, self._clock.store_now()
+            try:
+                write = self._context.run(record, self._lease, entries, consume=consume, now=now)
+            except Exception as error:  # noqa: BLE001 - as if it had been awaited: whoever is here now only has something to record
+                write = self._loop.create_future()
+                write.set_exception(error)
+            if isinstance(write, Answer) and not write.done():
+                self._writing = write
+                write.then = self._answered
+            else:
+                self._writing = writing = self._context.run(asyncio.ensure_future, write)
+                writing.add_done_callback(self._answered, context=contextvars.Context())
+
+    def _answered(self, writing: Answer[Pulse] | asyncio.Future[Pulse]) -> None:
+        """Told by the write itself, and before that perhaps by somebody who waited for it."""
+        if writing is not self._writing:
+            return
+        self._writing = None
+        entries, consume = self._written
+        if was_cut_off(writing):
+            # The loop is being shut down. Whether it took place nobody knows, but sent twice it is recorded once.
+            self._entries, self._consume = entries + self._entries, consume + self._consume
+        elif (error := writing.exception()) is not None:
+            self._failure = failure = self._as_failure(error)
+            self.is_behind = True
+            self._on_failure(failure)
+        else:
+            self._on_pulse(writing.result())
+            self._wrote(entries)
+            if self._entries:
+                self._write()
+
+    def _as_failure(self, error: BaseException) -> PerdureError:
+        if isinstance(error, LeaseLost | PersistenceError):
+            return error
+        failure = PersistenceError(f"run {self._lease.run_id!r} could not be recorded", repr(error))
+        failure.__cause__ = error
+        return failure
+
+    def _let_go(self, entries: list[Entry], signals: list[Signal] | None = None) -> None:
+        """The store has answered, whether anybody still waits for that or not: the run is free, unless signals were there."""
+        self.has_let_go = not signals
+        self._wrote(entries)
+
+    def _wrote(self, entries: list[Entry]) -> None:
+        if not entries:
+            return
+        self._acknowledged_seq = seq = entries[-1].seq
+        self.is_behind = seq < self.next_seq - 1
+        self.consuming.intersection_update(self._consume)  # one write at a time: all but those that wait for the next
+        if self._waiters:
+            self._wake(seq)
+        self._on_written(seq)
+
+    def _wake(self, seq: int) -> None:
+        """Let those go on who wait for nothing after `seq`. They are by seq, and most often one."""
+        woken = [waiter for awaited, waiter in self._waiters if awaited <= seq]
+        del self._waiters[: len(woken)]
+        for waiter in woken:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _answer(self, verb: Awaitable[T], then: Callable[[T], None]) -> T:
+        """What the verb gives, after `then` was told that, also when whoever waits was cancelled meanwhile."""
+        asking = under_way(verb)
+        try:
+            return await answered(asking)
+        except Exception as error:
+            failure = self._as_failure(error)
+            if failure is error:
+                raise
+            raise failure from error
+        finally:
+            if took_place(asking):
+                then(asking.result())
+
+
+class NextTurn:
+    """The callbacks that one loop calls at its next turn, in the order in which they came. None of them may raise.
+
+    It does not refer to the loop, which is the key it is known by, and whoever has something to do there has.
+    """
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[], None]] = []
+        # Not that of whoever asks first: the others are no part of his run.
+        self._context = contextvars.Context()
+
+    def call(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        """Call this at the next turn of the loop."""
+        if not self._callbacks:
+            loop.call_soon(self._call_all, context=self._context)
+        self._callbacks.append(callback)
+
+    def _call_all(self) -> None:
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+
+_next_turns: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, NextTurn]] = weakref.WeakKeyDictionary()
+
+
+def next_turn_of(loop: asyncio.AbstractEventLoop) -> NextTurn:
+    """The one of this loop."""
+    turn = _next_turns.get(loop)
+    if turn is None:
+        turn = _next_turns[loop] = NextTurn()
+    return turn

@@ -1,0 +1,420 @@
+"""Running a step: recorded result or live attempts, with retry, time-out and the at-most-once promise.
+
+A plain step is one record: its result. A step that is tried again records, before each pause, which attempt comes next and
+when, so that neither the count nor the pause starts over after a crash. A step that must not run twice records its intent
+first; found without a result, it has failed in a way nobody can know more about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from perdure import events
+from perdure.codec import dump_error, tree_of
+from perdure.codec.outcomes import as_replayed, load_failure, store_err, store_exception, store_value
+from perdure.engine.body_tasks import StepInfo, place
+from perdure.engine.ctx_calls import Call
+from perdure.engine.drive import Drive
+from perdure.engine.step_cache import Cached, StepCaching
+from perdure.engine.waits import Wait
+from perdure.errors import PerdureWarning, PersistenceError, StepChanged, StepFailed, StepTimeout, ValueNotStorable
+from perdure.model.durations import MICROSECOND, moment
+from perdure.model.journal import Entry, NextTry
+from perdure.result import Err, Ok
+from perdure.snapshots.step_results import load_error_of, load_value
+from perdure.stepspec import StepPlan
+
+_OUTCOMES: Final = (Ok, Err)
+
+
+class StepCall(msgspec.Struct, frozen=True):
+    """A step as it was called."""
+
+    key: str
+    name: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    plan: StepPlan
+    caching: StepCaching | None = None
+
+
+class Result(msgspec.Struct):
+    """What an attempt came to: the entry's fields, and what the body gets for them."""
+
+    ok: bool
+    payload: bytes
+    value: Any = None
+    error: Exception | None = None
+    # Whether it is the step's outcome, which other runs may share.
+    is_final: bool = True
+    started_at: int = 0
+
+
+async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) -> Any:
+    """The step's value, recorded or fresh; raises what it raised."""
+    if step.caching is not None and not is_first_use:
+        return await _run_shared(drive, step)
+    calls = drive.calls
+    if calls.is_refusing:
+        await calls.admitted()
+    call = calls.begin(step.key, "step")
+    # Now, since the body may change what it passed while the call waits.
+    args_hash = drive.codec.checksum(step.args) if step.args and drive.may_be_resumed else None
+    entry = drive.turnstile.take() if drive.turnstile.queue and drive.turnstile.is_next(step.key) else None
+    if entry is None:
+        with call:
+            if not calls.may_go_ahead(call):
+                entry = await calls.turn(call)
+            if entry is None:
+                return await _Attempts(drive, call, step, args_hash).run()
+    if calls.shared:
+        calls.got(entry)
+    if drive.telling.audience:
+        await drive.telling.step_replayed(call, step, entry)
+    return replayed(drive, step.key, step.plan, entry, args_hash)
+
+
+async def _run_shared(drive: Drive, step: StepCall) -> Any:
+    """As `run_step`, for a step whose key names a cached value: used again, it gives what the first use gave."""
+    await drive.calls.admitted()
+    while (shared := drive.calls.shared.get(step.key)) is not None:
+        entry = await drive.calls.same_as(step.key, shared)
+        if entry.phase == "close":
+            return replayed(drive, step.key, step.plan, entry, drive.codec.checksum(step.args))
+    with drive.calls.sharing(step.key):
+        return await run_step(drive, step, is_first_use=True)
+
+
+def replayed(drive: Drive, key: str, plan: StepPlan, entry: Entry, args_hash: bytes | None) -> Any:
+    """What a recorded step gives the body."""
+    if entry.args_hash != args_hash and entry.args_hash is not None and args_hash is not None:
+        _arguments_changed(drive, key)
+    try:
+        if entry.ok:
+            return load_value(drive.codec, entry, plan.returns)
+        error = load_error_of(drive.codec, entry, key, plan.fails_with)
+    except (ValueError, msgspec.MsgspecError) as reason:
+        drive.corrupt(f"the record of step {key!r}", reason)
+    drive.calls.raised(key, error)
+    raise error
+
+
+def _arguments_changed(drive: Drive, key: str, by: str = "") -> None:
+    error = StepChanged(drive.run.id, key, f"called with other arguments{by}", "called with these")
+    drive.react(drive.options.on_changed_arguments, error)
+
+
+class _Attempts(msgspec.Struct):
+    """The live attempts of one step."""
+
+    _drive: Drive
+    _call: Call
+    _step: StepCall
+    _args_hash: bytes | None
+    _attempt: int = 1
+    # A plain function that timed out and still runs in its thread.
+    _lingering: asyncio.Future[Any] | None = None
+
+    async def run(self) -> Any:
+        drive, step, recorder = self._drive, self._step, self._drive.recorder
+        drive.turnstile.begin_work()
+        try:
+            result = await (self._until_done() if step.caching is None else self._cached(step.caching))
+            entry = Entry(
+                seq=recorder.next_seq,
+                epoch=recorder.epoch,
+                key=step.key,
+                name=step.name,
+                ok=result.ok,
+                payload=result.payload,
+                attempt=self._attempt,
+                args_hash=self._args_hash,
+                started_at=result.started_at,
+                ended_at=drive.clock.now(),
+            )
+            recorder.append(entry)
+            if not drive.calls.goes_through(entry):
+                await drive.calls.hand_over(self._call, entry)
+            if drive.calls.shared:
+                drive.calls.got(entry)
+            if drive.telling.audience:
+                self._call.left()
+                await drive.telling.step_ended(self._call, step, entry, result.error)
+        finally:
+            drive.turnstile.busy -= 1
+        if result.error is not None:
+            drive.calls.raised(step.key, result.error)
+            raise result.error
+        return result.value
+
+    async def _cached(self, caching: StepCaching) -> Result:
+        """What the cache has, or what the function gives: asked by one run at a time, and then kept for the others."""
+        async with caching.flight(self._step.key):
+            cached = await self._read(caching)
+            found = None if cached is None else self._from_cache(cached)
+            if found is not None:
+                self._attempt = 0
+                await self._tell(events.StepCacheHit)
+                found.started_at = self._drive.clock.now()
+                return found
+            await self._tell(events.StepCacheMiss)
+            result = await self._until_done()
+            if result.is_final:
+                kept = Cached(result.ok, msgspec.Raw(result.payload), self._args_hash, None)
+                await caching.keep(self._step.key, kept, self._step.plan.ttl)
+            return result
+
+    async def _read(self, caching: StepCaching) -> Cached | None:
+        try:
+            cached = await caching.read(self._step.key)
+        except PersistenceError as failure:
+            # Whether the step was done before is not known, so nothing is done now.
+            self._drive.stop_because(failure)
+        if cached is not None and cached.args_hash is not None and self._args_hash not in (None, cached.args_hash):
+            try:
+                _arguments_changed(self._drive, self._step.key, " by the run whose result is in the cache")
+            except Exception:
+                self._call.free()  # nothing is recorded: another use of the key is told the same
+                raise
+        return cached
+
+    def _from_cache(self, cached: Cached) -> Result | None:
+        """What was kept, for this run; None when nothing can be made of it: its class is gone, or it is another step's."""
+        codec, step, payload = self._drive.codec, self._step, bytes(cached.payload)
+        try:
+            if not cached.ok:
+                return Result(False, payload, error=load_failure(codec, payload, step.key, step.plan.fails_with))
+            if self._drive.is_strict and (losses := tree_of(payload)[1]):
+                return self._failed(ValueNotStorable(losses[0].path, "the run that kept it in the cache was not strict"))
+            return Result(True, payload, value=codec.load(payload, step.plan.returns))
+        except (ValueError, msgspec.MsgspecError) as reason:
+            told = f"what the cache has under {step.key!r} cannot be used, so that the step runs again: {reason}"
+            warnings.warn(told, PerdureWarning, stacklevel=2)
+            return None
+
+    async def _tell(self, kind: type[events.StepEvent], **fields: Any) -> None:
+        if self._drive.telling.audience:
+            await self._drive.telling.of_step(kind, self._step, self._attempt, **fields)
+
+    async def _tell_start(self) -> None:
+        await self._tell(events.StepStart)
+        await self._drive.may_start()  # a listener takes time, in which anything may happen
+
+    async def _until_done(self) -> Result:
+        drive, step = self._drive, self._step
+        opened = drive.calls.opened.get(step.key)
+        if opened and (unknown := await self._resume_after(opened[-1])) is not None:
+            unknown.started_at = opened[-1].started_at
+            return unknown
+        while True:
+            if drive.recorder.is_behind and (acknowledged := drive.recorder.acknowledged()) is not None:
+                await acknowledged
+            if not drive.may_start_now():
+                await drive.may_start()
+            if drive.telling.audience:
+                await self._tell_start()
+            started_at = drive.clock.now()
+            try:
+                # The function's own code, and what it starts, runs outside the body.
+                token = place.set(StepInfo(drive.run.id, step.key, self._attempt))
+                drive.executing += 1
+                try:
+                    value = await (step.fn(*step.args) if step.plan.is_bare else self._called())
+                finally:
+                    place.reset(token)
+                    drive.executing -= 1
+                    if drive.must_stop:
+                        drive.look_whether_drained()
+            except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - a step may raise anything; it is recorded
+                result = await self._after(raised)
+            else:
+                result = self._succeeded(value)
+            if result is not None:
+                result.started_at = started_at
+                return result
+
+    async def _after(self, raised: Exception | asyncio.CancelledError) -> Result | None:
+        """What the step came to, if it is not tried again; otherwise None when the time for that has come."""
+        if isinstance(raised, _NoMoreThreads):
+            self._drive.stop()
+            return None
+        error = self._as_exception(raised)
+        if isinstance(error, StepTimeout):
+            await self._tell(events.StepTimeout, error=error)
+        if not self._step.plan.retry.wants(error, self._attempt):
+            return self._failed(error, is_final=isinstance(raised, Exception))
+        await self._pause(error)
+        return None
+
+    def _as_exception(self, raised: Exception | asyncio.CancelledError) -> Exception:
+        """What the function raised. A CancelledError that nobody asked for is its own failure; any other goes on its way."""
+        if isinstance(raised, Exception):
+            return raised
+        task = asyncio.current_task()
+        if task is None or task.cancelling() or self._drive.calls.closed is not None:
+            raise raised
+        return StepFailed(self._step.key, "CancelledError", str(raised) or "raised by the step's function itself")
+
+    def _outcome_unknown(self, opened: Entry) -> Result:
+        error = StepFailed(
+            self._step.key,
+            "OutcomeUnknown",
+            f"it was started at {moment(opened.started_at).isoformat()} and it, or its process, ended without a result; "
+            "with at_most_once=True it is not run again, so find out what it did",
+        )
+        return self._failed(error, is_final=False)
+
+    def _succeeded(self, value: Any) -> Result:
+        codec, step = self._drive.codec, self._step
+        try:
+            if isinstance(value, _OUTCOMES):
+                if isinstance(value, Err):
+                    payload = store_err(codec, value, step.plan.fails_with, is_strict=self._drive.is_strict)
+                    return Result(False, payload, error=load_failure(codec, payload, step.key, step.plan.fails_with))
+                value = value.value
+            payload, kept = store_value(codec, value, step.plan.returns, is_strict=self._drive.is_strict)
+        except Exception as error:  # noqa: BLE001 - or what the value's own code raises when it is looked at
+            # The effect has happened: recorded as failed, or it would be repeated for ever.
+            error.add_note(f"step {step.key!r} ran, but what it returned cannot be recorded")
+            return self._failed(error)
+        return Result(True, payload, kept)
+
+    def _failed(self, error: Exception, *, is_final: bool = True) -> Result:
+        return Result(False, store_exception(error), error=as_replayed(error, self._step.key), is_final=is_final)
+
+    def _open(self, payload: bytes) -> Entry:
+        now, recorder = self._drive.clock.now(), self._drive.recorder
+        entry = Entry(
+            seq=recorder.next_seq,
+            epoch=recorder.epoch,
+            key=self._step.key,
+            name=self._step.name,
+            phase="open",
+            payload=payload,
+            attempt=self._attempt,
+            args_hash=self._args_hash,
+            started_at=now,
+            ended_at=now,
+        )
+        recorder.append(entry)
+        # For a later call in this attempt of the run too: this one may be cancelled and its key used again.
+        self._drive.calls.opened[self._step.key] = [entry]
+        return entry
+
+    async def _pause(self, error: Exception) -> None:
+        """Record which attempt is next and when, wait until then, and for a thread that is still at it."""
+        at = self._drive.clock.now() + round(self._step.plan.retry.wait_after(self._attempt) * MICROSECOND)
+        failed, self._attempt = self._attempt, self._attempt + 1
+        opened = self._open(msgspec.json.encode(NextTry(at, msgspec.Raw(dump_error(error)))))
+        if self._drive.telling.audience:
+            await self._drive.recorded()
+            await self._drive.telling.of_step(events.StepRetry, self._step, failed, error=error, next_at=moment(at))
+        await self._wait_until(at, opened.seq)
+        if self._lingering is not None and not self._step.plan.abandon:
+            await asyncio.wait([self._lingering])
+        self._lingering = None
+
+    async def _resume_after(self, opened: Entry) -> Result | None:
+        """Go on after what was begun before: wait for the next attempt, or, where there must be none, give that as the result."""
+        if self._step.plan.at_most_once:
+            return self._outcome_unknown(opened)
+        if opened.payload == b"null":
+            return None  # an intent: it was to run at most once when it was started, which the code no longer asks for
+        try:
+            next_try = msgspec.json.decode(opened.payload, type=NextTry)
+        except msgspec.MsgspecError as reason:
+            self._drive.corrupt(f"the next try of step {self._step.key!r}", reason)
+        self._attempt = opened.attempt
+        await self._wait_until(next_try.at, opened.seq)
+        return None
+
+    async def _wait_until(self, at: int, seq: int) -> None:
+        """Pause; unless a thread of ours still runs, the run may leave memory meanwhile."""
+        drive, call = self._drive, self._call
+        future = call.park()
+        wait = Wait(seq, at, on_due=lambda: None if future.done() else future.set_result(None))
+        may_unload = self._lingering is None or self._lingering.done()
+        drive.turnstile.busy -= may_unload
+        try:
+            drive.waits.add(wait)
+            drive.turnstile.touch()
+            await drive.calls.parked(call, future)
+        finally:
+            drive.turnstile.busy += may_unload
+            drive.waits.remove(wait)
+
+    async def _called(self) -> Any:
+        """What the function gives, called once as its plan says."""
+        if self._step.plan.at_most_once:
+            self._open(payload=b"null")
+            await self._drive.recorded()
+        if self._step.plan.timeout is not None:
+            return await self._call_in_time(self._step.plan.timeout)
+        if self._step.plan.is_async:
+            return await self._step.fn(*self._step.args)
+        return await self._call_in_thread()
+
+    async def _call_in_time(self, timeout: float) -> Any:
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                return await (self._step.fn(*self._step.args) if self._step.plan.is_async else self._call_in_thread())
+        except TimeoutError as error:
+            if limit.expired():
+                raise StepTimeout(self._step.key, timeout) from error
+            raise
+
+    async def _call_in_thread(self) -> Any:
+        call = _ThreadCall(self._step.fn, self._step.args)
+        in_context = functools.partial(contextvars.copy_context().run, call)
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._drive.settings.executor, in_context)
+        except RuntimeError as reason:
+            raise _NoMoreThreads from reason
+        self._lingering = running
+        try:
+            # Shielded: cancelling cannot stop a thread, and whether it has ended must stay known.
+            value = await asyncio.shield(running)
+        except asyncio.CancelledError:
+            call.is_dropped = True
+            running.add_done_callback(_close_result)
+            raise
+        self._lingering = None
+        return await value if inspect.isawaitable(value) else value
+
+
+class _NoMoreThreads(Exception):
+    """The threads are shut down because this process ends. That says nothing about the step, which was not called."""
+
+
+class _ThreadCall:
+    """A plain function on its way to a thread. Dropped before it got one, it is not called."""
+
+    __slots__ = ("args", "fn", "is_dropped")
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.fn = fn
+        self.args = args
+        self.is_dropped = False
+
+    def __call__(self) -> Any:
+        if self.is_dropped:
+            return None
+        try:
+            return self.fn(*self.args)
+        except StopIteration as error:
+            # No future can carry it, so the step would never end. Python turns it into this in a coroutine.
+            raise RuntimeError("the step's function raised StopIteration") from error
+
+
+def _close_result(running: asyncio.Future[Any]) -> None:
+    """Close the coroutine that a plain function returned after nobody waited for it any more."""
+    if not running.cancelled() and running.exception() is None and inspect.iscoroutine(running.result()):
+        running.result().close()

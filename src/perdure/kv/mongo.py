@@ -1,0 +1,113 @@
+"""Text by key in a MongoDB collection, for any number of processes and machines.
+
+    {_id: "<namespace>:<key>", value: "...", expires_at?: Date}
+
+The namespace is written without colons. Every verb is one command and one round trip, by the server's clock. A TTL index removes
+what has expired, about once a minute; until then every method passes over it. A text that is no UTF-8, because of lone
+surrogates, is kept as binary. What was set is in the journal of a majority when `set` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from perdure.backends.mongo.errors import driver
+from perdure.backends.mongo.home import MongoHome
+from perdure.backends.mongo.place import DEFAULT_DATABASE, Place, place_of, settings_for
+from perdure.backends.mongo.schema import checked_stem
+from perdure.kv.limits import checked_namespace, escaped, range_of
+from perdure.kv.server_store import CarriedKeyValueStore
+
+# A document holds 16 MB, and so does the command that brings it, with the key and everything around it.
+MAX_VALUE_BYTES: Final = (16 << 20) - (64 << 10)
+_MICROSECONDS_PER_MILLISECOND: Final = 1000
+_IS_LIVE: Final = {"$or": [{"expires_at": None}, {"$expr": {"$gt": ["$expires_at", "$$NOW"]}}]}
+
+
+class _Home(MongoHome):
+    """The client of a key-value store, and its collection."""
+
+    @property
+    def values(self) -> Any:
+        """The collection."""
+        return self.collections("").of("values")
+
+    async def open(self, *, allowed: bool) -> None:  # noqa: ARG002 - it may always create its index
+        """Leave the client and the TTL index there. Many processes may do this at once: it is the same index."""
+        if self._client is None and self._url is not None:  # in a thread, as it looks for files on the way
+            self._client = await asyncio.to_thread(driver().AsyncMongoClient, self._url, **settings_for(self._url))
+        await self.values.create_index("expires_at", expireAfterSeconds=0)
+
+
+class MongoKeyValueStore(CarriedKeyValueStore[_Home]):
+    """A `KeyValueStore` in the collection `{collection}_values` of a MongoDB database. A text has at most 16,711,680 bytes.
+
+    It takes a URL, or a `client` (`AsyncMongoClient`) that stays the caller's: it is used on the event loop that runs when the
+    store is made (or first used), and not closed. The database is the one given, else that of the URL, else `perdure`.
+    `namespace` keeps several users of one collection apart.
+    """
+
+    most_bytes = MAX_VALUE_BYTES
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        client: Any = None,
+        database: str | None = None,
+        collection: str = "perdure",
+        namespace: str = "",
+    ) -> None:
+        if (url is None) == (client is None):
+            raise ValueError("pass either the URL of a MongoDB server or client=")
+        driver()
+        borrowed = Place(f"client {id(client)}", database or DEFAULT_DATABASE, None)
+        place = borrowed if url is None else place_of(url, database)
+        self._before = f"{escaped(checked_namespace(namespace))}:"
+        super().__init__(_Home(place, checked_stem(collection), url=url, client=client))
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Hosts, database, collection, and what begins every `_id`."""
+        return ("mongodb", self._home.place.hosts, self._home.place.database, self._home.stem, self._before)
+
+    async def _get(self, key: str) -> bytes | None:
+        found = await self._home.values.find_one({"_id": self._name(key), **_IS_LIVE}, {"value": 1})
+        return None if found is None else _bytes_of(found["value"])
+
+    async def _set(self, key: str, data: bytes, length: int | None) -> None:
+        document = {"value": _value_of(data)}
+        values, which = self._home.values, {"_id": self._name(key)}
+        if length is None:
+            await values.replace_one(which, document, upsert=True)
+            return
+        # Rounded up: a whole millisecond is the least there is. A literal, as the text may begin with a dollar.
+        ends = {"$add": ["$$NOW", -(-length // _MICROSECONDS_PER_MILLISECOND)]}
+        await values.update_one(which, [{"$set": {"value": {"$literal": document["value"]}, "expires_at": ends}}], upsert=True)
+
+    async def _delete(self, key: str) -> bool:
+        deleted = await self._home.values.delete_one({"_id": self._name(key), **_IS_LIVE})
+        return bool(deleted.deleted_count)
+
+    async def _exists(self, key: str) -> bool:
+        return await self._home.values.find_one({"_id": self._name(key), **_IS_LIVE}, {"_id": 1}) is not None
+
+    async def _beginning_with(self, beginning: str) -> list[str]:
+        first, end = range_of(self._name(beginning))
+        which = {"_id": {"$gte": first, "$lt": end}, **_IS_LIVE}
+        return [found["_id"].removeprefix(self._before) async for found in self._home.values.find(which, {"_id": 1})]
+
+    def _name(self, key: str) -> str:
+        return self._before + key
+
+
+def _value_of(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _bytes_of(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

@@ -1,0 +1,170 @@
+"""Text by key in a table of a PostgreSQL database, for any number of processes and machines.
+
+Every verb is one statement and one round trip, by the server's clock; a `set` that sees expired rows removes some of them by
+another. Keys sort and compare by their bytes (COLLATE "C"); texts are bytes, as PostgreSQL's own cannot hold NUL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from string import Template
+from typing import Any, Final
+
+from perdure.backends.postgres.errors import driver
+from perdure.backends.postgres.home import PostgresHome
+from perdure.backends.postgres.place import Place, place_of
+from perdure.backends.postgres.schema import Connection, Tables
+from perdure.errors import PersistenceError
+from perdure.kv.limits import checked_namespace, range_of
+from perdure.kv.server_store import CarriedKeyValueStore
+
+# How many expired rows a write removes: more than it adds, so that they become fewer.
+SWEPT_PER_WRITE: Final = 100
+
+_PROCESS: Final = "SELECT pg_backend_pid()"
+_LOOK: Final = """
+    SELECT EXISTS (SELECT FROM pg_class WHERE relname = $$1 AND pg_table_is_visible(oid)), current_setting('server_encoding')
+"""
+_LOCK: Final = "SELECT pg_advisory_xact_lock($$1)"  # let go of when the transaction ends
+_CREATE: Final = """
+    CREATE TABLE IF NOT EXISTS $table (
+        namespace  text COLLATE "C" NOT NULL,
+        key        text COLLATE "C" NOT NULL,
+        value      bytea NOT NULL,
+        expires_at bigint,
+        PRIMARY KEY (namespace, key)
+    );
+    CREATE INDEX IF NOT EXISTS $index ON $table (expires_at) WHERE expires_at IS NOT NULL;
+"""
+_GET: Final = "SELECT value FROM $table WHERE namespace = $$1 AND key = $$2 AND $is_live"
+_EXISTS: Final = "SELECT FROM $table WHERE namespace = $$1 AND key = $$2 AND $is_live"
+_KEYS: Final = "SELECT key FROM $table WHERE namespace = $$1 AND key >= $$2 AND ($$3::text IS NULL OR key < $$3) AND $is_live"
+_DELETE: Final = "DELETE FROM $table WHERE namespace = $$1 AND key = $$2 RETURNING $is_live"
+_SET: Final = """
+    INSERT INTO $table (namespace, key, value, expires_at) VALUES ($$1, $$2, $$3, $clock + $$4::bigint)
+    ON CONFLICT (namespace, key) DO UPDATE SET value = excluded.value, expires_at = excluded.expires_at
+    RETURNING EXISTS (SELECT FROM $table WHERE expires_at <= $clock)
+"""
+# By itself, and past rows that are locked: as a part of `set`, two of them could wait for each other.
+_SWEEP: Final = """
+    DELETE FROM $table AS gone USING (
+        SELECT namespace, key FROM $table WHERE expires_at <= $clock ORDER BY expires_at LIMIT $$1 FOR UPDATE SKIP LOCKED
+    ) AS old
+    WHERE gone.namespace = old.namespace AND gone.key = old.key AND gone.expires_at <= $clock
+"""
+# The server's, as a subquery, so that it is asked once for a statement and can be compared with an index.
+_CLOCK: Final = "(SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
+
+
+class _Statements:
+    """The statements for one table. A name becomes part of SQL here and nowhere else."""
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+        self._names = {
+            "table": f'"{table}"',
+            "index": f'"{table}_expiring"',
+            "clock": _CLOCK,
+            "is_live": f"(expires_at IS NULL OR expires_at > {_CLOCK})",
+        }
+        self.look, self.lock, self.create = map(self._filled, (_LOOK, _LOCK, _CREATE))
+        self.get, self.exists, self.keys = map(self._filled, (_GET, _EXISTS, _KEYS))
+        self.set, self.sweep, self.delete = map(self._filled, (_SET, _SWEEP, _DELETE))
+
+    @property
+    def lock_key(self) -> int:
+        """The advisory lock of those who would create the table."""
+        return int.from_bytes(hashlib.sha256(f"perdure {self.table}".encode()).digest()[:8], "big", signed=True)
+
+    def _filled(self, template: str) -> str:
+        return Template(template).substitute(self._names)
+
+
+_statements: Final = cache(_Statements)
+
+
+async def _keep_session(_: Any) -> None:
+    """Instead of asyncpg's reset after every use, which costs a round trip: no verb changes a session's state."""
+
+
+class _Home(PostgresHome):
+    """The pool of a key-value store, and its table."""
+
+    @property
+    def statements(self) -> _Statements:
+        return _statements(f"{self.tables.stem}_values")
+
+    async def open(self, *, allowed: bool) -> None:  # noqa: ARG002 - it may always create its table
+        """Leave table and pool there, and know how the server is reached."""
+        async with self._alone() as connection, connection.transaction(isolation="read_committed"):
+            self.behind_pooler = (await connection.fetch(_PROCESS))[0][0] != connection.get_server_pid()
+            await self._set_up(connection)
+        if self._pool is None:
+            self._pool = await self._new_pool(reset=_keep_session)
+
+    async def _set_up(self, connection: Connection) -> None:
+        """Have the table. Many processes may do this at once; a killed one leaves nothing half done."""
+        statements = self.statements
+        is_there, encoding = (await connection.fetch(statements.look, statements.table))[0]
+        if encoding != "UTF8":
+            reason = f"the database's encoding is {encoding}, which cannot hold every key; use a UTF8 one"
+            raise PersistenceError(self.label, reason)
+        if not is_there:
+            await connection.fetch(statements.lock, statements.lock_key)
+            await connection.execute(statements.create)
+
+    async def rows(self, statement: str, *values: Any) -> Sequence[Any]:
+        """The rows that a statement gives."""
+        return await self.connected(lambda connection: _fetch(connection, statement, values))
+
+
+async def _fetch(connection: Connection, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
+    return await connection.fetch(statement, *values)
+
+
+class PostgresKeyValueStore(CarriedKeyValueStore[_Home]):
+    """A `KeyValueStore` in the table `{table}_values` of a PostgreSQL database.
+
+    It takes a URL, or an asyncpg `pool` that stays the caller's: it is used on its own event loop, and not closed. `namespace`
+    keeps several users of one table apart.
+    """
+
+    def __init__(
+        self, url: str | None = None, *, pool: Any = None, table: str = "perdure", namespace: str = "", pool_size: int = 5
+    ) -> None:
+        if (url is None) == (pool is None):
+            raise ValueError("a PostgreSQL key-value store takes a URL or a pool, one of them")
+        driver()
+        place = Place(f"pool {id(pool)}", "", "", None) if url is None else place_of(url)
+        self._namespace = checked_namespace(namespace)
+        super().__init__(_Home(place, Tables(table), dsn=url, pool=pool, pool_size=pool_size))
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Host and port, database, search path, table and namespace."""
+        place = self._home.place
+        return ("postgresql", place.hosts, place.database, place.search_path, self._home.statements.table, self._namespace)
+
+    async def _get(self, key: str) -> bytes | None:
+        rows = await self._home.rows(self._home.statements.get, self._namespace, key)
+        return rows[0][0] if rows else None
+
+    async def _set(self, key: str, data: bytes, length: int | None) -> None:
+        statements = self._home.statements
+        rows = await self._home.rows(statements.set, self._namespace, key, data, length)
+        if rows[0][0]:
+            await self._home.rows(statements.sweep, SWEPT_PER_WRITE)
+
+    async def _delete(self, key: str) -> bool:
+        rows = await self._home.rows(self._home.statements.delete, self._namespace, key)
+        return bool(rows and rows[0][0])
+
+    async def _exists(self, key: str) -> bool:
+        return bool(await self._home.rows(self._home.statements.exists, self._namespace, key))
+
+    async def _beginning_with(self, beginning: str) -> list[str]:
+        first, end = range_of(beginning)
+        rows = await self._home.rows(self._home.statements.keys, self._namespace, first, end)
+        return [row[0] for row in rows]

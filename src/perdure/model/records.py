@@ -1,0 +1,218 @@
+"""What the engine and a store hand each other: runs, leases, signals, claims, as frozen structs over bytes.
+
+Instants are integer microseconds UTC, payloads are opaque bytes, run ids and keys have been checked (`check_id`).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from perdure.model.durations import moment
+from perdure.model.journal import Entry
+
+Status: TypeAlias = Literal["pending", "running", "suspended", "completed", "failed", "cancelled", "dead"]
+EndStatus: TypeAlias = Literal["completed", "failed", "cancelled", "dead"]
+ENDED: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled", "dead"})
+STATUSES: Final[frozenset[str]] = ENDED | {"pending", "running", "suspended"}
+
+
+class Awaited(msgspec.Struct, frozen=True, array_like=True):
+    """What a suspended run waits for: a signal by name, or a child's outcome by key."""
+
+    kind: Literal["signal", "child"]
+    name: str
+
+
+class Signal(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of a run's inbox. `seq` counts from 1 in order of arrival."""
+
+    seq: int
+    name: str
+    payload: bytes
+    kind: Literal["signal", "child"] = "signal"
+    dedupe: str | None = None
+    consumed_by: str | None = None
+
+    @property
+    def address(self) -> Awaited:
+        """What a run must wait for to get this row."""
+        return Awaited(self.kind, self.name)
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """An item of a run's output stream. `n` counts from 0 in each stream."""
+
+    stream: str
+    n: int
+    payload: bytes
+
+
+class NewRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What is written when a run is created. Only a run that was restored without its input has an empty `input_hash`."""
+
+    id: str
+    workflow: str
+    input: bytes
+    input_hash: bytes
+    seed: bytes
+    definition_hash: str | None = None
+    metadata: bytes = b"{}"
+    queue: str = "default"
+    priority: int = 0
+    limit_key: str | None = None
+    start_at: int | None = None
+    deadline: int | None = None
+    parent_id: str | None = None
+    parent_key: str | None = None
+
+
+class RunRow(NewRun, frozen=True, kw_only=True):
+    """A run as the store holds it, without journal and inbox.
+
+    `wake_at` is the instant from which it may be claimed: a pending run's start, a running one's lease end, a suspended
+    one's timer. None: only a signal, a cancel or nothing at all moves it. `waiting_for` is empty unless it is suspended.
+    `updated_at` changes when the run is created, leased, renewed, released, suspended, finished, reopened or restored, or gets
+    the input it was restored without, and at nothing else.
+    """
+
+    status: Status
+    wake_at: int | None
+    waiting_for: tuple[Awaited, ...] = ()
+    epoch: int = 0
+    lease_owner: str | None = None
+    lease_until: int | None = None
+    attempts: int = 0
+    held: bool = False
+    progress: bytes | None = None
+    cancel_requested: bool = False
+    outcome: bytes | None = None
+    parent_notified: bool = False
+    created_at: int
+    updated_at: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run takes nothing more."""
+        return self.status in ENDED
+
+    @property
+    def lacks_input(self) -> bool:
+        """Whether it was restored without its input, so that nobody can drive it before a `create` brings that."""
+        return not self.input_hash
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `list`."""
+
+    id: str
+    workflow: str
+    status: Status
+    updated_at: datetime
+
+    @classmethod
+    def of(cls, run_id: str, workflow: str, status: Status, updated_at: int) -> RunInfo:
+        """The line for a run whose row was last changed at the instant `updated_at`."""
+        return cls(id=run_id, workflow=workflow, status=status, updated_at=moment(updated_at))
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """The right to drive a run. `epoch` only ever grows, also over delete and create; `token` is random per acquisition.
+
+    A lease is good as long as the run has this epoch and token, also past `until` if nobody took over. An epoch is the one before
+    plus one, or the store's clock if that is higher.
+    """
+
+    run_id: str
+    epoch: int
+    token: str
+    until: int
+
+
+class Pulse(msgspec.Struct, frozen=True, gc=False):
+    """What the holder learns with every write and renewal: the highest inbox seq, and whether to stop."""
+
+    inbox_seq: int
+    cancel_requested: bool
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A run given to this worker: the lease, the row, the whole journal by seq, and the inbox rows not yet consumed.
+
+    `inbox_seq` is the highest seq in the inbox, consumed or not. `item_counts` has the length of each stream.
+    """
+
+    lease: Lease
+    run: RunRow
+    journal: list[Entry]
+    inbox: list[Signal]
+    inbox_seq: int
+    item_counts: dict[str, int]
+
+
+class Created(msgspec.Struct, frozen=True, kw_only=True):
+    """What `create` found or made. `claim` is set when the run is new and a `ttl` was given."""
+
+    run: RunRow
+    is_new: bool
+    claim: Claim | None = None
+
+
+class Claims(msgspec.Struct, frozen=True, kw_only=True):
+    """What `claim` gave, and the earliest instant after now at which more may come due (it may be early, never late)."""
+
+    claims: list[Claim]
+    next_wake_at: int | None
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A workflow to start again and again. `spec` is the engine's text for when; the store only compares `next_at`."""
+
+    id: str
+    workflow: str
+    spec: str
+    input: bytes
+    next_at: int | None
+    metadata: bytes = b"{}"
+
+
+class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How many runs of a queue may be leased at once: in all, and for each `limit_key`. None: no limit."""
+
+    concurrency: int | None = None
+    key_concurrency: int | None = None
+
+
+# What the narrowest integer column of all stores holds.
+MAX_PRIORITY: Final = 2**31 - 1
+
+
+def checked_priority(number: Any) -> int:
+    """A priority that every store can hold."""
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"priority must be a whole number, not {number!r}")
+    if not -MAX_PRIORITY <= number <= MAX_PRIORITY:
+        raise ValueError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY}, not {number}")
+    return number
+
+
+def encoded_metadata(metadata: Any) -> bytes:
+    """Metadata as JSON: a dict that reads back as it is."""
+    if not isinstance(metadata, dict):
+        raise TypeError(f"metadata must be a dict of JSON values, not {metadata!r}")
+    try:
+        encoded = msgspec.json.encode(metadata)
+    except (TypeError, ValueError) as reason:
+        raise TypeError(f"metadata must be a dict of JSON values: {reason}") from reason
+    if msgspec.json.decode(encoded) != metadata:
+        raise TypeError(f"metadata must be a dict of JSON values, which {metadata!r} is not")
+    return encoded
+
+
+def is_changed(recorded: str | None, current: str | None) -> bool:
+    """Whether two hashes say that the code is another; two of different schemes say nothing."""
+    if recorded is None or current is None or recorded.partition(":")[0] != current.partition(":")[0]:
+        return False
+    return recorded != current

@@ -1,0 +1,1 @@
+"""A run as plain JSON: written, read without trust, and turned into a run again."""

@@ -1,0 +1,166 @@
+"""A run as plain JSON: `Snapshot`, how it is written and read, and how two become one.
+
+`from_dict` and `to_dict` copy, so a snapshot shares nothing with the dicts it came from or turned into. `parts` holds what it is
+made of, `validation` reads that from documents that came from anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from perdure.errors import FormatProblem, SnapshotFormatError
+from perdure.snapshots.json_reader import Problems, own_copy, read_text
+from perdure.snapshots.parts import AROUND_VALUES, FORMAT_VERSION, OURS, Execution, LossWarning, StepResult, checked, present
+from perdure.snapshots.validation import read_parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A run as a value: what its steps gave, in the order in which they were recorded, and how it stood."""
+
+    steps: Mapping[str, StepResult]
+    execution: Execution
+    metadata: Mapping[str, Any] | None = None
+    warnings: Sequence[LossWarning] = ()
+    workflow_name: str | None = None
+    # Fields of the document that this version does not know. An empty list of warnings is kept here too: it says nothing, but
+    # it was there.
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", MappingProxyType(dict(self.steps)))
+        object.__setattr__(self, "warnings", tuple(self.warnings))
+        object.__setattr__(self, "extra", MappingProxyType(dict(self.extra)))
+        if self.metadata is not None:
+            object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Read-only views can be neither pickled nor copied; their contents can.
+        metadata = None if self.metadata is None else dict(self.metadata)
+        parts = (dict(self.steps), self.execution, metadata, self.warnings, self.workflow_name, dict(self.extra))
+        return _rebuilt, parts
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> Snapshot:
+        """The snapshot that this JSON describes; `SnapshotFormatError` with everything that is wrong when it describes none."""
+        return assert_valid_snapshot(document)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The snapshot as plain JSON in format version 1, to be changed at will.
+
+        `SnapshotFormatError` when a part that was put in by hand is no plain JSON.
+        """
+        tree = {
+            "formatVersion": FORMAT_VERSION,
+            **present(workflowName=self.workflow_name),
+            "steps": {key: step.tree() for key, step in self.steps.items()},
+            "execution": self.execution.tree(),
+            **present(metadata=None if self.metadata is None else dict(self.metadata)),
+            **self.extra,
+        }
+        if self.warnings:
+            tree["warnings"] = [warning.tree() for warning in self.warnings]
+        return checked(tree, around=AROUND_VALUES, what="the snapshot")
+
+
+def _rebuilt(
+    steps: dict[str, StepResult],
+    execution: Execution,
+    metadata: dict[str, Any] | None,
+    warnings: tuple[LossWarning, ...],
+    workflow_name: str | None,
+    extra: dict[str, Any],
+) -> Snapshot:
+    return Snapshot(
+        steps=steps, execution=execution, metadata=metadata, warnings=warnings, workflow_name=workflow_name, extra=extra
+    )
+
+
+def merge_snapshots(base: Snapshot, delta: Snapshot) -> Snapshot:
+    """`base` brought up to date by `delta`: what `delta` has wins, what only `base` has stays.
+
+    Steps keep the order of `base`, new ones follow. A step that `delta` recorded again leaves its old warnings behind. How the
+    run stood is `delta`'s word alone.
+    """
+    kept = (warning for warning in base.warnings if warning.step_id not in delta.steps)
+    return Snapshot(
+        steps={**base.steps, **delta.steps},
+        execution=delta.execution,
+        metadata=_merged_metadata(base.metadata, delta.metadata),
+        warnings=(*kept, *delta.warnings),
+        workflow_name=base.workflow_name if delta.workflow_name is None else delta.workflow_name,
+        extra={**base.extra, **delta.extra},
+    )
+
+
+def _merged_metadata(base: Mapping[str, Any] | None, delta: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if base is None or delta is None:
+        only = delta if base is None else base
+        return None if only is None else dict(only)
+    merged = {**base, **delta}
+    if OURS in base and OURS in delta:
+        merged[OURS] = _merged_records(base[OURS], delta[OURS])
+    return merged
+
+
+def _merged_records(base: Any, delta: Any) -> Any:
+    """What `delta` says of the run, with what both say of its journal."""
+    lines = [each.get("journal") if isinstance(each, dict) else None for each in (base, delta)]
+    journal = {seq: line for each in lines if isinstance(each, dict) for seq, line in each.items()}
+    return {**delta, "journal": journal} if journal and isinstance(delta, dict) else delta
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Whether a document is a snapshot: `snapshot` if it is, otherwise `errors`, each with its path."""
+
+    valid: bool
+    snapshot: Snapshot | None
+    errors: tuple[FormatProblem, ...]
+
+
+def looks_like_snapshot(value: Any) -> bool:
+    """Whether this is a `Snapshot`, or a dict with the outline of one. Cheap, and no promise that it is valid."""
+    if type(value) is not dict:
+        return type(value) is Snapshot
+    has_version = type(value.get("formatVersion")) is int
+    return has_version and type(value.get("steps")) is dict and type(value.get("execution")) is dict
+
+
+def validate_snapshot(value: Any) -> Validation:
+    """Everything that is wrong with a snapshot, or the snapshot. `value` is its dict, its JSON text, or a `Snapshot`."""
+    problems = Problems()
+    tree = own_copy(raw_tree(value, problems), problems, around=AROUND_VALUES)
+    snapshot = None if tree is None and problems else read_snapshot(tree, problems)
+    errors = problems.listed()
+    return Validation(not errors, None if errors else snapshot, errors)
+
+
+def assert_valid_snapshot(value: Any) -> Snapshot:
+    """The snapshot; `SnapshotFormatError` with everything that is wrong when it is none."""
+    validation = validate_snapshot(value)
+    if validation.snapshot is None:
+        raise SnapshotFormatError(validation.errors)
+    return validation.snapshot
+
+
+def raw_tree(value: Any, problems: Problems) -> Any:
+    """The tree of a document, to be copied by `own_copy`. None and a problem when there is none."""
+    if isinstance(value, str | bytes):
+        return read_text(value, problems)
+    if type(value) is not Snapshot:
+        return value
+    try:
+        return value.to_dict()
+    except SnapshotFormatError as error:
+        problems.extend(error.errors)
+        return None
+
+
+def read_snapshot(tree: Any, problems: Problems) -> Snapshot | None:
+    """The snapshot of a tree; with problems what is returned is of no use."""
+    parts = read_parts(tree, problems)
+    return None if parts is None else Snapshot(**parts._asdict())

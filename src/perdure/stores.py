@@ -1,0 +1,285 @@
+"""Where runs are kept. `stores.sqlite("app.db")`, `stores.postgres("postgresql://...")`, or a DSN through `open_store`.
+
+Nothing is connected before the first use. What a store opens it closes with `close()`; a pool or client that was passed in stays
+its owner's. Every store has leases, always: there is nothing to lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, ParamSpec, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from perdure.backends.base import dsn as _dsn
+from perdure.store import Store
+
+if TYPE_CHECKING:
+    from perdure.backends.files import FilesStore
+    from perdure.backends.key_value import KeyValueRunStore
+    from perdure.backends.libsql import LibsqlStore
+    from perdure.backends.memory.store import MemoryStore
+    from perdure.backends.mongo import MongoStore
+    from perdure.backends.mysql import MysqlStore
+    from perdure.backends.postgres import PostgresStore
+    from perdure.backends.redis import RedisStore
+    from perdure.backends.sql_client.store import SqlClientStore
+    from perdure.backends.sql_client.unfenced import SqlWorkflowStore
+    from perdure.backends.sqlite import SQLiteStore
+    from perdure.simple_stores import StateKeeper
+
+
+__all__ = [
+    "files",
+    "key_value",
+    "libsql",
+    "memory",
+    "mongo",
+    "mysql",
+    "open_store",
+    "postgres",
+    "redis",
+    "sql_client",
+    "sqlite",
+]
+
+P = ParamSpec("P")
+S = TypeVar("S")
+
+
+def _leases_are_on(make: Callable[P, S]) -> Callable[P, S]:
+    """The function, saying of `lock=` why it is not there."""
+
+    @functools.wraps(make)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> S:
+        if "lock" in kwargs:
+            raise TypeError(f"{make.__name__}() takes no lock=: leases are always on, so two workers never drive one run")
+        return make(*args, **kwargs)
+
+    return checked
+
+
+@_leases_are_on
+def memory(*, prefix: str = "") -> MemoryStore:
+    """A store in this process's memory: for tests, and for runs that may die with the process."""
+    from perdure.backends.memory.store import MemoryStore
+
+    return MemoryStore(prefix=prefix)
+
+
+@_leases_are_on
+def sqlite(
+    path: str | Path,
+    *,
+    table: str = "perdure",
+    prefix: str = "",
+    synchronous: Literal["full", "normal"] = "full",
+    auto_migrate: bool = True,
+) -> SQLiteStore:
+    """A store in an SQLite file, for any number of processes on one machine."""
+    from perdure.backends.sqlite import SQLiteStore
+
+    return SQLiteStore(path, table=table, prefix=prefix, synchronous=synchronous, auto_migrate=auto_migrate)
+
+
+@_leases_are_on
+def files(directory: str | Path, *, prefix: str = "") -> FilesStore:
+    """A store in a directory of a local disk, for any number of processes on one machine."""
+    from perdure.backends.files import FilesStore
+
+    return FilesStore(directory, prefix=prefix)
+
+
+@_leases_are_on
+def postgres(
+    url: str | None = None,
+    *,
+    pool: Any | None = None,
+    table: str = "perdure",
+    prefix: str = "",
+    auto_migrate: bool = True,
+    pool_size: int = 10,
+) -> PostgresStore:
+    """A store in a PostgreSQL database, by its URL or through an asyncpg `pool`. Needs `perdure[postgres]`."""
+    from perdure.backends.postgres import PostgresStore
+
+    return PostgresStore(url, pool=pool, table=table, prefix=prefix, auto_migrate=auto_migrate, pool_size=pool_size)
+
+
+@_leases_are_on
+def mysql(
+    url: str | None = None,
+    *,
+    pool: Any | None = None,
+    table: str = "perdure",
+    prefix: str = "",
+    auto_migrate: bool = True,
+    pool_size: int = 10,
+) -> MysqlStore:
+    """A store in a MySQL or MariaDB database, by its URL or through an asyncmy `pool`. Needs `perdure[mysql]`."""
+    from perdure.backends.mysql import MysqlStore
+
+    return MysqlStore(url, pool=pool, table=table, prefix=prefix, auto_migrate=auto_migrate, pool_size=pool_size)
+
+
+@_leases_are_on
+def mongo(
+    url: str | None = None,
+    *,
+    client: Any | None = None,
+    database: str | None = None,
+    collection: str = "perdure",
+    prefix: str = "",
+    auto_migrate: bool = True,
+) -> MongoStore:
+    """A store in a MongoDB replica set, by its URL or through an `AsyncMongoClient`. Needs `perdure[mongo]`."""
+    from perdure.backends.mongo import MongoStore
+
+    return MongoStore(url, client=client, database=database, collection=collection, prefix=prefix, auto_migrate=auto_migrate)
+
+
+@_leases_are_on
+def libsql(
+    url: str | os.PathLike[str],
+    *,
+    auth_token: str | None = None,
+    tls: bool | None = None,
+    table: str = "perdure",
+    prefix: str = "",
+    auto_migrate: bool = True,
+) -> LibsqlStore | SQLiteStore:
+    """A store on a libSQL server (`libsql://...`, Turso too), or in a local file (`file:app.db`), which SQLite serves."""
+    from perdure.backends.libsql import LibsqlStore, is_remote
+
+    place = os.fspath(url)
+    if is_remote(place):
+        return LibsqlStore(place, auth_token=auth_token, tls=tls, table=table, prefix=prefix, auto_migrate=auto_migrate)
+    if auth_token or tls is not None:
+        raise ValueError("auth_token and tls are for a server, and this is the path of a file; leave them out")
+    return sqlite(_path_of_file_url(place), table=table, prefix=prefix, auto_migrate=auto_migrate)
+
+
+def _path_of_file_url(url: str) -> str:
+    """The path in `file:./x.db`; a plain path is one already."""
+    if not url.startswith("file:"):
+        return url
+    parts = urlsplit(url)
+    if parts.netloc not in {"", "localhost"} or parts.query or parts.fragment or not parts.path:
+        raise ValueError(f"{url!r} must be file:relative.db, file:./relative.db or file:///absolute.db, without options")
+    return unquote(parts.path)
+
+
+@_leases_are_on
+def key_value(kv: Any, *, prefix: str = "") -> KeyValueRunStore:
+    """A store over any `KeyValueStore`, any store of py-key-value, or an obstore bucket (S3, GCS, Azure, a directory).
+
+    Only what can compare and swap, which is obstore's, serves more than one process. Any other serves this one alone.
+    """
+    from perdure.backends.key_value import KeyValueRunStore
+
+    return KeyValueRunStore(kv, prefix=prefix)
+
+
+@_leases_are_on
+def sql_client(
+    client: Any,
+    dialect: Literal["postgres", "mysql", "sqlite"],
+    *,
+    table: str = "perdure",
+    prefix: str = "",
+    auto_migrate: bool = True,
+) -> SqlClientStore | SqlWorkflowStore:
+    """A store through your own client: an object with `async query(sql, params) -> (rows, rowcount)` and `transaction()`.
+
+    Without `transaction()` it is unfenced and for one process, and a `PerdureWarning` says so.
+    """
+    from perdure.backends.sql_client import sql_client as made
+
+    return made(client, dialect, table=table, prefix=prefix, auto_migrate=auto_migrate)
+
+
+@_leases_are_on
+def redis(
+    url: str | None = None, *, client: Any | None = None, table: str = "perdure", prefix: str = "", cluster: bool = False
+) -> RedisStore:
+    """A store on a Redis or Valkey server, by its URL or through a `redis.asyncio` client. Needs `perdure[redis]`."""
+    from perdure.backends.redis import RedisStore
+
+    return RedisStore(url, client=client, table=table, prefix=prefix, cluster=cluster)
+
+
+def open_store(dsn: str) -> Store:
+    """The store that a DSN names; keywords of its function can follow as `?table=...&prefix=...`."""
+    return _dsn.opened(dsn, _SCHEMES)
+
+
+_SCHEMES: Final = {
+    "memory": _dsn.Scheme(memory, _dsn.nowhere),
+    "sqlite": _dsn.Scheme(sqlite, _dsn.path_after_slashes),
+    "files": _dsn.Scheme(files, _dsn.path),
+    "postgresql": _dsn.Scheme(postgres),
+    "postgres": _dsn.Scheme(postgres),
+    "mysql": _dsn.Scheme(mysql),
+    "mariadb": _dsn.Scheme(mysql),
+    "mongodb": _dsn.Scheme(mongo),
+    "mongodb+srv": _dsn.Scheme(mongo),
+    "libsql": _dsn.Scheme(libsql),
+    "file": _dsn.Scheme(libsql),
+    "redis": _dsn.Scheme(redis),
+    "rediss": _dsn.Scheme(redis),
+    "unix": _dsn.Scheme(redis),
+}
+
+
+class Choice(NamedTuple):
+    """A store, whether it is ours to close, and whether it is one in memory that nobody asked for."""
+
+    store: Store
+    is_owned: bool
+    is_implicit: bool
+
+
+@lru_cache(maxsize=1)
+def _process_memory() -> Store:
+    return memory()
+
+
+def choose_store(store: Store | StateKeeper | str | None, *, is_anonymous: bool = False, is_for_workers: bool = False) -> Choice:
+    """The store to work on.
+
+    `is_anonymous`: nobody could find the run again, so it gets a memory of its own. `is_for_workers`: it must tell what is due.
+    """
+    if isinstance(store, str):
+        return Choice(open_store(store), is_owned=True, is_implicit=False)
+    if store is not None:
+        return Choice(_given(store, is_for_workers=is_for_workers), is_owned=False, is_implicit=False)
+    if is_anonymous:
+        return Choice(memory(), is_owned=True, is_implicit=True)
+    dsn = os.environ.get("PERDURE_STORE")
+    if dsn:
+        return Choice(open_store(dsn), is_owned=True, is_implicit=False)
+    return Choice(_process_memory(), is_owned=False, is_implicit=True)
+
+
+def _given(store: Any, *, is_for_workers: bool) -> Store:
+    if not isinstance(store, type) and hasattr(store, "record"):
+        given: Store = store
+        return given
+    from perdure.backends.user_defined.state_store import keeps_states, state_store
+
+    if keeps_states(store):
+        if callable(getattr(store, "due", None)):
+            from perdure.backends.user_defined.workflow_adapter import workflow_store
+
+            return workflow_store(store)
+        if is_for_workers:
+            raise TypeError(f"a Runtime needs a store that knows what is due, not {store!r}, which can be the store= of wf.run")
+        return state_store(store)
+    raise TypeError(
+        f"store= takes a store or a DSN such as 'sqlite:///app.db', or one of your own with save(run), load(id), delete(id) and "
+        f"due(now, limit), or for wf.run what has save(id, snapshot), load(id) and delete(id), such as StatePersistence(kv), "
+        f"not {store!r}"
+    )

@@ -1,7 +1,0 @@
-"""Runs in a PostgreSQL database."""
-
-from __future__ import annotations
-
-from perdure.stores.postgres_store.store import PostgresStore
-
-__all__ = ["PostgresStore"]

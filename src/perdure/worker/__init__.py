@@ -1,0 +1,1 @@
+"""Runs driven in this process: started, joined, claimed and given back."""

@@ -1,0 +1,93 @@
+"""One server for the session, and an empty database for each test."""
+
+from __future__ import annotations
+
+import gc
+import secrets
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, TypeAlias
+
+import pymongo
+import pytest
+from pymongo import pool_options
+
+from perdure.backends.mongo import MongoStore
+from tests.servers.mongo import MongoServer, shared_server, with_database
+from tests.wire import Wire
+
+Client: TypeAlias = pymongo.MongoClient[dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def no_look_for_docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver asks the disk whether it runs in a container, each time it opens a pool: one `stat`, on the store's own loop."""
+    monkeypatch.setattr(pool_options, "get_container_env_info", dict)
+
+
+@pytest.fixture(autouse=True)
+def forgotten_sockets() -> Iterator[None]:
+    """The driver forgets to close a socket that was connecting when it was closed itself, as to a server that is away."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+@pytest.fixture(scope="session")
+def server() -> MongoServer:
+    return shared_server()
+
+
+@pytest.fixture(scope="session")
+def client(server: MongoServer) -> Iterator[Client]:
+    with pymongo.MongoClient[dict[str, Any]](server.dsn) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def database(client: Client) -> Iterator[str]:
+    name = f"test_{secrets.token_hex(6)}"
+    yield name
+    client.drop_database(name)
+
+
+@pytest.fixture
+def dsn(server: MongoServer, client: Client, database: str) -> Iterator[str]:
+    """A database without runs, that has its collections once a test has made them: that takes longer than most tests."""
+    yield with_database(server.dsn, database)
+    for name in client[database].list_collection_names():
+        if not name.startswith("system.") and not name.endswith("_meta"):
+            client[database][name].delete_many({})
+
+
+@pytest.fixture
+def new_dsn(server: MongoServer, client: Client) -> Iterator[str]:
+    """A database that is not there yet, for one test."""
+    name = f"test_{secrets.token_hex(6)}"
+    yield with_database(server.dsn, name)
+    client.drop_database(name)
+
+
+@pytest.fixture
+async def store(dsn: str) -> AsyncIterator[MongoStore]:
+    store = MongoStore(dsn)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def wire(dsn: str) -> Iterator[Wire]:
+    """A proxy before the server. The driver looks after the server in polls, so rarely that none falls into a test."""
+    wire = Wire(f"{dsn}&serverMonitoringMode=poll&heartbeatFrequencyMS=600000")
+    yield wire
+    wire.close()
+
+
+@pytest.fixture(scope="module")
+def restartable() -> Iterator[MongoServer]:
+    """A server that tests may stop and kill: always one of their own. A test leaves it running."""
+    server = MongoServer(own=True)
+    server.start()
+    yield server
+    server.remove()

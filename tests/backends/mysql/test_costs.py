@@ -1,0 +1,180 @@
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from perdure.backends.mysql import MysqlStore
+from perdure.errors import LeaseLost, PersistenceError
+from perdure.model.records import Lease
+from perdure.testing.contract.world import entry, new_run, signals
+from tests.backends.mysql.conftest import ask
+from tests.wire import Wire
+
+TTL = 60.0
+
+
+@pytest.fixture
+def wire(dsn: str) -> Iterator[Wire]:
+    wire = Wire(dsn)
+    yield wire
+    wire.close()
+
+
+async def leased(store: MysqlStore, run_id: str) -> Lease:
+    created = await store.create(new_run(run_id), ttl=TTL)
+    assert created.claim is not None
+    return created.claim.lease
+
+
+async def commits(dsn: str) -> int:
+    """How many transactions the server was told to commit; nothing here is committed by itself."""
+    return int((await ask(dsn, "SHOW GLOBAL STATUS LIKE 'Com_commit'"))[0][1])
+
+
+async def test_a_record_is_one_round_trip(wire: Wire) -> None:
+    store = MysqlStore(wire.url)
+    lease = await leased(store, "run")
+    before = wire.round_trips
+    for seq in range(1, 51):
+        await store.record(lease, [entry(seq)])
+    assert wire.round_trips - before == 50
+    await store.close()
+
+
+async def test_a_record_that_consumes_a_signal_is_one_round_trip(wire: Wire) -> None:
+    store = MysqlStore(wire.url)
+    lease = await leased(store, "run")
+    for _ in range(10):
+        await store.signal("run", "go", b"1")
+    before = wire.round_trips
+    for seq in range(1, 11):
+        pulse = await store.record(lease, [entry(seq)], consume=[seq])
+        assert pulse.inbox_seq == 10
+    assert wire.round_trips - before == 10
+    assert await store.inbox("run") == []
+    await store.close()
+
+
+async def test_a_one_step_run_is_two_round_trips(wire: Wire) -> None:
+    store = MysqlStore(wire.url)
+    await store.setup()
+    before = wire.round_trips
+    await store.finish(await leased(store, "run"), "completed", b"1", entries=[entry(1)])
+    assert wire.round_trips - before == 2
+    row = await store.get("run")
+    assert row is not None
+    assert (row.status, row.outcome, row.lease_until) == ("completed", b"1", None)
+    await store.close()
+
+
+async def test_going_to_sleep_is_one_round_trip(wire: Wire) -> None:
+    store = MysqlStore(wire.url)
+    lease = await leased(store, "run")
+    before = wire.round_trips
+    assert await store.suspend(lease, wake_at=None, waiting_for=signals("go"), entries=[entry(1)]) == []
+    assert wire.round_trips - before == 1
+    await store.close()
+
+
+async def test_concurrent_runs_share_commits(dsn: str, wire: Wire) -> None:
+    store = MysqlStore(wire.url)
+    leases = [await leased(store, f"run-{n}") for n in range(100)]
+    round_trips, committed = wire.round_trips, await commits(dsn)
+
+    async def drive(lease: Lease) -> None:
+        for seq in range(1, 11):
+            await store.record(lease, [entry(seq)])
+
+    await asyncio.gather(*map(drive, leases))
+    assert wire.round_trips - round_trips < 0.2 * 1000
+    assert 0 < await commits(dsn) - committed < 0.2 * 1000
+    for lease in leases:
+        assert [line.seq for line in await store.journal(lease.run_id)] == list(range(1, 11))
+    await store.close()
+
+
+async def test_one_stale_run_fails_alone(store: MysqlStore) -> None:
+    leases = [await leased(store, f"run-{n}") for n in range(10)]
+    await store.delete("run-3")
+    packets = store._records.statements
+    answers = await asyncio.gather(*(store.record(lease, [entry(1)]) for lease in leases), return_exceptions=True)
+    assert [n for n, answer in enumerate(answers) if isinstance(answer, LeaseLost)] == [3]
+    assert store._records.statements - packets <= 2
+    assert await store.journal("run-3") == []
+    assert await store.journal("run-4") == [entry(1)]
+
+
+async def test_a_lost_reply_is_not_a_lost_record(wire: Wire) -> None:
+    store = MysqlStore(wire.url)
+    lease = await leased(store, "run")
+    await store.record(lease, [entry(1)])
+    wire.lose = 1
+    await store.record(lease, [entry(2)])
+    wire.lose = 1
+    assert await store.signal("run", "go", b"1") == 1
+    wire.lose = 1
+    assert await store.signal("run", "go", b"2") == 2
+    assert [row.payload for row in await store.inbox("run")] == [b"1", b"2"]
+    wire.lose = 1
+    await store.record(lease, [entry(3)], consume=[1])
+    wire.lose = 1
+    await store.finish(lease, "completed", b"1", entries=[entry(4)])
+    assert [line.seq for line in await store.journal("run")] == [1, 2, 3, 4]
+    assert wire.lost == 5
+    await store.close()
+
+
+async def test_a_lost_reply_is_not_a_lost_lease(wire: Wire) -> None:
+    store = MysqlStore(wire.url)
+    await leased(store, "first")
+    wire.lose = 1
+    lease = await leased(store, "run")
+    wire.lose = 1
+    await store.release(lease)
+    wire.lose = 1
+    claim = await store.acquire("run", TTL)
+    assert claim is not None
+    wire.lose = 1
+    assert await store.suspend(claim.lease, wake_at=None) == []
+    assert wire.lost == 4
+    await store.close()
+
+
+async def test_a_finish_whose_reply_was_lost_is_not_another_finish(wire: Wire) -> None:
+    store = MysqlStore(wire.url)
+    lease = await leased(store, "run")
+    wire.lose = 1
+    await store.finish(lease, "completed", b"1")
+    with pytest.raises(LeaseLost):
+        await store.finish(lease, "completed", b"1")
+    await store.close()
+
+
+async def test_the_same_record_twice_at_once_is_one(store: MysqlStore) -> None:
+    lease = await leased(store, "run")
+    async with asyncio.timeout(20):
+        answers = await asyncio.gather(*(store.record(lease, [entry(1)]) for _ in range(10)))
+    assert len(answers) == 10
+    assert await store.journal("run") == [entry(1)]
+
+
+async def test_what_no_column_holds_fails_alone(store: MysqlStore) -> None:
+    leases = [await leased(store, f"run-{n}") for n in range(10)]
+    calls = [store.record(lease, [entry(1, kind="x" * 1000 if n == 3 else "step")]) for n, lease in enumerate(leases)]
+    async with asyncio.timeout(20):
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [n for n, answer in enumerate(answers) if isinstance(answer, Exception)] == [3]
+    assert isinstance(answers[3], PersistenceError)
+
+
+async def test_a_record_too_large_for_the_server_fails_alone_and_says_so(store: MysqlStore) -> None:
+    small, large = await leased(store, "small"), await leased(store, "large")
+    answers = await asyncio.gather(
+        store.record(small, [entry(1)]), store.record(large, [entry(1, payload=b"x" * (17 << 20))]), return_exceptions=True
+    )
+    assert not isinstance(answers[0], BaseException)
+    assert isinstance(answers[1], PersistenceError)
+    assert "max_allowed_packet=16777216" in str(answers[1])
+    assert await store.journal("small") == [entry(1)]
+    await store.record(large, [entry(1, payload=b"x" * (8 << 20))])
+    assert len((await store.journal("large"))[0].payload) == 8 << 20

@@ -1,0 +1,95 @@
+"""A client that stays the caller's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from perdure.backends.redis import RedisStore
+from perdure.errors import PersistenceError
+from perdure.testing.contract.world import entry, in_another_loop, new_run
+from tests.servers.redis import RedisServer
+
+
+@pytest.fixture
+async def client(server: RedisServer) -> AsyncIterator[Any]:
+    made = redis.asyncio.Redis.from_url(server.url, driver_info=None)
+    yield made
+    await made.aclose()
+
+
+async def test_a_borrowed_client_is_used_and_not_closed(client: Any, table: str, store: RedisStore) -> None:
+    borrowed = RedisStore(client=client, table=table)
+    assert borrowed.key == store.key
+    await borrowed.create(new_run())
+    await borrowed.watch(0.01)
+    await borrowed.close()
+    assert await client.ping()
+    assert await store.count() == 1
+
+
+async def test_a_borrowed_client_serves_other_loops_on_its_own(client: Any, table: str) -> None:
+    borrowed = RedisStore(client=client, table=table)
+    claim = (await borrowed.create(new_run(), ttl=60)).claim
+    assert claim is not None
+    sibling = borrowed.sibling()
+
+    async def renew() -> int:
+        pulses = await sibling.renew([claim.lease], 60)
+        await sibling.close()
+        return len([pulse for pulse in pulses if pulse is not None])
+
+    assert await in_another_loop(renew) == 1
+    await in_another_loop(lambda: borrowed.record(claim.lease, [entry(1)]))
+    assert await borrowed.journal("run") == [entry(1)]
+    await borrowed.close()
+
+
+async def test_a_client_that_decodes_is_refused(server: RedisServer) -> None:
+    client = redis.asyncio.Redis.from_url(server.url, decode_responses=True, driver_info=None)
+    with pytest.raises(ValueError, match="decode_responses"):
+        RedisStore(client=client)
+    await client.aclose()
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_either_protocol_will_do(server: RedisServer, table: str, protocol: int) -> None:
+    client = redis.asyncio.Redis.from_url(server.url, protocol=protocol, driver_info=None)
+    borrowed = RedisStore(client=client, table=table)
+    await borrowed.create(new_run(), entries=[entry(1)])
+    (claim,) = (await borrowed.claim(1, 60, ["flow"])).claims
+    assert claim.journal == [entry(1)]
+    assert borrowed.durability == "disk"
+    watching = asyncio.create_task(borrowed.watch(3600))
+    await asyncio.wait_for(watching, 60)
+    watching = asyncio.create_task(borrowed.watch(3600))
+    await asyncio.sleep(0)
+    await borrowed.finish(claim.lease, "completed", b"1")
+    await asyncio.wait_for(watching, 60)
+    await borrowed.close()
+    await client.aclose()
+
+
+def test_a_store_whose_clients_loop_is_gone_says_so(server: RedisServer, table: str) -> None:
+    async def make() -> RedisStore:
+        client = redis.asyncio.Redis.from_url(server.url, driver_info=None)
+        borrowed = RedisStore(client=client, table=table)
+        await borrowed.setup()
+        await client.aclose()
+        return borrowed
+
+    borrowed = asyncio.run(make())
+    with pytest.raises(PersistenceError, match="loop"):
+        asyncio.run(borrowed.count())
+    asyncio.run(borrowed.close())
+
+
+def test_a_url_or_a_client_is_needed() -> None:
+    with pytest.raises(ValueError, match="either"):
+        RedisStore()
+    with pytest.raises(ValueError, match="either"):
+        RedisStore("redis://localhost", client=object())

@@ -1,4 +1,0 @@
-from perdure.testing.keyvalue import key_value_tests
-from tests.keyvalues.places import RedisPlace
-
-test_key_values = key_value_tests(RedisPlace)

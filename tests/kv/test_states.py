@@ -1,0 +1,103 @@
+"""States are kept in every place, by one line: `StatePersistence.open(dsn)`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from perdure import Context, Ok, Suspended, workflow
+from perdure.errors import PersistenceError
+from perdure.kv.protocol import settled
+from perdure.state import MemoryKeyValueStore, ResumeState, Snapshot, StatePersistence, StepResult
+from tests.kv.places import MemoryPlace, Place
+from tests.snapshots.documents import COMPLETED
+
+STATE = ResumeState({"a": StepResult(ok=True, value="NUL \0 and \U0001f600")}, {"x": 1})
+IDS = ["Order-1", "order-1", "a*b", "a%", "../x", "\u00f3", "$ne", "x" * 1024, "\U0010ffff"]
+
+
+async def opened(place: Place, prefix: str = "workflow:state:") -> StatePersistence:
+    return await asyncio.to_thread(StatePersistence.open, place.dsn, prefix)
+
+
+async def test_states_are_saved_loaded_listed_and_deleted(place: Place) -> None:
+    async with await opened(place) as states:
+        assert (await states.load("wf-1"), await states.list()) == (None, [])
+        await states.save("wf-2", Snapshot.from_dict(COMPLETED))
+        for id_ in IDS:
+            await states.save(id_, STATE, {"id": id_})
+        assert await states.list() == sorted([*IDS, "wf-2"])
+        assert [await states.load(id_) for id_ in IDS] == [ResumeState(STATE.steps, {"x": 1, "id": id_}) for id_ in IDS]
+        assert [await states.delete(id_) for id_ in [*IDS, IDS[0]]] == [True] * len(IDS) + [False]
+        assert await states.list() == ["wf-2"]
+
+
+async def test_prefixes_are_kept_apart_also_with_a_star_in_them(place: Place) -> None:
+    kv = await place.open()
+    for prefix in ("a*b:", "axb:", "a", ""):
+        await StatePersistence(kv, prefix).save("1", STATE)
+    assert await StatePersistence(kv, "a*b:").list() == ["1"]
+    assert await StatePersistence(kv, "axb:").list() == ["1"]
+
+
+async def test_what_open_opened_is_closed_and_what_was_brought_along_is_not(place: Place) -> None:
+    kv: Any = await place.open()
+    brought = StatePersistence(kv)
+    async with brought:
+        await brought.save("wf-1", STATE)
+    await brought.close()
+    assert await brought.load("wf-1") is not None
+
+    states = await opened(place)
+    await states.save("wf-2", STATE)
+    await states.close()
+    await states.close()
+    if isinstance(place, MemoryPlace):  # there is nothing to close
+        assert not hasattr(kv, "close")
+        return
+    with pytest.raises(PersistenceError, match="it was closed; open a new one"):
+        await states.load("wf-2")
+    assert await StatePersistence(kv).list() == ["wf-1", "wf-2"]
+    await kv.close()
+
+
+async def test_close_waits_for_what_is_under_way(place: Place) -> None:
+    kv = await place.open()
+    async with await opened(place) as states:
+        saving = [asyncio.ensure_future(states.save(f"wf-{n}", STATE)) for n in range(20)]
+        for _ in range(3):  # each of them begins
+            await asyncio.sleep(0)
+    await asyncio.gather(*saving)
+    if not isinstance(place, MemoryPlace):
+        assert len(await settled(kv.keys("*"))) == 20
+
+
+async def test_a_run_can_be_driven_on_it_and_goes_on_through_another_handle(place: Place) -> None:
+    calls: list[str] = []
+
+    async def greet(name: str) -> str:
+        calls.append(name)
+        return f"hello {name}"
+
+    @workflow
+    async def hello(ctx: Context, name: str) -> str:
+        greeting = await ctx.step(greet, name)
+        return f"{greeting}, {await ctx.wait_for_signal('answer')}"
+
+    kv = await place.open()
+    first = StatePersistence(kv) if isinstance(place, MemoryPlace) else await opened(place)
+    assert isinstance(await hello.run("Ada", id="hello-1", store=first), Suspended)
+    await first.close()
+    second = StatePersistence(kv) if isinstance(place, MemoryPlace) else await opened(place)
+    run = await hello.start("Ada", id="hello-1", store=second)
+    await run.signal("answer", "goodbye")
+    assert await run.outcome() == Ok("hello Ada, goodbye")
+    assert calls == ["Ada"]
+    await second.close()
+
+
+async def test_a_key_that_is_too_long_with_its_prefix_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(ValueError, match="must have 1 to 2048 UTF-8 bytes and no NUL \\(it has 2524 bytes\\)"):
+        await StatePersistence(MemoryKeyValueStore(), prefix="p" * 1500).save("x" * 1024, STATE)

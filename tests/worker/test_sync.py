@@ -1,0 +1,230 @@
+"""perdure without an event loop: `wf.run_sync(...)` and `runtime.sync`, from any thread."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from perdure import Context, Err, Ok, Runtime, Suspended, stores, workflow
+from perdure.aio.loop_thread import block_on
+from perdure.errors import InvalidInput, RunCancelled, RunNotFound
+from perdure.store import Store
+from tests.worker.flows import PATIENCE, ask, greet
+
+
+@pytest.fixture(params=["memory", "sqlite"], name="store")
+def a_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    opened: Store = stores.memory() if request.param == "memory" else stores.sqlite(tmp_path / "app.db")
+    yield opened
+    block_on(opened.close())
+
+
+def test_run_sync_gives_the_outcome(store: Store) -> None:
+    @workflow
+    async def fails(ctx: Context) -> None:
+        raise ValueError("no")
+
+    assert greet.run_sync("Ada") == Ok("hello Ada!")
+    assert greet.options(id="g1", store=store).run_sync(name="Ada", mark="?") == Ok("hello Ada?")
+    assert isinstance(ask.run_sync(id="a1", store=store), Suspended)
+    outcome = fails.run_sync()
+    assert isinstance(outcome, Err)
+    assert str(outcome.error) == "no"
+    with pytest.raises(InvalidInput):
+        greet.run_sync(1)  # type: ignore[call-overload]
+
+
+def test_the_sync_runtime_has_the_methods_of_the_runtime(store: Store) -> None:
+    with Runtime(store, [greet, ask], unload_grace=0).sync as runtime:
+        run = runtime.start(greet, "Ada", id="g1")
+        assert run.result() == "hello Ada!"
+        assert run.status() == "completed"
+        assert run.outcome() == Ok("hello Ada!")
+        assert repr(run) == "<SyncRun g1>"
+        assert runtime.run(greet, "Eve", id="g2") == Ok("hello Eve!")
+        waiting = runtime.start(ask, id="a1")
+        assert isinstance(waiting.outcome(), Suspended)
+        runtime.signal("a1", "answer", 7)
+        assert waiting.result() == 7
+        stopped = runtime.start(ask, id="a2")
+        stopped.cancel()
+        with pytest.raises(RunCancelled):
+            stopped.result()
+        found = runtime.get("a2")
+        assert found is not None
+        assert found.status() == "cancelled"
+        again = runtime.retry("a2")
+        again.signal("answer", 8)
+        assert again.result() == 8
+        assert runtime.get("x1") is None
+        assert {info.id for info in runtime.list(workflow=greet)} == {"g1", "g2"}
+        runtime.delete("g2")
+        assert runtime.purge(0) == 3
+
+
+def test_a_sync_client_sweeps_holds_and_resumes(store: Store) -> None:
+    runtime = Runtime(store, concurrency=0).sync
+    runtime.register(greet)
+    runtime.start(greet, "Ada", id="g1")
+    runtime.hold("g1")
+    assert runtime.sweep() == {}
+    runtime.unhold("g1")
+    assert runtime.sweep() == {"g1": Ok("hello Ada!")}
+    assert runtime.resume("g1") == Ok("hello Ada!")
+    with pytest.raises(RunNotFound):
+        runtime.cancel("x1")
+    runtime.close()
+
+
+def test_the_sync_runtime_works_in_the_background(store: Store) -> None:
+    with Runtime(store, [ask], unload_grace=0).sync as runtime:
+        run = runtime.start(ask, id="a1")
+        timer = threading.Timer(0.01, run.signal, ["answer", 7])
+        timer.start()
+        assert run.result() == 7
+        timer.join()
+
+
+def test_many_threads_run_side_by_side(store: Store) -> None:
+    together = threading.Barrier(8)
+
+    @workflow
+    async def meet(ctx: Context, number: int) -> int:
+        await ctx.step("arrive", together.wait, PATIENCE)
+        return number
+
+    with ThreadPoolExecutor(8) as threads:
+        outcomes = threads.map(lambda number: meet.run_sync(number, id=f"m{number}", store=store), range(8))
+        assert list(outcomes) == [Ok(number) for number in range(8)]
+
+
+def test_many_threads_that_run_one_id_run_it_once(store: Store) -> None:
+    calls: list[int] = []
+
+    def call() -> int:
+        calls.append(1)
+        return len(calls)
+
+    @workflow
+    async def once(ctx: Context) -> int:
+        return await ctx.step(call)
+
+    with ThreadPoolExecutor(8) as threads:
+        outcomes = threads.map(lambda _: once.run_sync(id="o1", store=store), range(32))
+        assert list(outcomes) == [Ok(1)] * 32
+    assert calls == [1]
+
+
+def test_a_plain_step_may_run_another_workflow_and_wait_for_it(store: Store) -> None:
+    def inner() -> str:
+        return greet.options(id="inner", store=store).run_sync("Ada").unwrap()
+
+    @workflow
+    async def outer(ctx: Context) -> str:
+        return await ctx.step(inner)
+
+    assert outer.run_sync(id="outer", store=store) == Ok("hello Ada!")
+
+
+def test_a_blocking_call_on_the_loop_that_would_serve_it_is_refused() -> None:
+    async def inner() -> Any:
+        return greet.run_sync("Ada")
+
+    @workflow
+    async def outer(ctx: Context) -> Any:
+        return await ctx.step(inner)
+
+    outcome = outer.run_sync()
+    assert isinstance(outcome, Err)
+    assert str(outcome.error) == "a blocking call was made from the loop that would have to serve it; use the async methods there"
+
+
+def _program(source: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """A program of its own, because here a guard refuses what blocks a loop."""
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(source), *args]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)
+
+
+def test_run_sync_works_inside_a_running_loop() -> None:
+    done = _program("""
+        import asyncio
+        from perdure import Context, workflow
+
+        @workflow
+        async def greet(ctx: Context, name: str) -> str:
+            return await ctx.step("greet", lambda: f"hello {name}")
+
+        async def main() -> None:
+            print(greet.run_sync("Ada").unwrap())
+
+        asyncio.run(main())
+        """)
+    assert (done.stdout, done.stderr) == ("hello Ada\n", "")
+
+
+def test_a_program_that_used_it_ends_at_once(tmp_path: Path) -> None:
+    before = time.monotonic()
+    done = _program(
+        """
+        import sys
+        from perdure import Context, Runtime, workflow
+
+        @workflow
+        async def greet(ctx: Context, name: str) -> str:
+            return await ctx.step("greet", lambda: f"hello {name}")
+
+        print(greet.run_sync("Ada", id="g1", store=sys.argv[1]).unwrap())
+        with Runtime(sys.argv[1], [greet]).sync as runtime:
+            print(runtime.start(greet, "Eve").result())
+        Runtime(sys.argv[1], [greet], concurrency=0).sync.start(greet, "Bob")
+        """,
+        f"sqlite:///{tmp_path / 'app.db'}",
+    )
+    assert (done.stdout, done.stderr) == ("hello Ada\nhello Eve\n", "")
+    assert time.monotonic() - before < 20  # and not when a lease has expired
+
+
+def test_a_program_that_ends_in_the_middle_of_a_run_fails_no_step(tmp_path: Path) -> None:
+    dsn = f"sqlite:///{tmp_path / 'app.db'}"
+    program = """
+        import sys, threading, time
+        from concurrent.futures import thread
+        from perdure import Context, Runtime, workflow
+
+        begun = threading.Semaphore(0)
+
+        def first(seconds: float) -> None:
+            begun.release()
+            while not thread._shutdown:  # until the program ends
+                time.sleep(0.001)
+            time.sleep(seconds)
+
+        def second() -> str:
+            return "second"
+
+        @workflow
+        async def two(ctx: Context, seconds: float) -> str:
+            await ctx.step(first, seconds)
+            return await ctx.step(second)
+
+        runtime = Runtime(sys.argv[1], [two]).sync
+        runtime.__enter__()
+        runtime.start(two, 0.1, id="t1")
+        runtime.start(two, 0.3, id="t2")  # while its thread is joined, t1 asks for another one in vain
+        begun.acquire()
+        begun.acquire()
+        """
+    assert _program(program, dsn).stderr == ""
+    with Runtime(dsn, concurrency=0).sync as runtime:
+        assert {info.status for info in runtime.list()} <= {"running", "pending"}
+        row = block_on(cast("Runtime", runtime._runtime).store.journal("t1"))
+        assert [(entry.key, entry.ok) for entry in row] == [("first", True)]
