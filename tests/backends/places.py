@@ -76,10 +76,10 @@ def on_mysql() -> Iterator[str]:
 def tell_mysql(dsn: str, sql: str) -> None:
     import asyncmy
 
-    from perdure.backends.mysql.place import place_of
+    from perdure.backends.mysql.address import parse_address
 
     async def tell() -> None:
-        connection: Any = await asyncmy.connect(**place_of(dsn).arguments())
+        connection: Any = await asyncmy.connect(**parse_address(dsn).arguments())
         try:
             await connection.query(sql)
         finally:

@@ -9,7 +9,7 @@ import asyncmy
 from asyncmy.constants import CLIENT
 
 from perdure.backends.mysql import MysqlStore
-from perdure.backends.mysql.place import place_of
+from perdure.backends.mysql.address import parse_address
 from perdure.store import Store
 from perdure.testing.contract import StoreFactory, contract_tests
 from tests.campaign import IS_FULL
@@ -26,7 +26,7 @@ def shared_database() -> str:
 
 
 async def _run(dsn: str, sql: str) -> None:
-    connection: Any = await asyncmy.connect(**place_of(dsn).arguments())
+    connection: Any = await asyncmy.connect(**parse_address(dsn).arguments())
     try:
         await connection.query(sql)
     finally:
@@ -52,7 +52,7 @@ class BorrowedFactory(MysqlFactory):
     async def open(self, prefix: str = "") -> Store:
         if self.prefix not in _pools:
             _pools[self.prefix] = await asyncmy.create_pool(
-                **place_of(self.dsn).arguments(),
+                **parse_address(self.dsn).arguments(),
                 minsize=1,
                 maxsize=10,
                 client_flag=CLIENT.FOUND_ROWS,

@@ -33,7 +33,7 @@ SERVERS: Final = {
 }
 
 
-def place_of(kv: Any) -> tuple[str, ...]:
+def parse_address(kv: Any) -> tuple[str, ...]:
     place: tuple[str, ...] = kv.place
     return place
 
@@ -59,7 +59,7 @@ def test_paths_are_relative_or_absolute_and_may_be_escaped(tmp_path: Path, monke
         f"files:{tmp_path}/kept": "kept",
         f"files://{tmp_path}/kept": "kept",
     }
-    assert {dsn: place_of(open_key_value_store(dsn))[1] for dsn in paths} == {
+    assert {dsn: parse_address(open_key_value_store(dsn))[1] for dsn in paths} == {
         dsn: str(tmp_path / name) for dsn, name in paths.items()
     }
 
@@ -67,8 +67,8 @@ def test_paths_are_relative_or_absolute_and_may_be_escaped(tmp_path: Path, monke
 @pytest.mark.parametrize("dsn", SERVERS)
 def test_our_options_are_ours_and_the_others_the_drivers(dsn: str) -> None:
     word = "collection" if dsn.startswith("mongodb") else "table"
-    plain = place_of(open_key_value_store(dsn))
-    chosen = place_of(open_key_value_store(f"{dsn}{'&' if '?' in dsn else '?'}{word}=mine&namespace=a%3Ab"))
+    plain = parse_address(open_key_value_store(dsn))
+    chosen = parse_address(open_key_value_store(f"{dsn}{'&' if '?' in dsn else '?'}{word}=mine&namespace=a%3Ab"))
     assert plain != chosen
     assert any(part.startswith("mine") for part in chosen)
     assert "a:b" in chosen or any(part.endswith("a%3Ab:") for part in chosen)
@@ -96,7 +96,7 @@ def test_a_dsn_is_text() -> None:
 @pytest.mark.parametrize("dsn", SERVERS)
 async def test_no_password_is_shown_when_a_server_does_not_answer(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kv: Any = open_key_value_store(dsn)
-    monkeypatch.setattr(type(kv._home), "PATIENCE", 0.1)
+    monkeypatch.setattr(type(kv._connections), "PATIENCE", 0.1)
     assert "s3cr3t" not in repr(kv)
     assert "127.0.0.1:1" in repr(kv)
     with pytest.raises(PersistenceError) as refusal:

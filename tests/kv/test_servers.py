@@ -270,7 +270,7 @@ async def test_postgres_may_stand_behind_a_pooler() -> None:
     await asyncio.gather(*(kv.set(f"{n}", f"{n}", 1 if n % 2 else None) for n in range(50)))
     assert await asyncio.gather(*(kv.get(f"{n}") for n in range(0, 50, 2))) == [f"{n}" for n in range(0, 50, 2)]
     assert await kv.delete("0") is True
-    assert kv._home.behind_pooler
+    assert kv._connections.behind_pooler
     await kv.close()
     await asyncio.to_thread(pooler.remove)
     await place.ask(f"DROP TABLE {table}_values")

@@ -28,7 +28,7 @@ from typing import Final, NoReturn, ParamSpec, TypeVar
 import msgspec
 
 from perdure.aio.pending_write import answered
-from perdure.backends.base.lifecycle import Gate
+from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.files.disk import make_directory, opened, read_all, refuse_network, sync, sync_directory, write_all
 from perdure.backends.files.locks import Busy, check_locks, kept_too_long, locked
 from perdure.backends.files.names import namespace_name, run_name
@@ -75,7 +75,7 @@ class FilesKeyValueStore:
         self._namespace = checked_namespace(namespace)
         self._files = _Files(self._root, namespace)
         self._label = f"key-value files {self._root!r}"
-        self._gate = Gate(self._label)
+        self._lifecycle = Lifecycle(self._label)
         self._process = os.getpid()
 
     def __repr__(self) -> str:
@@ -115,15 +115,15 @@ class FilesKeyValueStore:
 
     async def close(self) -> None:
         """Wait for what is under way. There is nothing open in between."""
-        empty = self._gate.close()
+        empty = self._lifecycle.close()
         if empty is not None:
             await asyncio.shield(asyncio.wrap_future(empty))
 
     async def _ask(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         if self._process != os.getpid():  # forked: what was under way is the parent's
-            self._process, self._gate = os.getpid(), Gate(self._label)
-        gate = self._gate
-        gate.enter()
+            self._process, self._lifecycle = os.getpid(), Lifecycle(self._label)
+        lifecycle = self._lifecycle
+        lifecycle.enter()
         try:
             # Cancelled, it is known to be over all the same: a later `set` of the key must not be overtaken by it.
             return await answered(asyncio.to_thread(work, *args, **kwargs))
@@ -132,7 +132,7 @@ class FilesKeyValueStore:
         except OSError as error:
             raise PersistenceError(self._label, f"{error.strerror or error} ({error.filename})") from error
         finally:
-            gate.leave()
+            lifecycle.leave()
 
 
 class _Files:

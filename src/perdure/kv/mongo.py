@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+from perdure.backends.mongo.address import DEFAULT_DATABASE, MongoAddress, parse_address, settings_for
+from perdure.backends.mongo.connections import MongoConnections
 from perdure.backends.mongo.errors import driver
-from perdure.backends.mongo.home import MongoHome
-from perdure.backends.mongo.place import DEFAULT_DATABASE, Place, place_of, settings_for
 from perdure.backends.mongo.schema import checked_stem
 from perdure.kv.limits import checked_namespace, escaped, range_of
-from perdure.kv.server_store import CarriedKeyValueStore
+from perdure.kv.server_store import ServerKeyValueStore
 
 # A document holds 16 MB, and so does the command that brings it, with the key and everything around it.
 MAX_VALUE_BYTES: Final = (16 << 20) - (64 << 10)
@@ -25,7 +25,7 @@ _MICROSECONDS_PER_MILLISECOND: Final = 1000
 _IS_LIVE: Final = {"$or": [{"expires_at": None}, {"$expr": {"$gt": ["$expires_at", "$$NOW"]}}]}
 
 
-class _Home(MongoHome):
+class MongoKvConnections(MongoConnections):
     """The client of a key-value store, and its collection."""
 
     @property
@@ -40,7 +40,7 @@ class _Home(MongoHome):
         await self.values.create_index("expires_at", expireAfterSeconds=0)
 
 
-class MongoKeyValueStore(CarriedKeyValueStore[_Home]):
+class MongoKeyValueStore(ServerKeyValueStore[MongoKvConnections]):
     """A `KeyValueStore` in the collection `{collection}_values` of a MongoDB database. A text has at most 16,711,680 bytes.
 
     It takes a URL, or a `client` (`AsyncMongoClient`) that stays the caller's: it is used on the event loop that runs when the
@@ -62,23 +62,23 @@ class MongoKeyValueStore(CarriedKeyValueStore[_Home]):
         if (url is None) == (client is None):
             raise ValueError("pass either the URL of a MongoDB server or client=")
         driver()
-        borrowed = Place(f"client {id(client)}", database or DEFAULT_DATABASE, None)
-        place = borrowed if url is None else place_of(url, database)
+        borrowed = MongoAddress(f"client {id(client)}", database or DEFAULT_DATABASE, None)
+        place = borrowed if url is None else parse_address(url, database)
         self._before = f"{escaped(checked_namespace(namespace))}:"
-        super().__init__(_Home(place, checked_stem(collection), url=url, client=client))
+        super().__init__(MongoKvConnections(place, checked_stem(collection), url=url, client=client))
 
     @property
     def place(self) -> tuple[str, ...]:
         """Hosts, database, collection, and what begins every `_id`."""
-        return ("mongodb", self._home.place.hosts, self._home.place.database, self._home.stem, self._before)
+        return ("mongodb", self._connections.place.hosts, self._connections.place.database, self._connections.stem, self._before)
 
     async def _get(self, key: str) -> bytes | None:
-        found = await self._home.values.find_one({"_id": self._name(key), **_IS_LIVE}, {"value": 1})
+        found = await self._connections.values.find_one({"_id": self._name(key), **_IS_LIVE}, {"value": 1})
         return None if found is None else _bytes_of(found["value"])
 
     async def _set(self, key: str, data: bytes, length: int | None) -> None:
         document = {"value": _value_of(data)}
-        values, which = self._home.values, {"_id": self._name(key)}
+        values, which = self._connections.values, {"_id": self._name(key)}
         if length is None:
             await values.replace_one(which, document, upsert=True)
             return
@@ -87,16 +87,16 @@ class MongoKeyValueStore(CarriedKeyValueStore[_Home]):
         await values.update_one(which, [{"$set": {"value": {"$literal": document["value"]}, "expires_at": ends}}], upsert=True)
 
     async def _delete(self, key: str) -> bool:
-        deleted = await self._home.values.delete_one({"_id": self._name(key), **_IS_LIVE})
+        deleted = await self._connections.values.delete_one({"_id": self._name(key), **_IS_LIVE})
         return bool(deleted.deleted_count)
 
     async def _exists(self, key: str) -> bool:
-        return await self._home.values.find_one({"_id": self._name(key), **_IS_LIVE}, {"_id": 1}) is not None
+        return await self._connections.values.find_one({"_id": self._name(key), **_IS_LIVE}, {"_id": 1}) is not None
 
     async def _beginning_with(self, beginning: str) -> list[str]:
         first, end = range_of(self._name(beginning))
         which = {"_id": {"$gte": first, "$lt": end}, **_IS_LIVE}
-        return [found["_id"].removeprefix(self._before) async for found in self._home.values.find(which, {"_id": 1})]
+        return [found["_id"].removeprefix(self._before) async for found in self._connections.values.find(which, {"_id": 1})]
 
     def _name(self, key: str) -> str:
         return self._before + key

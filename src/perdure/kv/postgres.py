@@ -12,13 +12,13 @@ from functools import cache
 from string import Template
 from typing import Any, Final
 
+from perdure.backends.postgres.address import PostgresAddress, parse_address
+from perdure.backends.postgres.connections import PostgresConnections
 from perdure.backends.postgres.errors import driver
-from perdure.backends.postgres.home import PostgresHome
-from perdure.backends.postgres.place import Place, place_of
 from perdure.backends.postgres.schema import Connection, Tables
 from perdure.errors import PersistenceError
 from perdure.kv.limits import checked_namespace, range_of
-from perdure.kv.server_store import CarriedKeyValueStore
+from perdure.kv.server_store import ServerKeyValueStore
 
 # How many expired rows a write removes: more than it adds, so that they become fewer.
 SWEPT_PER_WRITE: Final = 100
@@ -89,7 +89,7 @@ async def _keep_session(_: Any) -> None:
     """Instead of asyncpg's reset after every use, which costs a round trip: no verb changes a session's state."""
 
 
-class _Home(PostgresHome):
+class PostgresKvConnections(PostgresConnections):
     """The pool of a key-value store, and its table."""
 
     @property
@@ -124,7 +124,7 @@ async def _fetch(connection: Connection, statement: str, values: tuple[Any, ...]
     return await connection.fetch(statement, *values)
 
 
-class PostgresKeyValueStore(CarriedKeyValueStore[_Home]):
+class PostgresKeyValueStore(ServerKeyValueStore[PostgresKvConnections]):
     """A `KeyValueStore` in the table `{table}_values` of a PostgreSQL database.
 
     It takes a URL, or an asyncpg `pool` that stays the caller's: it is used on its own event loop, and not closed. `namespace`
@@ -137,34 +137,34 @@ class PostgresKeyValueStore(CarriedKeyValueStore[_Home]):
         if (url is None) == (pool is None):
             raise ValueError("a PostgreSQL key-value store takes a URL or a pool, one of them")
         driver()
-        place = Place(f"pool {id(pool)}", "", "", None) if url is None else place_of(url)
+        place = PostgresAddress(f"pool {id(pool)}", "", "", None) if url is None else parse_address(url)
         self._namespace = checked_namespace(namespace)
-        super().__init__(_Home(place, Tables(table), dsn=url, pool=pool, pool_size=pool_size))
+        super().__init__(PostgresKvConnections(place, Tables(table), dsn=url, pool=pool, pool_size=pool_size))
 
     @property
     def place(self) -> tuple[str, ...]:
         """Host and port, database, search path, table and namespace."""
-        place = self._home.place
-        return ("postgresql", place.hosts, place.database, place.search_path, self._home.statements.table, self._namespace)
+        place = self._connections.place
+        return ("postgresql", place.hosts, place.database, place.search_path, self._connections.statements.table, self._namespace)
 
     async def _get(self, key: str) -> bytes | None:
-        rows = await self._home.rows(self._home.statements.get, self._namespace, key)
+        rows = await self._connections.rows(self._connections.statements.get, self._namespace, key)
         return rows[0][0] if rows else None
 
     async def _set(self, key: str, data: bytes, length: int | None) -> None:
-        statements = self._home.statements
-        rows = await self._home.rows(statements.set, self._namespace, key, data, length)
+        statements = self._connections.statements
+        rows = await self._connections.rows(statements.set, self._namespace, key, data, length)
         if rows[0][0]:
-            await self._home.rows(statements.sweep, SWEPT_PER_WRITE)
+            await self._connections.rows(statements.sweep, SWEPT_PER_WRITE)
 
     async def _delete(self, key: str) -> bool:
-        rows = await self._home.rows(self._home.statements.delete, self._namespace, key)
+        rows = await self._connections.rows(self._connections.statements.delete, self._namespace, key)
         return bool(rows and rows[0][0])
 
     async def _exists(self, key: str) -> bool:
-        return bool(await self._home.rows(self._home.statements.exists, self._namespace, key))
+        return bool(await self._connections.rows(self._connections.statements.exists, self._namespace, key))
 
     async def _beginning_with(self, beginning: str) -> list[str]:
         first, end = range_of(beginning)
-        rows = await self._home.rows(self._home.statements.keys, self._namespace, first, end)
+        rows = await self._connections.rows(self._connections.statements.keys, self._namespace, first, end)
         return [row[0] for row in rows]

@@ -10,12 +10,12 @@ import warnings
 from typing import Any, ClassVar, Final, Self
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.base.connections import Home
-from perdure.backends.base.failures import Fate
-from perdure.backends.redis.driver import Place, driver, mapped, may_pass, open_client, place_of_client, place_of_url
+from perdure.backends.base.connections import ServerConnections
+from perdure.backends.base.failures import WriteFailure
+from perdure.backends.redis.driver import RedisAddress, address_of_client, driver, map_error, may_pass, open_client, parse_address
 from perdure.errors import PerdureWarning
 from perdure.kv.limits import checked_namespace, escaped
-from perdure.kv.server_store import CarriedKeyValueStore
+from perdure.kv.server_store import ServerKeyValueStore
 
 _STEM: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _SPECIAL: Final = re.compile(rb"[*?\[\]\\^-]")
@@ -23,12 +23,12 @@ _SCANNED_AT_ONCE: Final = 1000
 _MICROSECONDS_PER_MILLISECOND: Final = 1000
 
 
-class RedisHome(Home):
+class RedisKvConnections(ServerConnections):
     """A client of redis-py, on its loop."""
 
     THREAD: ClassVar[LoopThread] = LoopThread("perdure-redis-values")
 
-    def __init__(self, place: Place, *, url: str | None, client: Any, cluster: bool) -> None:
+    def __init__(self, place: RedisAddress, *, url: str | None, client: Any, cluster: bool) -> None:
         super().__init__(str(place), is_borrowed=client is not None)
         self.place = place
         self._url = url
@@ -64,14 +64,14 @@ class RedisHome(Home):
         if client is not None and self._borrowed is None:
             await client.aclose()
 
-    def fate_of(self, error: BaseException) -> Fate:
-        return Fate.UNKNOWN if may_pass(error) else Fate.REFUSED
+    def classify_failure(self, error: BaseException) -> WriteFailure:
+        return WriteFailure.UNKNOWN if may_pass(error) else WriteFailure.PERMANENT
 
-    def mapped(self, error: BaseException) -> BaseException:
-        return mapped(error, self.place)
+    def map_error(self, error: BaseException) -> BaseException:
+        return map_error(error, self.place)
 
 
-class RedisKeyValueStore(CarriedKeyValueStore[RedisHome]):
+class RedisKeyValueStore(ServerKeyValueStore[RedisKvConnections]):
     """A `KeyValueStore` on a Redis or Valkey server.
 
     It takes a URL, or a `client` of `redis.asyncio` that stays the caller's: it is used on the event loop that runs when the
@@ -88,17 +88,17 @@ class RedisKeyValueStore(CarriedKeyValueStore[RedisHome]):
         if not isinstance(table, str) or not _STEM.fullmatch(table):
             raise ValueError(f"table {table!r} must consist of 1 to 64 letters, digits, '_', '.' and '-'")
         driver()
-        place = place_of_client(client) if url is None else place_of_url(url)
+        place = address_of_client(client) if url is None else parse_address(url)
         self._before = f"{table}:values:{escaped(checked_namespace(namespace))}:".encode()
-        super().__init__(RedisHome(place, url=url, client=client, cluster=cluster))
+        super().__init__(RedisKvConnections(place, url=url, client=client, cluster=cluster))
 
     @property
     def place(self) -> tuple[str, ...]:
         """Host, port, database, and what begins the names of all keys."""
-        return ("redis", *self._home.place, self._before.decode())
+        return ("redis", *self._connections.place, self._before.decode())
 
     async def _get(self, key: str) -> bytes | None:
-        data: bytes | None = await self._home.client.get(self._name(key))
+        data: bytes | None = await self._connections.client.get(self._name(key))
         return data
 
     async def _set(self, key: str, data: bytes, length: int | None) -> None:
@@ -107,18 +107,18 @@ class RedisKeyValueStore(CarriedKeyValueStore[RedisHome]):
             return
         # Rounded up: a whole millisecond is the least there is.
         ttl = None if length is None else -(-length // _MICROSECONDS_PER_MILLISECOND)
-        await self._home.client.set(self._name(key), data, px=ttl)
+        await self._connections.client.set(self._name(key), data, px=ttl)
 
     async def _delete(self, key: str) -> bool:
-        return bool(await self._home.client.delete(self._name(key)))
+        return bool(await self._connections.client.delete(self._name(key)))
 
     async def _exists(self, key: str) -> bool:
-        return bool(await self._home.client.exists(self._name(key)))
+        return bool(await self._connections.client.exists(self._name(key)))
 
     async def _beginning_with(self, beginning: str) -> list[str]:
         pattern = _SPECIAL.sub(rb"\\\g<0>", self._name(beginning)) + b"*"
         # Redis may tell a key twice while it makes room.
-        found = {name async for name in self._home.client.scan_iter(pattern, count=_SCANNED_AT_ONCE)}
+        found = {name async for name in self._connections.client.scan_iter(pattern, count=_SCANNED_AT_ONCE)}
         return [name.removeprefix(self._before).decode() for name in found]
 
     def _name(self, key: str) -> bytes:

@@ -11,24 +11,24 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from perdure.aio.pending_write import answered
-from perdure.backends.base.connections import Home
-from perdure.backends.base.server_store import Carried
+from perdure.backends.base.connections import ServerConnections
+from perdure.backends.base.server_store import ServerBacked
 from perdure.errors import PersistenceError
 from perdure.kv.limits import MAX_VALUE_BYTES, checked_key, decoded, encoded, lifetime, literal_beginning
 from perdure.kv.protocol import fits
 from perdure.model.durations import Duration
 
 T = TypeVar("T")
-H = TypeVar("H", bound=Home)
+H = TypeVar("H", bound=ServerConnections)
 
 
-class CarriedKeyValueStore(Carried[H], ABC):
-    """What is alike in all key-value stores on a server. A subclass has one round trip for each verb, on the home loop."""
+class ServerKeyValueStore(ServerBacked[H], ABC):
+    """What is alike in all key-value stores on a server. A subclass has one round trip for each verb, on the connections loop."""
 
     most_bytes = MAX_VALUE_BYTES
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._home.label!r})"
+        return f"{type(self).__name__}({self._connections.label!r})"
 
     @property
     @abstractmethod
@@ -86,9 +86,9 @@ class CarriedKeyValueStore(Carried[H], ABC):
         was_there = await self._delete(key)
         if repeated and not was_there:
             reason = f"the reply to a first delete of {key!r} was lost: whether it was there is not known; it is gone now"
-            raise PersistenceError(self._home.label, reason)
+            raise PersistenceError(self._connections.label, reason)
         return was_there
 
     async def _ask(self, verb: Callable[[bool], Awaitable[T]]) -> T:
         """What the verb gives, made again after errors that pass; then it is told that it may have been done before."""
-        return await self._carry(lambda: self._home.persist(verb))
+        return await self._carry(lambda: self._connections.persist(verb))

@@ -70,7 +70,7 @@ class SQLiteKeyValueStore:
         self._rows = _Rows(f"{table}_values", checked_namespace(namespace))
         self._ready_mark = f"{table}/values"
         self._database = database_at(_checked_path(path), full=True)
-        self._gate = Gate(self._database.file.path)
+        self._lifecycle = Gate(self._database.file.path)
         # Also a store that is only dropped gives its share of the threads back.
         self._release = weakref.finalize(self, self._database.abandon)
         self._release.atexit = False
@@ -114,7 +114,7 @@ class SQLiteKeyValueStore:
     async def close(self) -> None:
         """Wait for what was submitted, and let go of the file if nothing else of this process uses it."""
         empty = Watcher()
-        if not self._gate.close(empty) or self._release.detach() is None:
+        if not self._lifecycle.close(empty) or self._release.detach() is None:
             return
         try:
             await empty.future
@@ -126,7 +126,7 @@ class SQLiteKeyValueStore:
     async def _ask(
         self, worker: Worker, verb: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        with self._gate:
+        with self._lifecycle:
             if self._ready_mark not in self._database.ready:
                 await self._set_up()
             call = Call(lambda link: verb(link.connection, *args, **kwargs))

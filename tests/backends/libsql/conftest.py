@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
-from perdure.backends.base.failures import Fate
-from perdure.backends.libsql.errors import fate_of
+from perdure.backends.base.failures import WriteFailure
+from perdure.backends.libsql.address import address_of
+from perdure.backends.libsql.errors import classify_failure
 from perdure.backends.libsql.hrana import Client, ServerError, Statement, committed, in_transaction
-from perdure.backends.libsql.place import address_of
 from tests.servers.libsql import LibsqlServer, shared_server
 
 
@@ -31,7 +31,7 @@ async def is_done(client: Client, sql: Sequence[str]) -> bool:
     try:
         committed(await client.batch(in_transaction([Statement(text) for text in sql])))
     except ServerError as error:
-        if fate_of(error) is not Fate.UNDONE:
+        if classify_failure(error) is not WriteFailure.RETRY:
             raise
         return False
     return True

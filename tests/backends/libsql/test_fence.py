@@ -85,10 +85,10 @@ async def test_verbs_wait_for_a_transaction_and_then_go_on(store: LibsqlStore) -
 async def test_a_transaction_goes_on_however_many_wait_for_it(store: LibsqlStore) -> None:
     """Its next request never stands in line behind those that wait for its end."""
     lease = await leased(store)
-    client = store._home.client
+    client = store._connections.client
     nothing = in_transaction([])
     async with store.transaction(lease) as transaction:
-        waiting = [asyncio.create_task(store._home.run(client.batch(nothing))) for _ in range(20)]  # out of turn
+        waiting = [asyncio.create_task(store._connections.run(client.batch(nothing))) for _ in range(20)]  # out of turn
         while not client._pool._places_free.locked():  # noqa: ASYNC110 - until every connection waits
             await asyncio.sleep(0)
         await asyncio.wait_for(transaction.record([entry(1)]), 3)
@@ -100,7 +100,7 @@ async def test_a_transaction_goes_on_however_many_wait_for_it(store: LibsqlStore
 async def test_what_comes_due_while_a_claim_looks_is_not_overlooked(store: LibsqlStore) -> None:
     """A claim first looks whether it is worth keeping others from writing; a run may come due between two looks."""
     await store.setup()
-    home = store._home
+    connections = store._connections
     wanted = Wanted.of(5, 1, "me", ["flow"], None, None)
 
     class Meanwhile(Alone):
@@ -110,9 +110,9 @@ async def test_what_comes_due_while_a_claim_looks_is_not_overlooked(store: Libsq
             return await super().send(statements)
 
     async def look() -> object:
-        return await _next_wake(Session(Meanwhile(home.client, home.pieces), home.tables, ""), wanted)
+        return await _next_wake(Session(Meanwhile(connections.client, connections.pieces), connections.tables, ""), wanted)
 
-    assert await home.run(look()) is None
+    assert await connections.run(look()) is None
 
 
 async def test_a_holder_and_its_successor_never_both_write(store: LibsqlStore, other: LibsqlStore) -> None:

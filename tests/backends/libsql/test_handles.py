@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perdure.backends.libsql import LibsqlStore
-from perdure.backends.libsql.home import LibsqlHome
+from perdure.backends.libsql.connections import LibsqlConnections
 from perdure.backends.sqlite import SQLiteStore
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.stores import libsql as opened
@@ -90,16 +90,25 @@ async def test_a_token_that_is_missing_or_not_good_is_said_so(guarded: LibsqlSer
 async def test_a_token_is_never_shown(
     guarded: LibsqlServer, keys: KeyPair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(LibsqlHome, "PATIENCE", 0.0)
+    monkeypatch.setattr(LibsqlConnections, "PATIENCE", 0.0)
     caplog.set_level(0)
     good = keys.token()
     unreachable = re.sub(r":\d+$", ":1", guarded.url)
     for url, token in ((guarded.url, good), (guarded.url, good + "x"), (unreachable, good)):
         store = LibsqlStore(url, auth_token=token)
-        home = store._home
+        connections = store._connections
         (answer,) = await outcomes([store.setup()])
         assert isinstance(answer, PersistenceError) == (url != guarded.url or token != good)
-        shown = [store, store.key, home, home.address, home.client, home.client._pool, answer, getattr(answer, "__cause__", None)]
+        shown = [
+            store,
+            store.key,
+            connections,
+            connections.address,
+            connections.client,
+            connections.client._pool,
+            answer,
+            getattr(answer, "__cause__", None),
+        ]
         assert good not in f"{shown!r} {answer} {caplog.text}"
         await store.close()
 
@@ -112,7 +121,7 @@ def test_a_token_that_is_no_header_is_refused_without_being_shown(token: str) ->
 
 
 async def test_an_unreachable_server_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LibsqlHome, "PATIENCE", 0.0)
+    monkeypatch.setattr(LibsqlConnections, "PATIENCE", 0.0)
     store = LibsqlStore("http://127.0.0.1:1")
     with pytest.raises(PersistenceError, match=r"libSQL store http://127\.0\.0\.1:1"):
         await store.get("run")
@@ -122,7 +131,7 @@ async def test_an_unreachable_server_is_said_so(monkeypatch: pytest.MonkeyPatch)
 async def test_a_server_that_does_not_encrypt_is_not_talked_to_when_that_was_asked_for(
     server: LibsqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LibsqlHome, "PATIENCE", 0.0)
+    monkeypatch.setattr(LibsqlConnections, "PATIENCE", 0.0)
     store = LibsqlStore(server.url.replace("http", "libsql"), auth_token="secret")
     with pytest.raises(PersistenceError, match="SSL") as refusal:
         await store.get("run")

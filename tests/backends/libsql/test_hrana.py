@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from perdure.backends.libsql.address import LibsqlAddress, address_of
 from perdure.backends.libsql.hrana import (
     Client,
     Result,
@@ -19,7 +20,6 @@ from perdure.backends.libsql.hrana import (
     negated,
     ok,
 )
-from perdure.backends.libsql.place import Place, address_of
 from perdure.backends.libsql.web import HttpError
 from tests.backends.libsql.conftest import run
 from tests.backends.libsql.test_web import serving
@@ -142,7 +142,7 @@ async def test_a_stream_goes_on_where_the_server_says() -> None:
 
 
 async def test_a_stream_never_goes_on_without_the_encryption_it_began_with() -> None:
-    stream = Stream(Client(Place("h", 443, "", is_encrypted=True), "secret", size=1))
+    stream = Stream(Client(LibsqlAddress("h", 443, "", is_encrypted=True), "secret", size=1))
     with pytest.raises(HttpError, match="not encrypted"):
         stream._move("http://h")
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from perdure.backends.libsql import LibsqlStore
+from perdure.backends.libsql.address import address_of
 from perdure.backends.libsql.hrana import Client, Statement, Step
-from perdure.backends.libsql.place import address_of
 from perdure.testing.contract.world import TTL, entry, new_run
 from tests.campaign import times
 from tests.servers.libsql import LibsqlServer

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from perdure.backends.libsql import LibsqlStore, hrana
-from perdure.backends.libsql.home import LibsqlHome
+from perdure.backends.libsql.connections import LibsqlConnections
 from perdure.backends.libsql.turn import Turn
 from perdure.errors import PerdureWarning, PersistenceError
 from perdure.model.records import Claim
@@ -24,7 +24,7 @@ SOON = 0.3
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A silence is noticed sooner than in earnest; how often it is borne stays as it is."""
-    monkeypatch.setattr(LibsqlHome, "PATIENCE", LibsqlHome.PATIENCE * SOON / hrana.REQUEST_TIMEOUT)
+    monkeypatch.setattr(LibsqlConnections, "PATIENCE", LibsqlConnections.PATIENCE * SOON / hrana.REQUEST_TIMEOUT)
     monkeypatch.setattr(hrana, "REQUEST_TIMEOUT", SOON)
 
 
@@ -81,7 +81,7 @@ async def test_a_server_that_stays_silent_is_an_error_that_says_what_to_do(store
 def test_a_silence_ends_while_a_lease_can_still_be_renewed() -> None:
     usual_lease, renewed_after = 30.0, 10.0
     assert renewed_after + hrana.REQUEST_TIMEOUT < usual_lease
-    assert LibsqlHome.PATIENCE > 2 * hrana.REQUEST_TIMEOUT
+    assert LibsqlConnections.PATIENCE > 2 * hrana.REQUEST_TIMEOUT
 
 
 async def test_whatever_stores_of_a_process_write_one_thing_is_written_at_a_time(
@@ -129,7 +129,7 @@ async def test_a_forked_child_has_turns_of_its_own(store: LibsqlStore, url: str,
         async with asyncio.timeout(4):
             await store.record(claim.lease, [entry(1)])
 
-    async with store._home.turn.taken():
+    async with store._connections.turn.taken():
         child = os.fork()
         if child == 0:
             with contextlib.suppress(BaseException):

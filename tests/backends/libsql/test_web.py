@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from perdure.backends.base.failures import Fate, NotSentError
-from perdure.backends.libsql.errors import fate_of
-from perdure.backends.libsql.place import Place
+from perdure.backends.base.failures import NotSentError, WriteFailure
+from perdure.backends.libsql.address import LibsqlAddress
+from perdure.backends.libsql.errors import classify_failure
 from perdure.backends.libsql.web import HttpError, Pool, Reply
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
@@ -32,7 +32,7 @@ class Server:
         self.pause = 0.0
         self.pause_from = 0
         self.serving: list[asyncio.Task[None] | None] = []
-        self.place = Place("", 0, "", is_encrypted=False)
+        self.place = LibsqlAddress("", 0, "", is_encrypted=False)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.met += 1
@@ -60,7 +60,7 @@ class Server:
 async def serving(*answers: bytes | None, encryption: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
     server = Server(list(answers))
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=encryption)
-    server.place = Place("localhost", listening.sockets[0].getsockname()[1], "/base", is_encrypted=encryption is not None)
+    server.place = LibsqlAddress("localhost", listening.sockets[0].getsockname()[1], "/base", is_encrypted=encryption is not None)
     try:
         yield server
     finally:
@@ -233,5 +233,5 @@ async def test_an_encrypted_server_that_nobody_vouches_for_is_told_nothing(
     async with serving(WHOLE, encryption=encrypting[0]) as server, pooled() as pool:
         with pytest.raises(ssl.SSLCertVerificationError) as refusal:
             await ask(pool, server)
-        assert fate_of(refusal.value) is Fate.REFUSED
+        assert classify_failure(refusal.value) is WriteFailure.PERMANENT
         assert server.requests == []

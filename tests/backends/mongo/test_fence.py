@@ -23,7 +23,7 @@ async def leased(store: MongoStore, run_id: str = "run", **columns: Any) -> Clai
 
 async def test_a_record_held_open_across_a_takeover_is_seen_by_who_takes_over(store: MongoStore) -> None:
     claim = await leased(store)
-    db = store._home.collections("")
+    db = store._connections.collections("")
     written, go_on = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -34,7 +34,7 @@ async def test_a_record_held_open_across_a_takeover_is_seen_by_who_takes_over(st
             loop.call_soon_threadsafe(written.set)
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(go_on.wait(), loop))
 
-    holding = asyncio.create_task(store._home.run(zombie()))
+    holding = asyncio.create_task(store._connections.run(zombie()))
     await written.wait()
     taking = asyncio.create_task(store.acquire("run", TTL, now=EXPIRED))
     await asyncio.wait([taking], timeout=0.3)
@@ -82,7 +82,7 @@ async def test_whoever_takes_over_between_two_parts_of_a_careful_write_refuses_i
 
 async def test_a_write_that_waits_for_an_open_takeover_is_refused_and_holds_up_nobody(store: MongoStore) -> None:
     claim, other = await leased(store), await leased(store, "other")
-    db = store._home.collections("")
+    db = store._connections.collections("")
     taken, go_on = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -92,7 +92,7 @@ async def test_a_write_that_waits_for_an_open_takeover_is_refused_and_holds_up_n
             loop.call_soon_threadsafe(taken.set)
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(go_on.wait(), loop))
 
-    holding = asyncio.create_task(store._home.run(taker()))
+    holding = asyncio.create_task(store._connections.run(taker()))
     await taken.wait()
     writing = asyncio.ensure_future(store.record(claim.lease, [entry(1)], now=EXPIRED))
     await asyncio.wait([writing], timeout=0.3)
@@ -139,7 +139,7 @@ async def test_a_record_that_was_written_is_not_refused_when_the_run_is_taken_be
         if next_writes:
             await taker.record(taken.lease, [entry(2)], now=EXPIRED)
 
-    db = store._home.collections("")
+    db = store._connections.collections("")
     db.runs = TakenBeforeTheReply(db.runs, take_over)  # type: ignore[assignment]
     sent = ["run", "other", "stale"] if with_a_stale_one else ["run", "other"]
     answers = await asyncio.gather(

@@ -10,7 +10,7 @@ import pytest
 from pymongo import AsyncMongoClient
 
 from perdure.backends.mongo import MongoStore
-from perdure.backends.mongo.place import place_of, settings_for
+from perdure.backends.mongo.address import parse_address, settings_for
 from perdure.errors import PersistenceError
 from perdure.testing.contract.world import NOW, TTL, entry, in_another_loop, new_run, outcomes
 from tests.servers.mongo import MongoServer
@@ -31,7 +31,7 @@ async def test_without_auto_migrate_nothing_is_created(new_dsn: str) -> None:
 async def test_collections_of_another_version_are_left_alone(new_dsn: str) -> None:
     store, other = MongoStore(new_dsn), MongoStore(new_dsn)
     await store.setup()
-    await store._home.run(store._home.collections("").meta.update_one({}, {"$set": {"version": 99}}))
+    await store._connections.run(store._connections.collections("").meta.update_one({}, {"$set": {"version": 99}}))
     with pytest.raises(PersistenceError, match="schema version 99"):
         await other.get("run")
     await store.close()
@@ -43,16 +43,16 @@ async def test_stems_and_databases_are_apart(dsn: str) -> None:
     for store in stores:
         assert (await store.create(new_run(), now=NOW)).is_new
     assert len({store.key for store in stores}) == 3
-    names = await stores[1]._home.run(stores[1]._home.collections("").database.list_collection_names())
+    names = await stores[1]._connections.run(stores[1]._connections.collections("").database.list_collection_names())
     assert {"perdure_runs", "perdure_steps", "perdure_signals", "shop_runs", "shop_steps"} <= set(names)
     for store in stores:
         await store.close()
 
 
 def test_the_database_is_the_option_or_the_path_or_perdure() -> None:
-    assert place_of("mongodb://h1,h2:1/shop?x=y", "option").database == "option"
-    assert place_of("mongodb://h1,h2:1/my%20shop?x=y", None).database == "my shop"
-    assert [place_of(url, None).database for url in ("mongodb://h", "mongodb://h/", "mongodb://h/?x=y")] == ["perdure"] * 3
+    assert parse_address("mongodb://h1,h2:1/shop?x=y", "option").database == "option"
+    assert parse_address("mongodb://h1,h2:1/my%20shop?x=y", None).database == "my shop"
+    assert [parse_address(url, None).database for url in ("mongodb://h", "mongodb://h/", "mongodb://h/?x=y")] == ["perdure"] * 3
     assert "maxPoolSize" not in settings_for("mongodb://h/?maxpoolsize=5")
     assert settings_for("mongodb+srv://h/d")["maxPoolSize"] == 20
 
@@ -64,11 +64,11 @@ def test_a_stem_is_a_name(stem: str) -> None:
 
 
 async def test_a_password_is_never_shown(dsn: str, store: MongoStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.backends.mongo.home.MongoHome.PATIENCE", 0.0)
+    monkeypatch.setattr("perdure.backends.mongo.connections.MongoConnections.PATIENCE", 0.0)
     await store.setup()
-    database = store._home.collections("").database
+    database = store._connections.collections("").database
     roles = [{"role": "readWrite", "db": database.name}]
-    await store._home.run(database.command("createUser", "ada", pwd=PASSWORD, roles=roles))
+    await store._connections.run(database.command("createUser", "ada", pwd=PASSWORD, roles=roles))
     parts = urlsplit(dsn)
     right, wrong, away = (
         urlunsplit(parts._replace(netloc=f"ada:{ESCAPED}{tail}")).replace("?", f"?authSource={database.name}&")
@@ -79,10 +79,10 @@ async def test_a_password_is_never_shown(dsn: str, store: MongoStore, monkeypatc
         other = MongoStore(url)
         (answer,) = await outcomes([other.setup()])
         assert isinstance(answer, PersistenceError) == (url is not right)
-        shown = f"{other!r} {other.key} {other._home.place!r} {answer!r} {getattr(answer, '__cause__', None)!r}"
+        shown = f"{other!r} {other.key} {other._connections.place!r} {answer!r} {getattr(answer, '__cause__', None)!r}"
         assert not any(secret in shown for secret in (PASSWORD, ESCAPED))
         await other.close()
-    await store._home.run(database.command("dropUser", "ada"))
+    await store._connections.run(database.command("dropUser", "ada"))
     unescaped = MongoStore(f"mongodb://ada:{PASSWORD}@127.0.0.1:1/")
     (answer,) = await outcomes([unescaped.setup()])
     assert isinstance(answer, PersistenceError)
@@ -247,5 +247,5 @@ async def test_a_server_that_stands_alone_is_refused_with_what_to_do() -> None:
 async def test_durability_is_read_from_the_server(store: MongoStore) -> None:
     await store.setup()
     assert store.durability == "disk"  # one member, which keeps things
-    home, told = store._home, {"setName": "rs0", "hosts": ["a:1", "b:1", "c:1"]}
-    assert await home.run(home._durability(home.collections(""), told)) == "replicated"
+    connections, told = store._connections, {"setName": "rs0", "hosts": ["a:1", "b:1", "c:1"]}
+    assert await connections.run(connections._durability(connections.collections(""), told)) == "replicated"

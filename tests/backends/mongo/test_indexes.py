@@ -24,8 +24,8 @@ async def _busy(store: MongoStore) -> None:
 
 async def test_no_verb_reads_more_than_it_needs(store: MongoStore) -> None:
     await _busy(store)
-    database = store._home.collections("").database
-    await store._home.run(database.command("profile", 2))
+    database = store._connections.collections("").database
+    await store._connections.run(database.command("profile", 2))
     claim = await store.acquire("run", TTL, now=EXPIRED)
     assert claim is not None
     await store.put_schedule(SCHEDULE)
@@ -36,9 +36,9 @@ async def test_no_verb_reads_more_than_it_needs(store: MongoStore) -> None:
     await store.claim(3, TTL, ["flow-0", "flow-1"], ["default"], now=NOW)
     await store.list(status="pending", workflow="flow-1", prefix="run-2", limit=5)
     await store.purge(0, now=EXPIRED)
-    await store._home.run(database.command("profile", 0))
+    await store._connections.run(database.command("profile", 0))
     cursor = database["system.profile"].find({"ns": {"$regex": "perdure_"}})
-    lines: list[dict[str, Any]] = await store._home.run(cursor.to_list())
+    lines: list[dict[str, Any]] = await store._connections.run(cursor.to_list())
     assert len(lines) > 30
     assert [line["command"] for line in lines if "COLLSCAN" in line.get("planSummary", "")] == []
     assert [line["command"] for line in lines if line.get("hasSortStage")] == []

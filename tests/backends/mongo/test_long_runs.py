@@ -27,17 +27,17 @@ async def leased(store: MongoStore, run_id: str = "run", **columns: Any) -> Leas
 
 async def stored(store: MongoStore) -> dict[str, int]:
     """How many documents each collection has, unless it has none."""
-    db = store._home.collections("")
+    db = store._connections.collections("")
 
     async def count() -> dict[str, int]:
         return {part: await db.of(part).count_documents({}) for part in PARTS if part != "meta"}
 
-    return {part: number for part, number in (await store._home.run(count())).items() if number}
+    return {part: number for part, number in (await store._connections.run(count())).items() if number}
 
 
 async def document(store: MongoStore, run_id: str = "run") -> dict[str, Any]:
     """The run's document."""
-    found = await store._home.run(store._home.collections("").runs.find_one({"_id": run_id}))
+    found = await store._connections.run(store._connections.collections("").runs.find_one({"_id": run_id}))
     assert found is not None
     return found
 
@@ -203,7 +203,7 @@ async def test_who_moves_a_run_that_was_replaced_adds_nothing(store: MongoStore)
     lease = await leased(store)
     for seq in range(1, 64):
         await store.record(lease, [entry(seq)], now=NOW)
-    db = store._home.collections("")
+    db = store._connections.collections("")
 
     async def move() -> None:
         found = await db.runs.find_one({"_id": "run"})
@@ -213,7 +213,7 @@ async def test_who_moves_a_run_that_was_replaced_adds_nothing(store: MongoStore)
         await moving.put_all(db.steps, late.steps)
         await db.runs.update_one(late.condition, late.pipeline)
 
-    await store._home.run(move())
+    await store._connections.run(move())
     with pytest.raises(LeaseLost):
         await store.record(lease, [entry(64)], now=NOW)
     other = await leased(store)
@@ -223,7 +223,7 @@ async def test_who_moves_a_run_that_was_replaced_adds_nothing(store: MongoStore)
 
 async def _late_move(store: MongoStore, meanwhile: Callable[[], Awaitable[object]]) -> None:
     """Move everything of the run, with something else happening between the look at it and the move."""
-    db = store._home.collections("")
+    db = store._connections.collections("")
     late = moving._Move(await document(store) | {"weight": 1 << 30, "inbox_weight": 1 << 30})
     await meanwhile()
 
@@ -232,7 +232,7 @@ async def _late_move(store: MongoStore, meanwhile: Callable[[], Awaitable[object
         await moving.put_all(db.signals, late.signals)
         await db.runs.update_one(late.condition, late.pipeline)
 
-    await store._home.run(move())
+    await store._connections.run(move())
 
 
 async def test_a_run_that_is_moved_while_it_is_loaded_is_claimed_whole(
@@ -285,7 +285,7 @@ async def test_who_moves_what_was_moved_already_takes_nothing_out(store: MongoSt
 
 async def test_movers_at_once_lose_nothing(store: MongoStore) -> None:
     lease = await leased(store)
-    db = store._home.collections("")
+    db = store._connections.collections("")
 
     async def move() -> None:
         for _ in range(30):
@@ -299,6 +299,6 @@ async def test_movers_at_once_lose_nothing(store: MongoStore) -> None:
                 await store.record(lease, consume=[seq // 4], now=NOW)
 
     async with asyncio.timeout(60):
-        await asyncio.gather(write(), *(store._home.run(move()) for _ in range(3)))
+        await asyncio.gather(write(), *(store._connections.run(move()) for _ in range(3)))
     assert [line.seq for line in await store.journal("run")] == list(range(1, 101))
     assert await store.inbox("run") == []

@@ -15,7 +15,7 @@ RUNS = 10
 async def test_nothing_acknowledged_is_lost_when_the_server_restarts_under_load(
     restartable: MongoServer, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.backends.mongo.home.MongoHome.PATIENCE", 200.0)  # however slow the machine is
+    monkeypatch.setattr("perdure.backends.mongo.connections.MongoConnections.PATIENCE", 200.0)  # however slow the machine is
     store = MongoStore(restartable.dsn, database=how)
     acknowledged: dict[str, int] = {}
     signalled: dict[str, int] = {}
@@ -57,7 +57,7 @@ async def _more(acknowledged: dict[str, int], number: int, drivers: list[asyncio
 async def test_a_server_that_stays_away_is_an_error_in_bounded_time(
     restartable: MongoServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.backends.mongo.home.MongoHome.PATIENCE", 0.5)
+    monkeypatch.setattr("perdure.backends.mongo.connections.MongoConnections.PATIENCE", 0.5)
     store = MongoStore(f"{restartable.dsn}&serverSelectionTimeoutMS=500", database="away")
     claim = (await store.create(new_run(), ttl=TTL)).claim
     assert claim is not None

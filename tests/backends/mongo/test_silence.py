@@ -12,10 +12,10 @@ import pytest
 from pymongo import AsyncMongoClient
 from pymongo.monitoring import CommandListener
 
-from perdure.backends.base.lifecycle import Gate
+from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.mongo import MongoStore
-from perdure.backends.mongo.home import MongoHome
-from perdure.backends.mongo.place import Place
+from perdure.backends.mongo.address import MongoAddress
+from perdure.backends.mongo.connections import MongoConnections
 from perdure.backends.mongo.watching import Listener
 from perdure.errors import PersistenceError
 from perdure.testing.contract.world import new_run
@@ -29,9 +29,9 @@ def silence(server: MongoServer, monkeypatch: pytest.MonkeyPatch) -> Silence:
     """Stops the server for a while; everything that waits for it has little patience."""
     if not server.is_ours:
         pytest.skip("the server is somebody else's, and must not be stopped")
-    monkeypatch.setattr("perdure.backends.mongo.home.MongoHome.PATIENCE", 0.0)
-    monkeypatch.setattr("perdure.backends.mongo.home._ATTEMPT_WITHIN", 1.0)
-    monkeypatch.setattr("perdure.backends.mongo.home._CLOSE_WITHIN", 0.5)
+    monkeypatch.setattr("perdure.backends.mongo.connections.MongoConnections.PATIENCE", 0.0)
+    monkeypatch.setattr("perdure.backends.mongo.connections._ATTEMPT_WITHIN", 1.0)
+    monkeypatch.setattr("perdure.backends.mongo.connections._CLOSE_WITHIN", 0.5)
     monkeypatch.setattr("perdure.backends.mongo.watching._END_WITHIN", 0.5)
 
     @contextmanager
@@ -118,8 +118,8 @@ async def test_listening_ends_whenever_it_is_closed(dsn: str, turns: int) -> Non
     opened = AfterTheStreamOpened(turns, close)
     url = f"{dsn}&socketTimeoutMS=30000"  # as a store's own client has it; without one the driver sends without `wait_for`
     client: AsyncMongoClient[dict[str, Any]] = await asyncio.to_thread(AsyncMongoClient, url, event_listeners=[opened])
-    place = Place("borrowed", urlsplit(dsn).path[1:], None)
-    listener = Listener(MongoHome(place, "perdure", url=None, client=client), Gate("a store"))
+    place = MongoAddress("borrowed", urlsplit(dsn).path[1:], None)
+    listener = Listener(MongoConnections(place, "perdure", url=None, client=client), Lifecycle("a store"))
     await listener.start()
     async with asyncio.timeout(20):
         await has_begun.wait()

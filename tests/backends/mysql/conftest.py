@@ -12,12 +12,12 @@ import asyncmy
 import pytest
 
 from perdure.backends.mysql import MysqlStore
-from perdure.backends.mysql.place import place_of
+from perdure.backends.mysql.address import parse_address
 from tests.servers.mysql import MysqlServer, shared_server, with_database
 
 
 async def connect(dsn: str, **options: Any) -> Any:
-    return await asyncmy.connect(**{**place_of(dsn).arguments(), "autocommit": True, **options})
+    return await asyncmy.connect(**{**parse_address(dsn).arguments(), "autocommit": True, **options})
 
 
 async def ask(dsn: str, sql: str) -> Sequence[Sequence[Any]]:

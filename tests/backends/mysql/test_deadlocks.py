@@ -4,7 +4,7 @@ import random
 import pytest
 
 from perdure.backends.mysql import MysqlStore
-from perdure.backends.mysql.home import MysqlHome
+from perdure.backends.mysql.connections import MysqlConnections
 from perdure.backends.sql import Session
 from perdure.errors import PersistenceError
 from perdure.model.records import Lease
@@ -19,7 +19,7 @@ async def test_who_is_chosen_to_break_a_deadlock_is_tried_again(store: MysqlStor
         await store.create(new_run(run_id))
     attempts = 0
 
-    async def cross(home: MysqlHome, first: str, second: str, met: asyncio.Barrier) -> None:
+    async def cross(connections: MysqlConnections, first: str, second: str, met: asyncio.Barrier) -> None:
         async def work(db: Session, _: bool) -> None:
             nonlocal attempts
             attempts += 1
@@ -28,22 +28,22 @@ async def test_who_is_chosen_to_break_a_deadlock_is_tried_again(store: MysqlStor
                 await met.wait()
             await db.run(_TOUCH, second)
 
-        await home.perform("", work)
+        await connections.perform("", work)
 
     async def both() -> None:
         met = asyncio.Barrier(2)
-        await asyncio.gather(cross(store._home, "a", "b", met), cross(store._home, "b", "a", met))
+        await asyncio.gather(cross(store._connections, "a", "b", met), cross(store._connections, "b", "a", met))
 
     async with asyncio.timeout(20):
-        await store._home.run(both())
+        await store._connections.run(both())
     assert attempts == 3  # one of the two was undone
 
 
 async def test_a_lock_that_is_held_too_long_is_an_error_that_says_so(
     dsn: str, store: MysqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MysqlHome, "PATIENCE", 0.0)
-    monkeypatch.setattr("perdure.backends.mysql.home._SESSION", "SET SESSION innodb_lock_wait_timeout = 1")
+    monkeypatch.setattr(MysqlConnections, "PATIENCE", 0.0)
+    monkeypatch.setattr("perdure.backends.mysql.connections._SESSION", "SET SESSION innodb_lock_wait_timeout = 1")
     await store.create(new_run())
     holder = await connect(dsn)
     await holder.begin()

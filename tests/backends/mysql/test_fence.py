@@ -32,7 +32,7 @@ class Open:
         assert begun.done()
 
     async def _hold(self, work: Callable[[Session], Awaitable[object]]) -> None:
-        home, ours = self._store._home, asyncio.get_running_loop()
+        connections, ours = self._store._connections, asyncio.get_running_loop()
         released: asyncio.Event = self._go
 
         async def there() -> None:
@@ -43,13 +43,13 @@ class Open:
                 await released.wait()
                 loop.call_soon_threadsafe(go.set_result, None)
 
-            async with home.transaction() as wire:
-                await work(Session(wire, home.tables, ""))
+            async with connections.transaction() as wire:
+                await work(Session(wire, connections.tables, ""))
                 ours.call_soon_threadsafe(self._begun.set)
                 asyncio.run_coroutine_threadsafe(wait(), ours)
                 await go
 
-        await home.run(there())
+        await connections.run(there())
 
     async def commit(self) -> None:
         self._go.set()
@@ -115,11 +115,11 @@ async def test_runs_that_nobody_has_locked_do_not_wait_for_one_that_somebody_has
     async def look() -> None:
         records = [writes.record(lease, [entry(1)], []) for lease in leases[::2]]
         ends = [write._replace(status="failed") for write in records]
-        await store._home.perform("", lambda db, _: recording.record_all(db, records))
-        await store._home.perform("", lambda db, _: closing.close_all(db, ends))
+        await store._connections.perform("", lambda db, _: recording.record_all(db, records))
+        await store._connections.perform("", lambda db, _: closing.close_all(db, ends))
 
     async with asyncio.timeout(5):
-        await store._home.run(look())
+        await store._connections.run(look())
     await taker.rollback()
     taker.close()
 

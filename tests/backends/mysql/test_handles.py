@@ -14,9 +14,9 @@ import pytest
 from asyncmy.constants import CLIENT
 
 from perdure.backends.mysql import MysqlStore
-from perdure.backends.mysql.errors import mapped
-from perdure.backends.mysql.home import MysqlHome
-from perdure.backends.mysql.place import place_of
+from perdure.backends.mysql.address import parse_address
+from perdure.backends.mysql.connections import MysqlConnections
+from perdure.backends.mysql.errors import map_error
 from perdure.backends.sql import Session, reading
 from perdure.errors import LeaseLost, PersistenceError, RunNotFound
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, entry, in_another_loop, new_run, outcomes, signals
@@ -30,7 +30,7 @@ STRICT = "SET sql_mode = 'STRICT_ALL_TABLES'"
 async def pool_of(dsn: str, **options: Any) -> Any:
     """A pool as a program has it: REPEATABLE READ, and nothing is committed by itself."""
     given = {"minsize": 1, "maxsize": 3, "client_flag": CLIENT.FOUND_ROWS, "init_command": STRICT, **options}
-    return await asyncmy.create_pool(**place_of(dsn).arguments(), **given)
+    return await asyncmy.create_pool(**parse_address(dsn).arguments(), **given)
 
 
 async def close(pool: Any) -> None:
@@ -96,12 +96,12 @@ async def test_tables_that_cannot_roll_back_are_refused(dsn: str, store: MysqlSt
 
 
 async def test_a_password_is_never_shown(dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(MysqlHome, "PATIENCE", 0.0)
+    monkeypatch.setattr(MysqlConnections, "PATIENCE", 0.0)
     caplog.set_level(logging.DEBUG)
     password = urlsplit(dsn).password or ""
     for wrong in (dsn, dsn.replace(password, f"{password}x"), re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:1", dsn)):
         store = MysqlStore(wrong)
-        assert password not in f"{store!r} {store._home.place!r}"
+        assert password not in f"{store!r} {store._connections.place!r}"
         assert password not in "".join(store.key)
         (answer,) = await outcomes([store.setup()])
         assert isinstance(answer, PersistenceError) == (wrong is not dsn)
@@ -116,19 +116,19 @@ async def test_a_password_is_never_shown(dsn: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_password_that_an_error_repeats_is_taken_out() -> None:
-    place = place_of("mysql://user:secret@host/database")
-    told = mapped(asyncmy.errors.OperationalError(2003, "cannot reach user:secret@host"), place.label, place.password)
+    place = parse_address("mysql://user:secret@host/database")
+    told = map_error(asyncmy.errors.OperationalError(2003, "cannot reach user:secret@host"), place.label, place.password)
     assert isinstance(told, PersistenceError)
     assert "secret" not in f"{told!r} {told} {told.__cause__!r}"
     assert "***" in str(told)
 
 
 def test_a_dsn_is_read_without_loss() -> None:
-    place = place_of("mariadb://us%40er:p%2Fw%C3%B6rd@[::1]/my%20db?ssl_ca=/ca.pem")
+    place = parse_address("mariadb://us%40er:p%2Fw%C3%B6rd@[::1]/my%20db?ssl_ca=/ca.pem")
     assert (place.host, place.port, place.database, place.user, place.password) == ("::1", 3306, "my db", "us@er", "p/wörd")
     assert place.arguments()["ssl"] == {"ca": "/ca.pem"}
     with pytest.raises(ValueError, match="no option 'tls'"):
-        place_of("mysql://u@h/d?tls=1")
+        parse_address("mysql://u@h/d?tls=1")
 
 
 async def test_a_password_may_have_any_characters(dsn: str) -> None:
@@ -238,7 +238,7 @@ async def test_each_statement_of_a_verb_sees_what_was_committed_before_it(dsn: s
             await store.create(new_run(f"run-{n}"))
         return numbers
 
-    assert await borrowed._home.perform("", look) == [0, 1, 2]
+    assert await borrowed._connections.perform("", look) == [0, 1, 2]
     await borrowed.close()
     await close(pool)
 

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from perdure.backends.mysql import MysqlStore
-from perdure.backends.mysql.home import MysqlHome
+from perdure.backends.mysql.connections import MysqlConnections
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.testing.contract.world import entry, new_run, outcomes
 from tests.backends.mysql.conftest import ask
@@ -50,7 +50,7 @@ async def test_nothing_acknowledged_is_lost_when_the_server_restarts_under_load(
 async def test_a_server_that_stays_away_is_an_error_in_bounded_time(
     restartable: MysqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MysqlHome, "PATIENCE", 0.5)
+    monkeypatch.setattr(MysqlConnections, "PATIENCE", 0.5)
     store = MysqlStore(restartable.dsn)
     claim = (await store.create(new_run(), ttl=TTL)).claim
     assert claim is not None
@@ -70,7 +70,7 @@ async def test_a_server_that_stays_away_is_an_error_in_bounded_time(
 async def test_many_callers_hear_at_once_that_the_server_stays_away(
     restartable: MysqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MysqlHome, "PATIENCE", 1.0)
+    monkeypatch.setattr(MysqlConnections, "PATIENCE", 1.0)
     store = MysqlStore(restartable.dsn)
     claims = [(await store.create(new_run(f"run-{n}"), ttl=TTL)).claim for n in range(50)]
     await asyncio.to_thread(restartable.stop)
@@ -89,7 +89,7 @@ async def test_a_write_outlasts_a_failover(restartable: MysqlServer) -> None:
     # As a replica would be. A user with the right to write all the same does not notice, so that is taken away.
     await ask(dsn, "REVOKE READ_ONLY ADMIN, SUPER ON *.* FROM perdure@'127.0.0.1'")
     await ask(dsn.replace("perdure:", "root:").replace(_password(dsn), ""), "SET GLOBAL read_only = 1")
-    await store._home.run(_drop_connections(store))
+    await store._connections.run(_drop_connections(store))
     writing = asyncio.ensure_future(store.record(claim.lease, [entry(1)]))
     await asyncio.wait([writing], timeout=0.5)
     assert not writing.done()
@@ -106,7 +106,7 @@ def _password(dsn: str) -> str:
 
 async def _drop_connections(store: MysqlStore) -> None:
     """Rights are read when a connection is opened."""
-    pool = store._home._pool
+    pool = store._connections._pool
     assert pool is not None
     await pool.clear()
 

@@ -33,7 +33,7 @@ async def test_a_record_is_one_round_trip(wire: Wire, is_near: bool) -> None:
     store = PostgresStore(wire.url)
     lease = await leased(store, "run")
     if is_near:
-        await store._outposts.open_here()
+        await store._loop_connections.open_here()
     await store.record(lease, [entry(1)])  # prepares the statement
     before = wire.round_trips
     for seq in range(2, 22):
@@ -120,7 +120,7 @@ async def test_a_lost_reply_is_not_a_lost_record(wire: Wire, is_near: bool) -> N
     store = PostgresStore(wire.url)
     lease = await leased(store, "run")
     if is_near:
-        await store._outposts.open_here()
+        await store._loop_connections.open_here()
     await store.record(lease, [entry(1)])
     wire.lose = 1
     await store.record(lease, [entry(2)])

@@ -57,7 +57,7 @@ async def test_tables_of_another_version_are_left_alone(dsn: str, store: Postgre
 
 
 async def test_a_password_is_never_shown(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.backends.postgres.home.PostgresHome.PATIENCE", 0.0)
+    monkeypatch.setattr("perdure.backends.postgres.connections.PostgresConnections.PATIENCE", 0.0)
     password = urlsplit(dsn).password or ""
     for wrong in (dsn, dsn.replace(password, f"{password}x"), re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:1", dsn)):
         store = PostgresStore(wrong)

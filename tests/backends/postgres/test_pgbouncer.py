@@ -82,6 +82,6 @@ async def test_it_is_noticed() -> None:
     assert isinstance(through, PostgresStore)
     await through.setup()
     await direct.setup()
-    assert (through._home.behind_pooler, direct._home.behind_pooler) == (True, False)
+    assert (through._connections.behind_pooler, direct._connections.behind_pooler) == (True, False)
     await through.close()
     await direct.close()

@@ -45,7 +45,7 @@ async def test_nothing_acknowledged_is_lost_when_the_server_restarts_under_load(
 async def test_a_server_that_stays_away_is_an_error_in_bounded_time(
     restartable: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.backends.postgres.home.PostgresHome.PATIENCE", 0.5)
+    monkeypatch.setattr("perdure.backends.postgres.connections.PostgresConnections.PATIENCE", 0.5)
     store = PostgresStore(restartable.dsn)
     claim = (await store.create(new_run(), ttl=TTL)).claim
     assert claim is not None
@@ -91,7 +91,7 @@ def _is_live(store: PostgresStore) -> bool:
 async def test_many_callers_hear_at_once_that_the_server_stays_away(
     restartable: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.backends.postgres.home.PostgresHome.PATIENCE", 1.0)
+    monkeypatch.setattr("perdure.backends.postgres.connections.PostgresConnections.PATIENCE", 1.0)
     store = PostgresStore(restartable.dsn)
     claims = [(await store.create(new_run(f"run-{n}"), ttl=TTL)).claim for n in range(50)]
     await asyncio.to_thread(restartable.stop)

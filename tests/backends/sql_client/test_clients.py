@@ -330,7 +330,7 @@ async def test_what_fails_after_its_caller_has_left_is_no_forgotten_exception(he
     store = here.store(client)
     await store.setup()
     client.fails = True
-    home, forgotten = asyncio.get_running_loop(), []
+    connections, forgotten = asyncio.get_running_loop(), []
 
     async def ask_and_leave() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, told: forgotten.append(told["message"]))
@@ -338,7 +338,7 @@ async def test_what_fails_after_its_caller_has_left_is_no_forgotten_exception(he
         await asyncio.wait([asking], timeout=0.05)
         asking.cancel()
         await asyncio.wait([asking])
-        home.call_soon_threadsafe(client.go.set)
+        connections.call_soon_threadsafe(client.go.set)
         await store.close()  # which waits for what is under way
         gc.collect()
 

@@ -26,7 +26,7 @@ async def leased(store: SqlClientStore, run_id: str = "run") -> Lease:
 
 
 def session(store: SqlClientStore, queries: Any) -> Session:
-    return Session(ClientChannel(queries, "test"), store._home.tables, "")
+    return Session(ClientChannel(queries, "test"), store._connections.tables, "")
 
 
 @BOTH
@@ -168,6 +168,6 @@ async def test_a_batch_writes_what_is_good_and_refuses_what_is_not(store: SqlCli
         ]
         return await recording.record_all(db, asked)
 
-    answers = await store._home.perform("", record)
+    answers = await store._connections.perform("", record)
     assert [type(answer) for answer in answers] == [LeaseLost, PersistenceError, Pulse, PersistenceError]
     assert [await store.journal(name) for name in ("stale", "contrary", "good")] == [[], [entry(1)], [entry(1), entry(2)]]

@@ -229,9 +229,9 @@ async def test_reads_go_on_while_a_write_waits_for_the_lock(store: SQLiteStore, 
 async def test_an_error_of_sqlite_is_mapped_in_one_place(store: SQLiteStore) -> None:
     error = sqlite3.DatabaseError("file is not a database")
     error.sqlite_errorcode = sqlite3.SQLITE_NOTADB
-    assert "not an SQLite database" in str(connection.mapped(error, "x.db"))
+    assert "not an SQLite database" in str(connection.map_error(error, "x.db"))
     own = ValueError("own")
-    assert connection.mapped(own, "x.db") is own
+    assert connection.map_error(own, "x.db") is own
 
 
 @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), 1e18])

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from perdure import Context, Ok, Runtime, Suspended, stores, workflow
-from perdure.backends.base.named_locks import Turns
+from perdure.backends.base.named_locks import NamedLocks
 from perdure.backends.user_defined.state_store import REMEMBERED, state_store
 from perdure.errors import InvalidInput, PersistenceError, SnapshotFormatError
 from perdure.result import Outcome
@@ -268,7 +268,7 @@ async def test_a_repeated_signal_is_not_delivered_again_by_a_keeper() -> None:
 
 
 async def test_turns_are_had_in_order_and_one_who_was_cancelled_holds_up_nobody() -> None:
-    turns, had = Turns(), list[int]()
+    turns, had = NamedLocks(), list[int]()
 
     async def take(number: int) -> None:
         async with turns.taken("a"):
@@ -289,7 +289,7 @@ async def test_turns_are_had_in_order_and_one_who_was_cancelled_holds_up_nobody(
 
 
 def test_turns_are_had_one_at_a_time_across_loops() -> None:
-    turns, inside, most = Turns(), list[int](), list[int]()
+    turns, inside, most = NamedLocks(), list[int](), list[int]()
 
     async def take_often() -> None:
         async def take() -> None:

@@ -1,13 +1,13 @@
 """Group commit: while a statement is under way, what arrives next is gathered into the following one.
 
-A lane belongs to one kind of write and to one event loop. Requests from other loops, and the answers to them, cross over many at
-a time, so that a record costs its caller a future and not a task on each side.
+A batcher belongs to one kind of write and to one event loop. Requests from other loops, and the answers to them, cross over many
+at a time, so that a record costs its caller a future and not a task on each side.
 
 A request that is refused fails alone, with the error that its statement gave it. When a statement fails as a whole because of
 what it says, each of its requests is sent once more by itself, so that only the culprit hears of it. One that takes long, because
 some row is locked, does not hold up the others: after PATIENCE the next one starts beside it.
 
-A lane may have two statements under way. Runs that were answered together ask together again, so that client and server would
+A batcher may have two statements under way. Runs that were answered together ask together again, so that client and server would
 take turns; many requests are therefore sent in two halves, and while the server has the one, the runs of the other go on.
 """
 
@@ -40,7 +40,7 @@ AGAIN: Final = _Again.AGAIN  # the request has to be sent once more; nothing was
 
 
 class Request(Protocol):
-    """What a lane carries."""
+    """What a batcher carries."""
 
     @property
     def places(self) -> Collection[Hashable]:
@@ -59,7 +59,7 @@ Reply: TypeAlias = A | BaseException | _Again
 
 
 class _Asked(Answer[A], Generic[Q, A]):
-    """The answer to a request, on the loop of whoever asked, and what is to be called on the lane's loop when there is one."""
+    """The answer to a request, on the loop of whoever asked, and what is to be called on the batcher's loop when there is one."""
 
     __slots__ = ("on_answer", "request")
 
@@ -69,7 +69,7 @@ class _Asked(Answer[A], Generic[Q, A]):
         self.on_answer = on_answer
 
 
-class Lane(Generic[Q, A]):
+class Batcher(Generic[Q, A]):
     """Requests of one kind on their way into the database. All of it but `ask` runs on one event loop.
 
     `statements` counts what was sent.
@@ -102,7 +102,7 @@ class Lane(Generic[Q, A]):
         self.statements = 0
 
     def put(self, request: Q, on_answer: Callable[[], None] | None = None) -> Answer[A]:
-        """The answer to the request, once what it wrote is committed. On the lane's own loop."""
+        """The answer to the request, once what it wrote is committed. On the batcher's own loop."""
         asked: _Asked[Q, A] = _Asked(request, on_answer)
         self._waiting.append(asked)
         if not self._is_starting:
@@ -112,7 +112,7 @@ class Lane(Generic[Q, A]):
     def ask(
         self, request: Q, call: Callable[[Callable[[], None]], object], on_answer: Callable[[], None] | None = None
     ) -> Answer[A]:
-        """As `put`, from any loop: an answer on that loop. `call` calls something on the lane's loop, or raises."""
+        """As `put`, from any loop: an answer on that loop. `call` calls something on the batcher's loop, or raises."""
         asked: _Asked[Q, A] = _Asked(request, on_answer)
         with self._lock:
             self._arriving.append(asked)

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.base.failures import Fate, NotSentError
+from perdure.backends.base.failures import NotSentError, WriteFailure
 from perdure.errors import PerdureError, PersistenceError
 from perdure.store import Durability
 
@@ -27,10 +27,10 @@ _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
 
 # What a forked child inherited: closing the connections would disturb the parent's, so they are kept for ever.
-_left_behind: Final[list[Home]] = []
+_left_behind: Final[list[ServerConnections]] = []
 
 
-class Home(ABC):
+class ServerConnections(ABC):
     """The loop and the connections of one store. Everything but `run`, `submit` and `abandon` happens on that loop."""
 
     PATIENCE: ClassVar[float] = 15.0  # for how long a verb is tried again after errors that pass
@@ -54,7 +54,7 @@ class Home(ABC):
 
     @abstractmethod
     def another(self) -> Self:
-        """A home in the same place with connections of its own, unless they are borrowed."""
+        """A connections in the same place with connections of its own, unless they are borrowed."""
 
     @abstractmethod
     async def open(self, *, allowed: bool) -> None:
@@ -65,15 +65,15 @@ class Home(ABC):
         """Let go of the connections, if they are ours."""
 
     @abstractmethod
-    def fate_of(self, error: BaseException) -> Fate:
+    def classify_failure(self, error: BaseException) -> WriteFailure:
         """What to make of an error that something sent to the server met."""
 
     @abstractmethod
-    def mapped(self, error: BaseException) -> BaseException:
+    def map_error(self, error: BaseException) -> BaseException:
         """What the caller gets: `PersistenceError` for what the driver, the server and the system say, without credentials."""
 
     def submit(self, coro: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run the coroutine on the home loop."""
+        """Run the coroutine on the connections loop."""
         if not self.is_borrowed:
             return self.THREAD.submit(coro)
         try:
@@ -83,14 +83,14 @@ class Home(ABC):
             raise PersistenceError(self.label, "the event loop of what it borrowed is closed; make a store anew") from None
 
     async def run(self, coro: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine gives, run on the home loop to its end whatever becomes of the caller."""
+        """What the coroutine gives, run on the connections loop to its end whatever becomes of the caller."""
         is_here = self.is_borrowed and self._pinned() is asyncio.get_running_loop()
         running = asyncio.ensure_future(coro) if is_here else asyncio.wrap_future(self.submit(coro))
         running.add_done_callback(_was_heard)
         return await asyncio.shield(running)
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Call back on the home loop, once that is known: what is ready has one."""
+        """Call back on the connections loop, once that is known: what is ready has one."""
         if self._loop is None:
             raise PersistenceError(self.label, "it is not ready")
         try:
@@ -134,12 +134,12 @@ class Home(ABC):
                 raise
             except NotSentError as carrier:
                 error: BaseException = carrier.__cause__ or carrier
-                fate = Fate.UNDONE
+                fate = WriteFailure.RETRY
             except Exception as met:  # noqa: BLE001 - told apart below, and raised unless it passes
-                error, fate = met, self.fate_of(met)
-            if fate is Fate.REFUSED or loop.time() > deadline:
-                raise self.mapped(error)
-            repeated |= fate is Fate.UNKNOWN
+                error, fate = met, self.classify_failure(met)
+            if fate is WriteFailure.PERMANENT or loop.time() > deadline:
+                raise self.map_error(error)
+            repeated |= fate is WriteFailure.UNKNOWN
             await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311 - to spread out, not to hide
             pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -149,19 +149,19 @@ class Home(ABC):
         try:
             yield
         except NotSentError as carrier:
-            raise self.mapped(carrier.__cause__ or carrier) from carrier.__cause__
+            raise self.map_error(carrier.__cause__ or carrier) from carrier.__cause__
         except Exception as error:
-            told = self.mapped(error)
+            told = self.map_error(error)
             if told is error:
                 raise
             raise told from told.__cause__
 
     def has_culprit(self, error: BaseException) -> bool:
         """Whether what was sent for many failed because of one of them, and not because of the server or the way to it."""
-        return self.fate_of(error.__cause__ or error) is Fate.REFUSED
+        return self.classify_failure(error.__cause__ or error) is WriteFailure.PERMANENT
 
     def abandon(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Have this done on the home loop, if there is one, without waiting. A collection may call this anywhere: no locks."""
+        """Start `close` on the connections' loop, if there is one. A garbage collection may call this, so it takes no lock."""
         if self._loop is not None and not self._loop.is_closed() and self._process == os.getpid():
             asyncio.run_coroutine_threadsafe(close(), self._loop)
 

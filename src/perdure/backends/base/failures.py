@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 
 
-class Fate(enum.Enum):
+class WriteFailure(enum.Enum):
     """What became of a statement that failed, and what to do."""
 
-    REFUSED = enum.auto()  # the same statement would fail again
-    UNDONE = enum.auto()  # nothing was written; it may succeed now
+    PERMANENT = enum.auto()  # the same statement would fail again
+    RETRY = enum.auto()  # nothing was written; it may succeed now
     UNKNOWN = enum.auto()  # the connection is gone, and with it the answer: it was written, or not
 
 

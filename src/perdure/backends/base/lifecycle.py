@@ -1,4 +1,4 @@
-"""The gate of a store: what is under way, who watches for changes, and that nobody comes in once it was closed."""
+"""The lifecycle of a store: what is under way, who watches for changes, and that nobody comes in once it was closed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Watcher:
             self.future.set_result(None)
 
 
-class Gate:
+class Lifecycle:
     """Counts what one store has under way, until that is done and not only until its caller has gone.
 
     In a forked child nothing is under way and nobody watches; what was closed is closed.

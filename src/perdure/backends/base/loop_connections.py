@@ -1,8 +1,8 @@
-"""Connections on the event loops that write much, so that what is written there need not cross to the home loop and back.
+"""Connections on the event loops that write much, so that what is written there need not cross to the connections loop and back.
 
 Nothing else lives there: a loop that runs other people's code may be blocked for long, and leases have to be renewed meanwhile.
-An outpost is opened when its loop has written a while, and until then, or where that fails, the home loop does the work. It goes
-when the store is closed, and when its loop is shut down (by `asyncio.run`, or whoever calls `shutdown_asyncgens`).
+An loop_pool is opened when its loop has written a while, and until then, or where that fails, the connections loop does the
+work. It goes when the store is closed, and when its loop is shut down (by `asyncio.run`, or whoever calls `shutdown_asyncgens`).
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ _logger: Final = logging.getLogger("perdure")
 
 
 class Opened(NamedTuple, Generic[T]):
-    """What an outpost has, and how that is given back."""
+    """What an loop_pool has, and how that is given back."""
 
-    lanes: T
+    batchers: T
     close: Callable[[], Awaitable[None]]
 
 
-class Outposts(Generic[T]):
-    """The outposts of one store, by event loop."""
+class LoopConnections(Generic[T]):
+    """The loop_connections of one store, by event loop."""
 
     def __init__(self, open_one: Callable[[], Awaitable[Opened[T]]]) -> None:
         """`open_one` is called on the loop that is to have one. It must not refer to the store, which may be dropped before."""
         self._open_one = open_one
-        self._by_loop: dict[asyncio.AbstractEventLoop, _Outpost[T]] = {}
+        self._by_loop: dict[asyncio.AbstractEventLoop, _LoopPool[T]] = {}
 
     def here(self) -> T | None:
         """What the running loop has, for one write; None as long as it has nothing."""
-        outpost = self._by_loop.get(asyncio.get_running_loop()) or self._found()
-        if outpost.lanes is None:
-            outpost.count()
-        return outpost.lanes
+        loop_pool = self._by_loop.get(asyncio.get_running_loop()) or self._found()
+        if loop_pool.batchers is None:
+            loop_pool.count()
+        return loop_pool.batchers
 
     async def open_here(self) -> None:
         """Have one on the running loop, if that can be."""
         await (self._by_loop.get(asyncio.get_running_loop()) or self._found()).open()
 
-    def _found(self) -> _Outpost[T]:
+    def _found(self) -> _LoopPool[T]:
         for loop in [loop for loop in list(self._by_loop) if loop.is_closed()]:
             self._by_loop.pop(loop, None)
-        outpost = self._by_loop[asyncio.get_running_loop()] = _Outpost(self._open_one)
-        return outpost
+        loop_pool = self._by_loop[asyncio.get_running_loop()] = _LoopPool(self._open_one)
+        return loop_pool
 
     async def close(self) -> None:
         """Close them all, each on its loop. One whose loop does not get to it is left to that."""
@@ -63,8 +63,8 @@ class Outposts(Generic[T]):
 
     def abandon(self) -> None:
         """Have them closed without waiting. A collection may call this anywhere: no locks."""
-        for outpost in list(self._by_loop.values()):
-            _begin_to_close(outpost)
+        for loop_pool in list(self._by_loop.values()):
+            _begin_to_close(loop_pool)
 
     def leave_behind(self) -> None:
         """In a forked child: never touch these connections, which are the parent's."""
@@ -72,12 +72,12 @@ class Outposts(Generic[T]):
         self._by_loop = {}
 
 
-class _Outpost(Generic[T]):
+class _LoopPool(Generic[T]):
     """What one loop has. Everything but the reading of `loop` happens there."""
 
     def __init__(self, open_one: Callable[[], Awaitable[Opened[T]]]) -> None:
         self.loop = asyncio.get_running_loop()
-        self.lanes: T | None = None
+        self.batchers: T | None = None
         self._open_one = open_one
         self._writes = 0
         self._opening: asyncio.Task[None] | None = None
@@ -110,11 +110,11 @@ class _Outpost(Generic[T]):
 
     async def _stayed(self, opened: Opened[T]) -> AsyncGenerator[None, None]:
         """An asynchronous generator, as those are closed when their loop is shut down."""
-        self.lanes = opened.lanes
+        self.batchers = opened.batchers
         try:
             yield
         finally:
-            self.lanes = None
+            self.batchers = None
             await opened.close()
 
     async def close(self) -> None:
@@ -126,17 +126,17 @@ class _Outpost(Generic[T]):
             await self._stay.aclose()
 
 
-def _begin_to_close(outpost: _Outpost[Any]) -> Future[None] | None:
+def _begin_to_close(loop_pool: _LoopPool[Any]) -> Future[None] | None:
     """None where nobody could do it: a loop that has ended has closed it by itself."""
-    if not outpost.loop.is_running():
+    if not loop_pool.loop.is_running():
         return None
-    closing = outpost.close()
+    closing = loop_pool.close()
     try:
-        return asyncio.run_coroutine_threadsafe(closing, outpost.loop)
+        return asyncio.run_coroutine_threadsafe(closing, loop_pool.loop)
     except RuntimeError:  # it ended just now
         closing.close()
         return None
 
 
 # What a forked child inherited: closing the connections would disturb the parent's, so they are kept for ever.
-_left_behind: Final[list[dict[asyncio.AbstractEventLoop, _Outpost[Any]]]] = []
+_left_behind: Final[list[dict[asyncio.AbstractEventLoop, _LoopPool[Any]]]] = []

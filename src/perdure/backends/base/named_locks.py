@@ -1,4 +1,4 @@
-"""Turns: by name, one at a time, in the order in which they were asked for, whichever event loop or thread asks.
+"""NamedLocks: by name, one at a time, in the order in which they were asked for, whichever event loop or thread asks.
 
 An `asyncio.Lock` belongs to one loop, and a `threading.Lock` would make a loop wait. Here a place in the line is a future that
 any loop can await; nobody holds the guard while waiting.
@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 
 
-class Turns:
+class NamedLocks:
     """Lines of those who want the same thing."""
 
     def __init__(self) -> None:

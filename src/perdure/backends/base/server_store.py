@@ -11,44 +11,44 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Generic, NoReturn, Self, TypeVar
 
-from perdure.backends.base.batching import Lane, Request
-from perdure.backends.base.connections import Home
-from perdure.backends.base.lifecycle import Gate
+from perdure.backends.base.batching import Batcher, Request
+from perdure.backends.base.connections import ServerConnections
+from perdure.backends.base.lifecycle import Lifecycle
 from perdure.errors import PersistenceError
 from perdure.model.ids import checked_namespace
 from perdure.snapshots.save_load import SavesSnapshots
 from perdure.store import Durability
 
 T = TypeVar("T")
-H = TypeVar("H", bound=Home)
+H = TypeVar("H", bound=ServerConnections)
 Q = TypeVar("Q", bound=Request)
 A = TypeVar("A")
 
 _logger: Final = logging.getLogger("perdure")
 
 
-class Carried(Generic[H]):
+class ServerBacked(Generic[H]):
     """Something on a server, whose verbs run where its connections are."""
 
-    def __init__(self, home: H, *, auto_migrate: bool = True) -> None:
+    def __init__(self, connections: H, *, auto_migrate: bool = True) -> None:
         self._auto_migrate = auto_migrate
-        self._live_in(home)
+        self._live_in(connections)
 
-    def _live_in(self, home: H) -> None:
-        self._home = home
-        self._gate = Gate(home.label)
+    def _live_in(self, connections: H) -> None:
+        self._connections = connections
+        self._lifecycle = Lifecycle(connections.label)
         self._process = os.getpid()
         self._move_in()
         # Also what is only dropped gives its connections back.
-        self._release = weakref.finalize(self, home.abandon, self._moving_out())
+        self._release = weakref.finalize(self, connections.abandon, self._moving_out())
         self._release.atexit = False
 
     def _move_in(self) -> None:
-        """Make what belongs to the present home and gate: lanes, listeners."""
+        """Make what belongs to the present connections and lifecycle: batchers, listeners."""
 
     def _moving_out(self) -> Callable[[], Coroutine[Any, Any, None]]:
-        """What gives everything back, on the home loop. It must not refer to this object."""
-        return self._home.close
+        """What gives everything back, on the connections loop. It must not refer to this object."""
+        return self._connections.close
 
     def __reduce__(self) -> NoReturn:
         name = type(self).__name__
@@ -56,38 +56,38 @@ class Carried(Generic[H]):
 
     async def close(self) -> None:
         """Wait for what was submitted, and close the connections unless they were borrowed."""
-        empty = self._gate.close()
+        empty = self._lifecycle.close()
         if empty is None:
             return
         await asyncio.shield(asyncio.wrap_future(empty))
         self._release.detach()
-        await self._home.run(self._moving_out()())
+        await self._connections.run(self._moving_out()())
 
     async def _carry(self, verb: Callable[[], Coroutine[Any, Any, T]], *, needs_schema: bool = True) -> T:
-        """Run the verb on the home loop. It is inside the gate until it has ended, also when the caller has left."""
+        """Run the verb on the connections loop. It is inside the lifecycle until it has ended, also when the caller has left."""
         self._enter()
-        return await self._home.run(self._inside(verb, needs_schema=needs_schema))
+        return await self._connections.run(self._inside(verb, needs_schema=needs_schema))
 
-    def _send(self, lane: Callable[[], Lane[Q, A]], request: Q) -> Awaitable[A]:
-        """The lane's answer: just a future of the caller's loop, as this is what every step waits for.
+    def _send(self, batcher: Callable[[], Batcher[Q, A]], request: Q) -> Awaitable[A]:
+        """The batcher's answer: just a future of the caller's loop, as this is what every step waits for.
 
-        Which lane that is can only be said inside: a forked child has others.
+        Which batcher that is can only be said inside: a forked child has others.
         """
-        if not self._home.is_ready or self._process != os.getpid():
-            return self._carry(lambda: _answer_of(lane(), request))
-        return self._refused() or lane().ask(request, self._home.call, self._gate.leave)
+        if not self._connections.is_ready or self._process != os.getpid():
+            return self._carry(lambda: _answer_of(batcher(), request))
+        return self._refused() or batcher().ask(request, self._connections.call, self._lifecycle.leave)
 
     def _refused(self) -> asyncio.Future[Any] | None:
-        """None, and one more is inside the gate; or what says that it is closed."""
+        """None, and one more is inside the lifecycle; or what says that it is closed."""
         try:
-            self._gate.enter()
+            self._lifecycle.enter()
         except PersistenceError as closed:
             return _failed(closed)
         return None
 
     def _enter(self) -> None:
         self._be_in_this_process()
-        self._gate.enter()
+        self._lifecycle.enter()
 
     def _be_in_this_process(self) -> None:
         if self._process != os.getpid():
@@ -95,25 +95,27 @@ class Carried(Generic[H]):
 
     def _start_over(self) -> None:
         """In a forked child: the connections, and what was under way on them, are the parent's."""
-        home = self._home
-        if home.is_borrowed:
-            raise PersistenceError(home.label, "borrowed connections cannot be used in a forked process; open others there")
+        connections = self._connections
+        if connections.is_borrowed:
+            raise PersistenceError(
+                connections.label, "borrowed connections cannot be used in a forked process; open others there"
+            )
         self._release.detach()
-        home.leave_behind()
-        self._live_in(home.another())
+        connections.leave_behind()
+        self._live_in(connections.another())
 
     async def _inside(self, verb: Callable[[], Coroutine[Any, Any, T]], *, needs_schema: bool) -> T:
-        gate = self._gate
+        lifecycle = self._lifecycle
         try:
-            if needs_schema and not self._home.is_ready:
-                await self._home.be_ready(allowed=self._auto_migrate)
+            if needs_schema and not self._connections.is_ready:
+                await self._connections.be_ready(allowed=self._auto_migrate)
             return await verb()
         finally:
-            gate.leave()
+            lifecycle.leave()
 
 
-async def _answer_of(lane: Lane[Q, A], request: Q) -> A:
-    return await lane.put(request)
+async def _answer_of(batcher: Batcher[Q, A], request: Q) -> A:
+    return await batcher.put(request)
 
 
 def _failed(error: PersistenceError) -> asyncio.Future[Any]:
@@ -122,32 +124,32 @@ def _failed(error: PersistenceError) -> asyncio.Future[Any]:
     return future
 
 
-class CarriedStore(Carried[H], SavesSnapshots):
+class ServerStore(ServerBacked[H], SavesSnapshots):
     """What is alike in all stores on a server. A subclass has the verbs."""
 
-    def __init__(self, home: H, *, prefix: str, auto_migrate: bool) -> None:
+    def __init__(self, connections: H, *, prefix: str, auto_migrate: bool) -> None:
         self._namespace = checked_namespace(prefix)
-        super().__init__(home, auto_migrate=auto_migrate)
+        super().__init__(connections, auto_migrate=auto_migrate)
 
-    def _live_in(self, home: H) -> None:
+    def _live_in(self, connections: H) -> None:
         self._owner = f"{socket.gethostname()}/{os.getpid()}"
-        super()._live_in(home)
+        super()._live_in(connections)
 
     @property
     def durability(self) -> Durability:
         """What an acknowledged write survives, as the server said at set-up; `disk` before that."""
-        return self._home.durability
+        return self._connections.durability
 
     async def setup(self) -> None:
         """Create or upgrade the schema, also with `auto_migrate=False`."""
-        await self._carry(lambda: self._home.set_up(allowed=True), needs_schema=False)
+        await self._carry(lambda: self._connections.set_up(allowed=True), needs_schema=False)
 
     def sibling(self) -> Self:
         """Another handle on the same runs, with connections of its own; with borrowed ones it shares those, and their loop."""
         sibling = object.__new__(type(self))
         sibling._namespace = self._namespace
         sibling._auto_migrate = self._auto_migrate
-        sibling._live_in(self._home.another())
+        sibling._live_in(self._connections.another())
         return sibling
 
     async def _renewed(self, ttl: float, renew: Callable[[], Awaitable[T]]) -> T:
@@ -156,7 +158,7 @@ class CarriedStore(Carried[H], SavesSnapshots):
 
         async def on_time() -> T:
             late = time.monotonic() - asked_at
-            if self._home.is_borrowed and late > ttl / 3:
+            if self._connections.is_borrowed and late > ttl / 3:
                 _logger.warning("the event loop of the borrowed pool was blocked for %.1f s; leases may be lost by that", late)
             return await renew()
 

@@ -138,7 +138,7 @@ def _parts(fd: int, offset: int) -> Iterable[bytes]:
         offset += len(part)
 
 
-def mapped(error: BaseException, path: str) -> BaseException:
+def map_error(error: BaseException, path: str) -> BaseException:
     """What the caller gets for an error met while working on the files: `PersistenceError` for the system's."""
     if not isinstance(error, OSError):
         return error

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import Any, Final, Generic, TypeVar
 
-from perdure.backends.files.disk import mapped
+from perdure.backends.files.disk import map_error
 from perdure.backends.files.place import LockedRun, Place
 from perdure.errors import PersistenceError
 
@@ -80,7 +80,7 @@ class Lanes:
         try:
             value = self._place.guarded(work)
         except OSError as error:
-            raise mapped(error, self._place.root) from error
+            raise map_error(error, self._place.root) from error
         if wakes:
             self._wake()
         return value
@@ -118,7 +118,7 @@ class Lanes:
         if len(changes) == 1 or isinstance(error, OSError | PersistenceError):
             for change in changes:  # an error for each, as each caller adds its own traceback
                 one = PersistenceError(*error.args) if isinstance(error, PersistenceError) else error
-                change.future.set_exception(mapped(one, self._place.root))
+                change.future.set_exception(map_error(one, self._place.root))
             return
         for change in changes:
             self._make(run_id, [change])

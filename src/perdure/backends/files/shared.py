@@ -7,7 +7,7 @@ import threading
 import weakref
 from typing import Final
 
-from perdure.backends.base.lifecycle import Gate
+from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.files.lanes import Lanes
 from perdure.backends.files.place import Place
 
@@ -17,7 +17,7 @@ class SharedPlace:
 
     def __init__(self, root: str, prefix: str) -> None:
         self.place = Place(root, prefix)
-        self.gates: weakref.WeakSet[Gate] = weakref.WeakSet()
+        self.gates: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
         self.users = 0
         # Weakly: the threads must not keep the place alive when its last store was dropped.
         here = weakref.ref(self)
@@ -25,8 +25,8 @@ class SharedPlace:
 
     def wake(self) -> None:
         """Wake everybody in this process who watches."""
-        for gate in list(self.gates):
-            gate.wake()
+        for lifecycle in list(self.gates):
+            lifecycle.wake()
 
     def start_over(self) -> None:
         """In a forked child: nothing is under way."""
@@ -44,22 +44,22 @@ _places: Final[weakref.WeakValueDictionary[tuple[str, str], SharedPlace]] = weak
 _lock: Final = threading.Lock()
 
 
-def place_at(root: str, prefix: str, gate: Gate) -> SharedPlace:
+def place_at(root: str, prefix: str, lifecycle: Lifecycle) -> SharedPlace:
     """The place of this directory and namespace, with one user more."""
     with _lock:
         shared = _places.get((root, prefix))
         if shared is None:
             shared = _places[root, prefix] = SharedPlace(root, prefix)
         shared.users += 1
-        shared.gates.add(gate)
+        shared.gates.add(lifecycle)
         return shared
 
 
-def leave(shared: SharedPlace, gate: Gate) -> bool:
+def leave(shared: SharedPlace, lifecycle: Lifecycle) -> bool:
     """One user less. True for the last one, who must then stop the threads."""
     with _lock:
         shared.users -= 1
-        shared.gates.discard(gate)
+        shared.gates.discard(lifecycle)
         if shared.users:
             return False
         _places.pop((shared.place.root, shared.place.prefix), None)

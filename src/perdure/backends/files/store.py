@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
 from perdure.backends.base.leases import lease_microseconds
-from perdure.backends.base.lifecycle import Gate, Watcher
+from perdure.backends.base.lifecycle import Lifecycle, Watcher
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
 from perdure.backends.base.process_owner import Owners
 from perdure.backends.files import claims, listing, schedules, verbs
@@ -68,8 +68,8 @@ class FilesStore(SavesSnapshots):
         self._open(_checked_path(directory), checked_namespace(prefix))
 
     def _open(self, root: str, prefix: str) -> None:
-        self._gate = Gate(f"files store {root!r}")
-        self._shared = place_at(root, prefix, self._gate)
+        self._lifecycle = Lifecycle(f"files store {root!r}")
+        self._shared = place_at(root, prefix, self._lifecycle)
         self._place = self._shared.place
         self._owners = Owners()
 
@@ -100,11 +100,11 @@ class FilesStore(SavesSnapshots):
 
     async def close(self) -> None:
         """Wait for what was submitted, and end the threads if no other store of this process uses them."""
-        empty = self._gate.close()
+        empty = self._lifecycle.close()
         if empty is None:
             return
         await asyncio.shield(asyncio.wrap_future(empty))
-        if leave(self._shared, self._gate):
+        if leave(self._shared, self._lifecycle):
             await asyncio.to_thread(self._shared.lanes.stop)
 
     def sibling(self) -> FilesStore:
@@ -297,19 +297,19 @@ class FilesStore(SavesSnapshots):
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
-        watcher, woken_at = self._gate.watch(), self._place.woken_at
+        watcher, woken_at = self._lifecycle.watch(), self._place.woken_at
         ends_at = time.monotonic() + timeout
         try:
             await self.setup()
             while not await _is_over(watcher, ends_at):
-                if self._gate.is_closed:
+                if self._lifecycle.is_closed:
                     return
                 last = await self._do(self._place.last_wake)
                 if last != woken_at:
                     self._place.woken_at = last
                     return
         finally:
-            self._gate.unwatch(watcher)
+            self._lifecycle.unwatch(watcher)
 
     async def put_schedule(self, schedule: Schedule) -> None:
         """Insert or replace the schedule."""
@@ -345,17 +345,17 @@ class FilesStore(SavesSnapshots):
         return await asyncio.wrap_future(self._begin(run_id, Change(verb, create=create, wakes=wakes)))
 
     def _begin(self, run_id: str, change: Change[T]) -> Future[T]:
-        self._gate.enter()
-        change.future.add_done_callback(self._gate.leave)
+        self._lifecycle.enter()
+        change.future.add_done_callback(self._lifecycle.leave)
         return self._shared.lanes.change(run_id, change)
 
     async def _look(self, run_id: str, look: Callable[[RunState], T]) -> T | None:
         return await self._do(partial(self._place.read, run_id, look))
 
     async def _do(self, work: Callable[[], T], *, wakes: bool = False) -> T:
-        self._gate.enter()
+        self._lifecycle.enter()
         future = self._shared.lanes.submit(work, wakes=wakes)
-        future.add_done_callback(self._gate.leave)
+        future.add_done_callback(self._lifecycle.leave)
         return await asyncio.wrap_future(future)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from weakref import WeakSet, WeakValueDictionary
 
-from perdure.backends.base.lifecycle import Gate
+from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.key_value.adapters import backend_of
 from perdure.backends.key_value.backend import Backend, Names, Trait
 from perdure.backends.key_value.claims import Claimer
@@ -30,7 +30,7 @@ from perdure.backends.key_value.telling import Teller
 class Engine:
     """Everything that works on one namespace. All of it runs on one event loop."""
 
-    def __init__(self, backend: Backend, root: str, open_gates: Callable[[], list[Gate]]) -> None:
+    def __init__(self, backend: Backend, root: str, open_gates: Callable[[], list[Lifecycle]]) -> None:
         self.is_alone = isinstance(backend, Emulated)
         names: Names = PagedNames(backend, f"{root}/x/") if self.is_alone else ListedNames(backend, f"{root}/x/")
         self.place = Place(backend, names, root, is_shared=not self.is_alone)
@@ -52,8 +52,8 @@ class Engine:
             self._telling = asyncio.ensure_future(self._tell())
 
     def _wake_here(self) -> None:
-        for gate in self._open_gates():
-            gate.wake()
+        for lifecycle in self._open_gates():
+            lifecycle.wake()
 
     async def _tell(self) -> None:
         while self._is_to_tell:
@@ -93,21 +93,21 @@ class EngineRoom:
         self.token = nonce()
         # Guards the gates of those who are here, and the loop.
         self._lock = threading.Lock()
-        self._gates: WeakSet[Gate] = WeakSet()
+        self._gates: WeakSet[Lifecycle] = WeakSet()
         self._loop: asyncio.AbstractEventLoop | None = None
         with contextlib.suppress(RuntimeError):  # none runs yet
             self._loop = asyncio.get_running_loop()
         self._engine: tuple[asyncio.AbstractEventLoop, Engine] | None = None
 
-    def enter(self, gate: Gate) -> None:
-        """One more store is here, until its gate is closed or it is dropped."""
+    def enter(self, lifecycle: Lifecycle) -> None:
+        """One more store is here, until its lifecycle is closed or it is dropped."""
         with self._lock:
-            self._gates.add(gate)
+            self._gates.add(lifecycle)
 
-    def open_gates(self) -> list[Gate]:
+    def open_gates(self) -> list[Lifecycle]:
         """The gates of those who are here."""
         with self._lock:
-            return [gate for gate in self._gates if not gate.is_closed]
+            return [lifecycle for lifecycle in self._gates if not lifecycle.is_closed]
 
     def pinned(self) -> asyncio.AbstractEventLoop:
         """The loop of a store that may belong to one: where it was made or first used, while that loop lives."""

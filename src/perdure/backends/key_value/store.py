@@ -19,13 +19,13 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from perdure.backends.base.leases import lease_microseconds
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start, new_row
-from perdure.backends.base.server_store import CarriedStore
+from perdure.backends.base.server_store import ServerStore
 from perdure.backends.key_value import listing, verbs
 from perdure.backends.key_value.adapters import trait_of
 from perdure.backends.key_value.claims import Wanted
+from perdure.backends.key_value.connections import STORE, KeyValueConnections
 from perdure.backends.key_value.document import Document
 from perdure.backends.key_value.engine import Engine, room_of
-from perdure.backends.key_value.home import STORE, KeyValueHome
 from perdure.backends.key_value.listing import Filter
 from perdure.backends.key_value.run import Given, Run
 from perdure.backends.key_value.verbs import Beginning, Writing, clock
@@ -57,16 +57,16 @@ T = TypeVar("T")
 _POLL_EVERY: Final = 1.0
 
 
-class KeyValueRunStore(CarriedStore[KeyValueHome]):
+class KeyValueRunStore(ServerStore[KeyValueConnections]):
     """Runs over a `KeyValueStore`, a store of py-key-value, or an object store of obstore, which stays the caller's."""
 
     def __init__(self, kv: Any, *, prefix: str = "") -> None:
         room = room_of(kv, trait_of(kv), checked_namespace(prefix))
-        super().__init__(KeyValueHome(room), prefix=prefix, auto_migrate=True)
+        super().__init__(KeyValueConnections(room), prefix=prefix, auto_migrate=True)
 
     def _move_in(self) -> None:
-        self._room = self._home.room
-        self._room.enter(self._gate)
+        self._room = self._connections.room
+        self._room.enter(self._lifecycle)
 
     def __repr__(self) -> str:
         return f"KeyValueRunStore({type(self._room.kv).__name__}, prefix={self._namespace!r})"
@@ -79,7 +79,7 @@ class KeyValueRunStore(CarriedStore[KeyValueHome]):
     def _start_over(self) -> NoReturn:
         """In a forked child: what is kept in memory is the parent's, and so is the way to the store."""
         if self._room.trait.is_shared:
-            raise PersistenceError(self._home.label, "it cannot be used in a forked process; make another store there")
+            raise PersistenceError(self._connections.label, "it cannot be used in a forked process; make another store there")
         raise StoreCapabilityError(STORE, "way into a forked process over a store without compare-and-swap")
 
     @property
@@ -164,9 +164,9 @@ class KeyValueRunStore(CarriedStore[KeyValueHome]):
         asked = list(leases)
 
         async def renew() -> builtins.list[Pulse | None]:
-            lanes, at = self._home.engine.lanes, clock(now)
+            lanes, at = self._connections.engine.lanes, clock(now)
             calls = [lanes.change(lease.run_id, partial(verbs.renew, lease=lease, ttl=ttl, now=at)) for lease in asked]
-            with self._home.mapping():
+            with self._connections.mapping():
                 return list(await asyncio.gather(*calls))
 
         return await self._renewed(ttl, renew)
@@ -334,16 +334,16 @@ class KeyValueRunStore(CarriedStore[KeyValueHome]):
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
         self._be_in_this_process()
-        watcher = self._gate.watch()
+        watcher = self._lifecycle.watch()
         ends_at = time.monotonic() + timeout
         try:
             while (left := ends_at - time.monotonic()) > 0:
                 await asyncio.wait([watcher.future], timeout=left if self._room.is_alone else min(left, _POLL_EVERY))
-                if watcher.future.done() or self._gate.is_closed or self._room.is_alone:
+                if watcher.future.done() or self._lifecycle.is_closed or self._room.is_alone:
                     return
                 await self._do(Engine.listen)
         finally:
-            self._gate.unwatch(watcher)
+            self._lifecycle.unwatch(watcher)
 
     async def put_schedule(self, schedule: Schedule) -> None:
         """Insert or replace the schedule."""
@@ -379,11 +379,11 @@ class KeyValueRunStore(CarriedStore[KeyValueHome]):
         return await self._do(lambda engine: engine.lanes.change(run_id, verb), wakes=wakes)
 
     async def _do(self, work: Callable[[Engine], Awaitable[T]], *, wakes: bool = False) -> T:
-        """What the work gives, done on the home loop."""
+        """What the work gives, done on the connections loop."""
 
         async def done() -> T:
-            engine = self._home.engine
-            with self._home.mapping():
+            engine = self._connections.engine
+            with self._connections.mapping():
                 answer = await work(engine)
             if wakes:
                 engine.wake()

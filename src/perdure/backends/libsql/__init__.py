@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.backends.libsql.place import is_remote
+from perdure.backends.libsql.address import is_remote
 from perdure.backends.libsql.store import LibsqlStore
 
 __all__ = ["LibsqlStore", "is_remote"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from typing import Final
 
-from perdure.backends.base.failures import Fate
+from perdure.backends.base.failures import WriteFailure
 from perdure.backends.libsql.hrana import ServerError
 from perdure.backends.libsql.pieces import GONE
 from perdure.backends.libsql.web import NoReplyError
@@ -29,23 +29,23 @@ _SILENT: Final = (
 )
 
 
-def fate_of(error: BaseException) -> Fate:
+def classify_failure(error: BaseException) -> WriteFailure:
     """What to make of an error that a request met."""
     if isinstance(error, ServerError):
-        return _fate_of_refusal(error)
+        return _classify_refusal(error)
     if isinstance(error, ssl.SSLCertVerificationError):
-        return Fate.REFUSED
-    return Fate.UNKNOWN if isinstance(error, OSError) else Fate.REFUSED  # also a TimeoutError is an OSError
+        return WriteFailure.PERMANENT
+    return WriteFailure.UNKNOWN if isinstance(error, OSError) else WriteFailure.PERMANENT  # also a TimeoutError is an OSError
 
 
-def _fate_of_refusal(error: ServerError) -> Fate:
+def _classify_refusal(error: ServerError) -> WriteFailure:
     if error.status in _BROKEN:
-        return Fate.UNKNOWN  # a gateway may say this after it passed the request on
+        return WriteFailure.UNKNOWN  # a gateway may say this after it passed the request on
     is_stale_baton = error.status == _BAD_REQUEST and "baton" in error.message  # the server was restarted: its streams are gone
     is_starting = error.status == _NOT_FOUND and "Namespace" in error.message  # it listens before it has opened its databases
     if is_stale_baton or is_starting or error.status == _TOO_MANY_REQUESTS or error.code.partition("_SNAPSHOT")[0] in _UNDONE:
-        return Fate.UNDONE
-    return Fate.REFUSED
+        return WriteFailure.RETRY
+    return WriteFailure.PERMANENT
 
 
 def is_taken(error: BaseException) -> bool:
@@ -58,7 +58,7 @@ def is_too_large(error: BaseException) -> bool:
     return isinstance(error, ServerError) and error.code == "RESPONSE_TOO_LARGE"
 
 
-def mapped(error: BaseException, label: str, secret: str | None = None) -> BaseException:
+def map_error(error: BaseException, label: str, secret: str | None = None) -> BaseException:
     """What the caller gets: `PersistenceError` for what the server and the system say, without the token."""
     if isinstance(error, PerdureError) or not isinstance(error, ServerError | OSError):
         return error

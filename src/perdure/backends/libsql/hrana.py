@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from perdure.backends.libsql.place import Place, address_of
+from perdure.backends.libsql.address import LibsqlAddress, address_of
 from perdure.backends.libsql.values import Plain, Value, from_wire, to_wire
 from perdure.backends.libsql.web import HttpError, NoReplyError, Pool, Reply
 
@@ -155,7 +155,7 @@ class Client:
     may be what all others wait for.
     """
 
-    def __init__(self, place: Place, token: str | None, *, size: int, streams: int = 1) -> None:
+    def __init__(self, place: LibsqlAddress, token: str | None, *, size: int, streams: int = 1) -> None:
         self.place = place
         self._pool = Pool(size)
         self._streams = Pool(streams)
@@ -185,7 +185,7 @@ class Client:
         """Have these executed in a stream that ends with them: one round trip."""
         return await Stream(self).batch(steps, is_last=True)
 
-    async def send(self, place: Place, body: bytes, *, is_alone: bool) -> Reply:
+    async def send(self, place: LibsqlAddress, body: bytes, *, is_alone: bool) -> Reply:
         """The reply to a pipeline that was accepted. Raises `ServerError` for any other."""
         pool = self._pool if is_alone else self._streams
         try:

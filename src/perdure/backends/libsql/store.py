@@ -7,14 +7,14 @@ import builtins
 from collections.abc import Sequence
 from typing import Final
 
-from perdure.backends.base.batching import Lane, Reply
+from perdure.backends.base.batching import Batcher, Reply
 from perdure.backends.base.failures import NotSentError
 from perdure.backends.base.leases import lease_microseconds
 from perdure.backends.base.new_runs import checked_inbox, checked_journal
 from perdure.backends.libsql import batching, closing_batch, creating_batch, errors, pieces, renewing_batch, signal_batch
-from perdure.backends.libsql.home import LibsqlHome
+from perdure.backends.libsql.address import Address, address_of
+from perdure.backends.libsql.connections import LibsqlConnections
 from perdure.backends.libsql.hrana import ServerError
-from perdure.backends.libsql.place import Address, address_of
 from perdure.backends.sql import claims, reading, runs
 from perdure.backends.sql.closing import close_once
 from perdure.backends.sql.dialect import SQLITE
@@ -32,7 +32,7 @@ from perdure.store import Capability
 LOOK_EVERY: Final = 0.5  # seconds between two looks of who watches
 
 
-class LibsqlStore(SqlStore[LibsqlHome]):
+class LibsqlStore(SqlStore[LibsqlConnections]):
     """Runs on a libSQL server: sqld, or Turso.
 
     What holders write is one request, whoever's writes travel in it. The server says at set-up whether it waits for its disk at
@@ -54,22 +54,22 @@ class LibsqlStore(SqlStore[LibsqlHome]):
         """`url` is `libsql://host` and the like (see `place`); `tls=False` is for a `libsql://` without encryption."""
         address = address_of(url, tls=tls)
         token = _checked_token(auth_token if auth_token is not None else address.token)
-        home = LibsqlHome(Address(address.place, token), Tables(table, SQLITE, pieces.PieceValues()))
-        super().__init__(home, prefix=prefix, auto_migrate=auto_migrate)
+        connections = LibsqlConnections(Address(address.place, token), Tables(table, SQLITE, pieces.PieceValues()))
+        super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
     def _move_in(self) -> None:
         super()._move_in()
-        self._signals: Lane[signal_batch.Sending, int] = Lane(self._signal_all, self._home.has_culprit)
+        self._signals: Batcher[signal_batch.Sending, int] = Batcher(self._signal_all, self._connections.has_culprit)
 
     def __repr__(self) -> str:
-        home = self._home
-        return f"LibsqlStore({home.address.place.url!r}, table={home.tables.stem!r}, prefix={self._namespace!r})"
+        connections = self._connections
+        return f"LibsqlStore({connections.address.place.url!r}, table={connections.tables.stem!r}, prefix={self._namespace!r})"
 
     @property
     def key(self) -> tuple[str, ...]:
         """The server and database, the table stem (SQLite folds its case) and the prefix."""
-        home = self._home
-        return ("libsql", home.address.place.url, home.tables.stem.lower(), self._namespace)
+        connections = self._connections
+        return ("libsql", connections.address.place.url, connections.tables.stem.lower(), self._namespace)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -82,7 +82,7 @@ class LibsqlStore(SqlStore[LibsqlHome]):
     ) -> None:
         """Put this whole run in place of what is there."""
         runs.checked_names(run)
-        await self._change(pieces.restore, self._home.pieces, run, checked_journal(entries), checked_inbox(inbox), now)
+        await self._change(pieces.restore, self._connections.pieces, run, checked_journal(entries), checked_inbox(inbox), now)
 
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one request."""
@@ -92,33 +92,35 @@ class LibsqlStore(SqlStore[LibsqlHome]):
     async def _renew(self, leases: Sequence[Lease], length: int, now: int | None) -> builtins.list[Pulse | None]:
         if not leases:
             return []
-        statements = renewing_batch.renew_statements(self._home.tables, self._namespace, leases, length, now)
-        results = await self._home.persist(lambda _: self._home.commit(statements))
-        return renewing_batch.pulses_from(self._home.tables, leases, results)
+        statements = renewing_batch.renew_statements(self._connections.tables, self._namespace, leases, length, now)
+        results = await self._connections.persist(lambda _: self._connections.commit(statements))
+        return renewing_batch.pulses_from(self._connections.tables, leases, results)
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
         """Put a signal into the run's inbox: a share of one request."""
         sent = identity(name, dedupe)
-        sending = signal_batch.sending(self._home.tables, self._namespace, run_id, name, payload, dedupe, sent, now)
+        sending = signal_batch.sending(self._connections.tables, self._namespace, run_id, name, payload, dedupe, sent, now)
         seq = await self._send(lambda: self._signals, sending)
-        self._gate.wake()
+        self._lifecycle.wake()
         return seq
 
     async def _signal_all(self, asked: Sequence[signal_batch.Sending]) -> Sequence[Reply[int]]:
         statements = [statement for signal in asked for statement in signal.statements]
-        return signal_batch.seqs_from(self._home.tables, asked, await self._home.persist(lambda _: self._home.commit(statements)))
+        return signal_batch.seqs_from(
+            self._connections.tables, asked, await self._connections.persist(lambda _: self._connections.commit(statements))
+        )
 
     async def _claim(self, wanted: claims.Wanted) -> Claims:
-        idle = await self._home.read(self._namespace, lambda db: _next_wake(db, wanted))
+        idle = await self._connections.read(self._namespace, lambda db: _next_wake(db, wanted))
         return Claims(claims=[], next_wake_at=idle.next_wake_at) if idle is not None else await super()._claim(wanted)
 
     async def delete(self, run_id: str) -> None:
         """Remove the run and everything of it."""
-        await self._change(pieces.delete, self._home.pieces, run_id)
+        await self._change(pieces.delete, self._connections.pieces, run_id)
 
     async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
         """Delete ended runs, oldest first."""
-        return await self._do(pieces.purge, self._home.pieces, microseconds(older_than, what="older_than"), limit, now)
+        return await self._do(pieces.purge, self._connections.pieces, microseconds(older_than, what="older_than"), limit, now)
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process has changed anything, at the latest after `timeout` seconds.
@@ -126,8 +128,8 @@ class LibsqlStore(SqlStore[LibsqlHome]):
         Nobody tells of what others do, so the server's count of changes is looked at now and then.
         """
         self._be_in_this_process()
-        watcher = self._gate.watch()  # from here on closing the store ends the wait
-        before = self._home.known_change
+        watcher = self._lifecycle.watch()  # from here on closing the store ends the wait
+        before = self._connections.known_change
         try:
             async with asyncio.timeout(max(0.0, timeout)):
                 await asyncio.wait([watcher.future], timeout=LOOK_EVERY)
@@ -136,51 +138,53 @@ class LibsqlStore(SqlStore[LibsqlHome]):
         except TimeoutError:
             pass
         finally:
-            self._gate.unwatch(watcher)
+            self._lifecycle.unwatch(watcher)
 
     async def _is_unchanged(self, before: int | None) -> bool:
         if before is None:
             return False  # the server does not count, or nobody has asked yet: who watches looks for himself
         try:
-            return await self._carry(self._home.look) == before
+            return await self._carry(self._connections.look) == before
         except (OSError, ServerError, NotSentError, PersistenceError):
             return False  # he meets the error at his next verb
 
     async def _record_all(self, asked: Sequence[Write]) -> Sequence[Reply[Pulse]]:
-        statements = batching.record_statements(self._home.tables, self._namespace, asked)
-        answered = await self._home.persist(lambda _: self._in_one_request(statements))
+        statements = batching.record_statements(self._connections.tables, self._namespace, asked)
+        answered = await self._connections.persist(lambda _: self._in_one_request(statements))
         if isinstance(answered, ServerError):
             # Something is there already, or is not there: what that means needs a closer look, at one after the other.
             return await super()._record_all(asked)
-        return batching.answers_from(self._home.tables, asked, answered)
+        return batching.answers_from(self._connections.tables, asked, answered)
 
     async def _close_all(self, asked: Sequence[Write]) -> Sequence[Reply[builtins.list[Signal]]]:
-        home, namespace = self._home, self._namespace
-        batch = closing_batch.ClosingBatch(home.tables, namespace, asked)
+        connections, namespace = self._connections, self._namespace
+        batch = closing_batch.ClosingBatch(connections.tables, namespace, asked)
 
         async def attempt(is_repeated: bool) -> Sequence[Reply[builtins.list[Signal]]] | ServerError:  # noqa: FBT001 - as `persist` calls it
             answered = await self._in_one_request(batch.statements)
             if isinstance(answered, ServerError):
                 return answered
-            return await home.read(namespace, lambda db: batch.answers(db, answered, is_repeated=is_repeated))
+            return await connections.read(namespace, lambda db: batch.answers(db, answered, is_repeated=is_repeated))
 
-        answers = await home.persist(attempt)
+        answers = await connections.persist(attempt)
         if not isinstance(answers, ServerError):
             return answers
         # As above. If only the reply was too large, the batch was carried out.
         is_done = errors.is_too_large(answers)
-        return await home.perform(namespace, lambda db, again: close_once(db, asked, is_repeated=again or is_done))
+        return await connections.perform(namespace, lambda db, again: close_once(db, asked, is_repeated=again or is_done))
 
     async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created | None]]:
         if any(begin.entries or begin.inbox for begin in begins):
             return await super()._create_all(begins)
-        statements = creating_batch.create_statements(self._home.tables, self._namespace, begins)
-        return creating_batch.created_from(begins, await self._home.persist(lambda _: self._home.commit(statements)))
+        statements = creating_batch.create_statements(self._connections.tables, self._namespace, begins)
+        return creating_batch.created_from(
+            begins, await self._connections.persist(lambda _: self._connections.commit(statements))
+        )
 
     async def _in_one_request(self, statements: Sequence[Statement]) -> Sequence[Result] | ServerError:
         """What the statements gave, or the error that says to do it in another way."""
         try:
-            return await self._home.commit(statements)
+            return await self._connections.commit(statements)
         except ServerError as error:
             if errors.is_taken(error) or errors.is_too_large(error):
                 return error

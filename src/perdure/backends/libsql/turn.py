@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 from weakref import WeakValueDictionary
 
-from perdure.backends.libsql.place import Place
+from perdure.backends.libsql.address import LibsqlAddress
 
 # After so many seconds the server ends a transaction that keeps others waiting.
 LONGEST: Final = 5.0
@@ -49,10 +49,10 @@ class Turn:
 
 
 # By process, since the turns that a forked child inherits are the parent's.
-_turns: Final[WeakValueDictionary[tuple[int, Place], Turn]] = WeakValueDictionary()
+_turns: Final[WeakValueDictionary[tuple[int, LibsqlAddress], Turn]] = WeakValueDictionary()
 
 
-def turn_at(place: Place) -> Turn:
+def turn_at(place: LibsqlAddress) -> Turn:
     """The turn of all who write there, for as long as one of them keeps it. To be called on the loop of all of them."""
     turn = _turns.get((os.getpid(), place))
     if turn is None:

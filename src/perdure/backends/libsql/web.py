@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final, NamedTuple
 
 from perdure.backends.base.failures import NotSentError
-from perdure.backends.libsql.place import Place
+from perdure.backends.libsql.address import LibsqlAddress
 
 CONNECT_TIMEOUT: Final = 10.0
 _SLOWEST: Final = 128 * 1024  # bytes of a request that arrive in a second, on the slowest of networks
@@ -45,7 +45,7 @@ class Reply(NamedTuple):
 class Connection:
     """A connection to a server. After an error it is of no use any more."""
 
-    def __init__(self, place: Place, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, place: LibsqlAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._place = place
         self._reader = reader
         self._writer = writer
@@ -142,20 +142,20 @@ class Pool:
     """Connections to servers, at most `size` at a time. All of it runs on one event loop."""
 
     def __init__(self, size: int) -> None:
-        self._idle: dict[Place, deque[Connection]] = {}
+        self._idle: dict[LibsqlAddress, deque[Connection]] = {}
         self._places_free = asyncio.Semaphore(size)
         self._encryption: ssl.SSLContext | None = None
         self._is_closed = False
 
     async def request(
-        self, place: Place, method: str, path: str, headers: Mapping[str, str], body: bytes, timeout: float
+        self, place: LibsqlAddress, method: str, path: str, headers: Mapping[str, str], body: bytes, timeout: float
     ) -> Reply:
         """The server's reply, for which it may be silent so many seconds. Raises `NotSentError` without a connection."""
         async with self._connection(place) as connection:
             return await connection.request(method, path, headers, body, timeout)
 
     @contextlib.asynccontextmanager
-    async def _connection(self, place: Place) -> AsyncIterator[Connection]:
+    async def _connection(self, place: LibsqlAddress) -> AsyncIterator[Connection]:
         async with self._places_free:
             connection = self._kept(place) or await self._opened(place)
             try:
@@ -166,7 +166,7 @@ class Pool:
                 else:
                     connection.close()
 
-    def _kept(self, place: Place) -> Connection | None:
+    def _kept(self, place: LibsqlAddress) -> Connection | None:
         idle = self._idle.get(place)
         while idle:
             connection = idle.pop()  # the latest: the others may then grow old and be closed by the server
@@ -175,7 +175,7 @@ class Pool:
             connection.close()
         return None
 
-    async def _opened(self, place: Place) -> Connection:
+    async def _opened(self, place: LibsqlAddress) -> Connection:
         try:
             encryption = await self._context() if place.is_encrypted else None
             async with asyncio.timeout(CONNECT_TIMEOUT):
@@ -217,7 +217,7 @@ def _nothing() -> None:
     pass
 
 
-def _head(method: str, place: Place, path: str, headers: Mapping[str, str], length: int) -> bytes:
+def _head(method: str, place: LibsqlAddress, path: str, headers: Mapping[str, str], length: int) -> bytes:
     lines = [
         f"{method} {place.path}{path} HTTP/1.1",
         f"Host: {place.authority}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Final
 
-from perdure.backends.base.failures import Fate
+from perdure.backends.base.failures import WriteFailure
 from perdure.errors import PerdureError, PersistenceError
 
 DUPLICATE_KEY: Final = 11000
@@ -36,18 +36,18 @@ class TornError(Exception):
     """What was read in several parts changed between them. It has to be read again."""
 
 
-def fate_of(error: BaseException) -> Fate:
+def classify_failure(error: BaseException) -> WriteFailure:
     """What to make of an error that a command met."""
     from pymongo import errors
 
     if isinstance(error, errors.ServerSelectionTimeoutError | TornError):
-        return Fate.UNDONE  # there was nobody to send it to, or nothing was to be written
+        return WriteFailure.RETRY  # there was nobody to send it to, or nothing was to be written
     if isinstance(error, errors.ConnectionFailure | OSError) or _is_stumble(error):
-        return Fate.UNKNOWN
+        return WriteFailure.UNKNOWN
     codes = _codes(error)
     if codes & _UNKNOWN_CODES or (isinstance(error, errors.PyMongoError) and any(map(error.has_error_label, _LABELS))):
-        return Fate.UNKNOWN
-    return Fate.UNDONE if codes & {_WRITE_CONFLICT, DUPLICATE_KEY} else Fate.REFUSED
+        return WriteFailure.UNKNOWN
+    return WriteFailure.RETRY if codes & {_WRITE_CONFLICT, DUPLICATE_KEY} else WriteFailure.PERMANENT
 
 
 def _is_stumble(error: BaseException) -> bool:
@@ -68,7 +68,7 @@ def _codes(error: BaseException) -> set[int]:
     return {part.get("code", 0) for part in parts} if parts else {getattr(error, "code", None) or 0}
 
 
-def mapped(error: BaseException, label: str, secret: str | None = None) -> BaseException:
+def map_error(error: BaseException, label: str, secret: str | None = None) -> BaseException:
     """What the caller gets: `PersistenceError` for what the driver, the server and the system say, without the password."""
     from bson.errors import BSONError
     from pymongo.errors import PyMongoError

@@ -1,8 +1,9 @@
 """MongoStore: the contract on a MongoDB replica set, through pymongo's asynchronous client.
 
-A verb is carried to the event loop of the store's client (`home`) and answered from there. What holders write often (records,
-ends, sleeps) and what begins runs goes through lanes, where one bulk of updates serves all that arrived while the one before it
-was under way. What a caller passes in is copied before the verb is handed over, since that loop may look at it much later.
+A verb is carried to the event loop of the store's client (`connections`) and answered from there. What holders write often
+(records, ends, sleeps) and what begins runs goes through batchers, where one bulk of updates serves all that arrived while the
+one before it was under way. What a caller passes in is copied before the verb is handed over, since that loop may look at it
+much later.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from perdure.backends.base.batching import Lane, Reply
+from perdure.backends.base.batching import Batcher, Reply
 from perdure.backends.base.leases import lease_microseconds, new_token
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
-from perdure.backends.base.server_store import CarriedStore
+from perdure.backends.base.server_store import ServerStore
 from perdure.backends.mongo import claims, inbox, reading, recording, runs, schedules, writes
 from perdure.backends.mongo import limits as queues
+from perdure.backends.mongo.address import DEFAULT_DATABASE, MongoAddress, parse_address
+from perdure.backends.mongo.connections import MongoConnections
 from perdure.backends.mongo.errors import driver
-from perdure.backends.mongo.home import MongoHome
-from perdure.backends.mongo.place import DEFAULT_DATABASE, Place, place_of
 from perdure.backends.mongo.schema import Collections, checked_stem
 from perdure.backends.mongo.watching import POLL_EVERY, Listener
 from perdure.errors import StoreCapabilityError
@@ -54,7 +55,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class MongoStore(CarriedStore[MongoHome]):
+class MongoStore(ServerStore[MongoConnections]):
     """A store in a MongoDB database, for any number of processes and machines. It needs a replica set; one member is enough.
 
     It opens a client by the URL, or uses the `client` that is passed in, on that client's own event loop, and leaves it open. The
@@ -75,28 +76,32 @@ class MongoStore(CarriedStore[MongoHome]):
         if (url is None) == (client is None):
             raise ValueError("a MongoDB store takes a URL or a client, one of them")
         driver()
-        place = Place(f"client {id(client)}", database or DEFAULT_DATABASE, None) if url is None else place_of(url, database)
-        home = MongoHome(place, checked_stem(collection), url=url, client=client)
-        super().__init__(home, prefix=prefix, auto_migrate=auto_migrate)
+        place = (
+            MongoAddress(f"client {id(client)}", database or DEFAULT_DATABASE, None)
+            if url is None
+            else parse_address(url, database)
+        )
+        connections = MongoConnections(place, checked_stem(collection), url=url, client=client)
+        super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
     def _move_in(self) -> None:
-        culprit = self._home.has_culprit
-        self._listener = Listener(self._home, self._gate)
-        self._records: Lane[writes.Write, Pulse] = Lane(self._record_all, culprit)
-        self._closings: Lane[writes.Write, builtins.list[Signal]] = Lane(self._close_all, culprit)
-        self._beginnings: Lane[runs.Begin, Created | None] = Lane(self._create_all, culprit)
+        culprit = self._connections.has_culprit
+        self._listener = Listener(self._connections, self._lifecycle)
+        self._records: Batcher[writes.Write, Pulse] = Batcher(self._record_all, culprit)
+        self._closings: Batcher[writes.Write, builtins.list[Signal]] = Batcher(self._close_all, culprit)
+        self._beginnings: Batcher[runs.Begin, Created | None] = Batcher(self._create_all, culprit)
 
     def _moving_out(self) -> Callable[[], Coroutine[Any, Any, None]]:
-        return partial(_close, self._home, self._listener)
+        return partial(_close, self._connections, self._listener)
 
     def __repr__(self) -> str:
-        return f"MongoStore('{self._home.place.hosts}/{self._home.place.database}')"
+        return f"MongoStore('{self._connections.place.hosts}/{self._connections.place.database}')"
 
     @property
     def key(self) -> tuple[str, ...]:
         """Hosts, database, stem of the collections and prefix."""
-        place = self._home.place
-        return ("mongodb", place.hosts, place.database, self._home.stem, self._namespace)
+        place = self._connections.place
+        return ("mongodb", place.hosts, place.database, self._connections.stem, self._namespace)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -122,7 +127,7 @@ class MongoStore(CarriedStore[MongoHome]):
     async def _create(self, begin: runs.Begin) -> Created:
         while True:
             made = await self._beginnings.put(begin)
-            made = made or await self._home.perform(self._namespace, lambda db, _: runs.find(db, begin))
+            made = made or await self._connections.perform(self._namespace, lambda db, _: runs.find(db, begin))
             if made is not None:  # it was there and is gone again: once more
                 return made
 
@@ -154,7 +159,7 @@ class MongoStore(CarriedStore[MongoHome]):
         """Prolong leases, all in one bulk. With a borrowed client that waits for its event loop, and says so."""
         given, length = tuple(leases), lease_microseconds(ttl)
         return await self._renewed(
-            ttl, lambda: self._home.perform(self._namespace, lambda db, _: claims.renew(db, given, length, now))
+            ttl, lambda: self._connections.perform(self._namespace, lambda db, _: claims.renew(db, given, length, now))
         )
 
     async def release(self, lease: Lease, *, now: int | None = None) -> None:
@@ -275,7 +280,7 @@ class MongoStore(CarriedStore[MongoHome]):
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
         self._be_in_this_process()
-        watcher = self._gate.watch()  # from here on closing the store ends the wait
+        watcher = self._lifecycle.watch()  # from here on closing the store ends the wait
         try:
             if self._listener.is_live:
                 await asyncio.wait([watcher.future], timeout=max(0.0, timeout))
@@ -287,7 +292,7 @@ class MongoStore(CarriedStore[MongoHome]):
             if not self._listener.is_live:
                 await asyncio.wait([watcher.future], timeout=max(0.0, min(timeout, POLL_EVERY)))
         finally:
-            self._gate.unwatch(watcher)
+            self._lifecycle.unwatch(watcher)
 
     async def put_schedule(self, schedule: Schedule) -> None:
         """Insert or replace the schedule."""
@@ -323,21 +328,21 @@ class MongoStore(CarriedStore[MongoHome]):
 
     async def _do_again(self, verb: Callable[[Collections, bool], Awaitable[T]]) -> T:
         """As `_do`, for a verb that has to know whether it may have been done before."""
-        return await self._carry(lambda: self._home.perform(self._namespace, verb))
+        return await self._carry(lambda: self._connections.perform(self._namespace, verb))
 
     async def _record_all(self, given: Sequence[writes.Write]) -> Sequence[Reply[Pulse]]:
-        return await self._home.perform(self._namespace, lambda db, _: recording.record_all(db, given))
+        return await self._connections.perform(self._namespace, lambda db, _: recording.record_all(db, given))
 
     async def _close_all(self, given: Sequence[writes.Write]) -> Sequence[Reply[builtins.list[Signal]]]:
-        return await self._home.perform(self._namespace, lambda db, _: recording.close_all(db, given))
+        return await self._connections.perform(self._namespace, lambda db, _: recording.close_all(db, given))
 
     async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created | None]]:
-        return await self._home.perform(self._namespace, lambda db, _: runs.create_all(db, begins))
+        return await self._connections.perform(self._namespace, lambda db, _: runs.create_all(db, begins))
 
 
-async def _close(home: MongoHome, listener: Listener) -> None:
+async def _close(connections: MongoConnections, listener: Listener) -> None:
     await listener.close()
-    await home.close()
+    await connections.close()
 
 
 def _noted(task: asyncio.Task[None]) -> None:

@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from perdure.backends.base.lifecycle import Gate
+from perdure.backends.base.lifecycle import Lifecycle
+from perdure.backends.mongo.connections import MongoConnections
 from perdure.backends.mongo.documents import Document
-from perdure.backends.mongo.home import MongoHome
 
 if TYPE_CHECKING:
     from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
@@ -34,15 +34,15 @@ _MATTERS: Final[list[Document]] = [
 
 
 class Listener:
-    """The change stream of a store. Everything but `is_live` happens on the home loop.
+    """The change stream of a store. Everything but `is_live` happens on the connections loop.
 
     `is_live` says that a change made from now on wakes the watchers. When the stream breaks they are woken once, since something
     may have been missed, and the next watch opens another.
     """
 
-    def __init__(self, home: MongoHome, gate: Gate) -> None:
-        self._home = home
-        self._gate = gate
+    def __init__(self, connections: MongoConnections, lifecycle: Lifecycle) -> None:
+        self._connections = connections
+        self._lifecycle = lifecycle
         self._starting: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -58,10 +58,10 @@ class Listener:
             await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
-        db = self._home.collections("")
+        db = self._connections.collections("")
         names = [f"{db.stem}_{part}" for part in ("runs", "queues", "schedules")]
         matters: list[Any] = [{"$match": {"ns.coll": {"$in": names}, "$or": _MATTERS}}, {"$project": {"_id": 1}}]
-        with self._home.bounded():
+        with self._connections.bounded():
             stream = await db.database.watch(matters, max_await_time_ms=_ANSWER_AFTER_MS)
         self._listening = asyncio.ensure_future(self._listen(stream))
         self.is_live = True
@@ -71,13 +71,13 @@ class Listener:
             with contextlib.suppress(Exception):  # it broke: whoever watches looks for itself
                 async with stream:
                     while stream.alive and not self._is_closed:
-                        with self._home.bounded():
+                        with self._connections.bounded():
                             change = await stream.try_next()
                         if change is not None:
-                            self._gate.wake()
+                            self._lifecycle.wake()
         finally:
             self.is_live = False
-            self._gate.wake()
+            self._lifecycle.wake()
 
     async def close(self) -> None:
         """Stop listening. What does not end soon is left behind: it ends by itself, with its next answer or its connection."""

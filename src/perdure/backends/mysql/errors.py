@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from perdure.backends.base.failures import Fate
+from perdure.backends.base.failures import WriteFailure
 from perdure.errors import PerdureError, PersistenceError
 
 
@@ -48,22 +48,28 @@ def code_of(error: BaseException) -> int | None:
     return int(error.args[0]) if is_numbered else None
 
 
-def fate_of(error: BaseException) -> Fate:
+def classify_failure(error: BaseException) -> WriteFailure:
     """What to make of an error that a statement met."""
     code = code_of(error)
     if code in _UNDONE:
-        return Fate.UNDONE
+        return WriteFailure.RETRY
     # Without a number the driver has lost track of the connection.
     is_lost = isinstance(error, driver().errors.InternalError) and code is None
-    return Fate.UNKNOWN if code in _UNKNOWN or is_lost or isinstance(error, OSError | TimeoutError) else Fate.REFUSED
+    return (
+        WriteFailure.UNKNOWN
+        if code in _UNKNOWN or is_lost or isinstance(error, OSError | TimeoutError)
+        else WriteFailure.PERMANENT
+    )
 
 
 def is_stale(error: BaseException) -> bool:
     """Whether the connection should not be used again: its server takes no writes, or nobody knows what comes next on it."""
-    return code_of(error) in _READ_ONLY or (not isinstance(error, PerdureError) and fate_of(error) is Fate.UNKNOWN)
+    return code_of(error) in _READ_ONLY or (
+        not isinstance(error, PerdureError) and classify_failure(error) is WriteFailure.UNKNOWN
+    )
 
 
-def mapped(error: BaseException, label: str, secret: str = "") -> BaseException:
+def map_error(error: BaseException, label: str, secret: str = "") -> BaseException:
     """What the caller gets: `PersistenceError` for what the driver, the server and the system say, without the password."""
     if isinstance(error, PerdureError) or not isinstance(error, driver().errors.MySQLError | OSError | TimeoutError):
         return error

@@ -14,9 +14,9 @@ from typing import Any
 
 from perdure.backends.base.batching import Reply
 from perdure.backends.mysql import packets
+from perdure.backends.mysql.address import parse_address
+from perdure.backends.mysql.connections import MysqlConnections
 from perdure.backends.mysql.errors import driver
-from perdure.backends.mysql.home import MysqlHome
-from perdure.backends.mysql.place import place_of
 from perdure.backends.mysql.transaction import MysqlTransaction
 from perdure.backends.sql import closing, recording, runs
 from perdure.backends.sql.dialect import MYSQL
@@ -27,7 +27,7 @@ from perdure.backends.sql.writes import Write
 from perdure.model.records import Created, Lease, Pulse, Signal
 
 
-class MysqlStore(SqlStore[MysqlHome]):
+class MysqlStore(SqlStore[MysqlConnections]):
     """A store in a MySQL or MariaDB database, for any number of processes and machines.
 
     It opens up to `pool_size` connections by the DSN, or uses the asyncmy `pool` that is passed in and leaves it open. `table`
@@ -47,30 +47,30 @@ class MysqlStore(SqlStore[MysqlHome]):
         if (url is None) == (pool is None):
             raise ValueError("a MySQL store takes a url or a pool, one of them")
         driver()
-        place = None if url is None else place_of(url)
-        home = MysqlHome(Tables(table, MYSQL, BYTES), place=place, pool=pool, pool_size=pool_size)
-        super().__init__(home, prefix=prefix, auto_migrate=auto_migrate)
+        place = None if url is None else parse_address(url)
+        connections = MysqlConnections(Tables(table, MYSQL, BYTES), place=place, pool=pool, pool_size=pool_size)
+        super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
     def _move_in(self) -> None:
         super()._move_in()
         # Open transactions have connections of their own, so that the verbs never wait for those.
-        self._side = self._home.another()
+        self._side = self._connections.another()
 
     def _moving_out(self) -> Callable[[], Coroutine[Any, Any, None]]:
-        return partial(_close, self._home, self._side)
+        return partial(_close, self._connections, self._side)
 
     def _start_over(self) -> None:
         self._side.leave_behind()
         super()._start_over()
 
     def __repr__(self) -> str:
-        place = self._home.place
+        place = self._connections.place
         return "MysqlStore(pool=...)" if place is None else f"MysqlStore('{place.address}/{place.database}')"
 
     @property
     def key(self) -> tuple[str, ...]:
         """Host and port, database, table stem and prefix; of a borrowed pool, which it is."""
-        return ("mysql", *self._home.where, self._home.tables.stem, self._namespace)
+        return ("mysql", *self._connections.where, self._connections.tables.stem, self._namespace)
 
     @asynccontextmanager
     async def transaction(self, lease: Lease) -> AsyncIterator[MysqlTransaction]:
@@ -86,10 +86,10 @@ class MysqlStore(SqlStore[MysqlHome]):
             finally:
                 await under_way.end()
         finally:
-            self._gate.leave()
+            self._lifecycle.leave()
 
     async def _record_all(self, asked: Sequence[Write]) -> Sequence[Reply[Pulse]]:
-        return await self._home.quickly(
+        return await self._connections.quickly(
             self._namespace,
             partial(packets.record, asked),
             packets.pulses_from,
@@ -97,7 +97,7 @@ class MysqlStore(SqlStore[MysqlHome]):
         )
 
     async def _close_all(self, asked: Sequence[Write]) -> Sequence[Reply[builtins.list[Signal]]]:
-        return await self._home.quickly(
+        return await self._connections.quickly(
             self._namespace,
             partial(packets.close, asked),
             lambda _: [[] for _ in asked],
@@ -105,7 +105,7 @@ class MysqlStore(SqlStore[MysqlHome]):
         )
 
     async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created | None]]:
-        return await self._home.quickly(
+        return await self._connections.quickly(
             self._namespace,
             partial(packets.create, begins),
             partial(packets.created_from, begins),
@@ -113,6 +113,6 @@ class MysqlStore(SqlStore[MysqlHome]):
         )
 
 
-async def _close(*homes: MysqlHome) -> None:
-    for home in homes:
-        await home.close()
+async def _close(*all_connections: MysqlConnections) -> None:
+    for connections in all_connections:
+        await connections.close()

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+from perdure.backends.mysql.connections import MysqlConnections
 from perdure.backends.mysql.errors import DUPLICATE, code_of
-from perdure.backends.mysql.home import MysqlHome
 from perdure.backends.mysql.wire import Wire
 from perdure.backends.sql.session import Session
 from perdure.backends.sql.transaction import SqlTransaction
@@ -29,9 +29,9 @@ _REFUSED: Final = frozenset({
 class MysqlTransaction(SqlTransaction):
     """What `transaction(lease)` gives. Usable until the context is left."""
 
-    def __init__(self, home: MysqlHome, namespace: str, lease: Lease) -> None:
-        super().__init__(home, namespace, lease)
-        self._connections = home
+    def __init__(self, connections: MysqlConnections, namespace: str, lease: Lease) -> None:
+        super().__init__(connections, namespace, lease)
+        self._mysql = connections
         # The connection on which a statement of the caller's is under way.
         self._busy: Wire | None = None
 
@@ -79,5 +79,5 @@ class MysqlTransaction(SqlTransaction):
     async def _end(self) -> None:
         # Whoever has left does not wait for a statement that takes long, and neither does who takes the run over.
         if self._busy is not None:
-            await self._connections.interrupt(self._busy)
+            await self._mysql.interrupt(self._busy)
         await super()._end()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from perdure.backends.base.failures import Fate
+from perdure.backends.base.failures import WriteFailure
 from perdure.errors import PerdureError, PersistenceError
 
 
@@ -36,15 +36,15 @@ _UNKNOWN: Final = frozenset({
 })  # fmt: skip
 
 
-def fate_of(error: BaseException) -> Fate:
+def classify_failure(error: BaseException) -> WriteFailure:
     """What to make of an error that a statement met."""
     code = getattr(error, "sqlstate", None)
     if code in _UNDONE:
-        return Fate.UNDONE
+        return WriteFailure.RETRY
     if code in _UNKNOWN or isinstance(error, OSError | driver().InternalClientError):
-        return Fate.UNKNOWN
+        return WriteFailure.UNKNOWN
     is_closed = isinstance(error, driver().InterfaceError) and "clos" in str(error)
-    return Fate.UNKNOWN if is_closed else Fate.REFUSED
+    return WriteFailure.UNKNOWN if is_closed else WriteFailure.PERMANENT
 
 
 def is_stale(error: BaseException) -> bool:
@@ -55,7 +55,7 @@ def is_stale(error: BaseException) -> bool:
     return getattr(error, "sqlstate", None) == "25006" or isinstance(error, driver().InternalClientError)
 
 
-def mapped(error: BaseException, label: str, secret: str | None = None) -> BaseException:
+def map_error(error: BaseException, label: str, secret: str | None = None) -> BaseException:
     """What the caller gets: `PersistenceError` for what the driver, the server and the system say, without the password."""
     if isinstance(error, PerdureError):
         return error

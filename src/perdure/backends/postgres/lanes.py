@@ -1,13 +1,13 @@
-"""The lanes of one home: what holders write often, and what begins runs, many in one statement."""
+"""The batchers of one connections: what holders write often, and what begins runs, many in one statement."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
 
-from perdure.backends.base.batching import AGAIN, Lane, Reply
+from perdure.backends.base.batching import AGAIN, Batcher, Reply
 from perdure.backends.postgres import recording, runs
-from perdure.backends.postgres.home import PostgresHome
+from perdure.backends.postgres.connections import PostgresConnections
 from perdure.backends.postgres.schema import Session
 from perdure.errors import LeaseLost, PerdureError
 from perdure.model.records import Created, Pulse, Signal
@@ -16,13 +16,13 @@ from perdure.model.records import Created, Pulse, Signal
 class Lanes:
     """Records, ends and sleeps, and beginnings."""
 
-    def __init__(self, home: PostgresHome, namespace: str, *, at_once: int = 1) -> None:
+    def __init__(self, connections: PostgresConnections, namespace: str, *, at_once: int = 1) -> None:
         """`at_once` is how many statements of records there may be under way."""
-        self._home = home
+        self._connections = connections
         self._namespace = namespace
-        self.records: Lane[recording.Write, Pulse] = Lane(self._record_all, home.has_culprit, at_once=at_once)
-        self.closings: Lane[recording.Write, list[Signal]] = Lane(self._close_all, home.has_culprit)
-        self.beginnings: Lane[runs.Begin, Created] = Lane(self._create_all, home.has_culprit)
+        self.records: Batcher[recording.Write, Pulse] = Batcher(self._record_all, connections.has_culprit, at_once=at_once)
+        self.closings: Batcher[recording.Write, list[Signal]] = Batcher(self._close_all, connections.has_culprit)
+        self.beginnings: Batcher[runs.Begin, Created] = Batcher(self._create_all, connections.has_culprit)
 
     def _record_all(self, writes: Sequence[recording.Write]) -> Awaitable[Sequence[Reply[Pulse]]]:
         is_careful = not recording.are_plain(writes)
@@ -34,7 +34,7 @@ class Lanes:
             is_careful = True  # what does not go through at once is looked at closely
             return recording.append_all(db, writes)
 
-        return self._home.perform(self._namespace, record)
+        return self._connections.perform(self._namespace, record)
 
     async def _close_all(self, writes: Sequence[recording.Write]) -> Sequence[Reply[list[Signal]]]:
         is_plain, was_tried = recording.are_plain_ends(writes), False
@@ -53,10 +53,10 @@ class Lanes:
                 for write, answer in zip(writes, answers, strict=True)
             ]
 
-        return await self._home.perform(self._namespace, close)
+        return await self._connections.perform(self._namespace, close)
 
     async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created]]:
-        made = await self._home.perform(self._namespace, lambda db, _: runs.create_all(db, begins))
+        made = await self._connections.perform(self._namespace, lambda db, _: runs.create_all(db, begins))
         found = await asyncio.gather(*(self._found(begin) for begin, one in zip(begins, made, strict=True) if one is None))
         others = iter(found)
         return [one if one is not None else next(others) for one in made]
@@ -64,7 +64,7 @@ class Lanes:
     async def _found(self, begin: runs.Begin) -> Reply[Created]:
         """The run that is there already. One that is gone again is created once more."""
         try:
-            found = await self._home.perform(self._namespace, lambda db, _: runs.find(db, begin))
+            found = await self._connections.perform(self._namespace, lambda db, _: runs.find(db, begin))
         except PerdureError as refusal:
             return refusal
         return AGAIN if found is None else found

@@ -1,9 +1,9 @@
 """PostgresStore: the contract on a PostgreSQL database, through asyncpg.
 
-A verb is carried to the event loop of the store's connections (`home`) and answered from there. What holders write often
-(records, ends, sleeps) and what begins runs goes through lanes, where one statement serves all that arrived while the one before
-it was under way; a loop that writes much has lanes of its own (`outposts`). What a caller passes in is copied before the verb is
-handed over, since it may be looked at much later.
+A verb is carried to the event loop of the store's connections (`connections`) and answered from there. What holders write often
+(records, ends, sleeps) and what begins runs goes through batchers, where one statement serves all that arrived while the one
+before it was under way; a loop that writes much has batchers of its own (`loop_connections`). What a caller passes in is copied
+before the verb is handed over, since it may be looked at much later.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from perdure.backends.base.batching import Lane, Request
+from perdure.backends.base.batching import Batcher, Request
 from perdure.backends.base.leases import lease_microseconds, new_token
-from perdure.backends.base.loop_connections import Opened, Outposts
+from perdure.backends.base.loop_connections import LoopConnections, Opened
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
-from perdure.backends.base.server_store import CarriedStore
+from perdure.backends.base.server_store import ServerStore
 from perdure.backends.postgres import claims, inbox, reading, recording, runs, schedules
+from perdure.backends.postgres.address import PostgresAddress, parse_address
+from perdure.backends.postgres.connections import PostgresConnections
 from perdure.backends.postgres.errors import driver
-from perdure.backends.postgres.home import PostgresHome
 from perdure.backends.postgres.lanes import Lanes
-from perdure.backends.postgres.place import Place, place_of
 from perdure.backends.postgres.rows import identity
 from perdure.backends.postgres.schema import Session, Tables
 from perdure.backends.postgres.transaction import PostgresTransaction
@@ -58,7 +58,7 @@ Q = TypeVar("Q", bound=Request)
 A = TypeVar("A")
 
 
-class PostgresStore(CarriedStore[PostgresHome]):
+class PostgresStore(ServerStore[PostgresConnections]):
     """A store in a PostgreSQL database, for any number of processes and machines.
 
     It opens up to `pool_size` connections by the DSN, and as many again for an event loop that writes much, or uses the asyncpg
@@ -79,44 +79,44 @@ class PostgresStore(CarriedStore[PostgresHome]):
         if (url is None) == (pool is None):
             raise ValueError("a PostgreSQL store takes a url or a pool, one of them")
         driver()
-        place = Place(f"pool {id(pool)}", "", "", None) if url is None else place_of(url)
-        home = PostgresHome(place, Tables(table), dsn=url, pool=pool, pool_size=pool_size)
-        super().__init__(home, prefix=prefix, auto_migrate=auto_migrate)
+        place = PostgresAddress(f"pool {id(pool)}", "", "", None) if url is None else parse_address(url)
+        connections = PostgresConnections(place, Tables(table), dsn=url, pool=pool, pool_size=pool_size)
+        super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
     def _move_in(self) -> None:
-        self._listener = Listener(self._home, self._gate)
-        self._lanes = Lanes(self._home, self._namespace)
-        self._outposts = Outposts(partial(_outpost, self._home, self._namespace))
-        weakref.finalize(self, self._outposts.abandon).atexit = False
+        self._listener = Listener(self._connections, self._lifecycle)
+        self._lanes = Lanes(self._connections, self._namespace)
+        self._loop_connections = LoopConnections(partial(_loop_pool, self._connections, self._namespace))
+        weakref.finalize(self, self._loop_connections.abandon).atexit = False
 
     async def close(self) -> None:
         """Wait for what was submitted, and close the connections unless they were borrowed."""
         await super().close()
-        await self._outposts.close()
+        await self._loop_connections.close()
 
     def _start_over(self) -> None:
-        self._outposts.leave_behind()
+        self._loop_connections.leave_behind()
         super()._start_over()
 
-    def _write(self, lane: Callable[[Lanes], Lane[Q, A]], request: Q) -> Awaitable[A]:
-        """The answer of a lane: one on the caller's loop if that has any, otherwise one on the home loop."""
-        is_possible = self._home.is_ready and not self._home.is_borrowed and self._process == os.getpid()
-        near = self._outposts.here() if is_possible else None
+    def _write(self, batcher: Callable[[Lanes], Batcher[Q, A]], request: Q) -> Awaitable[A]:
+        """The answer of a batcher: one on the caller's loop if that has any, otherwise one on the connections loop."""
+        is_possible = self._connections.is_ready and not self._connections.is_borrowed and self._process == os.getpid()
+        near = self._loop_connections.here() if is_possible else None
         if near is None:
-            return self._send(lambda: lane(self._lanes), request)
-        return self._refused() or lane(near).put(request, self._gate.leave)
+            return self._send(lambda: batcher(self._lanes), request)
+        return self._refused() or batcher(near).put(request, self._lifecycle.leave)
 
     def _moving_out(self) -> Callable[[], Coroutine[Any, Any, None]]:
-        return partial(_close, self._home, self._listener)
+        return partial(_close, self._connections, self._listener)
 
     def __repr__(self) -> str:
-        return f"PostgresStore('{self._home.place.hosts}/{self._home.place.database}')"
+        return f"PostgresStore('{self._connections.place.hosts}/{self._connections.place.database}')"
 
     @property
     def key(self) -> tuple[str, ...]:
         """Host and port, database, search path, table stem and prefix."""
-        place = self._home.place
-        return ("postgresql", place.hosts, place.database, place.search_path, self._home.tables.stem, self._namespace)
+        place = self._connections.place
+        return ("postgresql", place.hosts, place.database, place.search_path, self._connections.tables.stem, self._namespace)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -137,7 +137,7 @@ class PostgresStore(CarriedStore[PostgresHome]):
         length = None if ttl is None else lease_microseconds(ttl)
         journal, rows = checked_journal(entries), checked_inbox(inbox)
         begin = runs.Begin(checked_start(run), length, new_token(), self._owner, journal, rows, created_at, now)
-        return self._write(lambda lanes: lanes.beginnings, begin)
+        return self._write(lambda batchers: batchers.beginnings, begin)
 
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
@@ -159,12 +159,12 @@ class PostgresStore(CarriedStore[PostgresHome]):
         return await self._carry(lambda: self._claim(wanted))
 
     async def _claim(self, wanted: claims.Wanted) -> Claims:
-        took = await self._home.perform(self._namespace, lambda db, _: claims.claim(db, wanted))
+        took = await self._connections.perform(self._namespace, lambda db, _: claims.claim(db, wanted))
         loaded = await self._load(took.taken)
         return Claims(claims=loaded, next_wake_at=took.next_wake_at)
 
     async def _load(self, taken: Sequence[claims.Taken]) -> builtins.list[Claim]:
-        return await self._home.perform(self._namespace, lambda db, _: claims.load(db, taken)) if taken else []
+        return await self._connections.perform(self._namespace, lambda db, _: claims.load(db, taken)) if taken else []
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         """Lease this run, and load what it recorded."""
@@ -173,7 +173,7 @@ class PostgresStore(CarriedStore[PostgresHome]):
 
     async def _acquire(self, run_id: str, length: int, now: int | None, *, due_only: bool) -> Claim | None:
         token = new_token()  # the same for every attempt, so that one whose reply was lost is recognised
-        taken = await self._home.perform(
+        taken = await self._connections.perform(
             self._namespace, lambda db, _: claims.acquire(db, run_id, length, self._owner, token, now, due_only=due_only)
         )
         return None if taken is None else (await self._load([taken]))[0]
@@ -182,13 +182,15 @@ class PostgresStore(CarriedStore[PostgresHome]):
         """Prolong leases, all in one statement."""
         given, length = tuple(leases), lease_microseconds(ttl)
         return await self._renewed(
-            ttl, lambda: self._home.perform(self._namespace, lambda db, _: claims.renew(db, given, length, now))
+            ttl, lambda: self._connections.perform(self._namespace, lambda db, _: claims.renew(db, given, length, now))
         )
 
     async def release(self, lease: Lease, *, now: int | None = None) -> None:
         """Give the run back, due at once."""
         await self._carry(
-            lambda: self._home.perform(self._namespace, lambda db, again: claims.release(db, lease, now, is_repeated=again))
+            lambda: self._connections.perform(
+                self._namespace, lambda db, again: claims.release(db, lease, now, is_repeated=again)
+            )
         )
 
     def record(
@@ -202,7 +204,7 @@ class PostgresStore(CarriedStore[PostgresHome]):
     ) -> Awaitable[Pulse]:
         """Append to the journal: a share of one statement, which is one round trip and one commit."""
         write = recording.record(lease, entries, consume, items)
-        return self._write(lambda lanes: lanes.records, write)
+        return self._write(lambda batchers: batchers.records, write)
 
     def suspend(
         self,
@@ -216,7 +218,7 @@ class PostgresStore(CarriedStore[PostgresHome]):
     ) -> Awaitable[builtins.list[Signal]]:
         """Record and give up the lease, unless something awaited is there."""
         write = recording.suspend(lease, wake_at, waiting_for, entries, consume, now)
-        return self._write(lambda lanes: lanes.closings, write)
+        return self._write(lambda batchers: batchers.closings, write)
 
     def finish(
         self,
@@ -230,7 +232,7 @@ class PostgresStore(CarriedStore[PostgresHome]):
     ) -> Awaitable[object]:
         """Record, end the run and tell its parent."""
         write = recording.finish(lease, status, outcome, entries, consume, now)
-        return self._write(lambda lanes: lanes.closings, write)
+        return self._write(lambda batchers: batchers.closings, write)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""
@@ -303,7 +305,7 @@ class PostgresStore(CarriedStore[PostgresHome]):
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
         self._be_in_this_process()
-        watcher = self._gate.watch()  # from here on closing the store ends the wait
+        watcher = self._lifecycle.watch()  # from here on closing the store ends the wait
         try:
             if self._listener.is_live:
                 await asyncio.wait([watcher.future], timeout=max(0.0, timeout))
@@ -315,7 +317,7 @@ class PostgresStore(CarriedStore[PostgresHome]):
             if not self._listener.is_live:
                 await asyncio.wait([watcher.future], timeout=max(0.0, min(timeout, POLL_EVERY)))
         finally:
-            self._gate.unwatch(watcher)
+            self._lifecycle.unwatch(watcher)
 
     async def put_schedule(self, schedule: Schedule) -> None:
         """Insert or replace the schedule."""
@@ -346,8 +348,8 @@ class PostgresStore(CarriedStore[PostgresHome]):
         """A fenced transaction on a connection of its own; while it is open nobody takes the run over."""
         self._enter()
         try:
-            await self._home.run(self._home.be_ready(allowed=self._auto_migrate))
-            under_way = PostgresTransaction(self._home, self._namespace, lease)
+            await self._connections.run(self._connections.be_ready(allowed=self._auto_migrate))
+            under_way = PostgresTransaction(self._connections, self._namespace, lease)
             try:
                 await under_way.begin()
                 yield under_way
@@ -355,21 +357,21 @@ class PostgresStore(CarriedStore[PostgresHome]):
             finally:
                 await under_way.end()
         finally:
-            self._gate.leave()
+            self._lifecycle.leave()
 
     async def _do(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._carry(lambda: self._home.perform(self._namespace, lambda db, _: verb(db, *args, **kwargs)))
+        return await self._carry(lambda: self._connections.perform(self._namespace, lambda db, _: verb(db, *args, **kwargs)))
 
 
-async def _outpost(home: PostgresHome, namespace: str) -> Opened[Lanes]:
-    with home.mapping():
-        outpost = await home.outpost()
-    return Opened(Lanes(outpost, namespace, at_once=2), outpost.close)
+async def _loop_pool(connections: PostgresConnections, namespace: str) -> Opened[Lanes]:
+    with connections.mapping():
+        loop_pool = await connections.loop_pool()
+    return Opened(Lanes(loop_pool, namespace, at_once=2), loop_pool.close)
 
 
-async def _close(home: PostgresHome, listener: Listener) -> None:
+async def _close(connections: PostgresConnections, listener: Listener) -> None:
     await listener.close()
-    await home.close()
+    await connections.close()
 
 
 def _noted(task: asyncio.Task[None]) -> None:

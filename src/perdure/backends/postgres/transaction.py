@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
-from perdure.backends.base.failures import Fate
+from perdure.backends.base.failures import WriteFailure
 from perdure.backends.postgres import reading
-from perdure.backends.postgres.errors import fate_of
-from perdure.backends.postgres.home import PostgresHome
+from perdure.backends.postgres.connections import PostgresConnections
+from perdure.backends.postgres.errors import classify_failure
 from perdure.backends.postgres.recording import record, record_all
 from perdure.backends.postgres.schema import Session
 from perdure.errors import PersistenceError
@@ -34,8 +34,8 @@ _REFUSED: Final = frozenset({
 class PostgresTransaction:
     """What `transaction(lease)` gives. Usable until the context is left."""
 
-    def __init__(self, home: PostgresHome, namespace: str, lease: Lease) -> None:
-        self._home = home
+    def __init__(self, connections: PostgresConnections, namespace: str, lease: Lease) -> None:
+        self._connections = connections
         self._namespace = namespace
         self._lease = lease
         self._connection: Any = None
@@ -68,7 +68,7 @@ class PostgresTransaction:
 
     async def begin(self) -> None:
         """Pass the fence."""
-        await self._home.run(self._begin())
+        await self._connections.run(self._begin())
 
     async def commit(self) -> None:
         """Make it last. A reply that was lost is found out by what was recorded."""
@@ -76,12 +76,12 @@ class PostgresTransaction:
 
     async def end(self) -> None:
         """Take no more statements, roll back what was not committed, and give the connection back."""
-        await self._home.run(self._end())
+        await self._connections.run(self._end())
 
     async def _begin(self) -> None:
         self._under_way = asyncio.current_task()
-        with self._home.mapping():
-            self._connection = await self._home.borrow_for_transaction()
+        with self._connections.mapping():
+            self._connection = await self._connections.borrow_for_transaction()
             self._transaction = self._connection.transaction(isolation="read_committed")
             await self._transaction.start()
             self._broken = None
@@ -94,17 +94,17 @@ class PostgresTransaction:
             self._under_way = asyncio.ensure_future(step())
             return await self._watched(self._under_way, is_callers=is_callers)
 
-        return await self._home.run(guarded())
+        return await self._connections.run(guarded())
 
     async def _watched(self, task: asyncio.Task[T], *, is_callers: bool) -> T:
         try:
-            with self._home.mapping():
+            with self._connections.mapping():
                 return await task
         except PersistenceError as error:
             cause = error.__cause__
             if cause is not None:  # PostgreSQL's, and not a refusal of ours
                 self._broken = "an earlier statement failed, so PostgreSQL rolls all of it back; nothing of it was written"
-                if is_callers and fate_of(cause) is Fate.REFUSED:
+                if is_callers and classify_failure(cause) is WriteFailure.PERMANENT:
                     raise cause from None
             raise
 
@@ -113,7 +113,7 @@ class PostgresTransaction:
         return [tuple(row) for row in rows]
 
     async def _write(self, write: Any) -> Pulse:
-        session = Session(self._connection, self._home.tables, self._namespace, in_transaction=True)
+        session = Session(self._connection, self._connections.tables, self._namespace, in_transaction=True)
         (answer,) = await record_all(session, [write])
         if isinstance(answer, BaseException):
             raise answer
@@ -128,7 +128,7 @@ class PostgresTransaction:
         try:
             await transaction.commit()
         except Exception as error:
-            if fate_of(error) is not Fate.UNKNOWN or not await self._was_committed():
+            if classify_failure(error) is not WriteFailure.UNKNOWN or not await self._was_committed():
                 raise
 
     async def _was_committed(self) -> bool:
@@ -139,7 +139,7 @@ class PostgresTransaction:
         async def look(db: Session, _: bool) -> list[Entry]:  # noqa: FBT001 - the shape of all work
             return await reading.journal(db, self._lease.run_id, wanted.seq - 1)
 
-        return wanted in (await self._home.perform(self._namespace, look))[:1]
+        return wanted in (await self._connections.perform(self._namespace, look))[:1]
 
     async def _end(self) -> None:
         self._broken = "it has ended; use it inside `async with store.transaction(...)`"
@@ -154,7 +154,7 @@ class PostgresTransaction:
         except Exception:  # noqa: BLE001 - without its connection it is rolled back too
             connection.terminate()
         finally:
-            await self._home.give_back(connection)
+            await self._connections.give_back(connection)
 
     async def _stop(self) -> None:
         """Cancel what is under way for a caller who has left, unless it is the commit, and wait until it has ended."""

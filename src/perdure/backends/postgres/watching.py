@@ -10,22 +10,22 @@ import asyncio
 import contextlib
 from typing import Any, Final
 
-from perdure.backends.base.lifecycle import Gate
-from perdure.backends.postgres.home import PostgresHome
+from perdure.backends.base.lifecycle import Lifecycle
+from perdure.backends.postgres.connections import PostgresConnections
 
 POLL_EVERY: Final = 1.0
 
 
 class Listener:
-    """The connection on which a store listens. Everything but `is_live` happens on the home loop.
+    """The connection on which a store listens. Everything but `is_live` happens on the connections loop.
 
     `is_live` says that a notification sent from now on wakes the watchers. When the connection is lost they are woken once, since
     something may have been missed, and the next watch opens another.
     """
 
-    def __init__(self, home: PostgresHome, gate: Gate) -> None:
-        self._home = home
-        self._gate = gate
+    def __init__(self, connections: PostgresConnections, lifecycle: Lifecycle) -> None:
+        self._connections = connections
+        self._lifecycle = lifecycle
         self._connection: Any | None = None
         self._starting: asyncio.Task[None] | None = None
         self.is_live = False
@@ -33,7 +33,7 @@ class Listener:
     @property
     def is_possible(self) -> bool:
         """Whether notifications can be heard here at all."""
-        return not self._home.is_borrowed and not self._home.behind_pooler
+        return not self._connections.is_borrowed and not self._connections.behind_pooler
 
     async def start(self) -> None:
         """Listen, if that is possible. Many may ask at once."""
@@ -45,10 +45,10 @@ class Listener:
             await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
-        connection = await self._home.connect()
+        connection = await self._connections.connect()
         try:
             connection.add_termination_listener(self._lost)
-            await connection.add_listener(self._home.tables.channel, self._heard)
+            await connection.add_listener(self._connections.tables.channel, self._heard)
         except BaseException:
             connection.terminate()
             raise
@@ -56,12 +56,12 @@ class Listener:
         self.is_live = not connection.is_closed()
 
     def _heard(self, *_: object) -> None:
-        self._gate.wake()
+        self._lifecycle.wake()
 
     def _lost(self, *_: object) -> None:
         self._connection = None
         self.is_live = False
-        self._gate.wake()
+        self._lifecycle.wake()
 
     async def close(self) -> None:
         """Stop listening."""

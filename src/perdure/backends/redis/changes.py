@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from perdure.backends.base.lifecycle import Watcher
-from perdure.backends.redis.home import leave_to_parent
-from perdure.backends.redis.lane import Lane
+from perdure.backends.redis.client_loop import leave_to_parent
+from perdure.backends.redis.lane import Batcher
 
 # Without a subscription nobody sleeps longer than this.
 _POLL: Final = 1.0
@@ -26,7 +26,7 @@ _LISTEN: Final = 5.0
 class Changes:
     """The watchers of one store. Any thread may watch."""
 
-    def __init__(self, lane: Lane, channel: str) -> None:
+    def __init__(self, lane: Batcher, channel: str) -> None:
         self._lane = lane
         self._channel = channel
         self._start_over()

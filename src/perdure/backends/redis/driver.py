@@ -20,7 +20,7 @@ _HEALTH_CHECK_EVERY: Final = 30
 _PASSING: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
 
 
-class Place(NamedTuple):
+class RedisAddress(NamedTuple):
     """Which database a client talks to, without credentials."""
 
     host: str
@@ -40,7 +40,7 @@ def driver() -> Any:
     return redis.asyncio
 
 
-def place_of_url(url: str) -> Place:
+def parse_address(url: str) -> RedisAddress:
     """Where the URL leads. Raises `ValueError`, without the URL's text, when nobody can tell."""
     try:
         parts = urlsplit(url)
@@ -53,23 +53,23 @@ def place_of_url(url: str) -> Place:
         raise ValueError(f"a Redis URL reads {_FORMS}, not {parts.scheme + ':' if parts.scheme.isalnum() else 'this'}")
     db = parse_qs(parts.query).get("db", ["0"])[0]
     if parts.scheme == "unix":
-        return Place(unquote(parts.path), "", db)
-    return Place(parts.hostname or "localhost", str(port), parts.path.strip("/") or db)
+        return RedisAddress(unquote(parts.path), "", db)
+    return RedisAddress(parts.hostname or "localhost", str(port), parts.path.strip("/") or db)
 
 
-def place_of_client(client: Any) -> Place:
+def address_of_client(client: Any) -> RedisAddress:
     """Where a borrowed client leads. Raises `ValueError` when it would give text instead of bytes."""
     kwargs = getattr(getattr(client, "connection_pool", None), "connection_kwargs", None)
     if kwargs is None:  # a cluster's client has no single pool
         node = getattr(client, "get_default_node", lambda: None)()
         if node is not None and getattr(node, "host", None):
-            return Place(str(node.host), str(node.port), "0")
-        return Place(f"client {id(client)}", "", "0")
+            return RedisAddress(str(node.host), str(node.port), "0")
+        return RedisAddress(f"client {id(client)}", "", "0")
     if kwargs.get("decode_responses"):
         raise ValueError("client= was made with decode_responses=True, but runs are bytes; make it without")
     if "path" in kwargs:
-        return Place(str(kwargs["path"]), "", str(kwargs.get("db") or 0))
-    return Place(str(kwargs.get("host", "localhost")), str(kwargs.get("port", 6379)), str(kwargs.get("db") or 0))
+        return RedisAddress(str(kwargs["path"]), "", str(kwargs.get("db") or 0))
+    return RedisAddress(str(kwargs.get("host", "localhost")), str(kwargs.get("port", 6379)), str(kwargs.get("db") or 0))
 
 
 def open_client(url: str, *, cluster: bool) -> Any:
@@ -128,7 +128,7 @@ def _is_refusal(error: BaseException) -> bool:
     return type(error).__name__ in {"AuthenticationError", "AuthorizationError", "AuthenticationWrongNumberOfArgsError"}
 
 
-def mapped(error: BaseException, where: Place) -> BaseException:
+def map_error(error: BaseException, where: RedisAddress) -> BaseException:
     """The error as a caller shall see it: the driver's own become `PersistenceError`."""
     from redis.exceptions import RedisError
 

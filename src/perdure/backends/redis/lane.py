@@ -20,8 +20,8 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from perdure.backends.redis.calls import Call, answer
-from perdure.backends.redis.driver import Place, is_unknown_script, mapped, may_pass
-from perdure.backends.redis.home import Home, leave_to_parent
+from perdure.backends.redis.client_loop import Home, leave_to_parent
+from perdure.backends.redis.driver import RedisAddress, is_unknown_script, map_error, may_pass
 from perdure.errors import PersistenceError
 
 T = TypeVar("T")
@@ -35,10 +35,10 @@ _PAUSES: Final = (0.0, 0.05, 0.2, 0.5, 1.0)
 _GIVES_UP_AFTER: Final = 15.0
 
 
-class Lane:
+class Batcher:
     """Sends calls through one client. Any thread may put one in."""
 
-    def __init__(self, make: Callable[[], Any], home: Home, where: Place, *, owned: bool) -> None:
+    def __init__(self, make: Callable[[], Any], home: Home, where: RedisAddress, *, owned: bool) -> None:
         self._make = make
         self.home = home
         self.where = where
@@ -77,10 +77,10 @@ class Lane:
             self._client = self._make()
         return self._client
 
-    def another(self) -> Lane:
+    def another(self) -> Batcher:
         """A lane with connections of its own or, when the client is borrowed, a second one on the same loop."""
         self.home.pin()
-        return Lane(self._make, self.home, self.where, owned=self._owned)
+        return Batcher(self._make, self.home, self.where, owned=self._owned)
 
     def submit(self, coro: Coroutine[Any, Any, T]) -> Future[T]:
         """Run the coroutine on the home loop. Raises `PersistenceError` when the borrowed client's loop is gone."""
@@ -197,7 +197,7 @@ class Lane:
 
     def _took(self, call: Call, reply: Any) -> bool:
         """Give the call its reply. False when the server does not know its script."""
-        call.error = mapped(reply, self.where) if isinstance(reply, Exception) else None
+        call.error = map_error(reply, self.where) if isinstance(reply, Exception) else None
         call.reply = reply
         return call.error is None or not is_unknown_script(reply)
 

@@ -18,19 +18,19 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from perdure.backends.base.leases import lease_microseconds, new_token
-from perdure.backends.base.lifecycle import Gate
+from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start, found_row
 from perdure.backends.redis import rows
 from perdure.backends.redis.calls import Call
 from perdure.backends.redis.changes import Changes
-from perdure.backends.redis.driver import driver, open_client, place_of_client, place_of_url
-from perdure.backends.redis.facts import FORMAT, Facts, check, facts_from, fsync_policy
-from perdure.backends.redis.home import OURS, CallersLoop
+from perdure.backends.redis.client_loop import OURS, CallersLoop
+from perdure.backends.redis.driver import address_of_client, driver, open_client, parse_address
 from perdure.backends.redis.keys import Keys
-from perdure.backends.redis.lane import Lane
+from perdure.backends.redis.lane import Batcher
 from perdure.backends.redis.replies import checked, line_from, pulse_from, row_from, to_restore
 from perdure.backends.redis.rows import Arg, all_counted, counted, optional
 from perdure.backends.redis.scripts import SCRIPTS
+from perdure.backends.redis.server_info import FORMAT, ServerInfo, check, fsync_policy, server_info_from
 from perdure.errors import LeaseLost, StoreCapabilityError
 from perdure.model.durations import microseconds
 from perdure.model.journal import Entry, drop_entry
@@ -74,18 +74,18 @@ class RedisStore(SavesSnapshots):
         driver()
         keys = Keys(table, prefix)
         if url is None:
-            self._use(keys, Lane(lambda: client, CallersLoop(), place_of_client(client), owned=False))
+            self._use(keys, Batcher(lambda: client, CallersLoop(), address_of_client(client), owned=False))
         else:
             make = partial(open_client, url, cluster=cluster)
-            self._use(keys, Lane(make, OURS, place_of_url(url), owned=True))
+            self._use(keys, Batcher(make, OURS, parse_address(url), owned=True))
 
-    def _use(self, keys: Keys, lane: Lane) -> None:
+    def _use(self, keys: Keys, lane: Batcher) -> None:
         self._keys = keys
         self._place = lane.where
         self._lane = lane
         self._changes = Changes(lane, keys.channel)
-        self._gate = Gate(str(lane.where))
-        self._facts: Facts | None = None
+        self._lifecycle = Lifecycle(str(lane.where))
+        self._facts: ServerInfo | None = None
         # Also a store that is only dropped gives its connections back.
         self._release = weakref.finalize(self, lane.abandon, self._changes.close)
         self._release.atexit = False
@@ -117,12 +117,12 @@ class RedisStore(SavesSnapshots):
 
         Raises `PersistenceError` when it throws runs away as memory fills, or has them in a layout that is not known here.
         """
-        with self._gate:
+        with self._lifecycle:
             await self._set_up()
 
     async def close(self) -> None:
         """Wait for what was submitted, and close the connections that are ours."""
-        empty = self._gate.close()
+        empty = self._lifecycle.close()
         if empty is None:
             return
         self._changes.close()
@@ -326,7 +326,7 @@ class RedisStore(SavesSnapshots):
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
-        with self._gate:
+        with self._lifecycle:
             if self._facts is None:
                 await self._set_up()
         await self._changes.watch(timeout)
@@ -384,7 +384,7 @@ class RedisStore(SavesSnapshots):
         return checked(await self._call(verb, keys, [*before, call, run_id, *after]), run_id)
 
     async def _call(self, script: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        with self._gate:
+        with self._lifecycle:
             if self._facts is None:
                 await self._set_up()
             return await self._ask(script, keys, args)
@@ -397,9 +397,9 @@ class RedisStore(SavesSnapshots):
     async def _set_up(self) -> None:
         format_, info = await self._ask("setup", (), [FORMAT])
         fsync = await self._lane.ask(fsync_policy)
-        facts = facts_from(format_, info, fsync)
-        check(facts, self._place)
-        self._facts = facts
+        server_info = server_info_from(format_, info, fsync)
+        check(server_info, self._place)
+        self._facts = server_info
 
 
 def _owner() -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from perdure.backends.sql.connections import SqlConnections
 from perdure.backends.sql.dialect import MYSQL, POSTGRES, SQLITE, Dialect
-from perdure.backends.sql.home import SqlHome
 from perdure.backends.sql.session import Channel, Result, Session, Statement
 from perdure.backends.sql.store import SqlStore
 from perdure.backends.sql.tables import Tables
@@ -19,7 +19,7 @@ __all__ = [
     "Dialect",
     "Result",
     "Session",
-    "SqlHome",
+    "SqlConnections",
     "SqlStore",
     "Statement",
     "Tables",

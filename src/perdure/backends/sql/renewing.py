@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
-from perdure.backends.sql.home import SqlHome
+from perdure.backends.sql.connections import SqlConnections
 from perdure.backends.sql.recording import fences_from, is_current
 from perdure.backends.sql.session import Given, Result, Session
 from perdure.model.records import Lease, Pulse
@@ -27,14 +27,16 @@ class _Current(NamedTuple):
     at: int
 
 
-async def renew(home: SqlHome, namespace: str, leases: Sequence[Lease], length: int, now: int | None) -> list[Pulse | None]:
+async def renew(
+    connections: SqlConnections, namespace: str, leases: Sequence[Lease], length: int, now: int | None
+) -> list[Pulse | None]:
     """Prolong each lease that is still current to `length` microseconds from now; None for each other."""
     pulses: Pulses = {}
     asked = list(leases)
     for pause in _PAUSES:
         if asked:
             await asyncio.sleep(pause)
-            free, locked = await home.perform(namespace, partial(_renew, leases=asked, length=length, now=now))
+            free, locked = await connections.perform(namespace, partial(_renew, leases=asked, length=length, now=now))
             pulses |= free | locked
             asked = list(locked)
     return [pulses.get(lease) for lease in leases]

@@ -1,8 +1,8 @@
 """SqlStore: the contract over statements, whoever carries them to which database.
 
-A verb is carried to the event loop of the store's connections (`home`) and answered from there, in one transaction. What holders
-write often (records, ends, sleeps) and what begins runs goes through lanes, where one transaction serves all that arrived while
-the one before it was under way. What a caller passes in is copied before the verb is handed over.
+A verb is carried to the event loop of the store's connections (`connections`) and answered from there, in one transaction. What
+holders write often (records, ends, sleeps) and what begins runs goes through batchers, where one transaction serves all that
+arrived while the one before it was under way. What a caller passes in is copied before the verb is handed over.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from perdure.backends.base.batching import Lane, Reply
+from perdure.backends.base.batching import Batcher, Reply
 from perdure.backends.base.leases import lease_microseconds, new_token
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
-from perdure.backends.base.server_store import CarriedStore
+from perdure.backends.base.server_store import ServerStore
 from perdure.backends.sql import claims, closing, inbox, reading, recording, renewing, runs, schedules, writes
-from perdure.backends.sql.home import SqlHome
+from perdure.backends.sql.connections import SqlConnections
 from perdure.backends.sql.rows import identity
 from perdure.backends.sql.session import Session
 from perdure.backends.sql.transaction import SqlTransaction, begun
@@ -46,19 +46,19 @@ from perdure.store import Capability
 
 P = ParamSpec("P")
 T = TypeVar("T")
-H = TypeVar("H", bound=SqlHome)
+H = TypeVar("H", bound=SqlConnections)
 
 POLL_EVERY: Final = 1.0  # seconds; nobody tells of what other processes do, so a watch ends and its caller looks for itself
 
 
-class SqlStore(CarriedStore[H]):
+class SqlStore(ServerStore[H]):
     """A store in an SQL database. A subclass says what it is called and which it is: `key`, `__repr__`."""
 
     def _move_in(self) -> None:
-        home = self._home
-        self._records: Lane[writes.Write, Pulse] = Lane(self._record_all, home.has_culprit)
-        self._closings: Lane[writes.Write, builtins.list[Signal]] = Lane(self._close_all, home.has_culprit)
-        self._beginnings: Lane[runs.Begin, Created | None] = Lane(self._create_all, home.has_culprit)
+        connections = self._connections
+        self._records: Batcher[writes.Write, Pulse] = Batcher(self._record_all, connections.has_culprit)
+        self._closings: Batcher[writes.Write, builtins.list[Signal]] = Batcher(self._close_all, connections.has_culprit)
+        self._beginnings: Batcher[runs.Begin, Created | None] = Batcher(self._create_all, connections.has_culprit)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -85,9 +85,9 @@ class SqlStore(CarriedStore[H]):
     async def _create(self, begin: runs.Begin) -> Created:
         while True:
             made = await self._beginnings.put(begin)
-            made = made or await self._home.perform(self._namespace, lambda db, _: runs.find(db, begin))
+            made = made or await self._connections.perform(self._namespace, lambda db, _: runs.find(db, begin))
             if made is not None:  # it was there and is gone again: once more
-                self._gate.wake()
+                self._lifecycle.wake()
                 return made
 
     async def restore(
@@ -113,11 +113,11 @@ class SqlStore(CarriedStore[H]):
         return await self._carry(lambda: self._claim(wanted))
 
     async def _claim(self, wanted: claims.Wanted) -> Claims:
-        took = await self._home.perform(self._namespace, lambda db, _: claims.claim(db, wanted))
+        took = await self._connections.perform(self._namespace, lambda db, _: claims.claim(db, wanted))
         return Claims(claims=await self._load(took.taken), next_wake_at=took.next_wake_at)
 
     async def _load(self, taken: Sequence[claims.Taken]) -> builtins.list[Claim]:
-        return await self._home.read(self._namespace, lambda db: claims.load(db, taken)) if taken else []
+        return await self._connections.read(self._namespace, lambda db: claims.load(db, taken)) if taken else []
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         """Lease this run, and load what it recorded."""
@@ -126,7 +126,7 @@ class SqlStore(CarriedStore[H]):
 
     async def _acquire(self, run_id: str, length: int, now: int | None, *, due_only: bool) -> Claim | None:
         token = new_token()  # the same for every attempt, so that one whose reply was lost is recognised
-        taken = await self._home.perform(
+        taken = await self._connections.perform(
             self._namespace, lambda db, _: claims.acquire(db, run_id, length, self._owner, token, now, due_only=due_only)
         )
         return None if taken is None else (await self._load([taken]))[0]
@@ -134,14 +134,16 @@ class SqlStore(CarriedStore[H]):
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one transaction. It waits for no other."""
         given, length = tuple(leases), lease_microseconds(ttl)
-        return await self._renewed(ttl, lambda: renewing.renew(self._home, self._namespace, given, length, now))
+        return await self._renewed(ttl, lambda: renewing.renew(self._connections, self._namespace, given, length, now))
 
     async def release(self, lease: Lease, *, now: int | None = None) -> None:
         """Give the run back, due at once."""
         await self._carry(
-            lambda: self._home.perform(self._namespace, lambda db, again: claims.release(db, lease, now, is_repeated=again))
+            lambda: self._connections.perform(
+                self._namespace, lambda db, again: claims.release(db, lease, now, is_repeated=again)
+            )
         )
-        self._gate.wake()
+        self._lifecycle.wake()
 
     def record(
         self,
@@ -169,7 +171,7 @@ class SqlStore(CarriedStore[H]):
         """Record and give up the lease, unless something awaited is there."""
         write = writes.suspend(lease, wake_at, waiting_for, entries, consume, now)
         arrived = await self._send(lambda: self._closings, write)
-        self._gate.wake()
+        self._lifecycle.wake()
         return arrived
 
     async def finish(
@@ -185,7 +187,7 @@ class SqlStore(CarriedStore[H]):
         """Record, end the run and tell its parent."""
         write = writes.finish(lease, status, outcome, entries, consume, now)
         await self._send(lambda: self._closings, write)
-        self._gate.wake()
+        self._lifecycle.wake()
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""
@@ -258,11 +260,11 @@ class SqlStore(CarriedStore[H]):
     async def watch(self, timeout: float) -> None:
         """Return when this handle changed what may be due, after `timeout` seconds, or after `POLL_EVERY`: others may have."""
         self._be_in_this_process()
-        watcher = self._gate.watch()  # from here on closing the store ends the wait
+        watcher = self._lifecycle.watch()  # from here on closing the store ends the wait
         try:
             await asyncio.wait([watcher.future], timeout=max(0.0, min(timeout, POLL_EVERY)))
         finally:
-            self._gate.unwatch(watcher)
+            self._lifecycle.unwatch(watcher)
 
     async def put_schedule(self, schedule: Schedule) -> None:
         """Insert or replace the schedule."""
@@ -295,31 +297,31 @@ class SqlStore(CarriedStore[H]):
         """A fenced transaction; while it is open nobody takes the run over."""
         self._enter()
         try:
-            await self._home.run(self._home.be_ready(allowed=self._auto_migrate))
-            async with begun(self._home, self._namespace, lease) as under_way:
+            await self._connections.run(self._connections.be_ready(allowed=self._auto_migrate))
+            async with begun(self._connections, self._namespace, lease) as under_way:
                 yield under_way
         finally:
-            self._gate.leave()
+            self._lifecycle.leave()
 
     async def _do(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._carry(lambda: self._home.perform(self._namespace, lambda db, _: verb(db, *args, **kwargs)))
+        return await self._carry(lambda: self._connections.perform(self._namespace, lambda db, _: verb(db, *args, **kwargs)))
 
     async def _change(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """As `_do`, for what may make something due or end it: it wakes those who watch."""
         given = await self._do(verb, *args, **kwargs)
-        self._gate.wake()
+        self._lifecycle.wake()
         return given
 
     async def _read(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._carry(lambda: self._home.read(self._namespace, lambda db: verb(db, *args, **kwargs)))
+        return await self._carry(lambda: self._connections.read(self._namespace, lambda db: verb(db, *args, **kwargs)))
 
     async def _record_all(self, asked: Sequence[writes.Write]) -> Sequence[Reply[Pulse]]:
-        return await self._home.perform(self._namespace, lambda db, _: recording.record_all(db, asked))
+        return await self._connections.perform(self._namespace, lambda db, _: recording.record_all(db, asked))
 
     async def _close_all(self, asked: Sequence[writes.Write]) -> Sequence[Reply[builtins.list[Signal]]]:
-        return await self._home.perform(
+        return await self._connections.perform(
             self._namespace, lambda db, is_repeated: closing.close_once(db, asked, is_repeated=is_repeated)
         )
 
     async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created | None]]:
-        return await self._home.perform(self._namespace, lambda db, _: runs.create_all(db, begins))
+        return await self._connections.perform(self._namespace, lambda db, _: runs.create_all(db, begins))

@@ -13,9 +13,9 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from perdure.backends.base.failures import Fate
+from perdure.backends.base.failures import WriteFailure
 from perdure.backends.sql import reading, writes
-from perdure.backends.sql.home import SqlHome
+from perdure.backends.sql.connections import SqlConnections
 from perdure.backends.sql.recording import record_all
 from perdure.backends.sql.session import Session, Statement
 from perdure.errors import PerdureError, PersistenceError
@@ -42,8 +42,8 @@ class _RollBackError(Exception):
 class SqlTransaction:
     """What `transaction(lease)` gives. Usable until the context is left."""
 
-    def __init__(self, home: SqlHome, namespace: str, lease: Lease) -> None:
-        self._home = home
+    def __init__(self, connections: SqlConnections, namespace: str, lease: Lease) -> None:
+        self._connections = connections
         self._namespace = namespace
         self._lease = lease
         # Why it takes no statements, or None; and whether that is because one failed.
@@ -51,7 +51,7 @@ class SqlTransaction:
         self._has_failed = False
         self._statements = 0
         self._recorded: list[Entry] = []
-        # Both belong to the home loop. None in the queue: commit.
+        # Both belong to the connections loop. None in the queue: commit.
         self._asked: asyncio.Queue[tuple[Work, asyncio.Future[Any]] | None] = asyncio.Queue()
         self._holding: asyncio.Task[None] | None = None
 
@@ -73,7 +73,7 @@ class SqlTransaction:
         rows: list[tuple[Any, ...]] = await self._ask(run, is_callers=True)
         self._statements += 1
         if self._is_committed_by(word):
-            self._broken = f"{word} has committed it already, as {self._home.tables.dialect.label} does by itself"
+            self._broken = f"{word} has committed it already, as {self._connections.tables.dialect.label} does by itself"
         return rows
 
     async def record(self, entries: Sequence[Entry], consume: Sequence[int] = ()) -> Pulse:
@@ -91,25 +91,25 @@ class SqlTransaction:
             raise ValueError(f"{word} would commit what was done before it in this transaction(); use it in one of its own")
 
     def _is_committed_by(self, word: str) -> bool:
-        return word in _COMMITS and self._home.tables.dialect.name == "mysql"
+        return word in _COMMITS and self._connections.tables.dialect.name == "mysql"
 
     async def begin(self) -> None:
         """Pass the fence."""
-        await self._home.run(self._begin())
+        await self._connections.run(self._begin())
 
     async def commit(self) -> None:
         """Make it last. A reply that was lost is found out by what was recorded."""
-        await self._home.run(self._commit())
+        await self._connections.run(self._commit())
 
     async def end(self) -> None:
         """Take no more statements, and roll back what was not committed."""
-        await self._home.run(self._end())
+        await self._connections.run(self._end())
 
     async def _begin(self) -> None:
         self._asked = asyncio.Queue()
         self._holding = asyncio.ensure_future(self._hold())
         self._broken = None
-        with self._home.mapping():
+        with self._connections.mapping():
             await self._served(lambda db: _write(db, writes.record(self._lease, (), ())))
 
     async def _served(self, work: Work) -> Any:
@@ -125,8 +125,8 @@ class SqlTransaction:
     async def _hold(self) -> None:
         """The task in which the transaction is open."""
         with contextlib.suppress(_RollBackError):
-            async with self._home.transaction() as channel:
-                db = Session(channel, self._home.tables, self._namespace)
+            async with self._connections.transaction() as channel:
+                db = Session(channel, self._connections.tables, self._namespace)
                 while (asked := await self._asked.get()) is not None:
                     await self._serve(db, *asked)
 
@@ -148,20 +148,20 @@ class SqlTransaction:
 
         async def asked() -> Any:
             if self._broken is not None:
-                raise PersistenceError(f"{self._home.tables.dialect.label} transaction", self._broken)
+                raise PersistenceError(f"{self._connections.tables.dialect.label} transaction", self._broken)
             return await self._served(work)
 
         try:
-            return await self._home.run(asked())
+            return await self._connections.run(asked())
         except Exception as error:
-            if is_callers and self._home.fate_of(error) is Fate.REFUSED:
+            if is_callers and self._connections.classify_failure(error) is WriteFailure.PERMANENT:
                 raise
-            with self._home.mapping():
+            with self._connections.mapping():
                 raise
 
     async def _commit(self) -> None:
         if self._has_failed:
-            raise PersistenceError(f"{self._home.tables.dialect.label} transaction", self._broken or "a statement failed")
+            raise PersistenceError(f"{self._connections.tables.dialect.label} transaction", self._broken or "a statement failed")
         await self._leave(None)
 
     async def _leave(self, last: tuple[Work, asyncio.Future[Any]] | None) -> None:
@@ -173,16 +173,16 @@ class SqlTransaction:
         try:
             await holding
         except Exception as error:
-            if self._home.fate_of(error) is Fate.UNKNOWN and await self._was_committed():
+            if self._connections.classify_failure(error) is WriteFailure.UNKNOWN and await self._was_committed():
                 return
-            with self._home.mapping():
+            with self._connections.mapping():
                 raise
 
     async def _was_committed(self) -> bool:
         if not self._recorded:
             return False
         wanted = self._recorded[-1]
-        found = await self._home.read(self._namespace, lambda db: reading.journal(db, self._lease.run_id, wanted.seq - 1))
+        found = await self._connections.read(self._namespace, lambda db: reading.journal(db, self._lease.run_id, wanted.seq - 1))
         return wanted in found[:1]
 
     async def _end(self) -> None:
@@ -202,9 +202,9 @@ async def _write(db: Session, write: writes.Write) -> Pulse:
 
 
 @contextlib.asynccontextmanager
-async def begun(home: SqlHome, namespace: str, lease: Lease) -> AsyncIterator[SqlTransaction]:
+async def begun(connections: SqlConnections, namespace: str, lease: Lease) -> AsyncIterator[SqlTransaction]:
     """A transaction that has passed the fence: commits on exit, rolls back on an exception."""
-    under_way = SqlTransaction(home, namespace, lease)
+    under_way = SqlTransaction(connections, namespace, lease)
     try:
         await under_way.begin()
         yield under_way

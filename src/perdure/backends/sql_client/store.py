@@ -17,9 +17,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, Final, NoReturn, Protocol, Self
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.base.failures import Fate
+from perdure.backends.base.failures import WriteFailure
+from perdure.backends.sql.connections import SqlConnections
 from perdure.backends.sql.dialect import Dialect
-from perdure.backends.sql.home import SqlHome
 from perdure.backends.sql.schema import set_up
 from perdure.backends.sql.session import Channel, Result
 from perdure.backends.sql.store import SqlStore
@@ -95,7 +95,7 @@ def _shown(value: object) -> str:
     return f"a {type(value).__name__}{size}"
 
 
-class ClientHome(SqlHome):
+class ClientConnections(SqlConnections):
     """A borrowed client, on the event loop on which it was first used."""
 
     THREAD: ClassVar[LoopThread] = LoopThread("perdure-sql")  # never used: what is borrowed has a loop of its own
@@ -105,10 +105,10 @@ class ClientHome(SqlHome):
         self.client = client
 
     def another(self) -> Self:
-        """A home with the same client, and on its loop."""
-        home = type(self)(self.client, self.tables, self._borrowed_loop)
-        home.is_ready, home.durability = self.is_ready, self.durability
-        return home
+        """A connections with the same client, and on its loop."""
+        connections = type(self)(self.client, self.tables, self._borrowed_loop)
+        connections.is_ready, connections.durability = self.is_ready, self.durability
+        return connections
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Channel]:
@@ -157,16 +157,16 @@ class ClientHome(SqlHome):
     async def close(self) -> None:
         """Nothing: the client is somebody else's."""
 
-    def fate_of(self, error: BaseException) -> Fate:
+    def classify_failure(self, error: BaseException) -> WriteFailure:
         """What passes is known by its number, its state or by what SQLite says. What failed before the commit was rolled back."""
         met = _cause(error)
         if _is_one_of(_PASSING, met) or "database is locked" in str(met):
-            return Fate.UNDONE
+            return WriteFailure.RETRY
         if isinstance(error, _CommitError):
-            return Fate.UNKNOWN
-        return Fate.UNDONE if isinstance(met, ConnectionError) or _is_one_of(_GONE, met) else Fate.REFUSED
+            return WriteFailure.UNKNOWN
+        return WriteFailure.RETRY if isinstance(met, ConnectionError) or _is_one_of(_GONE, met) else WriteFailure.PERMANENT
 
-    def mapped(self, error: BaseException) -> BaseException:
+    def map_error(self, error: BaseException) -> BaseException:
         """What a client raises is wrapped, whatever it is: what it means is the client's affair."""
         met = _cause(error)
         if isinstance(met, PerdureError) or not isinstance(met, Exception):
@@ -275,17 +275,17 @@ _CHECKS: Final[Mapping[str, Callable[[Channel, str], Coroutine[Any, Any, Durabil
 }
 
 
-class SqlClientStore(SqlStore[ClientHome]):
+class SqlClientStore(SqlStore[ClientConnections]):
     """A store through somebody's database client. The client is not closed with it."""
 
     def __init__(
         self, client: Client, dialect: Dialect, *, table: str = "perdure", prefix: str = "", auto_migrate: bool = True
     ) -> None:
-        home = ClientHome(client, Tables(table, dialect, TEXT))
-        super().__init__(home, prefix=prefix, auto_migrate=auto_migrate)
+        connections = ClientConnections(client, Tables(table, dialect, TEXT))
+        super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
     def __repr__(self) -> str:
-        tables = self._home.tables
+        tables = self._connections.tables
         return f"SqlClientStore({tables.dialect.name!r}, table={tables.stem!r})"
 
     def __reduce__(self) -> NoReturn:
@@ -294,6 +294,6 @@ class SqlClientStore(SqlStore[ClientHome]):
     @property
     def key(self) -> tuple[str, ...]:
         """The client's own `key`, or the client itself, as nobody else knows where it leads; table stem and prefix."""
-        home, tables = self._home, self._home.tables
-        place = str(getattr(home.client, "key", id(home.client)))
+        connections, tables = self._connections, self._connections.tables
+        place = str(getattr(connections.client, "key", id(connections.client)))
         return ("sql_client", tables.dialect.name, place, tables.stem, self._namespace)

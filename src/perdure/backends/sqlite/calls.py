@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from perdure.aio.pending_write import Answer
-from perdure.backends.sqlite.connection import mapped
+from perdure.backends.sqlite.connection import map_error
 from perdure.backends.sqlite.link import Link
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Call(Answer[T]):
 
     def fail(self, error: BaseException, path: str) -> None:
         """Answer with the error, as the caller shall see it."""
-        self.error = mapped(error, path)
+        self.error = map_error(error, path)
 
 
 class Watcher:

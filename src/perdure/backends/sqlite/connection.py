@@ -43,7 +43,7 @@ def is_fault(error: BaseException) -> bool:
     return code_of(error) in _REASONS
 
 
-def mapped(error: BaseException, path: str) -> BaseException:
+def map_error(error: BaseException, path: str) -> BaseException:
     """What the caller gets for an error met while working on the file: `PersistenceError` for SQLite's and the system's."""
     if isinstance(error, PersistenceError):
         return PersistenceError(*error.args)  # one for each caller, as each adds its own traceback

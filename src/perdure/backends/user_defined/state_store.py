@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from perdure.aio.pending_write import answered
-from perdure.backends.base.named_locks import Turns
+from perdure.backends.base.named_locks import NamedLocks
 from perdure.backends.base.new_runs import restored_row
 from perdure.backends.memory.store import MemoryStore
 from perdure.backends.user_defined.state_besides import Besides, after
@@ -46,7 +46,7 @@ class StateStore(MemoryStore):
         # What was last seen there, so that a run that nobody changed is not read in again.
         self._seen: dict[str, Snapshot | ResumeState] = {}
         # Had from a change in memory until it is kept, on whichever loop, so that an older state never replaces a newer one.
-        self._turns = Turns()
+        self._turns = NamedLocks()
         # The runs in memory that are not driven, the one that was last asked for at the end. Guarded by the database's lock.
         self._idle: dict[str, None] = {}
 

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from perdure.backends.libsql.facts import durability_of, warn_of_halts
 from perdure.backends.libsql.hrana import Client
+from perdure.backends.libsql.server_info import durability_of, warn_of_halts
 from perdure.errors import PerdureWarning
 from tests.backends.libsql.test_web import serving
 

@@ -1,4 +1,4 @@
-"""Requests that are asked on one loop and answered by a lane on another."""
+"""Requests that are asked on one loop and answered by a batcher on another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from perdure.backends.base.batching import AGAIN, Lane, Reply
+from perdure.backends.base.batching import AGAIN, Batcher, Reply
 from perdure.errors import LeaseLost, PersistenceError
 
 
@@ -53,9 +53,9 @@ def elsewhere() -> Iterator[asyncio.AbstractEventLoop]:
 
 async def test_what_is_asked_in_one_turn_crosses_over_together(elsewhere: asyncio.AbstractEventLoop) -> None:
     server, crossings = Server(), list[Callable[[], None]]()
-    lane: Lane[Number, int] = Lane(server.perform, lambda _: False)
+    batcher: Batcher[Number, int] = Batcher(server.perform, lambda _: False)
 
-    answers = [lane.ask(Number(n), crossings.append, server.leave) for n in (1, 13, 7)]
+    answers = [batcher.ask(Number(n), crossings.append, server.leave) for n in (1, 13, 7)]
     assert len(crossings) == 1
     elsewhere.call_soon_threadsafe(crossings[0])
     assert all(answer.loop is asyncio.get_running_loop() for answer in answers)
@@ -68,8 +68,8 @@ async def test_what_is_asked_in_one_turn_crosses_over_together(elsewhere: asynci
 
 async def test_a_caller_that_has_left_changes_nothing_for_the_others(elsewhere: asyncio.AbstractEventLoop) -> None:
     server = Server()
-    lane: Lane[Number, int] = Lane(server.perform, lambda _: False)
-    first, second = (lane.ask(Number(n), elsewhere.call_soon_threadsafe, server.leave) for n in (1, 2))
+    batcher: Batcher[Number, int] = Batcher(server.perform, lambda _: False)
+    first, second = (batcher.ask(Number(n), elsewhere.call_soon_threadsafe, server.leave) for n in (1, 2))
     waiting = asyncio.ensure_future(first)
     await asyncio.sleep(0)
     waiting.cancel()
@@ -79,14 +79,14 @@ async def test_a_caller_that_has_left_changes_nothing_for_the_others(elsewhere: 
 
 async def test_where_nobody_can_be_asked_any_more_everybody_hears_of_it() -> None:
     server = Server()
-    lane: Lane[Number, int] = Lane(server.perform, lambda _: False)
+    batcher: Batcher[Number, int] = Batcher(server.perform, lambda _: False)
 
     def closed(_: Callable[[], None]) -> None:
         raise PersistenceError("the pool", "its loop is closed")
 
     for n in (1, 2):
         with pytest.raises(PersistenceError, match="its loop is closed"):
-            await lane.ask(Number(n), closed, server.leave)
+            await batcher.ask(Number(n), closed, server.leave)
     assert server.left == 2
 
 
@@ -111,11 +111,11 @@ async def turns() -> None:
 
 async def test_many_are_sent_in_two_halves_so_that_one_can_be_worked_on_while_the_other_goes_on() -> None:
     server = Slow()
-    lane: Lane[Number, int] = Lane(server.perform, lambda _: False, at_once=2)
-    answers = [lane.put(Number(n)) for n in range(40)]
+    batcher: Batcher[Number, int] = Batcher(server.perform, lambda _: False, at_once=2)
+    answers = [batcher.put(Number(n)) for n in range(40)]
     await turns()
     assert server.batches == [list(range(20)), list(range(20, 40))]
-    answers += [lane.put(Number(n)) for n in range(40, 45)]
+    answers += [batcher.put(Number(n)) for n in range(40, 45)]
     await turns()
     assert len(server.batches) == 2, "two at a time"
     server.may_answer[1].set()
@@ -129,10 +129,10 @@ async def test_many_are_sent_in_two_halves_so_that_one_can_be_worked_on_while_th
 
 async def test_a_few_share_a_statement_and_the_next_need_not_wait_for_it() -> None:
     server = Slow()
-    lane: Lane[Number, int] = Lane(server.perform, lambda _: False, at_once=2)
-    answers = [lane.put(Number(n)) for n in range(5)]
+    batcher: Batcher[Number, int] = Batcher(server.perform, lambda _: False, at_once=2)
+    answers = [batcher.put(Number(n)) for n in range(5)]
     await turns()
-    answers.append(lane.put(Number(5)))
+    answers.append(batcher.put(Number(5)))
     await turns()
     assert server.batches == [[0, 1, 2, 3, 4], [5]]
     for event in server.may_answer:
@@ -142,10 +142,10 @@ async def test_a_few_share_a_statement_and_the_next_need_not_wait_for_it() -> No
 
 async def test_one_at_a_time_is_one_at_a_time() -> None:
     server = Slow()
-    lane: Lane[Number, int] = Lane(server.perform, lambda _: False)
-    answers = [lane.put(Number(n)) for n in range(40)]
+    batcher: Batcher[Number, int] = Batcher(server.perform, lambda _: False)
+    answers = [batcher.put(Number(n)) for n in range(40)]
     await turns()
-    answers += [lane.put(Number(n)) for n in range(40, 45)]
+    answers += [batcher.put(Number(n)) for n in range(40, 45)]
     await turns()
     assert server.batches == [list(range(40))]
     server.may_answer[0].set()
@@ -163,9 +163,9 @@ async def test_a_statement_is_no_part_of_the_run_that_asks_first() -> None:
         seen.append(run.get())
         return [request.n for request in requests]
 
-    lane: Lane[Number, int] = Lane(perform, lambda _: False)
+    batcher: Batcher[Number, int] = Batcher(perform, lambda _: False)
     run.set("the first")
-    await lane.put(Number(1))
+    await batcher.put(Number(1))
     assert seen == ["none"]
 
 
@@ -175,16 +175,16 @@ async def test_a_time_limit_inside_a_statement_counts() -> None:
             await asyncio.sleep(3600)
         return []
 
-    lane: Lane[Number, int] = Lane(perform, lambda _: False)
+    batcher: Batcher[Number, int] = Batcher(perform, lambda _: False)
     async with asyncio.timeout(60):
         with pytest.raises(TimeoutError):
-            await lane.put(Number(1))
+            await batcher.put(Number(1))
 
 
 async def test_whoever_cancels_all_tasks_does_not_reach_a_statement() -> None:
     server = Slow()
-    lane: Lane[Number, int] = Lane(server.perform, lambda _: False)
-    answer = lane.put(Number(1))
+    batcher: Batcher[Number, int] = Batcher(server.perform, lambda _: False)
+    answer = batcher.put(Number(1))
     await turns()
     assert asyncio.all_tasks() == {asyncio.current_task()}
     server.may_answer[0].set()

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
-from perdure.backends.base.connections import Home
+from perdure.backends.base.connections import ServerConnections
 from perdure.backends.sql.session import Channel, Session
 from perdure.backends.sql.tables import Tables
 
 T = TypeVar("T")
 
 
-class SqlHome(Home):
+class SqlConnections(ServerConnections):
     """The connections of one store. `open` has to call `schema.set_up` in a transaction of its own."""
 
     def __init__(self, label: str, tables: Tables, *, is_borrowed: bool, loop: asyncio.AbstractEventLoop | None = None) -> None:

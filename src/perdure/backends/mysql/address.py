@@ -11,7 +11,7 @@ _OPTIONS: Final = frozenset({"ssl", "ssl_ca", "unix_socket"})
 _HIDDEN: Final = "(it is not repeated here, as it may hold a password)"
 
 
-class Place(NamedTuple):
+class MysqlAddress(NamedTuple):
     """Where a database is. What is secret of it is shown nowhere."""
 
     host: str
@@ -32,7 +32,7 @@ class Place(NamedTuple):
         return f"MySQL store {self.address}/{self.database}"
 
     def __repr__(self) -> str:
-        return f"Place({self.address!r}, {self.database!r})"
+        return f"MysqlAddress({self.address!r}, {self.database!r})"
 
     def arguments(self) -> dict[str, Any]:
         """What asyncmy's `connect` is given."""
@@ -52,7 +52,7 @@ class Place(NamedTuple):
         return given
 
 
-def place_of(dsn: str) -> Place:
+def parse_address(dsn: str) -> MysqlAddress:
     """The place that a DSN names. Raises `ValueError` without repeating it."""
     if not isinstance(dsn, str) or not dsn.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES)):
         raise ValueError(f"a MySQL DSN reads mysql://user:password@host:port/database {_HIDDEN}")
@@ -70,4 +70,4 @@ def place_of(dsn: str) -> Place:
     if not database:
         raise ValueError(f"the MySQL DSN names no database: mysql://user:password@host:port/database {_HIDDEN}")
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
-    return Place(parts.hostname or "localhost", port, database, user, password, options)
+    return MysqlAddress(parts.hostname or "localhost", port, database, user, password, options)

@@ -19,7 +19,7 @@ _SETTINGS: Final[dict[str, Any]] = {
 }
 
 
-class Place(NamedTuple):
+class MongoAddress(NamedTuple):
     """Where a database is. `password` is kept to be taken out of messages, and shown nowhere."""
 
     hosts: str
@@ -32,14 +32,16 @@ class Place(NamedTuple):
         return f"MongoDB store {self.hosts}/{self.database}"
 
     def __repr__(self) -> str:
-        return f"Place({self.hosts!r}, {self.database!r})"
+        return f"MongoAddress({self.hosts!r}, {self.database!r})"
 
 
-def place_of(url: str, database: str | None) -> Place:
+def parse_address(url: str, database: str | None) -> MongoAddress:
     """The place that a URL names; its path says the database unless that is given. Raises `ValueError` without repeating it."""
     found = _parts(url)
     _, _, password = (found["login"] or "").partition(":")
-    return Place(found["hosts"].lower(), database or unquote(found["path"] or "") or DEFAULT_DATABASE, unquote(password) or None)
+    return MongoAddress(
+        found["hosts"].lower(), database or unquote(found["path"] or "") or DEFAULT_DATABASE, unquote(password) or None
+    )
 
 
 def settings_for(url: str) -> dict[str, Any]:

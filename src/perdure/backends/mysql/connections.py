@@ -15,13 +15,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.base.failures import Fate, NotSentError
+from perdure.backends.base.failures import NotSentError, WriteFailure
 from perdure.backends.mysql import errors
+from perdure.backends.mysql.address import MysqlAddress
 from perdure.backends.mysql.literals import escaped, in_hexadecimal
 from perdure.backends.mysql.packets import Packet, is_otherwise
-from perdure.backends.mysql.place import Place
 from perdure.backends.mysql.wire import Wire
-from perdure.backends.sql.home import SqlHome
+from perdure.backends.sql.connections import SqlConnections
 from perdure.backends.sql.schema import set_up
 from perdure.backends.sql.session import Result, Session
 from perdure.backends.sql.tables import TABLES, Tables
@@ -51,12 +51,12 @@ _ENGINES: Final = f"""
 _OLDEST: Final = {"MariaDB": (10, 6), "MySQL": (8, 0)}  # the first with SKIP LOCKED
 
 
-class MysqlHome(SqlHome):
+class MysqlConnections(SqlConnections):
     """The loop and the pool of one MySQL store."""
 
     THREAD: ClassVar[LoopThread] = LoopThread("perdure-mysql")
 
-    def __init__(self, tables: Tables, *, place: Place | None, pool: Any | None, pool_size: int) -> None:
+    def __init__(self, tables: Tables, *, place: MysqlAddress | None, pool: Any | None, pool_size: int) -> None:
         label = "MySQL store on a borrowed pool" if place is None else place.label
         loop = None if pool is None else pool._loop  # noqa: SLF001 - there is no public way to ask
         super().__init__(label, tables, is_borrowed=pool is not None, loop=loop)
@@ -66,7 +66,7 @@ class MysqlHome(SqlHome):
         self._max_packet = 1 << 20
 
     def another(self) -> Self:
-        """A home on the same server."""
+        """A connections on the same server."""
         pool = self._pool if self.is_borrowed else None
         return type(self)(self.tables, place=self.place, pool=pool, pool_size=self._pool_size)
 
@@ -75,18 +75,21 @@ class MysqlHome(SqlHome):
         """What tells this database from others in the process."""
         return (f"pool {id(self._pool)}", "") if self.place is None else (self.place.address, self.place.database)
 
-    def fate_of(self, error: BaseException) -> Fate:
+    def classify_failure(self, error: BaseException) -> WriteFailure:
         """What to make of an error that a statement met."""
-        return errors.fate_of(error)
+        return errors.classify_failure(error)
 
-    def mapped(self, error: BaseException) -> BaseException:
+    def map_error(self, error: BaseException) -> BaseException:
         """What the caller gets."""
-        return errors.mapped(error, self.label, "" if self.place is None else self.place.password)
+        return errors.map_error(error, self.label, "" if self.place is None else self.place.password)
 
     def has_culprit(self, error: BaseException) -> bool:
         """Whether a packet for many failed because of one of them: of what it says, or of who holds its row."""
         cause = error.__cause__ or error
-        return self.fate_of(cause) is Fate.REFUSED or errors.code_of(cause) in {errors.DUPLICATE, errors.LOCKED}
+        return self.classify_failure(cause) is WriteFailure.PERMANENT or errors.code_of(cause) in {
+            errors.DUPLICATE,
+            errors.LOCKED,
+        }
 
     async def open(self, *, allowed: bool) -> None:
         """Leave a pool and the schema there, and know what the server takes and survives."""
@@ -196,7 +199,7 @@ class MysqlHome(SqlHome):
         except RuntimeError as error:
             raise PersistenceError(self.label, f"its pool lends nothing any more ({error}); open another") from error
         except Exception as error:
-            if self.fate_of(error) is Fate.REFUSED:
+            if self.classify_failure(error) is WriteFailure.PERMANENT:
                 raise
             raise NotSentError from error
         quote = in_hexadecimal if self.is_borrowed else escaped

@@ -10,7 +10,7 @@ _OPTIONS: Final = frozenset({"authToken", "tls"})
 _UNSHOWN: Final = "(it is not repeated here, as it may hold a token)"
 
 
-class Place(NamedTuple):
+class LibsqlAddress(NamedTuple):
     """A server, and where on it the database is."""
 
     host: str
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 class Address(NamedTuple):
     """What a URL says: where, and maybe the token. Shown without that."""
 
-    place: Place
+    place: LibsqlAddress
     token: str | None
 
     def __repr__(self) -> str:
@@ -63,7 +63,7 @@ def address_of(url: str, *, tls: bool | None = None) -> Address:
     if parts.username or parts.password or parts.fragment or not options.keys() <= _OPTIONS:
         raise ValueError(f"a libSQL URL has no user, password, fragment or options but authToken and tls {_UNSHOWN}")
     is_encrypted = _is_encrypted(parts.scheme, options.get("tls"), tls=tls)
-    place = Place(host, port or _default_port(is_encrypted), parts.path.rstrip("/"), is_encrypted)
+    place = LibsqlAddress(host, port or _default_port(is_encrypted), parts.path.rstrip("/"), is_encrypted)
     return Address(place, options.get("authToken") or None)
 
 

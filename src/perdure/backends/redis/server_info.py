@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from perdure.backends.redis.driver import Place
+from perdure.backends.redis.driver import RedisAddress
 from perdure.errors import PerdureWarning, PersistenceError
 from perdure.store import Durability
 
@@ -18,7 +18,7 @@ from perdure.store import Durability
 FORMAT = "1"
 
 
-class Facts(NamedTuple):
+class ServerInfo(NamedTuple):
     """What is known about a server."""
 
     format: str
@@ -38,12 +38,12 @@ class Facts(NamedTuple):
         return self.policy.startswith("allkeys") and self.maxmemory > 0
 
 
-def facts_from(format_: bytes, info: Sequence[bytes], fsync: str) -> Facts:
-    """The facts that these replies tell."""
+def server_info_from(format_: bytes, info: Sequence[bytes], fsync: str) -> ServerInfo:
+    """The server_info that these replies tell."""
     lines = (line.partition(":") for text in info for line in text.decode(errors="replace").splitlines())
     told = {name: value.strip() for name, colon, value in lines if colon}
     maxmemory = told.get("maxmemory", "0")
-    return Facts(
+    return ServerInfo(
         format=format_.decode(),
         append_only=told.get("aof_enabled") == "1",
         fsync=fsync,
@@ -79,15 +79,15 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def check(facts: Facts, where: Place) -> None:
+def check(server_info: ServerInfo, where: RedisAddress) -> None:
     """Warn when a restart loses runs. Raises `PersistenceError` when they would be lost without one."""
-    if facts.format != FORMAT:
-        raise PersistenceError(str(where), f"its runs have layout {facts.format}, and this version reads layout {FORMAT}")
-    if facts.evicts:
+    if server_info.format != FORMAT:
+        raise PersistenceError(str(where), f"its runs have layout {server_info.format}, and this version reads layout {FORMAT}")
+    if server_info.evicts:
         raise PersistenceError(
             str(where),
-            f"maxmemory-policy is {facts.policy}, which throws runs away when memory is full; set it to noeviction",
+            f"maxmemory-policy is {server_info.policy}, which throws runs away when memory is full; set it to noeviction",
         )
-    if not facts.append_only:
+    if not server_info.append_only:
         message = f"{where} has no append-only file, so a restart of the server loses runs; set appendonly yes"
         warnings.warn(message, PerdureWarning, stacklevel=2)

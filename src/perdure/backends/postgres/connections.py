@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.base.connections import Home
-from perdure.backends.base.failures import Fate, NotSentError
-from perdure.backends.postgres.errors import driver, fate_of, is_stale, mapped
-from perdure.backends.postgres.place import Place
+from perdure.backends.base.connections import ServerConnections
+from perdure.backends.base.failures import NotSentError, WriteFailure
+from perdure.backends.postgres.address import PostgresAddress
+from perdure.backends.postgres.errors import classify_failure, driver, is_stale, map_error
 from perdure.backends.postgres.schema import Session, Tables, set_up
 from perdure.store import Durability
 
@@ -50,12 +50,12 @@ async def _keep(_: Any) -> None:
     """Instead of asyncpg's reset after every use, which costs a round trip: no verb changes a session's state."""
 
 
-class PostgresHome(Home):
+class PostgresConnections(ServerConnections):
     """The pool of one store, on its loop."""
 
     THREAD: ClassVar[LoopThread] = LoopThread("perdure-postgres")
 
-    def __init__(self, place: Place, tables: Tables, *, dsn: str | None, pool: Any | None, pool_size: int) -> None:
+    def __init__(self, place: PostgresAddress, tables: Tables, *, dsn: str | None, pool: Any | None, pool_size: int) -> None:
         loop = None if pool is None else pool._loop  # noqa: SLF001 - there is no public way to ask
         super().__init__(place.label, is_borrowed=pool is not None, loop=loop)
         self.place = place
@@ -73,21 +73,21 @@ class PostgresHome(Home):
         self._transactions = pool
 
     def another(self) -> Self:
-        """A home in the same place, with a pool of its own unless that is borrowed."""
+        """A connections in the same place, with a pool of its own unless that is borrowed."""
         return type(self)(self.place, self.tables, dsn=self._dsn, pool=self._borrowed, pool_size=self._pool_size)
 
-    async def outpost(self) -> Self:
-        """A home in the same place on the loop that runs now, ready for use."""
-        home = self.another()
-        home.behind_pooler = self.behind_pooler
-        await home.open_pool()
-        return home
+    async def loop_pool(self) -> Self:
+        """A connections in the same place on the loop that runs now, ready for use."""
+        connections = self.another()
+        connections.behind_pooler = self.behind_pooler
+        await connections.open_pool()
+        return connections
 
-    def fate_of(self, error: BaseException) -> Fate:
-        return fate_of(error)
+    def classify_failure(self, error: BaseException) -> WriteFailure:
+        return classify_failure(error)
 
-    def mapped(self, error: BaseException) -> BaseException:
-        return mapped(error, self.place.label, self.place.password)
+    def map_error(self, error: BaseException) -> BaseException:
+        return map_error(error, self.place.label, self.place.password)
 
     def has_culprit(self, error: BaseException) -> bool:
         # Also when somebody wrote the same at this moment.

@@ -22,7 +22,7 @@ from perdure.testing.contract.world import TTL, entry, in_another_loop, new_run
 @pytest.fixture
 def named(dsn: str) -> str:
     """A DSN under whose name nobody else connects."""
-    return f"{dsn}&application_name=outposts-{os.getpid()}-{time.monotonic_ns()}"
+    return f"{dsn}&application_name=loop_connections-{os.getpid()}-{time.monotonic_ns()}"
 
 
 async def connections(dsn: str) -> int:
@@ -52,11 +52,11 @@ async def test_a_loop_that_writes_much_gets_a_connection(store: PostgresStore) -
     lease = await leased(store)
     for seq in range(1, WRITES_BEFORE):
         await store.record(lease, [entry(seq)])
-    await store._outposts.open_here()  # returns when it is open
+    await store._loop_connections.open_here()  # returns when it is open
     sent = store._lanes.records.statements
     for seq in range(WRITES_BEFORE, 2 * WRITES_BEFORE):
         await store.record(lease, [entry(seq)])
-    assert store._lanes.records.statements == sent, "none went to the home loop any more"
+    assert store._lanes.records.statements == sent, "none went to the connections loop any more"
     assert len(await store.journal("run")) == 2 * WRITES_BEFORE - 1
 
 
@@ -71,7 +71,7 @@ async def test_a_loop_that_writes_a_little_gets_none(named: str) -> None:
 
 async def test_another_loop_is_not_given_what_belongs_to_this_one(store: PostgresStore) -> None:
     lease = await leased(store)
-    await store._outposts.open_here()
+    await store._loop_connections.open_here()
     await in_another_loop(lambda: store.record(lease, [entry(1)]))
     await store.record(lease, [entry(2)])
     assert [line.seq for line in await store.journal("run")] == [1, 2]
@@ -79,7 +79,7 @@ async def test_another_loop_is_not_given_what_belongs_to_this_one(store: Postgre
 
 async def test_a_blocked_loop_does_not_keep_leases_from_being_renewed(store: PostgresStore) -> None:
     lease = await leased(store)
-    await store._outposts.open_here()
+    await store._loop_connections.open_here()
     recording = store.record(lease, [entry(1)])
     renewed = threading.Event()
 
@@ -90,7 +90,7 @@ async def test_a_blocked_loop_does_not_keep_leases_from_being_renewed(store: Pos
     thread = threading.Thread(target=renew, daemon=True)
     thread.start()
     deadline = time.monotonic() + 60
-    while not renewed.is_set() and time.monotonic() < deadline:  # a step that computes, on the loop that has the outpost
+    while not renewed.is_set() and time.monotonic() < deadline:  # a step that computes, on the loop that has the loop_pool
         pass
     assert renewed.is_set()
     await recording
@@ -103,7 +103,7 @@ async def _renew(store: PostgresStore, lease: Lease) -> None:
 def test_the_connections_of_a_loop_go_with_it(named: str) -> None:
     store = PostgresStore(named)
     asyncio.run(_open_and_write(store, 1))
-    assert asyncio.run(connections(named)) == 1, "that of the home loop"
+    assert asyncio.run(connections(named)) == 1, "that of the connections loop"
     asyncio.run(_open_and_write(store, 2))  # and another loop gets another
     asyncio.run(store.close())
     asyncio.run(none_left(named))
@@ -112,8 +112,8 @@ def test_the_connections_of_a_loop_go_with_it(named: str) -> None:
 async def _open_and_write(store: PostgresStore, seq: int) -> None:
     claim = (await store.create(new_run(f"run-{seq}"), ttl=TTL)).claim
     assert claim is not None
-    await store._outposts.open_here()
-    assert store._outposts.here() is not None
+    await store._loop_connections.open_here()
+    assert store._loop_connections.here() is not None
     await store.record(claim.lease, [entry(seq)])
 
 
@@ -129,7 +129,7 @@ async def test_closing_the_store_closes_them_on_their_loops(named: str) -> None:
 
     thread = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(elsewhere())))
     assert await asyncio.to_thread(is_open.wait, 60)
-    await store._outposts.open_here()
+    await store._loop_connections.open_here()
     await store.close()
     await none_left(named)
     is_closed.set()
@@ -152,7 +152,7 @@ async def test_where_there_is_no_connection_to_be_had_the_home_loop_does_it(
     async def refused(_: object) -> None:
         raise asyncpg.TooManyConnectionsError("sorry, too many clients already")
 
-    monkeypatch.setattr("perdure.backends.postgres.home.PostgresHome.outpost", refused)
+    monkeypatch.setattr("perdure.backends.postgres.connections.PostgresConnections.loop_pool", refused)
     with caplog.at_level("INFO", "perdure"):
         for seq in range(1, 3 * WRITES_BEFORE):
             await store.record(lease, [entry(seq)])
@@ -165,7 +165,7 @@ def test_what_was_sent_is_answered_when_the_loop_is_shut_down(dsn: str) -> None:
 
     async def leave_in_the_middle() -> None:
         lease = await leased(store)
-        await store._outposts.open_here()
+        await store._loop_connections.open_here()
 
         async def record() -> None:
             await store.record(lease, [entry(1)])
@@ -186,7 +186,7 @@ def test_what_was_sent_is_answered_when_the_loop_is_shut_down(dsn: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 async def test_a_forked_child_has_its_own(store: PostgresStore) -> None:
     lease = await leased(store)
-    await store._outposts.open_here()
+    await store._loop_connections.open_here()
     child = os.fork()
     if child == 0:
         os._exit(_exit_code(store, lease))

@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator, Sequence
 from typing import ClassVar, Final, Self
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.base.failures import Fate
-from perdure.backends.libsql import errors, facts, hrana
+from perdure.backends.base.failures import WriteFailure
+from perdure.backends.libsql import errors, hrana, server_info
+from perdure.backends.libsql.address import Address
 from perdure.backends.libsql.channels import Alone, OpenTransaction, results_of
 from perdure.backends.libsql.hrana import Client, ServerError
 from perdure.backends.libsql.pieces import Pieces
-from perdure.backends.libsql.place import Address
 from perdure.backends.libsql.turn import Turn, turn_at
 from perdure.backends.sql import schema
-from perdure.backends.sql.home import SqlHome
+from perdure.backends.sql.connections import SqlConnections
 from perdure.backends.sql.session import Channel, Result, Statement
 from perdure.backends.sql.tables import Tables
 from perdure.errors import PersistenceError
@@ -24,7 +24,7 @@ POOL_SIZE: Final = 8
 _MAX_STREAMS: Final = 100
 
 
-class LibsqlHome(SqlHome):
+class LibsqlConnections(SqlConnections):
     """The way to one database, on the loop of a thread that all libSQL stores of the process share."""
 
     PATIENCE: ClassVar[float] = 3 * hrana.REQUEST_TIMEOUT  # so that one silence, or two, are not the end
@@ -41,20 +41,20 @@ class LibsqlHome(SqlHome):
 
     @property
     def client(self) -> Client:
-        """The way there, made by the first who asks, on the home loop."""
+        """The way there, made by the first who asks, on the connections loop."""
         if self._client is None:
             self._client = Client(self.address.place, self.address.token, size=POOL_SIZE, streams=_MAX_STREAMS)
         return self._client
 
     @property
     def turn(self) -> Turn:
-        """What everything that writes waits for, asked for on the home loop."""
+        """What everything that writes waits for, asked for on the connections loop."""
         if self._turn is None:
             self._turn = turn_at(self.address.place)
         return self._turn
 
     def another(self) -> Self:
-        """A home with connections of its own."""
+        """A connections with connections of its own."""
         return type(self)(self.address, self.tables)
 
     async def open(self, *, allowed: bool) -> None:
@@ -66,8 +66,8 @@ class LibsqlHome(SqlHome):
             if not allowed:
                 raise
             await self._create_tables()
-        self.durability = await facts.durability_of(self.client)
-        await facts.warn_of_halts(self.client, self.label)
+        self.durability = await server_info.durability_of(self.client)
+        await server_info.warn_of_halts(self.client, self.label)
 
     async def _look_for_tables(self) -> None:
         """Raises `PersistenceError` unless they are there, and of this version."""
@@ -124,10 +124,10 @@ class LibsqlHome(SqlHome):
         await self.client.batch([hrana.Step(hrana.Statement("SELECT 1"))])
         return self.known_change
 
-    def fate_of(self, error: BaseException) -> Fate:
+    def classify_failure(self, error: BaseException) -> WriteFailure:
         """What to make of an error that a request met."""
-        return errors.fate_of(error)
+        return errors.classify_failure(error)
 
-    def mapped(self, error: BaseException) -> BaseException:
+    def map_error(self, error: BaseException) -> BaseException:
         """What the caller gets."""
-        return errors.mapped(error, self.label, self.address.token)
+        return errors.map_error(error, self.label, self.address.token)

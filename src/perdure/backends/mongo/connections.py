@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.base.connections import Home
-from perdure.backends.base.failures import Fate
+from perdure.backends.base.connections import ServerConnections
+from perdure.backends.base.failures import WriteFailure
+from perdure.backends.mongo.address import MongoAddress, settings_for
 from perdure.backends.mongo.documents import Document
-from perdure.backends.mongo.errors import driver, fate_of, mapped
-from perdure.backends.mongo.place import Place, settings_for
+from perdure.backends.mongo.errors import classify_failure, driver, map_error
 from perdure.backends.mongo.schema import Collections, set_up
 from perdure.errors import PersistenceError
 from perdure.store import Durability
@@ -30,13 +30,13 @@ _CLOSE_WITHIN: Final = 5.0
 _UNASKED: Final[Document] = dict.fromkeys(("metrics", "wiredTiger", "locks", "repl", "tcmalloc"), 0)
 
 
-class MongoHome(Home):
+class MongoConnections(ServerConnections):
     """The client of one store, on its loop."""
 
     THREAD: ClassVar[LoopThread] = LoopThread("perdure-mongo")
     PATIENCE: ClassVar[float] = 30.0  # a replica set that lost its primary takes some ten seconds to choose another
 
-    def __init__(self, place: Place, stem: str, *, url: str | None, client: AsyncMongoClient[Any] | None) -> None:
+    def __init__(self, place: MongoAddress, stem: str, *, url: str | None, client: AsyncMongoClient[Any] | None) -> None:
         super().__init__(place.label, is_borrowed=client is not None)
         self.place = place
         self.stem = stem
@@ -45,17 +45,17 @@ class MongoHome(Home):
         self._collections: dict[str, Collections] = {}
 
     def another(self) -> Self:
-        """A home in the same place, with a client of its own unless that is borrowed."""
+        """A connections in the same place, with a client of its own unless that is borrowed."""
         client = self._client if self.is_borrowed else None
-        home = type(self)(self.place, self.stem, url=self._url, client=client)
-        home._borrowed_loop = self._borrowed_loop  # noqa: SLF001 - its own kind
-        return home
+        connections = type(self)(self.place, self.stem, url=self._url, client=client)
+        connections._borrowed_loop = self._borrowed_loop  # noqa: SLF001 - its own kind
+        return connections
 
-    def fate_of(self, error: BaseException) -> Fate:
-        return fate_of(error)
+    def classify_failure(self, error: BaseException) -> WriteFailure:
+        return classify_failure(error)
 
-    def mapped(self, error: BaseException) -> BaseException:
-        return mapped(error, self.place.label, self.place.password)
+    def map_error(self, error: BaseException) -> BaseException:
+        return map_error(error, self.place.label, self.place.password)
 
     def collections(self, namespace: str) -> Collections:
         """The collections, for one namespace."""

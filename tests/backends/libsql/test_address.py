@@ -1,6 +1,6 @@
 import pytest
 
-from perdure.backends.libsql.place import address_of, is_remote
+from perdure.backends.libsql.address import address_of, is_remote
 
 
 @pytest.mark.parametrize(

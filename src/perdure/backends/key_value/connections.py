@@ -8,8 +8,8 @@ import inspect
 from typing import ClassVar, Final, Self
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.base.connections import Home
-from perdure.backends.base.failures import Fate
+from perdure.backends.base.connections import ServerConnections
+from perdure.backends.base.failures import WriteFailure
 from perdure.backends.base.process_owner import Owner, Owners
 from perdure.backends.key_value.backend import Backend
 from perdure.backends.key_value.engine import Engine, EngineRoom, is_in_use
@@ -20,7 +20,7 @@ STORE: Final = "key_value"
 _PROBES: Final = 3
 
 
-class KeyValueHome(Home):
+class KeyValueConnections(ServerConnections):
     """The loop of one store. What has coroutine functions may belong to the loop where it was made; all else lives on ours."""
 
     THREAD: ClassVar[LoopThread] = LoopThread("perdure-key-value")
@@ -33,7 +33,7 @@ class KeyValueHome(Home):
 
     @property
     def engine(self) -> Engine:
-        """What works here. Only on the home loop."""
+        """What works here. Only on the connections loop."""
         return self.room.engine
 
     def another(self) -> Self:
@@ -64,11 +64,11 @@ class KeyValueHome(Home):
     def _owner_key(self) -> str:
         return f"{self.engine.place.root}/owner"
 
-    def fate_of(self, error: BaseException) -> Fate:  # noqa: ARG002 - clients of such stores try again by themselves
+    def classify_failure(self, error: BaseException) -> WriteFailure:  # noqa: ARG002 - clients of such stores try again by themselves
         """Nothing is tried again here."""
-        return Fate.REFUSED
+        return WriteFailure.PERMANENT
 
-    def mapped(self, error: BaseException) -> BaseException:
+    def map_error(self, error: BaseException) -> BaseException:
         """What the caller gets. Only the first line of what the store says: the others may show requests."""
         if isinstance(error, PerdureError) or not isinstance(error, Exception):
             return error

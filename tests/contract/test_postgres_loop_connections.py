@@ -7,14 +7,14 @@ from tests.contract.test_postgres import PostgresFactory
 
 
 class OutpostFactory(PostgresFactory):
-    """What is written on the loop that opens a store goes by an outpost; what is written elsewhere does not."""
+    """What is written on the loop that opens a store goes by an loop_pool; what is written elsewhere does not."""
 
     async def open(self, prefix: str = "") -> Store:
         store = await super().open(prefix)
         assert isinstance(store, PostgresStore)
         await store.setup()
-        await store._outposts.open_here()
-        assert store._outposts.here() is not None
+        await store._loop_connections.open_here()
+        assert store._loop_connections.here() is not None
         return store
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 
-class Place(NamedTuple):
+class PostgresAddress(NamedTuple):
     """Where a database is. `password` is kept to be taken out of messages, and shown nowhere."""
 
     hosts: str
@@ -21,10 +21,10 @@ class Place(NamedTuple):
         return f"PostgreSQL store {self.hosts}/{self.database}"
 
     def __repr__(self) -> str:
-        return f"Place({self.hosts!r}, {self.database!r})"
+        return f"PostgresAddress({self.hosts!r}, {self.database!r})"
 
 
-def place_of(dsn: str) -> Place:
+def parse_address(dsn: str) -> PostgresAddress:
     """The place that a DSN names. Raises `ValueError` without repeating it."""
     if not isinstance(dsn, str) or not dsn.startswith(("postgresql://", "postgres://")):
         raise ValueError("a PostgreSQL DSN begins with postgresql:// (it is not repeated here, as it may hold a password)")
@@ -40,4 +40,4 @@ def place_of(dsn: str) -> Place:
     user = options.get("user") or (unquote(parts.username) if parts.username else None) or os.environ.get("PGUSER") or ""
     database = unquote(parts.path.removeprefix("/")) or options.get("dbname") or options.get("database")
     search_path = options.get("search_path") or options.get("options") or ""
-    return Place(hosts, database or os.environ.get("PGDATABASE") or user, search_path, password)
+    return PostgresAddress(hosts, database or os.environ.get("PGDATABASE") or user, search_path, password)

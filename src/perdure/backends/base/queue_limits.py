@@ -1,0 +1,58 @@
+"""How many more runs the limits of their queues let in. Only leases that have not expired count."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from perdure.model.records import QueueLimits
+
+_UNLIMITED = QueueLimits()
+
+
+class QueueCounter:
+    """Counts leased runs against the limits of their queues and limit keys, for the length of one claim."""
+
+    def __init__(self, limits: Mapping[str, QueueLimits], leased: Iterable[tuple[str, str | None, int]] = ()) -> None:
+        """`leased` says how many runs of a queue and limit key are leased now."""
+        self._limits = limits
+        self._in_queue: Counter[str] = Counter()
+        self._under_key: Counter[tuple[str, str]] = Counter()
+        for queue, limit_key, number in leased:
+            self.add(queue, limit_key, number)
+
+    def add(self, queue: str, limit_key: str | None, number: int = 1) -> None:
+        """Count runs that are leased."""
+        self._in_queue[queue] += number
+        if limit_key is not None:
+            self._under_key[queue, limit_key] += number
+
+    def has_room(self, queue: str, limit_key: str | None = None) -> bool:
+        """Whether one more run may be leased."""
+        limits = self._limits.get(queue, _UNLIMITED)
+        fits_queue = limits.concurrency is None or self._in_queue[queue] < limits.concurrency
+        if limit_key is None or limits.key_concurrency is None:
+            return fits_queue
+        return fits_queue and self._under_key[queue, limit_key] < limits.key_concurrency
+
+    def take(self, queue: str, limit_key: str | None) -> bool:
+        """Count one more run, unless the limits forbid it; whether it was counted."""
+        if not self.has_room(queue, limit_key):
+            return False
+        self.add(queue, limit_key)
+        return True
+
+    def give_back(self, queue: str, limit_key: str | None) -> None:
+        """Undo one `take`: another worker got the run."""
+        self.add(queue, limit_key, -1)
+
+    def full_queues(self) -> list[str]:
+        """The queues that take no more runs."""
+        return sorted(queue for queue in self._limits if not self.has_room(queue))
+
+    def full_keys(self, queue: str) -> list[str]:
+        """The limit keys of this queue that take no more runs."""
+        limit = self._limits.get(queue, _UNLIMITED).key_concurrency
+        if limit is None:
+            return []
+        return sorted(key for (of, key), number in self._under_key.items() if of == queue and number >= limit)
