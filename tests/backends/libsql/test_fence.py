@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.libsql import LibsqlStore
 from perdure.backends.libsql.channels import Alone
 from perdure.backends.libsql.hrana import committed, in_transaction
 from perdure.backends.libsql.store import _next_wake
-from perdure.backends.sql.claims import Wanted
 from perdure.backends.sql.session import Result, Session, Statement
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.records import Lease
@@ -101,7 +101,7 @@ async def test_what_comes_due_while_a_claim_looks_is_not_overlooked(store: Libsq
     """A claim first looks whether it is worth keeping others from writing; a run may come due between two looks."""
     await store.setup()
     connections = store._connections
-    wanted = Wanted.of(5, 1, "me", ["flow"], None, None)
+    request = ClaimRequest(ClaimFilter.of(["flow"], None), 5, 1, "me", None)
 
     class Meanwhile(Alone):
         async def send(self, statements: Sequence[Statement]) -> list[Result]:
@@ -110,7 +110,7 @@ async def test_what_comes_due_while_a_claim_looks_is_not_overlooked(store: Libsq
             return await super().send(statements)
 
     async def look() -> object:
-        return await _next_wake(Session(Meanwhile(connections.client, connections.pieces), connections.tables, ""), wanted)
+        return await _next_wake(Session(Meanwhile(connections.client, connections.pieces), connections.tables, ""), request)
 
     assert await connections.run(look()) is None
 

@@ -6,6 +6,7 @@ from typing import Any
 import asyncmy
 import pytest
 
+from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.mysql import MysqlStore
 from perdure.backends.sql import claims, closing, recording, runs, writes
 from perdure.backends.sql.session import Session
@@ -125,7 +126,7 @@ async def test_runs_that_nobody_has_locked_do_not_wait_for_one_that_somebody_has
 
 
 async def _claims(db: Session) -> object:
-    return await claims.claim(db, claims.Wanted.of(1, 10**7, "taker", ["flow"], None, EXPIRED))
+    return await claims.claim(db, ClaimRequest(ClaimFilter.of(["flow"], None), 1, 10**7, "taker", EXPIRED))
 
 
 async def _acquires(db: Session) -> object:

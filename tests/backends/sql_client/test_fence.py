@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.sql import claims, recording, runs, writes
 from perdure.backends.sql.session import Session
 from perdure.backends.sql_client.store import ClientChannel, SqlClientStore
@@ -47,7 +48,7 @@ async def test_a_record_held_open_is_seen_by_whoever_takes_over(here: Place, sto
 
 
 async def _claims(db: Session) -> object:
-    return await claims.claim(db, claims.Wanted.of(1, 10**7, "taker", ["flow"], None, EXPIRED))
+    return await claims.claim(db, ClaimRequest(ClaimFilter.of(["flow"], None), 1, 10**7, "taker", EXPIRED))
 
 
 async def _acquires(db: Session) -> object:

@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
 from perdure.backends.base.leases import new_token
-from perdure.errors import PersistenceError
+from perdure.backends.base.lost_reply import check_consumed, missing_entries, missing_items
 from perdure.model.durations import MICROSECOND
 from perdure.model.journal import Entry
 from perdure.model.records import Claim, Item, Lease, Pulse, RunRow, Signal
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 @dataclass(slots=True)
@@ -73,16 +70,15 @@ class InMemoryRun:
     def write(self, lease: Lease, entries: Iterable[Entry], consume: Iterable[int], items: Iterable[Item] = ()) -> None:
         """Everything or nothing; what is there already is left as it is."""
         consumed = [self._arrived(seq) for seq in consume]
-        new_entries = _without_contradiction(self.row.id, self.entries, ((entry.seq, entry) for entry in entries))
-        new_items = _without_contradiction(self.row.id, self.items, (((item.stream, item.n), item) for item in items))
+        new_entries = missing_entries(self.row.id, self.entries, entries)
+        new_items = missing_items(self.row.id, self.items, items)
         self.entries.update(new_entries)
         self.items.update(new_items)
         for signal in consumed:
             self.inbox[signal.seq] = msgspec.structs.replace(signal, consumed_by=lease.token)
 
     def _arrived(self, seq: int) -> Signal:
-        if seq not in self.inbox:
-            raise PersistenceError(f"run {self.row.id!r}", f"its inbox has no row {seq} to consume; nothing was written")
+        check_consumed(self.row.id, self.inbox, (seq,))
         return self.inbox[seq]
 
     def put(
@@ -108,12 +104,3 @@ class InMemoryRun:
 
     def pulse(self) -> Pulse:
         return Pulse(self.inbox_seq, self.row.cancel_requested)
-
-
-def _without_contradiction(run_id: str, written: dict[K, V], new: Iterable[tuple[K, V]]) -> dict[K, V]:
-    """What is new by its place, if no place is taken by something else."""
-    placed: dict[K, V] = {}
-    for place, value in new:
-        if written.get(place, value) != value or placed.setdefault(place, value) != value:
-            raise PersistenceError(f"run {run_id!r}", f"something else is recorded at {place!r} already; nothing was written")
-    return placed

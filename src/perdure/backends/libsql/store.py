@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from perdure.backends.base.batching import Batcher, Reply
+from perdure.backends.base.claim_filter import ClaimRequest
 from perdure.backends.base.failures import NotSentError
 from perdure.backends.base.leases import lease_microseconds
 from perdure.backends.base.new_runs import checked_inbox, checked_journal
@@ -110,9 +111,9 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
             self._connections.tables, asked, await self._connections.persist(lambda _: self._connections.commit(statements))
         )
 
-    async def _claim(self, wanted: claims.Wanted) -> Claims:
-        idle = await self._connections.read(self._namespace, lambda db: _next_wake(db, wanted))
-        return Claims(claims=[], next_wake_at=idle.next_wake_at) if idle is not None else await super()._claim(wanted)
+    async def _claim(self, request: ClaimRequest) -> Claims:
+        idle = await self._connections.read(self._namespace, lambda db: _next_wake(db, request))
+        return Claims(claims=[], next_wake_at=idle.next_wake_at) if idle is not None else await super()._claim(request)
 
     async def delete(self, run_id: str) -> None:
         """Remove the run and everything of it."""
@@ -191,15 +192,15 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
             raise
 
 
-async def _next_wake(db: Session, wanted: claims.Wanted) -> claims.Took | None:
+async def _next_wake(db: Session, request: ClaimRequest) -> claims.ClaimResult | None:
     """What a claim gives that takes nothing, if nothing is due: found out without keeping anybody from writing.
 
     It is looked for twice, since what comes due between the first look and the time of `next_wake_at` would be in neither.
     """
-    if await reading.due(db, 1, wanted.now):
+    if await reading.due(db, 1, request.now):
         return None
-    took = await claims.claim(db, wanted._replace(limit=0))
-    return None if await reading.due(db, 1, wanted.now) else took
+    result = await claims.claim(db, request._replace(limit=0))
+    return None if await reading.due(db, 1, request.now) else result
 
 
 def _checked_token(token: str | None) -> str | None:

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from perdure.backends.base.batching import Reply
+from perdure.backends.base.lost_reply import check_consumed, missing_entries, missing_items
 from perdure.backends.sql.rows import ENTRY_COLUMNS, ENTRY_FIELDS, entry_from, entry_values
 from perdure.backends.sql.session import Given, Result, Session, Statement
 from perdure.backends.sql.tables import Tables, in_pieces
-from perdure.backends.sql.writes import Write, refusal
+from perdure.backends.sql.writes import Write
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.journal import Entry
-from perdure.model.records import Lease, Pulse
+from perdure.model.records import Item, Lease, Pulse
 
 # SQLite joins at most 500 SELECTs by UNION ALL, and a statement takes some ten thousand values.
 _MAX_ROWS: Final = 250
@@ -173,17 +175,24 @@ async def write_all(db: Session, writes: Sequence[Write]) -> dict[str, Persisten
 
     What is there already, and the same, is left alone.
     """
-    there = await _There.of(db, writes)
-    refused = {write.run_id: error for write in writes if (error := there.refusal(write)) is not None}
-    going = [write for write in writes if write.run_id not in refused]
-    entries = [(write.run_id, entry) for write in going for entry in write.entries if not there.has(write.run_id, entry)]
-    items = [
-        [db.namespace, write.run_id, item.stream, item.n, item.payload]
-        for write in going
-        for item in write.items
-        if (write.run_id, item.stream, item.n) not in there.items
-    ]
-    consuming = [_consume(db, write) for write in going if write.consume]
+    recorded = await _read_recorded(db, writes)
+    refused: dict[str, PersistenceError] = {}
+    entries: list[tuple[str, Entry]] = []
+    items: list[list[Any]] = []
+    consuming: list[Statement] = []
+    for write in writes:
+        run_id = write.run_id
+        found = recorded[run_id]
+        try:
+            new_entries = missing_entries(run_id, found.entries, write.entries)
+            new_items = missing_items(run_id, found.items, write.items)
+            check_consumed(run_id, found.inbox, write.consume)
+        except PersistenceError as error:
+            refused[run_id] = error
+            continue
+        entries += [(run_id, entry) for entry in new_entries.values()]
+        items += [[db.namespace, run_id, item.stream, item.n, item.payload] for item in new_items.values()]
+        consuming += [_consume(db, write)] if write.consume else []
     await db.send([*append(db, entries), *consuming, *insert_rows(db, "$items", "run_id, stream, n, payload", items)])
     return refused
 
@@ -214,45 +223,28 @@ def _consume(db: Session, write: Write) -> Statement:
     return db.statement(template, *given.values)
 
 
-class _There:
-    """What is written already at the places of some writes."""
+@dataclass(slots=True)
+class _Recorded:
+    """The rows of one run that are written already under the numbers of a write."""
 
-    def __init__(self) -> None:
-        self.entries: dict[tuple[str, int], Entry] = {}
-        self.items: dict[tuple[str, str, int], bytes] = {}
-        self.signals: set[tuple[str, int]] = set()
+    entries: dict[int, Entry] = field(default_factory=dict)
+    items: dict[tuple[str, int], Item] = field(default_factory=dict)
+    inbox: set[int] = field(default_factory=set)
 
-    @classmethod
-    async def of(cls, db: Session, writes: Sequence[Write]) -> _There:
-        """What is at the places of these writes."""
-        there = cls()
-        name, payload = db.tables.values.name_from, db.tables.values.payload_from
-        for row in await _at(db, f"run_id, {ENTRY_COLUMNS} FROM $steps", {w.run_id: _seqs(w.entries) for w in writes}):
-            entry = entry_from(row[1:], db.tables.values)
-            there.entries[name(row[0]), entry.seq] = entry
-        for run_id, seq in await _at(db, "run_id, seq FROM $signals", {w.run_id: list(w.consume) for w in writes}):
-            there.signals.add((name(run_id), int(seq)))
-        for run_id, stream, n, found in await _items_at(db, writes):
-            there.items[name(run_id), name(stream), int(n)] = payload(found)
-        return there
 
-    def has(self, run_id: str, entry: Entry) -> bool:
-        """Whether something stands at the place of this entry."""
-        return (run_id, entry.seq) in self.entries
-
-    def refusal(self, write: Write) -> PersistenceError | None:
-        """Why the write contradicts what is there, or None."""
-        run_id = write.run_id
-        for entry in write.entries:
-            if self.entries.get((run_id, entry.seq), entry) != entry:
-                return refusal(write.lease, f"something else is recorded under seq {entry.seq} already")
-        for item in write.items:
-            if self.items.get((run_id, item.stream, item.n), item.payload) != item.payload:
-                return refusal(write.lease, f"stream {item.stream!r} has another item {item.n} already")
-        for seq in write.consume:
-            if (run_id, seq) not in self.signals:
-                return refusal(write.lease, f"its inbox has no row {seq} to consume")
-        return None
+async def _read_recorded(db: Session, writes: Sequence[Write]) -> dict[str, _Recorded]:
+    """By run, the rows under the numbers of these writes."""
+    recorded = {write.run_id: _Recorded() for write in writes}
+    name, payload = db.tables.values.name_from, db.tables.values.payload_from
+    for row in await _at(db, f"run_id, {ENTRY_COLUMNS} FROM $steps", {w.run_id: _seqs(w.entries) for w in writes}):
+        entry = entry_from(row[1:], db.tables.values)
+        recorded[name(row[0])].entries[entry.seq] = entry
+    for run_id, seq in await _at(db, "run_id, seq FROM $signals", {w.run_id: list(w.consume) for w in writes}):
+        recorded[name(run_id)].inbox.add(int(seq))
+    for run_id, stream, n, found in await _items_at(db, writes):
+        item = Item(stream=name(stream), n=int(n), payload=payload(found))
+        recorded[name(run_id)].items[item.stream, item.n] = item
+    return recorded
 
 
 def _seqs(entries: Iterable[Entry]) -> list[int]:

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from perdure.backends.base.batching import Batcher, Reply
+from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import lease_microseconds, new_token
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
 from perdure.backends.base.server_store import ServerStore
@@ -109,15 +110,16 @@ class SqlStore(ServerStore[H]):
         now: int | None = None,
     ) -> Claims:
         """Lease due runs, and load what they recorded."""
-        wanted = claims.Wanted.of(limit, lease_microseconds(ttl), self._owner, workflows, queues, now)
-        return await self._carry(lambda: self._claim(wanted))
+        length = lease_microseconds(ttl)
+        request = ClaimRequest(ClaimFilter.of(workflows, queues), max(limit, 0), length, self._owner, now)
+        return await self._carry(lambda: self._claim(request))
 
-    async def _claim(self, wanted: claims.Wanted) -> Claims:
-        took = await self._connections.perform(self._namespace, lambda db, _: claims.claim(db, wanted))
-        return Claims(claims=await self._load(took.taken), next_wake_at=took.next_wake_at)
+    async def _claim(self, request: ClaimRequest) -> Claims:
+        result = await self._connections.perform(self._namespace, lambda db, _: claims.claim(db, request))
+        return Claims(claims=await self._load(result.leased), next_wake_at=result.next_wake_at)
 
-    async def _load(self, taken: Sequence[claims.Taken]) -> builtins.list[Claim]:
-        return await self._connections.read(self._namespace, lambda db: claims.load(db, taken)) if taken else []
+    async def _load(self, leased: Sequence[claims.LeasedRun]) -> builtins.list[Claim]:
+        return await self._connections.read(self._namespace, lambda db: claims.load(db, leased)) if leased else []
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         """Lease this run, and load what it recorded."""
@@ -126,10 +128,10 @@ class SqlStore(ServerStore[H]):
 
     async def _acquire(self, run_id: str, length: int, now: int | None, *, due_only: bool) -> Claim | None:
         token = new_token()  # the same for every attempt, so that one whose reply was lost is recognised
-        taken = await self._connections.perform(
+        leased = await self._connections.perform(
             self._namespace, lambda db, _: claims.acquire(db, run_id, length, self._owner, token, now, due_only=due_only)
         )
-        return None if taken is None else (await self._load([taken]))[0]
+        return None if leased is None else (await self._load([leased]))[0]
 
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one transaction. It waits for no other."""

@@ -1,0 +1,190 @@
+"""The order in which due runs are claimed: by priority, then longest due, then by id.
+
+Runs that may come due lie in one index by (workflow, queue, priority, wake_at). A claim visits each distinct (workflow, queue,
+priority) with one seek, and reads from each only as many due rows as it could use, page by page. So its cost does not depend on
+how many runs sleep, belong to other workflows or wait behind a queue's limit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Final, NamedTuple
+
+from perdure.backends.base.claim_filter import ClaimFilter
+from perdure.backends.base.queue_limits import QueueCounter
+from perdure.backends.sql.session import Given, Session, Statement
+from perdure.backends.sql.tables import in_pieces
+
+_MAX_SELECTS: Final = 100
+
+# A loose index scan: from the first row of a group straight to the first row of the next. It does not compare row values,
+# because SQLite would then read through the rows of the present group.
+_FIRST: Final = (
+    "SELECT (SELECT id FROM $runs WHERE namespace = ?1 AND $may_wake AND workflow = {} ORDER BY queue, priority LIMIT 1)"
+)
+_GROUPS: Final = """
+    WITH RECURSIVE first (id) AS (
+        {}
+        UNION ALL
+        SELECT coalesce(
+            (SELECT id FROM $runs WHERE namespace = ?1 AND $may_wake AND workflow = here.workflow
+                AND queue = here.queue AND priority > here.priority ORDER BY priority LIMIT 1),
+            (SELECT id FROM $runs WHERE namespace = ?1 AND $may_wake AND workflow = here.workflow
+                AND queue > here.queue ORDER BY queue, priority LIMIT 1)
+        )
+        FROM first $each_of $runs AS here $each_where here.namespace = ?1 AND here.id = first.id $each_end
+    )
+    SELECT here.workflow, here.queue, here.priority
+    FROM first $each_of $runs AS here $each_where here.namespace = ?1 AND here.id = first.id $each_end
+"""
+# The same scan with a statement per step, for MySQL: it seeks in an index by constants, but not by columns of a joined row.
+_NEXT: Final = """
+    SELECT queue, priority FROM $runs $by_wake WHERE namespace = ?1 AND $may_wake AND workflow = ?2 {}
+    ORDER BY queue, priority LIMIT 1
+"""
+
+
+class DueGroup(NamedTuple):
+    """Runs that may come due and have the same workflow, queue and priority."""
+
+    workflow: str
+    queue: str
+    priority: int
+
+    def condition(self, given: Given) -> str:
+        """The SQL condition that selects them."""
+        places = given.one(self.workflow), given.one(self.queue), given.one(self.priority)
+        return "namespace = ?1 AND $may_wake AND workflow = {} AND queue = {} AND priority = {}".format(*places)
+
+
+class DueRun(NamedTuple):
+    """A due run. Within a priority they are claimed in the order of these fields."""
+
+    wake_at: int
+    id: str
+    queue: str
+    limit_key: str | None
+
+
+class _DuePages:
+    """The due runs of one group, read page by page."""
+
+    def __init__(self, group: DueGroup) -> None:
+        self.group = group
+        self.runs: deque[DueRun] = deque()
+        self.is_read = False
+        self._last: DueRun | None = None
+
+    def select_page(self, given: Given, counter: QueueCounter, now: int, size: int) -> str:
+        """The template that reads the next page."""
+        conditions = [self.group.condition(given), f"wake_at <= {given.one(now)}"]
+        if self._last is not None:
+            at = given.one(self._last.wake_at)
+            conditions.append(f"wake_at >= {at} AND (wake_at > {at} OR id > {given.one(self._last.id)})")
+        full = counter.full_keys(self.group.queue)
+        if full:
+            conditions.append(f"(limit_key IS NULL OR limit_key NOT IN ({given.many(full)}))")
+        due = " AND ".join(conditions)
+        return f"SELECT wake_at, id, limit_key FROM $runs $by_wake WHERE {due} ORDER BY wake_at, id LIMIT {size}"
+
+    def add_page(self, runs: Sequence[DueRun], size: int) -> None:
+        """Append a page; one with fewer runs than `size` is the last."""
+        self.runs.extend(runs)
+        self.is_read = len(runs) < size
+        self._last = runs[-1] if runs else self._last
+
+
+class DueOrder:
+    """The due runs of a claim in their order, as far as the limits of their queues let them in."""
+
+    def __init__(self, db: Session, groups: Iterable[DueGroup], counter: QueueCounter, now: int, limit: int) -> None:
+        self._db = db
+        self._counter = counter
+        self._now = now
+        self._size = limit + 20
+        by_priority = groupby(sorted(groups, key=lambda group: -group.priority), key=lambda group: group.priority)
+        self._levels = deque([_DuePages(group) for group in alike] for _, alike in by_priority)
+
+    async def next(self, number: int) -> list[DueRun]:
+        """The next due runs, at most `number`; each is counted into its queue."""
+        picked: list[DueRun] = []
+        while self._levels and len(picked) < number:
+            run = await self._pop_first(self._levels[0])
+            if run is None:
+                self._levels.popleft()
+            elif self._counter.take(run.queue, run.limit_key):
+                picked.append(run)
+        return picked
+
+    async def _pop_first(self, level: Sequence[_DuePages]) -> DueRun | None:
+        """The next run of these groups, or None when there are no more that their queues let in."""
+        with_room = [pages for pages in level if self._counter.has_room(pages.group.queue)]
+        await self._read_next_pages([pages for pages in with_room if not pages.runs and not pages.is_read])
+        waiting = [pages for pages in with_room if pages.runs]
+        return min(waiting, key=lambda pages: pages.runs[0]).runs.popleft() if waiting else None
+
+    async def _read_next_pages(self, groups: Sequence[_DuePages]) -> None:
+        db, name = self._db, self._db.tables.values.name_from
+        statements: list[Statement] = []
+        for pages in groups:
+            given = Given()
+            template = pages.select_page(given, self._counter, self._now, self._size)
+            statements.append(db.statement(template, *given.values))
+        for pages, result in zip(groups, await db.send(statements), strict=True):
+            queue = pages.group.queue
+            pages.add_page(
+                [DueRun(int(at), name(run_id), queue, key and name(key)) for at, run_id, key in result.rows], self._size
+            )
+
+
+async def due_groups(db: Session, wanted: ClaimFilter) -> list[DueGroup]:
+    """Every group that the filter matches and in which a run may come due."""
+    find = _groups_step_by_step if db.tables.dialect.name == "mysql" else _groups
+    found = [group for piece in in_pieces(wanted.workflows, _MAX_SELECTS) for group in await find(db, piece)]
+    return [group for group in found if wanted.queues is None or group.queue in wanted.queues]
+
+
+async def _groups(db: Session, workflows: Sequence[str]) -> list[DueGroup]:
+    given, name = Given(), db.tables.values.name_from
+    firsts = " UNION ALL ".join(_FIRST.format(given.one(workflow)) for workflow in workflows)
+    rows = await db.all(_GROUPS.format(firsts), *given.values)
+    return [DueGroup(name(workflow), name(queue), int(priority)) for workflow, queue, priority in rows]
+
+
+async def _groups_step_by_step(db: Session, workflows: Sequence[str]) -> list[DueGroup]:
+    found: list[DueGroup] = []
+    steps = [db.statement(_NEXT.format(""), workflow) for workflow in workflows]
+    of = list(workflows)
+    while steps:
+        results = await db.send(steps)
+        rows = {workflow: result.rows[0] for workflow, result in zip(reversed(of), reversed(results), strict=True) if result.rows}
+        name = db.tables.values.name_from
+        there = [DueGroup(workflow, name(queue), int(priority)) for workflow, (queue, priority) in rows.items()]
+        found += there
+        # A workflow is asked for twice; the row in the same queue counts before the row in a later queue.
+        steps = [step for group in there for step in _after(db, group)]
+        of = [group.workflow for group in there for _ in range(2)]
+    return found
+
+
+def _after(db: Session, group: DueGroup) -> list[Statement]:
+    """The statements that look for the next group: in the same queue, and in the queues after it."""
+    return [
+        db.statement(_NEXT.format("AND queue = ?3 AND priority > ?4"), *group),
+        db.statement(_NEXT.format("AND queue > ?3"), group.workflow, group.queue),
+    ]
+
+
+async def next_wake_at(db: Session, groups: Sequence[DueGroup], now: int) -> int | None:
+    """The next instant after `now` at which a run of these groups comes due by time alone."""
+    wake_ats: list[int] = []
+    for piece in in_pieces(groups, _MAX_SELECTS):
+        given = Given()
+        after = given.one(now)
+        selects = [
+            f"SELECT min(wake_at) FROM $runs $by_wake WHERE {group.condition(given)} AND wake_at > {after}" for group in piece
+        ]
+        wake_ats += [int(row[0]) for row in await db.all(" UNION ALL ".join(selects), *given.values) if row[0] is not None]
+    return min(wake_ats, default=None)
