@@ -36,7 +36,7 @@ class RedisKvConnections(ServerConnections):
         self._borrowed = client
         self.client = client
 
-    def another(self) -> Self:
+    def sibling(self) -> Self:
         return type(self)(self.place, url=self._url, client=self._borrowed, cluster=self._cluster)
 
     async def open(self, *, allowed: bool) -> None:  # noqa: ARG002 - there is nothing to create

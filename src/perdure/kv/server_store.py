@@ -91,4 +91,4 @@ class ServerKeyValueStore(ServerBacked[H], ABC):
 
     async def _ask(self, verb: Callable[[bool], Awaitable[T]]) -> T:
         """What the verb gives, made again after errors that pass; then it is told that it may have been done before."""
-        return await self._carry(lambda: self._connections.persist(verb))
+        return await self._submit(lambda: self._connections.retry_transient(verb))

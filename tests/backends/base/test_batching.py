@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from perdure.backends.base.batching import AGAIN, Batcher, Reply
+from perdure.backends.base.batching import SEND_AGAIN, Batcher, Reply
 from perdure.errors import LeaseLost, PersistenceError
 
 
@@ -18,7 +18,7 @@ from perdure.errors import LeaseLost, PersistenceError
 class Number:
     n: int
     size: int = 1
-    places: tuple[int, ...] = ()
+    written_rows: tuple[int, ...] = ()
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Server:
         was_sent = {n for batch in self.batches for n in batch}
         self.batches.append(numbers)
         await asyncio.sleep(0)
-        return [LeaseLost("run", 1) if n == 13 else AGAIN if n == 7 and n not in was_sent else 2 * n for n in numbers]
+        return [LeaseLost("run", 1) if n == 13 else SEND_AGAIN if n == 7 and n not in was_sent else 2 * n for n in numbers]
 
     def leave(self) -> None:
         self.left += 1
@@ -55,7 +55,7 @@ async def test_what_is_asked_in_one_turn_crosses_over_together(elsewhere: asynci
     server, crossings = Server(), list[Callable[[], None]]()
     batcher: Batcher[Number, int] = Batcher(server.perform, lambda _: False)
 
-    answers = [batcher.ask(Number(n), crossings.append, server.leave) for n in (1, 13, 7)]
+    answers = [batcher.put_threadsafe(Number(n), crossings.append, server.leave) for n in (1, 13, 7)]
     assert len(crossings) == 1
     elsewhere.call_soon_threadsafe(crossings[0])
     assert all(answer.loop is asyncio.get_running_loop() for answer in answers)
@@ -69,7 +69,7 @@ async def test_what_is_asked_in_one_turn_crosses_over_together(elsewhere: asynci
 async def test_a_caller_that_has_left_changes_nothing_for_the_others(elsewhere: asyncio.AbstractEventLoop) -> None:
     server = Server()
     batcher: Batcher[Number, int] = Batcher(server.perform, lambda _: False)
-    first, second = (batcher.ask(Number(n), elsewhere.call_soon_threadsafe, server.leave) for n in (1, 2))
+    first, second = (batcher.put_threadsafe(Number(n), elsewhere.call_soon_threadsafe, server.leave) for n in (1, 2))
     waiting = asyncio.ensure_future(first)
     await asyncio.sleep(0)
     waiting.cancel()
@@ -86,7 +86,7 @@ async def test_where_nobody_can_be_asked_any_more_everybody_hears_of_it() -> Non
 
     for n in (1, 2):
         with pytest.raises(PersistenceError, match="its loop is closed"):
-            await batcher.ask(Number(n), closed, server.leave)
+            await batcher.put_threadsafe(Number(n), closed, server.leave)
     assert server.left == 2
 
 
@@ -111,7 +111,7 @@ async def turns() -> None:
 
 async def test_many_are_sent_in_two_halves_so_that_one_can_be_worked_on_while_the_other_goes_on() -> None:
     server = Slow()
-    batcher: Batcher[Number, int] = Batcher(server.perform, lambda _: False, at_once=2)
+    batcher: Batcher[Number, int] = Batcher(server.perform, lambda _: False, max_in_flight=2)
     answers = [batcher.put(Number(n)) for n in range(40)]
     await turns()
     assert server.batches == [list(range(20)), list(range(20, 40))]
@@ -129,7 +129,7 @@ async def test_many_are_sent_in_two_halves_so_that_one_can_be_worked_on_while_th
 
 async def test_a_few_share_a_statement_and_the_next_need_not_wait_for_it() -> None:
     server = Slow()
-    batcher: Batcher[Number, int] = Batcher(server.perform, lambda _: False, at_once=2)
+    batcher: Batcher[Number, int] = Batcher(server.perform, lambda _: False, max_in_flight=2)
     answers = [batcher.put(Number(n)) for n in range(5)]
     await turns()
     answers.append(batcher.put(Number(5)))

@@ -33,17 +33,17 @@ WORTH_SPLITTING: Final = 16
 
 
 class _Again(enum.Enum):
-    AGAIN = "AGAIN"
+    SEND_AGAIN = "SEND_AGAIN"
 
 
-AGAIN: Final = _Again.AGAIN  # the request has to be sent once more; nothing was written
+SEND_AGAIN: Final = _Again.SEND_AGAIN  # the request has to be sent once more; nothing was written
 
 
 class Request(Protocol):
     """What a batcher carries."""
 
     @property
-    def places(self) -> Collection[Hashable]:
+    def written_rows(self) -> Collection[Hashable]:
         """What is written once in a statement: a second request for one of these goes into the next."""
         ...
 
@@ -61,12 +61,12 @@ Reply: TypeAlias = A | BaseException | _Again
 class _Asked(Answer[A], Generic[Q, A]):
     """The answer to a request, on the loop of whoever asked, and what is to be called on the batcher's loop when there is one."""
 
-    __slots__ = ("on_answer", "request")
+    __slots__ = ("on_reply", "request")
 
-    def __init__(self, request: Q, on_answer: Callable[[], None] | None) -> None:
+    def __init__(self, request: Q, on_reply: Callable[[], None] | None) -> None:
         super().__init__()
         self.request = request
-        self.on_answer = on_answer
+        self.on_reply = on_reply
 
 
 class Batcher(Generic[Q, A]):
@@ -78,17 +78,17 @@ class Batcher(Generic[Q, A]):
     def __init__(
         self,
         perform: Callable[[Sequence[Q]], Awaitable[Sequence[Reply[A]]]],
-        has_culprit: Callable[[BaseException], bool],
+        is_caused_by_one_request: Callable[[BaseException], bool],
         *,
-        at_once: int = 1,
+        max_in_flight: int = 1,
     ) -> None:
-        """`has_culprit` says of an error whether a statement for many failed because of one of them.
+        """`is_caused_by_one_request` says of an error whether a statement for many failed because of one of them.
 
-        `at_once` is how many statements there may be under way, unless one takes long.
+        `max_in_flight` is how many statements there may be under way, unless one takes long.
         """
         self._perform = perform
-        self._has_culprit = has_culprit
-        self._at_once = at_once
+        self._has_culprit = is_caused_by_one_request
+        self._at_once = max_in_flight
         self._waiting: deque[_Asked[Q, A]] = deque()
         # Asked on other loops, and not noticed here so far. Guarded by the lock.
         self._arriving: list[_Asked[Q, A]] = []
@@ -101,19 +101,19 @@ class Batcher(Generic[Q, A]):
         self._is_looked_after = False
         self.statements = 0
 
-    def put(self, request: Q, on_answer: Callable[[], None] | None = None) -> Answer[A]:
+    def put(self, request: Q, on_reply: Callable[[], None] | None = None) -> Answer[A]:
         """The answer to the request, once what it wrote is committed. On the batcher's own loop."""
-        asked: _Asked[Q, A] = _Asked(request, on_answer)
+        asked: _Asked[Q, A] = _Asked(request, on_reply)
         self._waiting.append(asked)
         if not self._is_starting:
             self._start_if_free()
         return asked
 
-    def ask(
-        self, request: Q, call: Callable[[Callable[[], None]], object], on_answer: Callable[[], None] | None = None
+    def put_threadsafe(
+        self, request: Q, call: Callable[[Callable[[], None]], object], on_reply: Callable[[], None] | None = None
     ) -> Answer[A]:
         """As `put`, from any loop: an answer on that loop. `call` calls something on the batcher's loop, or raises."""
-        asked: _Asked[Q, A] = _Asked(request, on_answer)
+        asked: _Asked[Q, A] = _Asked(request, on_reply)
         with self._lock:
             self._arriving.append(asked)
             is_first = len(self._arriving) == 1
@@ -192,7 +192,7 @@ class Batcher(Generic[Q, A]):
         size, most = 0, min(most, MAX_REQUESTS)
         while waiting and len(batch) < most and size < MAX_BYTES:
             asked = waiting.popleft()
-            places = asked.request.places
+            places = asked.request.written_rows
             if taken.isdisjoint(places):
                 taken.update(places)
                 size += asked.request.size
@@ -209,7 +209,7 @@ class Batcher(Generic[Q, A]):
         except BaseException as error:  # noqa: BLE001 - whatever it is, the callers hear of it
             await self._fail(batch, error)
             return
-        self._waiting.extend([asked for asked, answer in zip(batch, answers, strict=True) if answer is AGAIN])
+        self._waiting.extend([asked for asked, answer in zip(batch, answers, strict=True) if answer is SEND_AGAIN])
         _settle_all(zip(batch, answers, strict=True))
 
     async def _fail(self, batch: list[_Asked[Q, A]], error: BaseException) -> None:
@@ -227,10 +227,10 @@ def _settle_all(answered: Iterable[tuple[_Asked[Any, Any], Any]]) -> None:
     here = asyncio.get_running_loop()
     elsewhere: dict[asyncio.AbstractEventLoop, list[tuple[_Asked[Any, Any], Any]]] = {}
     for asked, answer in answered:
-        if answer is AGAIN:
+        if answer is SEND_AGAIN:
             continue
-        if asked.on_answer is not None:
-            asked.on_answer()
+        if asked.on_reply is not None:
+            asked.on_reply()
         loop = asked.loop
         if loop is here:
             _settle(asked, answer)

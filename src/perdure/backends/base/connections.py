@@ -53,7 +53,7 @@ class ServerConnections(ABC):
                 self._borrowed_loop = asyncio.get_running_loop()
 
     @abstractmethod
-    def another(self) -> Self:
+    def sibling(self) -> Self:
         """A connections in the same place with connections of its own, unless they are borrowed."""
 
     @abstractmethod
@@ -77,14 +77,14 @@ class ServerConnections(ABC):
         if not self.is_borrowed:
             return self.THREAD.submit(coro)
         try:
-            return asyncio.run_coroutine_threadsafe(coro, self._pinned())
+            return asyncio.run_coroutine_threadsafe(coro, self._pin_loop())
         except RuntimeError:
             coro.close()
             raise PersistenceError(self.label, "the event loop of what it borrowed is closed; make a store anew") from None
 
     async def run(self, coro: Coroutine[Any, Any, T]) -> T:
         """What the coroutine gives, run on the connections loop to its end whatever becomes of the caller."""
-        is_here = self.is_borrowed and self._pinned() is asyncio.get_running_loop()
+        is_here = self.is_borrowed and self._pin_loop() is asyncio.get_running_loop()
         running = asyncio.ensure_future(coro) if is_here else asyncio.wrap_future(self.submit(coro))
         running.add_done_callback(_was_heard)
         return await asyncio.shield(running)
@@ -98,16 +98,16 @@ class ServerConnections(ABC):
         except RuntimeError:
             raise PersistenceError(self.label, "the event loop of what it borrowed is closed; make a store anew") from None
 
-    def _pinned(self) -> asyncio.AbstractEventLoop:
+    def _pin_loop(self) -> asyncio.AbstractEventLoop:
         if self._borrowed_loop is None:
             self._borrowed_loop = asyncio.get_running_loop()
         return self._borrowed_loop
 
-    def leave_behind(self) -> None:
+    def leak_after_fork(self) -> None:
         """In a forked child: never touch these connections, which are the parent's."""
         _left_behind.append(self)
 
-    async def be_ready(self, *, allowed: bool) -> None:
+    async def ensure_open(self, *, allowed: bool) -> None:
         """Have connections and schema there. Many may ask at once."""
         if self.is_ready:
             return
@@ -116,13 +116,13 @@ class ServerConnections(ABC):
         await asyncio.shield(self._setting_up)  # shared, so nobody who leaves takes it along
 
     async def set_up(self, *, allowed: bool) -> None:
-        """As `be_ready`, also when it was ready before."""
+        """As `ensure_open`, also when it was ready before."""
         self._loop = asyncio.get_running_loop()
         async with self._changing:
-            await self.persist(lambda _: self.open(allowed=allowed))
+            await self.retry_transient(lambda _: self.open(allowed=allowed))
         self.is_ready = True
 
-    async def persist(self, attempt: Callable[[bool], Awaitable[T]]) -> T:
+    async def retry_transient(self, attempt: Callable[[bool], Awaitable[T]]) -> T:
         """What the attempt gives, made again after errors that pass. It is told when it may have been done before."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.PATIENCE
@@ -144,7 +144,7 @@ class ServerConnections(ABC):
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     @contextlib.contextmanager
-    def mapping(self) -> Iterator[None]:
+    def map_errors(self) -> Iterator[None]:
         """Errors of the driver and the server as errors of perdure."""
         try:
             yield
@@ -156,7 +156,7 @@ class ServerConnections(ABC):
                 raise
             raise told from told.__cause__
 
-    def has_culprit(self, error: BaseException) -> bool:
+    def is_caused_by_one_request(self, error: BaseException) -> bool:
         """Whether what was sent for many failed because of one of them, and not because of the server or the way to it."""
         return self.classify_failure(error.__cause__ or error) is WriteFailure.PERMANENT
 

@@ -66,7 +66,7 @@ class LoopConnections(Generic[T]):
         for loop_pool in list(self._by_loop.values()):
             _begin_to_close(loop_pool)
 
-    def leave_behind(self) -> None:
+    def leak_after_fork(self) -> None:
         """In a forked child: never touch these connections, which are the parent's."""
         _left_behind.append(self._by_loop)
         self._by_loop = {}

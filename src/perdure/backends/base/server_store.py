@@ -32,21 +32,21 @@ class ServerBacked(Generic[H]):
 
     def __init__(self, connections: H, *, auto_migrate: bool = True) -> None:
         self._auto_migrate = auto_migrate
-        self._live_in(connections)
+        self._attach(connections)
 
-    def _live_in(self, connections: H) -> None:
+    def _attach(self, connections: H) -> None:
         self._connections = connections
         self._lifecycle = Lifecycle(connections.label)
         self._process = os.getpid()
-        self._move_in()
+        self._on_attach()
         # Also what is only dropped gives its connections back.
-        self._release = weakref.finalize(self, connections.abandon, self._moving_out())
+        self._release = weakref.finalize(self, connections.abandon, self._make_closer())
         self._release.atexit = False
 
-    def _move_in(self) -> None:
+    def _on_attach(self) -> None:
         """Make what belongs to the present connections and lifecycle: batchers, listeners."""
 
-    def _moving_out(self) -> Callable[[], Coroutine[Any, Any, None]]:
+    def _make_closer(self) -> Callable[[], Coroutine[Any, Any, None]]:
         """What gives everything back, on the connections loop. It must not refer to this object."""
         return self._connections.close
 
@@ -61,23 +61,23 @@ class ServerBacked(Generic[H]):
             return
         await asyncio.shield(asyncio.wrap_future(empty))
         self._release.detach()
-        await self._connections.run(self._moving_out()())
+        await self._connections.run(self._make_closer()())
 
-    async def _carry(self, verb: Callable[[], Coroutine[Any, Any, T]], *, needs_schema: bool = True) -> T:
+    async def _submit(self, verb: Callable[[], Coroutine[Any, Any, T]], *, needs_schema: bool = True) -> T:
         """Run the verb on the connections loop. It is inside the lifecycle until it has ended, also when the caller has left."""
         self._enter()
         return await self._connections.run(self._inside(verb, needs_schema=needs_schema))
 
-    def _send(self, batcher: Callable[[], Batcher[Q, A]], request: Q) -> Awaitable[A]:
+    def _enqueue(self, batcher: Callable[[], Batcher[Q, A]], request: Q) -> Awaitable[A]:
         """The batcher's answer: just a future of the caller's loop, as this is what every step waits for.
 
         Which batcher that is can only be said inside: a forked child has others.
         """
         if not self._connections.is_ready or self._process != os.getpid():
-            return self._carry(lambda: _answer_of(batcher(), request))
-        return self._refused() or batcher().ask(request, self._connections.call, self._lifecycle.leave)
+            return self._submit(lambda: _answer_of(batcher(), request))
+        return self._enter_or_fail() or batcher().put_threadsafe(request, self._connections.call, self._lifecycle.leave)
 
-    def _refused(self) -> asyncio.Future[Any] | None:
+    def _enter_or_fail(self) -> asyncio.Future[Any] | None:
         """None, and one more is inside the lifecycle; or what says that it is closed."""
         try:
             self._lifecycle.enter()
@@ -86,14 +86,14 @@ class ServerBacked(Generic[H]):
         return None
 
     def _enter(self) -> None:
-        self._be_in_this_process()
+        self._reopen_if_forked()
         self._lifecycle.enter()
 
-    def _be_in_this_process(self) -> None:
+    def _reopen_if_forked(self) -> None:
         if self._process != os.getpid():
-            self._start_over()
+            self._reopen_in_child()
 
-    def _start_over(self) -> None:
+    def _reopen_in_child(self) -> None:
         """In a forked child: the connections, and what was under way on them, are the parent's."""
         connections = self._connections
         if connections.is_borrowed:
@@ -101,14 +101,14 @@ class ServerBacked(Generic[H]):
                 connections.label, "borrowed connections cannot be used in a forked process; open others there"
             )
         self._release.detach()
-        connections.leave_behind()
-        self._live_in(connections.another())
+        connections.leak_after_fork()
+        self._attach(connections.sibling())
 
     async def _inside(self, verb: Callable[[], Coroutine[Any, Any, T]], *, needs_schema: bool) -> T:
         lifecycle = self._lifecycle
         try:
             if needs_schema and not self._connections.is_ready:
-                await self._connections.be_ready(allowed=self._auto_migrate)
+                await self._connections.ensure_open(allowed=self._auto_migrate)
             return await verb()
         finally:
             lifecycle.leave()
@@ -131,9 +131,9 @@ class ServerStore(ServerBacked[H], SavesSnapshots):
         self._namespace = checked_namespace(prefix)
         super().__init__(connections, auto_migrate=auto_migrate)
 
-    def _live_in(self, connections: H) -> None:
+    def _attach(self, connections: H) -> None:
         self._owner = f"{socket.gethostname()}/{os.getpid()}"
-        super()._live_in(connections)
+        super()._attach(connections)
 
     @property
     def durability(self) -> Durability:
@@ -142,17 +142,17 @@ class ServerStore(ServerBacked[H], SavesSnapshots):
 
     async def setup(self) -> None:
         """Create or upgrade the schema, also with `auto_migrate=False`."""
-        await self._carry(lambda: self._connections.set_up(allowed=True), needs_schema=False)
+        await self._submit(lambda: self._connections.set_up(allowed=True), needs_schema=False)
 
     def sibling(self) -> Self:
         """Another handle on the same runs, with connections of its own; with borrowed ones it shares those, and their loop."""
         sibling = object.__new__(type(self))
         sibling._namespace = self._namespace
         sibling._auto_migrate = self._auto_migrate
-        sibling._live_in(self._connections.another())
+        sibling._attach(self._connections.sibling())
         return sibling
 
-    async def _renewed(self, ttl: float, renew: Callable[[], Awaitable[T]]) -> T:
+    async def _submit_renewal(self, ttl: float, renew: Callable[[], Awaitable[T]]) -> T:
         """Renew leases. On borrowed connections that waits for their event loop, and says so."""
         asked_at = time.monotonic()
 
@@ -162,4 +162,4 @@ class ServerStore(ServerBacked[H], SavesSnapshots):
                 _logger.warning("the event loop of the borrowed pool was blocked for %.1f s; leases may be lost by that", late)
             return await renew()
 
-        return await self._carry(on_time)
+        return await self._submit(on_time)

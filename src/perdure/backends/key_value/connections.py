@@ -36,11 +36,11 @@ class KeyValueConnections(ServerConnections):
         """What works here. Only on the connections loop."""
         return self.room.engine
 
-    def another(self) -> Self:
+    def sibling(self) -> Self:
         """Another way to the same engine."""
         return type(self)(self.room)
 
-    def _pinned(self) -> asyncio.AbstractEventLoop:
+    def _pin_loop(self) -> asyncio.AbstractEventLoop:
         return self.room.pinned()
 
     async def open(self, *, allowed: bool) -> None:  # noqa: ARG002 - there is no schema that could be forbidden

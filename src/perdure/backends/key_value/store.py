@@ -64,7 +64,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         room = room_of(kv, trait_of(kv), checked_namespace(prefix))
         super().__init__(KeyValueConnections(room), prefix=prefix, auto_migrate=True)
 
-    def _move_in(self) -> None:
+    def _on_attach(self) -> None:
         self._room = self._connections.room
         self._room.enter(self._lifecycle)
 
@@ -76,7 +76,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
             raise TypeError("a KeyValueRunStore cannot be pickled: make one over the same bucket in the other process")
         raise StoreCapabilityError(STORE, "way into another process over a store without compare-and-swap")
 
-    def _start_over(self) -> NoReturn:
+    def _reopen_in_child(self) -> NoReturn:
         """In a forked child: what is kept in memory is the parent's, and so is the way to the store."""
         if self._room.trait.is_shared:
             raise PersistenceError(self._connections.label, "it cannot be used in a forked process; make another store there")
@@ -166,10 +166,10 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         async def renew() -> builtins.list[Pulse | None]:
             lanes, at = self._connections.engine.lanes, clock(now)
             calls = [lanes.change(lease.run_id, partial(verbs.renew, lease=lease, ttl=ttl, now=at)) for lease in asked]
-            with self._connections.mapping():
+            with self._connections.map_errors():
                 return list(await asyncio.gather(*calls))
 
-        return await self._renewed(ttl, renew)
+        return await self._submit_renewal(ttl, renew)
 
     async def release(self, lease: Lease, *, now: int | None = None) -> None:
         """Give the run back, due at once."""
@@ -333,7 +333,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
-        self._be_in_this_process()
+        self._reopen_if_forked()
         watcher = self._lifecycle.watch()
         ends_at = time.monotonic() + timeout
         try:
@@ -383,10 +383,10 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
 
         async def done() -> T:
             engine = self._connections.engine
-            with self._connections.mapping():
+            with self._connections.map_errors():
                 answer = await work(engine)
             if wakes:
                 engine.wake()
             return answer
 
-        return await self._carry(done)
+        return await self._submit(done)

@@ -53,7 +53,7 @@ class LibsqlConnections(SqlConnections):
             self._turn = turn_at(self.address.place)
         return self._turn
 
-    def another(self) -> Self:
+    def sibling(self) -> Self:
         """A connections with connections of its own."""
         return type(self)(self.address, self.tables)
 

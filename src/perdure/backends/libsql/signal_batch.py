@@ -44,7 +44,7 @@ class Sending:
     run_id: str
     statements: Sequence[Statement]
     size: int
-    places: Collection[Hashable] = ()  # any number may go to one run, one after the other
+    written_rows: Collection[Hashable] = ()  # any number may go to one run, one after the other
 
 
 def sending(

@@ -58,9 +58,9 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
         connections = LibsqlConnections(Address(address.place, token), Tables(table, SQLITE, pieces.PieceValues()))
         super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
-    def _move_in(self) -> None:
-        super()._move_in()
-        self._signals: Batcher[signal_batch.Sending, int] = Batcher(self._signal_all, self._connections.has_culprit)
+    def _on_attach(self) -> None:
+        super()._on_attach()
+        self._signals: Batcher[signal_batch.Sending, int] = Batcher(self._signal_all, self._connections.is_caused_by_one_request)
 
     def __repr__(self) -> str:
         connections = self._connections
@@ -88,27 +88,29 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one request."""
         given, length = tuple(leases), lease_microseconds(ttl)
-        return await self._renewed(ttl, lambda: self._renew(given, length, now))
+        return await self._submit_renewal(ttl, lambda: self._renew(given, length, now))
 
     async def _renew(self, leases: Sequence[Lease], length: int, now: int | None) -> builtins.list[Pulse | None]:
         if not leases:
             return []
         statements = renewing_batch.renew_statements(self._connections.tables, self._namespace, leases, length, now)
-        results = await self._connections.persist(lambda _: self._connections.commit(statements))
+        results = await self._connections.retry_transient(lambda _: self._connections.commit(statements))
         return renewing_batch.pulses_from(self._connections.tables, leases, results)
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
         """Put a signal into the run's inbox: a share of one request."""
         sent = identity(name, dedupe)
         sending = signal_batch.sending(self._connections.tables, self._namespace, run_id, name, payload, dedupe, sent, now)
-        seq = await self._send(lambda: self._signals, sending)
+        seq = await self._enqueue(lambda: self._signals, sending)
         self._lifecycle.wake()
         return seq
 
     async def _signal_all(self, asked: Sequence[signal_batch.Sending]) -> Sequence[Reply[int]]:
         statements = [statement for signal in asked for statement in signal.statements]
         return signal_batch.seqs_from(
-            self._connections.tables, asked, await self._connections.persist(lambda _: self._connections.commit(statements))
+            self._connections.tables,
+            asked,
+            await self._connections.retry_transient(lambda _: self._connections.commit(statements)),
         )
 
     async def _claim(self, request: ClaimRequest) -> Claims:
@@ -128,7 +130,7 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
 
         Nobody tells of what others do, so the server's count of changes is looked at now and then.
         """
-        self._be_in_this_process()
+        self._reopen_if_forked()
         watcher = self._lifecycle.watch()  # from here on closing the store ends the wait
         before = self._connections.known_change
         try:
@@ -145,13 +147,13 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
         if before is None:
             return False  # the server does not count, or nobody has asked yet: who watches looks for himself
         try:
-            return await self._carry(self._connections.look) == before
+            return await self._submit(self._connections.look) == before
         except (OSError, ServerError, NotSentError, PersistenceError):
             return False  # he meets the error at his next verb
 
     async def _record_all(self, asked: Sequence[Write]) -> Sequence[Reply[Pulse]]:
         statements = batching.record_statements(self._connections.tables, self._namespace, asked)
-        answered = await self._connections.persist(lambda _: self._in_one_request(statements))
+        answered = await self._connections.retry_transient(lambda _: self._in_one_request(statements))
         if isinstance(answered, ServerError):
             # Something is there already, or is not there: what that means needs a closer look, at one after the other.
             return await super()._record_all(asked)
@@ -161,13 +163,13 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
         connections, namespace = self._connections, self._namespace
         batch = closing_batch.ClosingBatch(connections.tables, namespace, asked)
 
-        async def attempt(is_repeated: bool) -> Sequence[Reply[builtins.list[Signal]]] | ServerError:  # noqa: FBT001 - as `persist` calls it
+        async def attempt(is_repeated: bool) -> Sequence[Reply[builtins.list[Signal]]] | ServerError:  # noqa: FBT001 - as `retry_transient` calls it
             answered = await self._in_one_request(batch.statements)
             if isinstance(answered, ServerError):
                 return answered
             return await connections.read(namespace, lambda db: batch.answers(db, answered, is_repeated=is_repeated))
 
-        answers = await connections.persist(attempt)
+        answers = await connections.retry_transient(attempt)
         if not isinstance(answers, ServerError):
             return answers
         # As above. If only the reply was too large, the batch was carried out.
@@ -179,7 +181,7 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
             return await super()._create_all(begins)
         statements = creating_batch.create_statements(self._connections.tables, self._namespace, begins)
         return creating_batch.created_from(
-            begins, await self._connections.persist(lambda _: self._connections.commit(statements))
+            begins, await self._connections.retry_transient(lambda _: self._connections.commit(statements))
         )
 
     async def _in_one_request(self, statements: Sequence[Statement]) -> Sequence[Result] | ServerError:

@@ -44,7 +44,7 @@ class MongoConnections(ServerConnections):
         self._client = client
         self._collections: dict[str, Collections] = {}
 
-    def another(self) -> Self:
+    def sibling(self) -> Self:
         """A connections in the same place, with a client of its own unless that is borrowed."""
         client = self._client if self.is_borrowed else None
         connections = type(self)(self.place, self.stem, url=self._url, client=client)
@@ -100,11 +100,11 @@ class MongoConnections(ServerConnections):
     async def perform(self, namespace: str, work: Callable[[Collections, bool], Awaitable[T]]) -> T:
         """What the work gives, tried again after errors that pass. It is told when it may have been done before."""
 
-        async def attempt(repeated: bool) -> T:  # noqa: FBT001 - as `persist` has it
+        async def attempt(repeated: bool) -> T:  # noqa: FBT001 - as `retry_transient` has it
             with self.bounded():
                 return await work(self.collections(namespace), repeated)
 
-        return await self.persist(attempt)
+        return await self.retry_transient(attempt)
 
     def bounded(self) -> AbstractContextManager[object]:
         """Where nothing is waited for without end: by what the client was told, or else by us."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from perdure.backends.base.batching import AGAIN, Reply
+from perdure.backends.base.batching import SEND_AGAIN, Reply
 from perdure.backends.mongo.careful import carefully, new_entries
 from perdure.backends.mongo.documents import FULL, Document, pulse_of
 from perdure.backends.mongo.moving import column, make_room, put_payloads, spilling
@@ -33,7 +33,7 @@ async def record_all(db: Collections, writes: Sequence[Write]) -> list[Reply[Pul
             is_unsure = isinstance(answer, LeaseLost) and len(groups) > 1
             answers[write.mark] = await _written_before(db, write) or answer if is_unsure else answer
     await _move_full(db, found)
-    return [answers.get(write.mark, AGAIN) for write in writes]
+    return [answers.get(write.mark, SEND_AGAIN) for write in writes]
 
 
 def _grouped(writes: Sequence[Write]) -> dict[tuple[str, int, str], list[Write]]:

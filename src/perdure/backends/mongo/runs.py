@@ -54,7 +54,7 @@ class Begin(NamedTuple):
     secret: str
 
     @property
-    def places(self) -> list[str]:
+    def written_rows(self) -> list[str]:
         """A run is created once in a bulk."""
         return [self.run.id]
 

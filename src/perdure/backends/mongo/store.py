@@ -84,14 +84,14 @@ class MongoStore(ServerStore[MongoConnections]):
         connections = MongoConnections(place, checked_stem(collection), url=url, client=client)
         super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
-    def _move_in(self) -> None:
-        culprit = self._connections.has_culprit
+    def _on_attach(self) -> None:
+        culprit = self._connections.is_caused_by_one_request
         self._listener = Listener(self._connections, self._lifecycle)
         self._records: Batcher[writes.Write, Pulse] = Batcher(self._record_all, culprit)
         self._closings: Batcher[writes.Write, builtins.list[Signal]] = Batcher(self._close_all, culprit)
         self._beginnings: Batcher[runs.Begin, Created | None] = Batcher(self._create_all, culprit)
 
-    def _moving_out(self) -> Callable[[], Coroutine[Any, Any, None]]:
+    def _make_closer(self) -> Callable[[], Coroutine[Any, Any, None]]:
         return partial(_close, self._connections, self._listener)
 
     def __repr__(self) -> str:
@@ -122,7 +122,7 @@ class MongoStore(ServerStore[MongoConnections]):
         length = None if ttl is None else lease_microseconds(ttl)
         journal, rows = checked_journal(entries), checked_inbox(inbox)
         begin = runs.begin(checked_start(run), length, self._owner, journal, rows, created_at, now)
-        return await self._carry(lambda: self._create(begin))
+        return await self._submit(lambda: self._create(begin))
 
     async def _create(self, begin: runs.Begin) -> Created:
         while True:
@@ -158,7 +158,7 @@ class MongoStore(ServerStore[MongoConnections]):
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one bulk. With a borrowed client that waits for its event loop, and says so."""
         given, length = tuple(leases), lease_microseconds(ttl)
-        return await self._renewed(
+        return await self._submit_renewal(
             ttl, lambda: self._connections.perform(self._namespace, lambda db, _: claims.renew(db, given, length, now))
         )
 
@@ -177,7 +177,7 @@ class MongoStore(ServerStore[MongoConnections]):
     ) -> Awaitable[Pulse]:
         """Append to the journal: one fenced update of the run's document, alone or in a bulk."""
         write = writes.record(lease, entries, consume, items)
-        return self._send(lambda: self._records, write)
+        return self._enqueue(lambda: self._records, write)
 
     def suspend(
         self,
@@ -191,7 +191,7 @@ class MongoStore(ServerStore[MongoConnections]):
     ) -> Awaitable[builtins.list[Signal]]:
         """Record and give up the lease, unless something awaited is there."""
         write = writes.suspend(lease, wake_at, waiting_for, entries, consume, now)
-        return self._send(lambda: self._closings, write)
+        return self._enqueue(lambda: self._closings, write)
 
     def finish(
         self,
@@ -205,7 +205,7 @@ class MongoStore(ServerStore[MongoConnections]):
     ) -> Awaitable[object]:
         """Record, end the run and tell its parent."""
         write = writes.finish(lease, status, outcome, entries, consume, now)
-        return self._send(lambda: self._closings, write)
+        return self._enqueue(lambda: self._closings, write)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""
@@ -279,14 +279,14 @@ class MongoStore(ServerStore[MongoConnections]):
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
-        self._be_in_this_process()
+        self._reopen_if_forked()
         watcher = self._lifecycle.watch()  # from here on closing the store ends the wait
         try:
             if self._listener.is_live:
                 await asyncio.wait([watcher.future], timeout=max(0.0, timeout))
                 return
             # Whatever happened before there was a stream to tell of it may be what the caller waits for.
-            starting = asyncio.ensure_future(self._carry(self._listener.start))
+            starting = asyncio.ensure_future(self._submit(self._listener.start))
             starting.add_done_callback(_noted)
             await asyncio.wait([starting], timeout=max(0.0, timeout))
             if not self._listener.is_live:
@@ -328,7 +328,7 @@ class MongoStore(ServerStore[MongoConnections]):
 
     async def _do_again(self, verb: Callable[[Collections, bool], Awaitable[T]]) -> T:
         """As `_do`, for a verb that has to know whether it may have been done before."""
-        return await self._carry(lambda: self._connections.perform(self._namespace, verb))
+        return await self._submit(lambda: self._connections.perform(self._namespace, verb))
 
     async def _record_all(self, given: Sequence[writes.Write]) -> Sequence[Reply[Pulse]]:
         return await self._connections.perform(self._namespace, lambda db, _: recording.record_all(db, given))

@@ -56,7 +56,7 @@ class Write(NamedTuple):
     moved: Sequence[int] = ()
 
     @property
-    def places(self) -> list[Hashable]:
+    def written_rows(self) -> list[Hashable]:
         """A run is ended or suspended once in a bulk; records of one run go together."""
         return [] if self.status is None else [self.lease.run_id]
 

@@ -65,7 +65,7 @@ class MysqlConnections(SqlConnections):
         self._pool_size = pool_size
         self._max_packet = 1 << 20
 
-    def another(self) -> Self:
+    def sibling(self) -> Self:
         """A connections on the same server."""
         pool = self._pool if self.is_borrowed else None
         return type(self)(self.tables, place=self.place, pool=pool, pool_size=self._pool_size)
@@ -83,7 +83,7 @@ class MysqlConnections(SqlConnections):
         """What the caller gets."""
         return errors.map_error(error, self.label, "" if self.place is None else self.place.password)
 
-    def has_culprit(self, error: BaseException) -> bool:
+    def is_caused_by_one_request(self, error: BaseException) -> bool:
         """Whether a packet for many failed because of one of them: of what it says, or of who holds its row."""
         cause = error.__cause__ or error
         return self.classify_failure(cause) is WriteFailure.PERMANENT or errors.code_of(cause) in {
@@ -157,14 +157,14 @@ class MysqlConnections(SqlConnections):
     ) -> T:
         """What one packet gives, or, where things are otherwise than it expects, a transaction that looks at them."""
 
-        async def attempt(is_repeated: bool) -> T:  # noqa: FBT001 - as `persist` calls it
+        async def attempt(is_repeated: bool) -> T:  # noqa: FBT001 - as `retry_transient` calls it
             results = await self._sent(namespace, put_together)
             if results is not None:
                 return answers_from(results)
             async with self.transaction() as wire:
                 return await the_long_way(Session(wire, self.tables, namespace), is_repeated)
 
-        return await self.persist(attempt)
+        return await self.retry_transient(attempt)
 
     async def _sent(self, namespace: str, put_together: Callable[[Packet], None]) -> Sequence[Result] | None:
         async with self._lent() as wire:

@@ -51,17 +51,17 @@ class MysqlStore(SqlStore[MysqlConnections]):
         connections = MysqlConnections(Tables(table, MYSQL, BYTES), place=place, pool=pool, pool_size=pool_size)
         super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
-    def _move_in(self) -> None:
-        super()._move_in()
+    def _on_attach(self) -> None:
+        super()._on_attach()
         # Open transactions have connections of their own, so that the verbs never wait for those.
-        self._side = self._connections.another()
+        self._side = self._connections.sibling()
 
-    def _moving_out(self) -> Callable[[], Coroutine[Any, Any, None]]:
+    def _make_closer(self) -> Callable[[], Coroutine[Any, Any, None]]:
         return partial(_close, self._connections, self._side)
 
-    def _start_over(self) -> None:
-        self._side.leave_behind()
-        super()._start_over()
+    def _reopen_in_child(self) -> None:
+        self._side.leak_after_fork()
+        super()._reopen_in_child()
 
     def __repr__(self) -> str:
         place = self._connections.place
@@ -77,7 +77,7 @@ class MysqlStore(SqlStore[MysqlConnections]):
         """A fenced transaction on a connection of its own; while it is open nobody takes the run over."""
         self._enter()
         try:
-            await self._side.run(self._side.be_ready(allowed=self._auto_migrate))
+            await self._side.run(self._side.ensure_open(allowed=self._auto_migrate))
             under_way = MysqlTransaction(self._side, self._namespace, lease)
             try:
                 await under_way.begin()

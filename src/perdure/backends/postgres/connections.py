@@ -72,13 +72,13 @@ class PostgresConnections(ServerConnections):
         # Connections of open transactions: a pool of their own, so that the verbs never wait for those.
         self._transactions = pool
 
-    def another(self) -> Self:
+    def sibling(self) -> Self:
         """A connections in the same place, with a pool of its own unless that is borrowed."""
         return type(self)(self.place, self.tables, dsn=self._dsn, pool=self._borrowed, pool_size=self._pool_size)
 
     async def loop_pool(self) -> Self:
         """A connections in the same place on the loop that runs now, ready for use."""
-        connections = self.another()
+        connections = self.sibling()
         connections.behind_pooler = self.behind_pooler
         await connections.open_pool()
         return connections
@@ -89,9 +89,9 @@ class PostgresConnections(ServerConnections):
     def map_error(self, error: BaseException) -> BaseException:
         return map_error(error, self.place.label, self.place.password)
 
-    def has_culprit(self, error: BaseException) -> bool:
+    def is_caused_by_one_request(self, error: BaseException) -> bool:
         # Also when somebody wrote the same at this moment.
-        return super().has_culprit(error) or getattr(error.__cause__ or error, "sqlstate", None) == "23505"
+        return super().is_caused_by_one_request(error) or getattr(error.__cause__ or error, "sqlstate", None) == "23505"
 
     async def connect(self) -> Any:
         """A connection of its own that keeps no statements."""
@@ -148,7 +148,7 @@ class PostgresConnections(ServerConnections):
         def attempt(repeated: bool) -> Awaitable[T]:  # noqa: FBT001 - as all work
             return self.connected(lambda connection: work(self._session(connection, namespace), repeated))
 
-        return self.persist(attempt)
+        return self.retry_transient(attempt)
 
     def _session(self, connection: Any, namespace: str) -> Session:
         behind_pooler = self.behind_pooler

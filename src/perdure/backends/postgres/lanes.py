@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 
-from perdure.backends.base.batching import AGAIN, Batcher, Reply
+from perdure.backends.base.batching import SEND_AGAIN, Batcher, Reply
 from perdure.backends.postgres import recording, runs
 from perdure.backends.postgres.connections import PostgresConnections
 from perdure.backends.postgres.schema import Session
@@ -16,13 +16,15 @@ from perdure.model.records import Created, Pulse, Signal
 class Lanes:
     """Records, ends and sleeps, and beginnings."""
 
-    def __init__(self, connections: PostgresConnections, namespace: str, *, at_once: int = 1) -> None:
-        """`at_once` is how many statements of records there may be under way."""
+    def __init__(self, connections: PostgresConnections, namespace: str, *, max_in_flight: int = 1) -> None:
+        """`max_in_flight` is how many statements of records there may be under way."""
         self._connections = connections
         self._namespace = namespace
-        self.records: Batcher[recording.Write, Pulse] = Batcher(self._record_all, connections.has_culprit, at_once=at_once)
-        self.closings: Batcher[recording.Write, list[Signal]] = Batcher(self._close_all, connections.has_culprit)
-        self.beginnings: Batcher[runs.Begin, Created] = Batcher(self._create_all, connections.has_culprit)
+        self.records: Batcher[recording.Write, Pulse] = Batcher(
+            self._record_all, connections.is_caused_by_one_request, max_in_flight=max_in_flight
+        )
+        self.closings: Batcher[recording.Write, list[Signal]] = Batcher(self._close_all, connections.is_caused_by_one_request)
+        self.beginnings: Batcher[runs.Begin, Created] = Batcher(self._create_all, connections.is_caused_by_one_request)
 
     def _record_all(self, writes: Sequence[recording.Write]) -> Awaitable[Sequence[Reply[Pulse]]]:
         is_careful = not recording.are_plain(writes)
@@ -67,4 +69,4 @@ class Lanes:
             found = await self._connections.perform(self._namespace, lambda db, _: runs.find(db, begin))
         except PerdureError as refusal:
             return refusal
-        return AGAIN if found is None else found
+        return SEND_AGAIN if found is None else found

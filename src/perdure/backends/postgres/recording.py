@@ -6,7 +6,7 @@ Plain records are one statement that is executed for each entry, all in one roun
 that is written is joined to it. A record locks with KEY SHARE, which keeps out whoever takes a run over (claim, acquire,
 restore, reopen and delete lock FOR UPDATE) but neither signals, renewals nor other records. While the lock is waited for others
 may commit; then PostgreSQL looks at the fence again in the row's newest version, but reads other tables as they were before. So
-`inbox_seq` stands in the row itself, and what might have been decided by an old inbox is refused with AGAIN and sent once more.
+`inbox_seq` stands in the row itself, and what might have been decided by an old inbox gets SEND_AGAIN and is sent once more.
 An entry that somebody else wrote meanwhile is a unique violation, which rolls the statement back, and is looked at anew as well.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
-from perdure.backends.base.batching import AGAIN, Reply
+from perdure.backends.base.batching import SEND_AGAIN, Reply
 from perdure.backends.postgres.rows import ENDED_SQL, ENTRY_COLUMNS, ENTRY_TYPES, addresses, columns, entry_values, signal_from
 from perdure.backends.postgres.schema import CLOCK, Session
 from perdure.errors import LeaseLost, PersistenceError
@@ -247,7 +247,7 @@ class Write(NamedTuple):
     now: int | None = None
 
     @property
-    def places(self) -> tuple[Hashable, ...]:
+    def written_rows(self) -> tuple[Hashable, ...]:
         """The run: two writes of one are two statements."""
         return (self.lease.run_id,)
 
@@ -384,7 +384,7 @@ def _closed(write: Write, row: Sequence[Any]) -> Reply[list[Signal]]:
     if not is_fenced:
         return LeaseLost(write.lease.run_id, write.lease.epoch)
     if again:
-        return AGAIN
+        return SEND_AGAIN
     if reason is not None:
         return _refusal(write.lease, reason)
     return [] if row[5] is None else [signal_from(row[5:])]

@@ -136,7 +136,7 @@ class Begin(NamedTuple):
     now: int | None = None
 
     @property
-    def places(self) -> list[Hashable]:
+    def written_rows(self) -> list[Hashable]:
         """The run's row."""
         return [self.run.id]
 

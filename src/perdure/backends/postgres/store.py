@@ -83,7 +83,7 @@ class PostgresStore(ServerStore[PostgresConnections]):
         connections = PostgresConnections(place, Tables(table), dsn=url, pool=pool, pool_size=pool_size)
         super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
-    def _move_in(self) -> None:
+    def _on_attach(self) -> None:
         self._listener = Listener(self._connections, self._lifecycle)
         self._lanes = Lanes(self._connections, self._namespace)
         self._loop_connections = LoopConnections(partial(_loop_pool, self._connections, self._namespace))
@@ -94,19 +94,19 @@ class PostgresStore(ServerStore[PostgresConnections]):
         await super().close()
         await self._loop_connections.close()
 
-    def _start_over(self) -> None:
-        self._loop_connections.leave_behind()
-        super()._start_over()
+    def _reopen_in_child(self) -> None:
+        self._loop_connections.leak_after_fork()
+        super()._reopen_in_child()
 
     def _write(self, batcher: Callable[[Lanes], Batcher[Q, A]], request: Q) -> Awaitable[A]:
         """The answer of a batcher: one on the caller's loop if that has any, otherwise one on the connections loop."""
         is_possible = self._connections.is_ready and not self._connections.is_borrowed and self._process == os.getpid()
         near = self._loop_connections.here() if is_possible else None
         if near is None:
-            return self._send(lambda: batcher(self._lanes), request)
-        return self._refused() or batcher(near).put(request, self._lifecycle.leave)
+            return self._enqueue(lambda: batcher(self._lanes), request)
+        return self._enter_or_fail() or batcher(near).put(request, self._lifecycle.leave)
 
-    def _moving_out(self) -> Callable[[], Coroutine[Any, Any, None]]:
+    def _make_closer(self) -> Callable[[], Coroutine[Any, Any, None]]:
         return partial(_close, self._connections, self._listener)
 
     def __repr__(self) -> str:
@@ -156,7 +156,7 @@ class PostgresStore(ServerStore[PostgresConnections]):
     ) -> Claims:
         """Lease due runs, and load what they recorded."""
         wanted = claims.Wanted.of(limit, lease_microseconds(ttl), self._owner, workflows, queues, now)
-        return await self._carry(lambda: self._claim(wanted))
+        return await self._submit(lambda: self._claim(wanted))
 
     async def _claim(self, wanted: claims.Wanted) -> Claims:
         took = await self._connections.perform(self._namespace, lambda db, _: claims.claim(db, wanted))
@@ -169,7 +169,7 @@ class PostgresStore(ServerStore[PostgresConnections]):
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         """Lease this run, and load what it recorded."""
         length = lease_microseconds(ttl)
-        return await self._carry(lambda: self._acquire(run_id, length, now, due_only=due_only))
+        return await self._submit(lambda: self._acquire(run_id, length, now, due_only=due_only))
 
     async def _acquire(self, run_id: str, length: int, now: int | None, *, due_only: bool) -> Claim | None:
         token = new_token()  # the same for every attempt, so that one whose reply was lost is recognised
@@ -181,13 +181,13 @@ class PostgresStore(ServerStore[PostgresConnections]):
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one statement."""
         given, length = tuple(leases), lease_microseconds(ttl)
-        return await self._renewed(
+        return await self._submit_renewal(
             ttl, lambda: self._connections.perform(self._namespace, lambda db, _: claims.renew(db, given, length, now))
         )
 
     async def release(self, lease: Lease, *, now: int | None = None) -> None:
         """Give the run back, due at once."""
-        await self._carry(
+        await self._submit(
             lambda: self._connections.perform(
                 self._namespace, lambda db, again: claims.release(db, lease, now, is_repeated=again)
             )
@@ -304,14 +304,14 @@ class PostgresStore(ServerStore[PostgresConnections]):
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
-        self._be_in_this_process()
+        self._reopen_if_forked()
         watcher = self._lifecycle.watch()  # from here on closing the store ends the wait
         try:
             if self._listener.is_live:
                 await asyncio.wait([watcher.future], timeout=max(0.0, timeout))
                 return
             # Whatever happened before there was a connection to hear of it may be what the caller waits for.
-            starting = asyncio.ensure_future(self._carry(self._listener.start))
+            starting = asyncio.ensure_future(self._submit(self._listener.start))
             starting.add_done_callback(_noted)
             await asyncio.wait([starting], timeout=max(0.0, timeout))
             if not self._listener.is_live:
@@ -348,7 +348,7 @@ class PostgresStore(ServerStore[PostgresConnections]):
         """A fenced transaction on a connection of its own; while it is open nobody takes the run over."""
         self._enter()
         try:
-            await self._connections.run(self._connections.be_ready(allowed=self._auto_migrate))
+            await self._connections.run(self._connections.ensure_open(allowed=self._auto_migrate))
             under_way = PostgresTransaction(self._connections, self._namespace, lease)
             try:
                 await under_way.begin()
@@ -360,13 +360,13 @@ class PostgresStore(ServerStore[PostgresConnections]):
             self._lifecycle.leave()
 
     async def _do(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._carry(lambda: self._connections.perform(self._namespace, lambda db, _: verb(db, *args, **kwargs)))
+        return await self._submit(lambda: self._connections.perform(self._namespace, lambda db, _: verb(db, *args, **kwargs)))
 
 
 async def _loop_pool(connections: PostgresConnections, namespace: str) -> Opened[Lanes]:
-    with connections.mapping():
+    with connections.map_errors():
         loop_pool = await connections.loop_pool()
-    return Opened(Lanes(loop_pool, namespace, at_once=2), loop_pool.close)
+    return Opened(Lanes(loop_pool, namespace, max_in_flight=2), loop_pool.close)
 
 
 async def _close(connections: PostgresConnections, listener: Listener) -> None:

@@ -80,7 +80,7 @@ class PostgresTransaction:
 
     async def _begin(self) -> None:
         self._under_way = asyncio.current_task()
-        with self._connections.mapping():
+        with self._connections.map_errors():
             self._connection = await self._connections.borrow_for_transaction()
             self._transaction = self._connection.transaction(isolation="read_committed")
             await self._transaction.start()
@@ -98,7 +98,7 @@ class PostgresTransaction:
 
     async def _watched(self, task: asyncio.Task[T], *, is_callers: bool) -> T:
         try:
-            with self._connections.mapping():
+            with self._connections.map_errors():
                 return await task
         except PersistenceError as error:
             cause = error.__cause__

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from perdure.backends.base.batching import AGAIN, Reply
+from perdure.backends.base.batching import SEND_AGAIN, Reply
 from perdure.backends.sql import inbox
 from perdure.backends.sql.recording import write_all
 from perdure.backends.sql.rows import awaited_from, awaited_text, identity
@@ -104,7 +104,7 @@ def _fenced(runs: dict[str, _Run], asked: set[str], write: Write) -> Reply[list[
     if run is None or (run.epoch, run.token) != (write.lease.epoch, write.lease.token):
         return LeaseLost(write.run_id, write.lease.epoch)
     if write.status != "suspended" and run.parent_id is not None and run.parent_id not in asked:
-        return AGAIN  # it got its parent just now, and to lock that after the others could be a deadlock
+        return SEND_AGAIN  # it got its parent just now, and to lock that after the others could be a deadlock
     return []
 
 

@@ -36,11 +36,11 @@ class SqlConnections(ServerConnections):
     async def perform(self, namespace: str, work: Callable[[Session, bool], Awaitable[T]]) -> T:
         """What the work gives, in one transaction, tried again after errors that pass. It is told when it may be done already."""
 
-        async def attempt(is_repeated: bool) -> T:  # noqa: FBT001 - as `persist` calls it
+        async def attempt(is_repeated: bool) -> T:  # noqa: FBT001 - as `retry_transient` calls it
             async with self.transaction() as channel:
                 return await work(Session(channel, self.tables, namespace), is_repeated)
 
-        return await self.persist(attempt)
+        return await self.retry_transient(attempt)
 
     async def read(self, namespace: str, work: Callable[[Session], Awaitable[T]]) -> T:
         """What the work reads, tried again after errors that pass."""
@@ -49,4 +49,4 @@ class SqlConnections(ServerConnections):
             async with self.reading() as channel:
                 return await work(Session(channel, self.tables, namespace))
 
-        return await self.persist(attempt)
+        return await self.retry_transient(attempt)

@@ -55,11 +55,13 @@ POLL_EVERY: Final = 1.0  # seconds; nobody tells of what other processes do, so 
 class SqlStore(ServerStore[H]):
     """A store in an SQL database. A subclass says what it is called and which it is: `key`, `__repr__`."""
 
-    def _move_in(self) -> None:
+    def _on_attach(self) -> None:
         connections = self._connections
-        self._records: Batcher[writes.Write, Pulse] = Batcher(self._record_all, connections.has_culprit)
-        self._closings: Batcher[writes.Write, builtins.list[Signal]] = Batcher(self._close_all, connections.has_culprit)
-        self._beginnings: Batcher[runs.Begin, Created | None] = Batcher(self._create_all, connections.has_culprit)
+        self._records: Batcher[writes.Write, Pulse] = Batcher(self._record_all, connections.is_caused_by_one_request)
+        self._closings: Batcher[writes.Write, builtins.list[Signal]] = Batcher(
+            self._close_all, connections.is_caused_by_one_request
+        )
+        self._beginnings: Batcher[runs.Begin, Created | None] = Batcher(self._create_all, connections.is_caused_by_one_request)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -81,7 +83,7 @@ class SqlStore(ServerStore[H]):
         journal, rows = checked_journal(entries), checked_inbox(inbox)
         start = runs.checked_names(checked_start(run))
         begin = runs.Begin(start, length, new_token(), self._owner, journal, rows, created_at, now)
-        return await self._carry(lambda: self._create(begin))
+        return await self._submit(lambda: self._create(begin))
 
     async def _create(self, begin: runs.Begin) -> Created:
         while True:
@@ -112,7 +114,7 @@ class SqlStore(ServerStore[H]):
         """Lease due runs, and load what they recorded."""
         length = lease_microseconds(ttl)
         request = ClaimRequest(ClaimFilter.of(workflows, queues), max(limit, 0), length, self._owner, now)
-        return await self._carry(lambda: self._claim(request))
+        return await self._submit(lambda: self._claim(request))
 
     async def _claim(self, request: ClaimRequest) -> Claims:
         result = await self._connections.perform(self._namespace, lambda db, _: claims.claim(db, request))
@@ -124,7 +126,7 @@ class SqlStore(ServerStore[H]):
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         """Lease this run, and load what it recorded."""
         length = lease_microseconds(ttl)
-        return await self._carry(lambda: self._acquire(run_id, length, now, due_only=due_only))
+        return await self._submit(lambda: self._acquire(run_id, length, now, due_only=due_only))
 
     async def _acquire(self, run_id: str, length: int, now: int | None, *, due_only: bool) -> Claim | None:
         token = new_token()  # the same for every attempt, so that one whose reply was lost is recognised
@@ -136,11 +138,11 @@ class SqlStore(ServerStore[H]):
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one transaction. It waits for no other."""
         given, length = tuple(leases), lease_microseconds(ttl)
-        return await self._renewed(ttl, lambda: renewing.renew(self._connections, self._namespace, given, length, now))
+        return await self._submit_renewal(ttl, lambda: renewing.renew(self._connections, self._namespace, given, length, now))
 
     async def release(self, lease: Lease, *, now: int | None = None) -> None:
         """Give the run back, due at once."""
-        await self._carry(
+        await self._submit(
             lambda: self._connections.perform(
                 self._namespace, lambda db, again: claims.release(db, lease, now, is_repeated=again)
             )
@@ -158,7 +160,7 @@ class SqlStore(ServerStore[H]):
     ) -> Awaitable[Pulse]:
         """Append to the journal: a share of one transaction."""
         write = writes.record(lease, entries, consume, items)
-        return self._send(lambda: self._records, write)
+        return self._enqueue(lambda: self._records, write)
 
     async def suspend(
         self,
@@ -172,7 +174,7 @@ class SqlStore(ServerStore[H]):
     ) -> builtins.list[Signal]:
         """Record and give up the lease, unless something awaited is there."""
         write = writes.suspend(lease, wake_at, waiting_for, entries, consume, now)
-        arrived = await self._send(lambda: self._closings, write)
+        arrived = await self._enqueue(lambda: self._closings, write)
         self._lifecycle.wake()
         return arrived
 
@@ -188,7 +190,7 @@ class SqlStore(ServerStore[H]):
     ) -> None:
         """Record, end the run and tell its parent."""
         write = writes.finish(lease, status, outcome, entries, consume, now)
-        await self._send(lambda: self._closings, write)
+        await self._enqueue(lambda: self._closings, write)
         self._lifecycle.wake()
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
@@ -261,7 +263,7 @@ class SqlStore(ServerStore[H]):
 
     async def watch(self, timeout: float) -> None:
         """Return when this handle changed what may be due, after `timeout` seconds, or after `POLL_EVERY`: others may have."""
-        self._be_in_this_process()
+        self._reopen_if_forked()
         watcher = self._lifecycle.watch()  # from here on closing the store ends the wait
         try:
             await asyncio.wait([watcher.future], timeout=max(0.0, min(timeout, POLL_EVERY)))
@@ -299,14 +301,14 @@ class SqlStore(ServerStore[H]):
         """A fenced transaction; while it is open nobody takes the run over."""
         self._enter()
         try:
-            await self._connections.run(self._connections.be_ready(allowed=self._auto_migrate))
+            await self._connections.run(self._connections.ensure_open(allowed=self._auto_migrate))
             async with begun(self._connections, self._namespace, lease) as under_way:
                 yield under_way
         finally:
             self._lifecycle.leave()
 
     async def _do(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._carry(lambda: self._connections.perform(self._namespace, lambda db, _: verb(db, *args, **kwargs)))
+        return await self._submit(lambda: self._connections.perform(self._namespace, lambda db, _: verb(db, *args, **kwargs)))
 
     async def _change(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """As `_do`, for what may make something due or end it: it wakes those who watch."""
@@ -315,7 +317,7 @@ class SqlStore(ServerStore[H]):
         return given
 
     async def _read(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._carry(lambda: self._connections.read(self._namespace, lambda db: verb(db, *args, **kwargs)))
+        return await self._submit(lambda: self._connections.read(self._namespace, lambda db: verb(db, *args, **kwargs)))
 
     async def _record_all(self, asked: Sequence[writes.Write]) -> Sequence[Reply[Pulse]]:
         return await self._connections.perform(self._namespace, lambda db, _: recording.record_all(db, asked))

@@ -109,7 +109,7 @@ class SqlTransaction:
         self._asked = asyncio.Queue()
         self._holding = asyncio.ensure_future(self._hold())
         self._broken = None
-        with self._connections.mapping():
+        with self._connections.map_errors():
             await self._served(lambda db: _write(db, writes.record(self._lease, (), ())))
 
     async def _served(self, work: Work) -> Any:
@@ -156,7 +156,7 @@ class SqlTransaction:
         except Exception as error:
             if is_callers and self._connections.classify_failure(error) is WriteFailure.PERMANENT:
                 raise
-            with self._connections.mapping():
+            with self._connections.map_errors():
                 raise
 
     async def _commit(self) -> None:
@@ -175,7 +175,7 @@ class SqlTransaction:
         except Exception as error:
             if self._connections.classify_failure(error) is WriteFailure.UNKNOWN and await self._was_committed():
                 return
-            with self._connections.mapping():
+            with self._connections.map_errors():
                 raise
 
     async def _was_committed(self) -> bool:

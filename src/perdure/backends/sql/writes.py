@@ -29,7 +29,7 @@ class Write(NamedTuple):
         return self.lease.run_id
 
     @property
-    def places(self) -> list[Hashable]:
+    def written_rows(self) -> list[Hashable]:
         """The rows it writes: places in a journal and in streams, or the run's row."""
         if self.status is not None:
             return [self.run_id]

@@ -104,7 +104,7 @@ class ClientConnections(SqlConnections):
         super().__init__(f"sql_client ({tables.dialect.label})", tables, is_borrowed=True, loop=loop)
         self.client = client
 
-    def another(self) -> Self:
+    def sibling(self) -> Self:
         """A connections with the same client, and on its loop."""
         connections = type(self)(self.client, self.tables, self._borrowed_loop)
         connections.is_ready, connections.durability = self.is_ready, self.durability
