@@ -61,7 +61,7 @@ class GivesAnEmptyClaim(MemoryStore):
 class TakesTheBeginningForProgress(MemoryStore):
     async def create(self, run: NewRun, **options: Any) -> Created:
         created = await super().create(run, **options)
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             namespace.runs[run.id].claimed_length = 0
         return created
 
@@ -82,7 +82,7 @@ class IsDueSinceItsBeginning(MemoryStore):
 class AddsToWhatIsThere(MemoryStore):
     async def create(self, run: NewRun, *, entries: Sequence[Entry] = (), **options: Any) -> Created:
         created = await super().create(run, entries=entries, **options)
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             for entry in entries:
                 namespace.runs[run.id].entries.setdefault(entry.seq, entry)
         return created
@@ -101,6 +101,6 @@ class CreatesAndThenRecords(MemoryStore):
     async def create(self, run: NewRun, *, entries: Sequence[Entry] = (), **options: Any) -> Created:
         created = await super().create(run, **options)
         await asyncio.sleep(0)
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             namespace.runs[run.id].entries.update({entry.seq: entry for entry in entries})
         return created

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from perdure.backends.base.leases import is_due
 from perdure.backends.memory.store import MemoryStore
 from perdure.model.journal import Entry
 from perdure.model.records import Claim, Claims, Created, Lease, NewRun, Pulse, QueueLimits, Schedule
@@ -40,7 +41,7 @@ class EpochsCountFromOne(MemoryStore):
         created = await super().create(run, **options)
         if created.claim is None:
             return created
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             namespace.runs[run.id].change(epoch=1)
             row = namespace.runs[run.id].row
         lease = msgspec.structs.replace(created.claim.lease, epoch=1)
@@ -54,14 +55,14 @@ class ChoosesThenMarks(MemoryStore):
     """Takes its pick, thinks, and leases what it picked, though others may have picked the same."""
 
     async def claim(self, limit: int, ttl: float, *which: Any, now: int | None = None, **options: Any) -> Claims:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             before = {run_id: replace(run) for run_id, run in namespace.runs.items()}
         picked = await super().claim(limit, ttl, *which, now=now, **options)
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             namespace.runs.update(before)
         await asyncio.sleep(0)
-        with self._locked() as namespace:
-            claims = [namespace.runs[claim.run.id].give(ttl, now or 0) for claim in picked.claims]
+        with self._lock() as namespace:
+            claims = [namespace.runs[claim.run.id].grant_lease(ttl, now or 0) for claim in picked.claims]
         return Claims(claims=claims, next_wake_at=None)
 
 
@@ -70,17 +71,17 @@ class ChoosesThenMarks(MemoryStore):
 @breaks("a_lease_is_alive_until_its_end")
 class TakesWhatSomebodyHolds(MemoryStore):
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
-        with self._locked() as namespace:
-            return namespace.find(run_id).give(ttl, now or 0)
+        with self._lock() as namespace:
+            return namespace.find(run_id).grant_lease(ttl, now or 0)
 
 
 @breaks("runs_that_cannot_be_claimed_hold_up_nobody")
 @breaks("a_full_queue_holds_up_nobody")
 class LimitsBeforeItFilters(MemoryStore):
     async def claim(self, limit: int, ttl: float, *which: Any, now: int | None = None, **options: Any) -> Claims:
-        with self._locked() as namespace:
-            due = sorted((run for run in namespace.claimable() if run.due(now or 0)), key=lambda run: -run.row.priority)[:limit]
-            names = {run.row.id for run in due}
+        with self._lock() as namespace:
+            due = [run.row for run in namespace.claimable() if is_due(run.row, now or 0)]
+            names = {row.id for row in sorted(due, key=lambda row: -row.priority)[:limit]}
             hidden, namespace.live = namespace.live, namespace.live & names
         try:
             return await super().claim(limit, ttl, *which, now=now, **options)
@@ -93,7 +94,7 @@ class LimitsBeforeItFilters(MemoryStore):
 @breaks("both_limits_hold_together")
 class NoQueueLimits(MemoryStore):
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
-        with self._locked():
+        with self._lock():
             pass
 
 
@@ -108,7 +109,7 @@ class GoesByItsOwnClock(MemoryStore):
 class AttemptsOnlyGrow(MemoryStore):
     async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
         pulse = await super().record(lease, entries, **options)
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             namespace.runs[lease.run_id].claimed_length += len(entries)
         return pulse
 
@@ -118,7 +119,7 @@ class ReleaseCounts(MemoryStore):
     async def release(self, lease: Lease, *, now: int | None = None) -> None:
         row = await self.get(lease.run_id)
         await super().release(lease, now=now)
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             namespace.runs[lease.run_id].change(attempts=row.attempts if row else 0)
 
 

@@ -19,7 +19,7 @@ from tests.contract.broken.table import breaks
 @breaks("a_lease_of_a_finished_run_cannot_write")
 @breaks("a_lease_of_a_run_restored_and_taken_cannot_write")
 class NoFencing(MemoryStore):
-    def _fenced(self, namespace: Namespace, lease: Lease) -> InMemoryRun:
+    def _find_leased(self, namespace: Namespace, lease: Lease) -> InMemoryRun:
         if lease.run_id not in namespace.runs:
             raise LeaseLost(lease.run_id, lease.epoch)
         return namespace.runs[lease.run_id]
@@ -28,8 +28,8 @@ class NoFencing(MemoryStore):
 @breaks("a_lease_with_another_token_cannot_write")
 @breaks("a_lease_of_a_run_recreated_in_the_same_instant_cannot_write")
 class TokenIgnored(NoFencing):
-    def _fenced(self, namespace: Namespace, lease: Lease) -> InMemoryRun:
-        run = super()._fenced(namespace, lease)
+    def _find_leased(self, namespace: Namespace, lease: Lease) -> InMemoryRun:
+        run = super()._find_leased(namespace, lease)
         if run.row.epoch != lease.epoch or run.token is None:
             raise LeaseLost(lease.run_id, lease.epoch)
         return run
@@ -37,8 +37,8 @@ class TokenIgnored(NoFencing):
 
 @breaks("a_lease_of_a_run_restored_in_the_same_instant_cannot_write")
 class EpochsAlone(NoFencing):
-    def _fenced(self, namespace: Namespace, lease: Lease) -> InMemoryRun:
-        run = super()._fenced(namespace, lease)
+    def _find_leased(self, namespace: Namespace, lease: Lease) -> InMemoryRun:
+        run = super()._find_leased(namespace, lease)
         if run.row.epoch != lease.epoch:
             raise LeaseLost(lease.run_id, lease.epoch)
         return run
@@ -47,8 +47,8 @@ class EpochsAlone(NoFencing):
 @breaks("a_lease_with_a_higher_epoch_cannot_write")
 @breaks("a_lease_with_a_lower_epoch_cannot_write")
 class EpochIgnored(NoFencing):
-    def _fenced(self, namespace: Namespace, lease: Lease) -> InMemoryRun:
-        run = super()._fenced(namespace, lease)
+    def _find_leased(self, namespace: Namespace, lease: Lease) -> InMemoryRun:
+        run = super()._find_leased(namespace, lease)
         if run.token != lease.token:
             raise LeaseLost(lease.run_id, lease.epoch)
         return run
@@ -56,8 +56,8 @@ class EpochIgnored(NoFencing):
 
 @breaks("a_lease_of_a_recreated_run_cannot_write")
 class FencedByIdAndLeaseOnly(NoFencing):
-    def _fenced(self, namespace: Namespace, lease: Lease) -> InMemoryRun:
-        run = super()._fenced(namespace, lease)
+    def _find_leased(self, namespace: Namespace, lease: Lease) -> InMemoryRun:
+        run = super()._find_leased(namespace, lease)
         if run.token is None or run.row.epoch > lease.epoch + 10**9:
             raise LeaseLost(lease.run_id, lease.epoch)
         return run
@@ -76,7 +76,7 @@ class RenewRevivesAStaleLease(MemoryStore):
 @breaks("a_lease_that_was_released_and_taken_cannot_write")
 class ReleaseByAnybody(MemoryStore):
     async def release(self, lease: Lease, *, now: int | None = None) -> None:
-        with self._waking() as namespace:
+        with self._lock_and_wake() as namespace:
             if lease.run_id in namespace.live:
                 namespace.runs[lease.run_id].free(status="pending", wake_at=now)
 
@@ -84,7 +84,7 @@ class ReleaseByAnybody(MemoryStore):
 @breaks("a_lease_of_a_suspended_run_cannot_write")
 class ReportByAnybody(MemoryStore):
     async def report(self, lease: Lease, progress: bytes) -> None:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             namespace.runs[lease.run_id].change(progress=progress)
 
 
@@ -99,8 +99,8 @@ class ExpiryIsTheFence(MemoryStore):
 @breaks("what_a_new_holder_loaded_is_all_there_is")
 class RecordChecksFirstAndWritesLater(MemoryStore):
     async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
-        with self._locked() as namespace:
-            run = self._fenced(namespace, lease)
+        with self._lock() as namespace:
+            run = self._find_leased(namespace, lease)
         await asyncio.sleep(0)
         run.write(lease, entries, options.get("consume", ()), options.get("items", ()))
         return run.pulse()
@@ -109,8 +109,8 @@ class RecordChecksFirstAndWritesLater(MemoryStore):
 @breaks("a_run_is_ended_or_taken_over_but_not_both")
 class FinishChecksFirstAndWritesLater(MemoryStore):
     async def finish(self, lease: Lease, status: EndStatus, outcome: bytes, **options: Any) -> None:
-        with self._locked() as namespace:
-            run = self._fenced(namespace, lease)
+        with self._lock() as namespace:
+            run = self._find_leased(namespace, lease)
         await asyncio.sleep(0)
         run.free(status=status, outcome=outcome, wake_at=None)
 
@@ -118,7 +118,7 @@ class FinishChecksFirstAndWritesLater(MemoryStore):
 @breaks("a_wait_closes_and_its_signal_is_consumed_together")
 class ConsumesBeforeItRecords(MemoryStore):
     async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             namespace.runs[lease.run_id].write(lease, (), options.get("consume", ()))
         return await super().record(lease, entries, **{**options, "consume": ()})
 
@@ -126,8 +126,8 @@ class ConsumesBeforeItRecords(MemoryStore):
 @breaks("what_is_recorded_is_never_overwritten")
 class LastRecordWins(MemoryStore):
     async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
-        with self._locked() as namespace:
-            run = self._fenced(namespace, lease)
+        with self._lock() as namespace:
+            run = self._find_leased(namespace, lease)
             run.entries.update({entry.seq: entry for entry in entries})
         return await super().record(lease, (), **options)
 
@@ -165,8 +165,8 @@ class RepetitionIsAConflict(MemoryStore):
 @breaks("a_record_does_not_touch_the_row")
 class RecordTouchesTheRow(MemoryStore):
     async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
-        with self._locked() as namespace:
-            self._fenced(namespace, lease).change(updated_at=options["now"])
+        with self._lock() as namespace:
+            self._find_leased(namespace, lease).change(updated_at=options["now"])
         return await super().record(lease, entries, **options)
 
 
@@ -179,7 +179,7 @@ class PayloadsAreText(MemoryStore):
 @breaks("what_was_returned_can_be_changed_afterwards")
 class ReturnsItsOwnLists(MemoryStore):
     async def queue_limits(self) -> dict[str, QueueLimits]:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             return namespace.limits
 
 
@@ -187,6 +187,6 @@ class ReturnsItsOwnLists(MemoryStore):
 class KeepsTheCallersLists(MemoryStore):
     async def suspend(self, lease: Lease, **options: Any) -> list[Signal]:
         arrived = await super().suspend(lease, **options)
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             namespace.runs[lease.run_id].change(waiting_for=options.get("waiting_for", ()))
         return arrived

@@ -18,7 +18,7 @@ from tests.contract.broken.table import breaks
 class RestoredRunsAreDueWithoutInput(MemoryStore):
     async def restore(self, run: RunRow, *rest: Any, **options: Any) -> None:
         await super().restore(run, *rest, **options)
-        with self._waking() as namespace:
+        with self._lock_and_wake() as namespace:
             stored = namespace.runs[run.id]
             stored.change(status=run.status, wake_at=run.wake_at, waiting_for=run.waiting_for)
 
@@ -27,7 +27,7 @@ class RestoredRunsAreDueWithoutInput(MemoryStore):
 class CancelMakesEverythingDue(MemoryStore):
     async def cancel(self, run_id: str, *, now: int | None = None) -> None:
         await super().cancel(run_id, now=now)
-        with self._waking() as namespace:
+        with self._lock_and_wake() as namespace:
             namespace.runs[run_id].wake(now or 0)
 
 
@@ -35,7 +35,7 @@ class CancelMakesEverythingDue(MemoryStore):
 class ReopenMakesEverythingDue(MemoryStore):
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         await super().reopen(run_id, drop, now=now)
-        with self._waking() as namespace:
+        with self._lock_and_wake() as namespace:
             namespace.runs[run_id].wake(now or 0)
 
 
@@ -44,8 +44,8 @@ class GivesWhateverIsNamed(MemoryStore):
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         if due_only:
             return await super().acquire(run_id, ttl, now=now)
-        with self._locked() as namespace:
-            return namespace.find(run_id).give(ttl, now or 0)
+        with self._lock() as namespace:
+            return namespace.find(run_id).grant_lease(ttl, now or 0)
 
 
 @breaks("the_first_create_brings_a_restored_run_its_input")
@@ -63,7 +63,7 @@ class NoInputIsAnotherInput(MemoryStore):
         raise RunConflict(run.id, "another input")
 
     def change(self, run_id: str, **columns: Any) -> Created:
-        with self._waking() as namespace:
+        with self._lock_and_wake() as namespace:
             namespace.runs[run_id].change(**columns)
             return Created(run=namespace.runs[run_id].row, is_new=False)
 
@@ -94,8 +94,8 @@ class StartsAfresh(NoInputIsAnotherInput):
 class LeasesWhatItFound(NoInputIsAnotherInput):
     async def bring(self, found: RunRow, run: NewRun, **options: Any) -> Created:
         created = await MemoryStore.create(self, run, **options)
-        with self._locked() as namespace:
-            claim = namespace.runs[run.id].give(options["ttl"] or 1, options["now"])
+        with self._lock() as namespace:
+            claim = namespace.runs[run.id].grant_lease(options["ttl"] or 1, options["now"])
         return msgspec.structs.replace(created, claim=claim)
 
 
@@ -113,7 +113,7 @@ class IsStillDueForNobody(NoInputIsAnotherInput):
         watchers, self._database.watchers = self._database.watchers, set()
         await MemoryStore.create(self, run, **options)
         self._database.watchers |= watchers
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             namespace.runs[run.id].change(wake_at=None)
             return Created(run=namespace.runs[run.id].row, is_new=False)
 
@@ -136,7 +136,7 @@ class NoWorkflowIsAnotherWorkflow(NoInputIsAnotherInput):
 @breaks("a_restored_run_takes_its_input_once")
 class TakesEveryInput(MemoryStore):
     async def create(self, run: NewRun, **options: Any) -> Created:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             if run.id in namespace.runs:
                 namespace.runs[run.id].change(input_hash=b"")
         return await super().create(run, **options)
@@ -166,6 +166,6 @@ class TakesAnotherParent(NoInputIsAnotherInput):
 class LooksThenTakesTheInput(NoInputIsAnotherInput):
     async def bring(self, found: RunRow, run: NewRun, **options: Any) -> Created:
         await asyncio.sleep(0)
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             namespace.runs[run.id].row = found
         return await MemoryStore.create(self, run, **options)

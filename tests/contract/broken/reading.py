@@ -109,10 +109,10 @@ class JoinsPrefixAndId(MemoryStore):
     """The namespace is a string in front of the id."""
 
     @contextmanager
-    def _locked(self) -> Iterator[Namespace]:
+    def _lock(self) -> Iterator[Namespace]:
         prefix, self._prefix = self._prefix, ""
         try:
-            with super()._locked() as namespace:
+            with super()._lock() as namespace:
                 yield namespace
         finally:
             self._prefix = prefix

@@ -26,11 +26,11 @@ class RestoresAttempts(MemoryStore):
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
     ) -> None:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             known = namespace.runs.get(run.id)
             before = None if known is None else replace(known)
         await super().restore(run, entries, inbox, now=now)
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             self.spoil(namespace, namespace.runs[run.id], run, before)
 
     def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
@@ -162,7 +162,7 @@ class RestoreNumbersTheInboxAnew(MemoryStore):
 @breaks("a_live_lease_keeps_a_run_from_being_restored")
 class RestoresUnderALiveLease(MemoryStore):
     async def restore(self, run: RunRow, *rest: Any, **options: Any) -> None:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             if run.id in namespace.runs:
                 namespace.runs[run.id].change(lease_until=None)
         await super().restore(run, *rest, **options)
@@ -180,7 +180,7 @@ class RestoresNothingThatWasEverLeased(MemoryStore):
 @breaks("a_live_lease_keeps_a_run_from_being_restored")
 class RestoreWipesBeforeItRefuses(MemoryStore):
     async def restore(self, run: RunRow, entries: Sequence[Entry], *rest: Any, **options: Any) -> None:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             if run.id in namespace.runs:
                 namespace.runs[run.id].entries.clear()
         await super().restore(run, entries, *rest, **options)
@@ -239,7 +239,7 @@ class RestoresWhatWasConsumed(MemoryStore):
 class RestoreTellsTheParent(RestoresAttempts):
     def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         if stored.row.ended:
-            self._tell_parent(namespace, stored, stored.row.updated_at)
+            self._notify_parent(namespace, stored, stored.row.updated_at)
 
 
 @breaks("a_restored_child_tells_its_parent_when_it_ends_here")
@@ -263,17 +263,17 @@ class RestoresTheRowBeforeTheRest(MemoryStore):
     """The new row is there first, and the journal follows."""
 
     async def restore(self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), **options: Any) -> None:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             known = namespace.runs.get(run.id)
             before = None if known is None else replace(known)
         await super().restore(run, (), (), **options)
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             stored = namespace.runs[run.id]
             if before is not None:
                 stored.token, stored.entries = before.token, before.entries
                 stored.change(epoch=before.row.epoch)
         await asyncio.sleep(0)
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             namespace.runs[run.id].entries.update({entry.seq: entry for entry in entries})
             namespace.runs[run.id].inbox.update({row.seq: row for row in inbox})
 
@@ -284,7 +284,7 @@ class RestoresPieceByPiece(MemoryStore):
         await super().restore(run, entries, (), **options)
         for row in inbox:
             await asyncio.sleep(0)
-            with self._locked() as namespace:
+            with self._lock() as namespace:
                 namespace.runs[run.id].inbox[row.seq] = row
 
 

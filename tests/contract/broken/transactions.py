@@ -82,7 +82,7 @@ class TransactionsAreNotFenced(Transactional):
         transaction = self._begin(lease)
         transaction.record = _accept_anything(transaction)  # type: ignore[method-assign]
         yield transaction
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             if lease.run_id not in namespace.runs:
                 raise LeaseLost(lease.run_id, lease.epoch)
             namespace.runs[lease.run_id].write(lease, transaction.entries, transaction.consume)

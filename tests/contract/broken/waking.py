@@ -27,8 +27,8 @@ class SleepyStore(MemoryStore):
         await asyncio.sleep(0)
         if arrived or row is None:
             return arrived
-        with self._waking() as namespace:
-            run = self._fenced(namespace, lease)
+        with self._lock_and_wake() as namespace:
+            run = self._find_leased(namespace, lease)
             wake_at = options["now"] if row.cancel_requested else options["wake_at"]
             run.free(status="suspended", wake_at=wake_at, waiting_for=tuple(options["waiting_for"]))
         return []
@@ -45,12 +45,12 @@ class SuspendsAnyway(MemoryStore):
 @breaks("a_cancel_request_keeps_a_run_from_sleeping")
 class SleepsThroughACancel(MemoryStore):
     async def suspend(self, lease: Lease, **options: Any) -> list[Signal]:
-        with self._locked() as namespace:
-            run = self._fenced(namespace, lease)
+        with self._lock() as namespace:
+            run = self._find_leased(namespace, lease)
             requested = run.row.cancel_requested
             run.change(cancel_requested=False)
         arrived = await super().suspend(lease, **options)
-        with self._locked():
+        with self._lock():
             run.change(cancel_requested=requested)
         return arrived
 
@@ -60,8 +60,8 @@ class SleepsThroughACancel(MemoryStore):
 @breaks("a_repeated_dedupe_is_the_first_signal_again")
 class SignalsTheDead(MemoryStore):
     async def signal(self, run_id: str, name: str, payload: bytes, **options: Any) -> int:
-        with self._waking() as namespace:
-            return namespace.find(run_id).put(name, payload, **options)
+        with self._lock_and_wake() as namespace:
+            return namespace.find(run_id).deliver(name, payload, **options)
 
 
 @breaks("signals_are_kept_in_order_of_arrival")
@@ -74,7 +74,7 @@ class LastInFirstOut(MemoryStore):
 class AnySignalWakes(MemoryStore):
     async def signal(self, run_id: str, name: str, payload: bytes, **options: Any) -> int:
         seq = await super().signal(run_id, name, payload, **options)
-        with self._waking() as namespace:
+        with self._lock_and_wake() as namespace:
             namespace.runs[run_id].wake(options["now"])
         return seq
 
@@ -82,32 +82,32 @@ class AnySignalWakes(MemoryStore):
 @breaks("a_finished_child_tells_its_parent")
 @breaks("many_children_tell_one_parent")
 class FinishForgetsTheParent(MemoryStore):
-    def _tell_parent(self, namespace: Namespace, child: InMemoryRun, now: int) -> None:
+    def _notify_parent(self, namespace: Namespace, child: InMemoryRun, now: int) -> None:
         child.change(parent_notified=True)
 
 
 @breaks("a_finished_child_tells_its_parent")
 class TellsTheParentWithoutWakingIt(MemoryStore):
-    def _tell_parent(self, namespace: Namespace, child: InMemoryRun, now: int) -> None:
+    def _notify_parent(self, namespace: Namespace, child: InMemoryRun, now: int) -> None:
         parent = namespace.runs.get(child.row.parent_id or "")
         wake_at = None if parent is None else parent.row.wake_at
-        super()._tell_parent(namespace, child, now)
+        super()._notify_parent(namespace, child, now)
         if parent is not None:
             parent.change(wake_at=wake_at)
 
 
 @breaks("a_child_that_its_parent_has_no_name_for_tells_nobody")
 class InsistsOnAKey(MemoryStore):
-    def _tell_parent(self, namespace: Namespace, child: InMemoryRun, now: int) -> None:
+    def _notify_parent(self, namespace: Namespace, child: InMemoryRun, now: int) -> None:
         if child.row.parent_id is not None and child.row.parent_key is None:
             raise PersistenceError(child.row.id, "an inbox row must have a name")
-        super()._tell_parent(namespace, child, now)
+        super()._notify_parent(namespace, child, now)
 
 
 @breaks("only_an_unsuccessful_end_can_be_reopened")
 class ReopensEverything(MemoryStore):
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             namespace.find(run_id).change(status="failed")
         await super().reopen(run_id, drop, now=now)
 
@@ -116,7 +116,7 @@ class ReopensEverything(MemoryStore):
 class ReopenErasesHistory(MemoryStore):
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         await super().reopen(run_id, drop, now=now)
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             run = namespace.runs[run_id]
             run.entries = {seq: entry for seq, entry in run.entries.items() if entry.key not in drop}
 
@@ -124,23 +124,23 @@ class ReopenErasesHistory(MemoryStore):
 @breaks("cancel_makes_an_unheld_run_due")
 class CancelOnlyMarks(MemoryStore):
     async def cancel(self, run_id: str, *, now: int | None = None) -> None:
-        with self._locked() as namespace:
-            namespace.find_live(run_id).change(cancel_requested=True)
+        with self._lock() as namespace:
+            namespace.find(run_id).change(cancel_requested=True)
 
 
 @breaks("cancel_leaves_the_lease_of_a_driven_run")
 @breaks("visitors_do_not_disturb_the_holder")
 class CancelTakesTheLease(MemoryStore):
     async def cancel(self, run_id: str, *, now: int | None = None) -> None:
-        with self._waking() as namespace:
-            namespace.find_live(run_id).free(cancel_requested=True, status="pending", wake_at=now)
+        with self._lock_and_wake() as namespace:
+            namespace.find(run_id).free(cancel_requested=True, status="pending", wake_at=now)
 
 
 @breaks("a_held_run_waits_for_its_operator")
 @breaks("only_a_known_run_can_be_held")
 class HoldsNothing(MemoryStore):
     async def hold(self, run_id: str) -> None:
-        with self._locked():
+        with self._lock():
             pass
 
 
@@ -148,7 +148,7 @@ class HoldsNothing(MemoryStore):
 @breaks("purge_takes_the_oldest_first")
 class PurgesEverything(MemoryStore):
     async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             count = len(namespace.runs)
             namespace.runs.clear()
             namespace.live.clear()
@@ -165,7 +165,7 @@ class HearsNothing(MemoryStore):
 @breaks("watch_returns_at_the_latest_after_its_timeout")
 class NeverWaits(MemoryStore):
     async def watch(self, timeout: float) -> None:
-        with self._locked():
+        with self._lock():
             pass
 
 
@@ -179,6 +179,6 @@ class LeavesItsWatchersWaiting(MemoryStore):
 @breaks("watch_works_across_event_loops")
 class WakesNobody(MemoryStore):
     @contextmanager
-    def _waking(self) -> Iterator[Namespace]:
-        with self._locked() as namespace:
+    def _lock_and_wake(self) -> Iterator[Namespace]:
+        with self._lock() as namespace:
             yield namespace

@@ -1,36 +1,54 @@
-"""A run in memory and the transitions of it that stores without SQL share: give a lease, free it, write, wake.
+"""A run in memory, and what each verb of the contract does to one run.
 
-Nothing here takes a lock: the caller holds one.
+`RunTransitions` is the part that the stores without SQL share: it checks first and changes afterwards, so one that raises has
+changed nothing. `InMemoryRun` keeps everything of a run in dictionaries. Nothing here takes a lock: the caller holds one.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
-from perdure.backends.base.leases import new_token
+from perdure.backends.base.leases import is_due, is_leased, length_in_microseconds, new_token, refuse_leased
 from perdure.backends.base.lost_reply import check_consumed, missing_entries, missing_items
-from perdure.model.durations import MICROSECOND
-from perdure.model.journal import Entry
-from perdure.model.records import Claim, Item, Lease, Pulse, RunRow, Signal
+from perdure.errors import LeaseHeld, LeaseLost, RunFinished
+from perdure.model.journal import Entry, drop_entry
+from perdure.model.records import Awaited, Claim, EndStatus, Item, Lease, Pulse, RunRow, Signal
 
 
-@dataclass(slots=True)
-class InMemoryRun:
-    """Everything of one run. `token` is None while nobody has the lease; `claimed_length` is the journal's at the last claim."""
+class RunTransitions(ABC):
+    """The changes of a run's row. `token` is None while the run has no lease."""
+
+    __slots__ = ()
 
     row: RunRow
-    token: str | None = None
-    claimed_length: int = 0
-    entries: dict[int, Entry] = field(default_factory=dict)
-    inbox: dict[int, Signal] = field(default_factory=dict)
-    items: dict[tuple[str, int], Item] = field(default_factory=dict)
+    token: str | None
+
+    @property
+    @abstractmethod
+    def inbox_seq(self) -> int:
+        """The highest seq of the inbox, consumed or not."""
+
+    @property
+    @abstractmethod
+    def next_seq(self) -> int:
+        """The lowest seq above all that are recorded."""
+
+    @abstractmethod
+    def unconsumed(self) -> list[Signal]:
+        """The inbox rows that are not consumed, by seq."""
+
+    @abstractmethod
+    def append(self, entry: Entry) -> None:
+        """Add an entry whose seq is known to be free."""
 
     def change(self, **columns: Any) -> None:
+        """Change columns of the row."""
         self.row = msgspec.structs.replace(self.row, **columns)
 
     def free(self, **columns: Any) -> None:
@@ -38,13 +56,114 @@ class InMemoryRun:
         self.token = None
         self.change(**{"lease_owner": None, "lease_until": None, "waiting_for": (), **columns})
 
-    def give(self, ttl: float, now: int) -> Claim:
-        """Lease the run, whoever had it before, and count the attempt."""
+    def wake(self, now: int) -> None:
+        """Make the run due. One that is due already keeps its place in the order."""
+        if not is_due(self.row, now):
+            self.change(wake_at=now)
+
+    def wake_for(self, signal: Signal, now: int) -> None:
+        """Make the run due if it is suspended and waits for this signal."""
+        if self.row.status == "suspended" and signal.address in self.row.waiting_for:
+            self.wake(now)
+
+    def pulse(self) -> Pulse:
+        """What the holder of the lease learns with each write."""
+        return Pulse(self.inbox_seq, self.row.cancel_requested)
+
+    def check_fence(self, lease: Lease) -> None:
+        """Raise `LeaseLost` unless this lease is the current one. An expired lease that nobody took over still is."""
+        if self.row.epoch != lease.epoch or self.token != lease.token:
+            raise LeaseLost(lease.run_id, lease.epoch)
+
+    def can_acquire(self, now: int, *, due_only: bool, owner_has_died: bool = False) -> bool:
+        """Whether `acquire` leases the run. Raises `LeaseHeld` while an operator holds it or a worker has it leased.
+
+        A lease whose owner has died counts as expired.
+        """
+        if self.row.ended:
+            return False
+        if self.row.held:
+            raise LeaseHeld(self.row.id, "an operator; unhold it first")
+        if not owner_has_died:
+            refuse_leased(self.row, now)
+        return not self.row.lacks_input and (not due_only or owner_has_died or is_due(self.row, now))
+
+    def renew(self, until: int, now: int, **columns: Any) -> Pulse:
+        """Prolong the lease."""
+        self.change(lease_until=until, wake_at=until, updated_at=now, **columns)
+        return self.pulse()
+
+    def release(self, now: int) -> None:
+        """Give up the lease. The run is due at once, and this attempt does not count."""
+        self.free(status="pending", wake_at=now, attempts=max(0, self.row.attempts - 1), updated_at=now)
+
+    def suspend(self, wake_at: int | None, waiting_for: Collection[Awaited], now: int) -> list[Signal]:
+        """Give up the lease, unless a signal that the run would wait for has arrived: then return what has."""
+        arrived = [signal for signal in self.unconsumed() if signal.address in waiting_for]
+        if not arrived:
+            self.free(status="suspended", wake_at=wake_at, attempts=0, updated_at=now, waiting_for=tuple(waiting_for))
+            if self.row.cancel_requested:
+                self.wake(now)
+        return arrived
+
+    def finish(self, status: EndStatus, outcome: bytes, now: int, **columns: Any) -> None:
+        """End the run."""
+        self.free(status=status, outcome=outcome, wake_at=None, updated_at=now, **columns)
+
+    def reopen(self, drop: Collection[str], now: int) -> None:
+        """Make an ended run pending again. Raises `RunFinished`, `LeaseHeld`."""
+        row = self.row
+        if row.status == "completed":
+            raise RunFinished(row.id, "completed")
+        if not row.ended:
+            raise LeaseHeld(row.id, f"whoever drives it: it is {row.status} and has not ended")
+        epoch = max(row.epoch + 1, now)
+        self.append(drop_entry(self.next_seq, drop, now, epoch))
+        self.free(status="pending", wake_at=None if row.lacks_input else now, epoch=epoch, attempts=0, updated_at=now)
+        self.change(outcome=None, cancel_requested=False, parent_notified=False)
+
+    def request_cancel(self, now: int) -> None:
+        """Ask the run to stop, and make it due unless a worker has it. Raises `RunFinished`."""
+        self.refuse_ended()
+        self.change(cancel_requested=True)
+        if not is_leased(self.row, now) and not self.row.lacks_input:
+            self.wake(now)
+
+    def refuse_ended(self) -> None:
+        """Raise `RunFinished` when the run has ended."""
+        if self.row.ended:
+            raise RunFinished(self.row.id, self.row.status)
+
+
+@dataclass(slots=True)
+class InMemoryRun(RunTransitions):
+    """Everything of one run. `claimed_length` is the journal's length at the last claim; items are payloads by stream and number.
+
+    Whatever is added goes through `append`, `_add_item`, `_add_signal` and `_consume`, which a subclass may extend.
+    """
+
+    row: RunRow
+    token: str | None = None
+    claimed_length: int = 0
+    entries: dict[int, Entry] = field(default_factory=dict)
+    inbox: dict[int, Signal] = field(default_factory=dict)
+    items: dict[tuple[str, int], bytes] = field(default_factory=dict)
+
+    def grant_lease(self, ttl: float, now: int, owner: str | None = None) -> Claim:
+        """Lease the run, whether or not it was leased before, and count the attempt."""
         grew = len(self.entries) > self.claimed_length
         attempts = 1 if grew else self.row.attempts + 1
-        until = now + round(ttl * MICROSECOND)
+        until = now + length_in_microseconds(ttl)
         epoch = max(self.row.epoch + 1, now)
-        self.free(status="running", wake_at=until, lease_until=until, epoch=epoch, attempts=attempts, updated_at=now)
+        self.free(
+            status="running",
+            wake_at=until,
+            lease_until=until,
+            lease_owner=owner,
+            epoch=epoch,
+            attempts=attempts,
+            updated_at=now,
+        )
         self.token = new_token()
         self.claimed_length = len(self.entries)
         return Claim(
@@ -56,51 +175,72 @@ class InMemoryRun:
             item_counts=dict(Counter(stream for stream, _ in self.items)),
         )
 
-    def leased(self, now: int) -> bool:
-        return self.row.lease_until is not None and self.row.lease_until > now
-
-    def due(self, now: int) -> bool:
-        return self.row.wake_at is not None and self.row.wake_at <= now
-
-    def wake(self, now: int) -> None:
-        """Make it due, without losing its place in the line when it is due already."""
-        if not self.due(now):
-            self.change(wake_at=now)
-
-    def write(self, lease: Lease, entries: Iterable[Entry], consume: Iterable[int], items: Iterable[Item] = ()) -> None:
-        """Everything or nothing; what is there already is left as it is."""
-        consumed = [self._arrived(seq) for seq in consume]
+    def write(self, lease: Lease, entries: Iterable[Entry], consume: Collection[int], items: Iterable[Item] = ()) -> None:
+        """Record everything or nothing; what is recorded already is left as it is. Raises `PersistenceError`."""
+        check_consumed(self.row.id, self.inbox, consume)
         new_entries = missing_entries(self.row.id, self.entries, entries)
         new_items = missing_items(self.row.id, self.items, items)
-        self.entries.update(new_entries)
-        self.items.update(new_items)
-        for signal in consumed:
-            self.inbox[signal.seq] = msgspec.structs.replace(signal, consumed_by=lease.token)
+        for entry in new_entries.values():
+            self.append(entry)
+        for (stream, n), payload in new_items.items():
+            self._add_item(stream, n, payload)
+        for seq in consume:
+            if self.inbox[seq].consumed_by != lease.token:
+                self._consume(seq, lease.token)
 
-    def _arrived(self, seq: int) -> Signal:
-        check_consumed(self.row.id, self.inbox, (seq,))
-        return self.inbox[seq]
+    def send_signal(self, name: str, payload: bytes, dedupe: str | None, now: int) -> int:
+        """Deliver a signal, unless one with the same name and dedupe came before; its seq. Raises `RunFinished`."""
+        sent = None if dedupe is None else self._find_signal(name, dedupe)
+        if sent is not None:
+            return sent.seq
+        self.refuse_ended()
+        return self.deliver(name, payload, dedupe=dedupe, now=now)
 
-    def put(
+    def deliver(
         self, name: str, payload: bytes, kind: Literal["signal", "child"] = "signal", dedupe: str | None = None, *, now: int
     ) -> int:
-        """Append to the inbox and wake the run if it waits for just this."""
+        """Append to the inbox, and wake the run if it waits for this; the seq of the new row."""
         signal = Signal(seq=self.inbox_seq + 1, name=name, payload=payload, kind=kind, dedupe=dedupe)
-        self.inbox[signal.seq] = signal
-        if self.row.status == "suspended" and signal.address in self.row.waiting_for:
-            self.wake(now)
+        self._add_signal(signal)
+        self.wake_for(signal, now)
         return signal.seq
 
+    def _find_signal(self, name: str, dedupe: str) -> Signal | None:
+        sent = ("signal", name, dedupe)
+        return next((one for one in self.inbox.values() if (one.kind, one.name, one.dedupe) == sent), None)
+
+    def append(self, entry: Entry) -> None:
+        """Add an entry whose seq is known to be free."""
+        self.entries[entry.seq] = entry
+
+    def _add_item(self, stream: str, n: int, payload: bytes) -> None:
+        self.items[stream, n] = payload
+
+    def _add_signal(self, signal: Signal) -> None:
+        self.inbox[signal.seq] = signal
+
+    def _consume(self, seq: int, token: str) -> None:
+        self.inbox[seq] = msgspec.structs.replace(self.inbox[seq], consumed_by=token)
+
     def journal(self, after: int = 0) -> list[Entry]:
+        """The entries above a seq, in order."""
         return sorted((entry for entry in self.entries.values() if entry.seq > after), key=lambda entry: entry.seq)
 
     def unconsumed(self, after: int = 0) -> list[Signal]:
+        """The inbox rows above a seq that are not consumed, in order."""
         return [signal for signal in self.inbox.values() if signal.seq > after and signal.consumed_by is None]
+
+    def stream(self, name: str, after: int, limit: int) -> list[Item]:
+        """The first items of a stream above a number, in order."""
+        numbers = sorted(n for stream, n in self.items if stream == name and n > after)
+        return [Item(stream=name, n=n, payload=self.items[name, n]) for n in numbers[:limit]]
 
     @property
     def inbox_seq(self) -> int:
-        """The highest seq, consumed or not. The inbox is in that order."""
+        """The highest seq of the inbox, consumed or not. The inbox is in that order."""
         return next(reversed(self.inbox), 0)
 
-    def pulse(self) -> Pulse:
-        return Pulse(self.inbox_seq, self.row.cancel_requested)
+    @property
+    def next_seq(self) -> int:
+        """The lowest seq above all that are recorded."""
+        return max(self.entries, default=0) + 1

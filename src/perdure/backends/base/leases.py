@@ -1,13 +1,22 @@
-"""What every store needs to give a lease."""
+"""What every store needs to know of leases and of time: how long a lease is, who may take a run, what instant it is."""
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
+from perdure.backends.base.process_owner import Owner
+from perdure.errors import LeaseHeld
 from perdure.model.durations import MICROSECOND, microseconds
 from perdure.model.ids import random_bytes
+from perdure.model.records import RunRow
 
 _A_YEAR: Final = 366 * 86_400.0
+
+
+def store_time(now: int | None) -> int:
+    """The present instant in microseconds by this process's clock, or the instant that the caller passed."""
+    return time.time_ns() // 1000 if now is None else now
 
 
 def lease_microseconds(ttl: float) -> int:
@@ -28,3 +37,21 @@ def new_token() -> str:
 def length_in_microseconds(seconds: float) -> int:
     """The length in whole microseconds."""
     return round(seconds * MICROSECOND)
+
+
+def is_leased(row: RunRow, now: int) -> bool:
+    """Whether the run has a lease that has not expired."""
+    return row.lease_until is not None and row.lease_until > now
+
+
+def is_due(row: RunRow, now: int) -> bool:
+    """Whether the instant that the run waits for has come."""
+    return row.wake_at is not None and row.wake_at <= now
+
+
+def refuse_leased(row: RunRow, now: int) -> None:
+    """Raise `LeaseHeld` while the run has a lease that has not expired."""
+    if not is_leased(row, now):
+        return
+    owner = None if row.lease_owner is None else Owner.parse(row.lease_owner)
+    raise LeaseHeld(row.id, (row.lease_owner or "a live worker") if owner is None else owner.label)

@@ -1,27 +1,28 @@
-"""The memory store: the whole contract in plain Python, and the reference for whoever writes another store.
+"""The memory store: the whole contract in plain Python, and the reference for authors of other stores.
 
 A `MemoryDatabase` stands for the database, a `MemoryStore` for one process's handle on it, so two handles on one database act
 like two processes. Each verb takes the database's one lock, checks, and only then changes something: that makes it atomic and
-all-or-nothing. Rows are frozen structs over bytes, and lists are copied on their way in and out, so nothing a caller holds is
-shared with the database. Nothing survives the process, and nothing reaches another one.
+all-or-nothing. What a verb does to one run is in `InMemoryRun`, so the two are read side by side. Rows are frozen structs over
+bytes, and lists are copied on their way in and out, so nothing a caller holds is shared with the database. Nothing survives the
+process, and nothing reaches another one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import NoReturn
 
 import msgspec
 
+from perdure.backends.base.claim_filter import ClaimFilter
 from perdure.backends.base.in_memory_run import InMemoryRun
-from perdure.backends.base.leases import length_in_microseconds
+from perdure.backends.base.leases import is_due, length_in_microseconds, refuse_leased, store_time
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start, found_row, new_row, restored_row
-from perdure.backends.memory.database import MemoryDatabase, Namespace, Room
-from perdure.errors import LeaseHeld, LeaseLost, PersistenceError, RunFinished, StoreCapabilityError
-from perdure.model.journal import Entry, drop_entry
+from perdure.backends.memory.database import MemoryDatabase, Namespace
+from perdure.errors import LeaseLost, PersistenceError, StoreCapabilityError
+from perdure.model.journal import Entry
 from perdure.model.records import (
     Awaited,
     Claim,
@@ -72,7 +73,7 @@ class MemoryStore(SavesSnapshots):
         return frozenset()
 
     async def setup(self) -> None:
-        with self._locked():
+        with self._lock():
             pass
 
     async def close(self) -> None:
@@ -92,26 +93,26 @@ class MemoryStore(SavesSnapshots):
         created_at: int | None = None,
         now: int | None = None,
     ) -> Created:
-        now = _clock(now)
+        now = store_time(now)
         row, journal, rows = new_row(checked_start(run), now, created_at), checked_journal(entries), checked_inbox(inbox)
-        with self._waking() as namespace:
+        with self._lock_and_wake() as namespace:
             found = namespace.runs.get(run.id)
             if found is not None:
                 found.row = found_row(found.row, run, now)
                 return Created(run=found.row, is_new=False)
             stored = namespace.put(row, journal, rows)
-            claim = None if ttl is None else stored.give(ttl, now)
+            claim = None if ttl is None else stored.grant_lease(ttl, now)
             return Created(run=stored.row, is_new=True, claim=claim)
 
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
     ) -> None:
-        now = _clock(now)
+        now = store_time(now)
         journal, rows = checked_journal(entries), checked_inbox(inbox)
-        with self._waking() as namespace:
+        with self._lock_and_wake() as namespace:
             found = namespace.runs.get(run.id)
             if found is not None:
-                _refuse_live(found, now)
+                refuse_leased(found.row, now)
             namespace.put(restored_row(run, rows, None if found is None else found.row, now), journal, rows)
 
     async def claim(
@@ -123,41 +124,32 @@ class MemoryStore(SavesSnapshots):
         *,
         now: int | None = None,
     ) -> Claims:
-        now = _clock(now)
-        with self._locked() as namespace:
-            fitting = [run for run in namespace.claimable() if _fits(run.row, workflows, queues)]
-            later = [run.row.wake_at for run in fitting if run.row.wake_at is not None and run.row.wake_at > now]
-            room = Room(namespace, now)
-            due = sorted((run for run in fitting if run.due(now)), key=_by_priority)
+        now, wanted = store_time(now), ClaimFilter.of(workflows, queues)
+        with self._lock() as namespace:
+            matching = [run for run in namespace.claimable() if wanted.matches(run.row.workflow, run.row.queue)]
+            later = [run.row.wake_at for run in matching if run.row.wake_at is not None and run.row.wake_at > now]
+            counter = namespace.queue_counter(now)
             claims: list[Claim] = []
-            for run in due:
-                if len(claims) < limit and room.take(run.row):
-                    claims.append(run.give(ttl, now))
+            for run in sorted((run for run in matching if is_due(run.row, now)), key=_by_priority):
+                if len(claims) < limit and counter.take(run.row.queue, run.row.limit_key):
+                    claims.append(run.grant_lease(ttl, now))
             return Claims(claims=claims, next_wake_at=min(later, default=None))
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
-        now = _clock(now)
-        with self._locked() as namespace:
+        now = store_time(now)
+        with self._lock() as namespace:
             run = namespace.find(run_id)
-            if run.row.ended:
-                return None
-            if run.row.held:
-                raise LeaseHeld(run_id, "an operator; unhold it first")
-            _refuse_live(run, now)
-            if run.row.lacks_input or (due_only and not run.due(now)):
-                return None
-            return run.give(ttl, now)
+            return run.grant_lease(ttl, now) if run.can_acquire(now, due_only=due_only) else None
 
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> list[Pulse | None]:
-        now = _clock(now)
-        with self._locked() as namespace:
+        now = store_time(now)
+        with self._lock() as namespace:
             return [self._renew(namespace, lease, now + length_in_microseconds(ttl), now) for lease in leases]
 
     async def release(self, lease: Lease, *, now: int | None = None) -> None:
-        now = _clock(now)
-        with self._waking() as namespace:
-            run = self._fenced(namespace, lease)
-            run.free(status="pending", wake_at=now, attempts=max(0, run.row.attempts - 1), updated_at=now)
+        now = store_time(now)
+        with self._lock_and_wake() as namespace:
+            self._find_leased(namespace, lease).release(now)
 
     async def record(
         self,
@@ -168,8 +160,8 @@ class MemoryStore(SavesSnapshots):
         items: Sequence[Item] = (),
         now: int | None = None,  # noqa: ARG002 - a record leaves no instant on the row
     ) -> Pulse:
-        with self._locked() as namespace:
-            run = self._fenced(namespace, lease)
+        with self._lock() as namespace:
+            run = self._find_leased(namespace, lease)
             run.write(lease, entries, consume, items)
             return run.pulse()
 
@@ -183,17 +175,11 @@ class MemoryStore(SavesSnapshots):
         consume: Sequence[int] = (),
         now: int | None = None,
     ) -> list[Signal]:
-        now = _clock(now)
-        with self._waking() as namespace:
-            run = self._fenced(namespace, lease)
+        now = store_time(now)
+        with self._lock_and_wake() as namespace:
+            run = self._find_leased(namespace, lease)
             run.write(lease, entries, consume)
-            arrived = [signal for signal in run.unconsumed() if signal.address in waiting_for]
-            if not arrived:
-                run.free(status="suspended", wake_at=wake_at, attempts=0, updated_at=now)
-                run.change(waiting_for=tuple(waiting_for))
-                if run.row.cancel_requested:
-                    run.wake(now)
-            return arrived
+            return run.suspend(wake_at, waiting_for, now)
 
     async def finish(
         self,
@@ -205,78 +191,61 @@ class MemoryStore(SavesSnapshots):
         consume: Sequence[int] = (),
         now: int | None = None,
     ) -> None:
-        now = _clock(now)
-        with self._waking() as namespace:
-            run = self._fenced(namespace, lease)
+        now = store_time(now)
+        with self._lock_and_wake() as namespace:
+            run = self._find_leased(namespace, lease)
             run.write(lease, entries, consume)
-            run.free(status=status, outcome=outcome, wake_at=None, updated_at=now)
+            run.finish(status, outcome, now)
             namespace.live.discard(lease.run_id)
-            self._tell_parent(namespace, run, now)
+            self._notify_parent(namespace, run, now)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
-        now = _clock(now)
-        with self._waking() as namespace:
-            run = namespace.find(run_id)
-            if run.row.status == "completed":
-                raise RunFinished(run_id, "completed")
-            if not run.row.ended:
-                raise LeaseHeld(run_id, f"whoever drives it: it is {run.row.status} and has not ended")
-            epoch = max(run.row.epoch + 1, now)
-            entry = drop_entry(max(run.entries, default=0) + 1, drop, now, epoch)
-            run.entries[entry.seq] = entry
-            wake_at = None if run.row.lacks_input else now
-            run.free(status="pending", wake_at=wake_at, epoch=epoch, attempts=0, updated_at=now)
-            run.change(outcome=None, cancel_requested=False, parent_notified=False)
+        now = store_time(now)
+        with self._lock_and_wake() as namespace:
+            namespace.find(run_id).reopen(drop, now)
             namespace.live.add(run_id)
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
-        now = _clock(now)
-        with self._waking() as namespace:
-            first = _already_sent(namespace.find(run_id), name, dedupe)
-            if first is not None:
-                return first.seq
-            return namespace.find_live(run_id).put(name, payload, dedupe=dedupe, now=now)
+        now = store_time(now)
+        with self._lock_and_wake() as namespace:
+            return namespace.find(run_id).send_signal(name, payload, dedupe, now)
 
     async def cancel(self, run_id: str, *, now: int | None = None) -> None:
-        now = _clock(now)
-        with self._waking() as namespace:
-            run = namespace.find_live(run_id)
-            run.change(cancel_requested=True)
-            if not run.leased(now) and not run.row.lacks_input:
-                run.wake(now)
+        now = store_time(now)
+        with self._lock_and_wake() as namespace:
+            namespace.find(run_id).request_cancel(now)
 
     async def hold(self, run_id: str) -> None:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             namespace.find(run_id).change(held=True)
 
     async def unhold(self, run_id: str) -> None:
-        with self._waking() as namespace:
+        with self._lock_and_wake() as namespace:
             namespace.find(run_id).change(held=False)
 
     async def report(self, lease: Lease, progress: bytes) -> None:
-        with self._locked() as namespace:
-            self._fenced(namespace, lease).change(progress=progress)
+        with self._lock() as namespace:
+            self._find_leased(namespace, lease).change(progress=progress)
 
     async def get(self, run_id: str) -> RunRow | None:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             run = namespace.runs.get(run_id)
             return None if run is None else run.row
 
     async def journal(self, run_id: str, *, after: int = 0) -> list[Entry]:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             run = namespace.runs.get(run_id)
             return [] if run is None else run.journal(after)
 
     async def inbox(self, run_id: str, *, after: int = 0) -> list[Signal]:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             run = namespace.runs.get(run_id)
             return [] if run is None else run.unconsumed(after)
 
     async def items(self, run_id: str, stream: str, *, after: int = -1, limit: int = 100) -> list[Item]:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             run = namespace.runs.get(run_id)
-            found = [] if run is None else [item for item in run.items.values() if item.stream == stream and item.n > after]
-            return sorted(found, key=lambda item: item.n)[:limit]
+            return [] if run is None else run.stream(stream, after, limit)
 
     async def list(
         self,
@@ -287,29 +256,29 @@ class MemoryStore(SavesSnapshots):
         before: tuple[int, str] | None = None,
         limit: int = 100,
     ) -> list[RunInfo]:
-        with self._locked() as namespace:
-            rows = sorted(_selected(namespace, prefix, status, workflow), key=_newest_first)
+        with self._lock() as namespace:
+            rows = sorted(_select(namespace, prefix, status, workflow), key=_newest_first)
         if before is not None:
             rows = [row for row in rows if _newest_first(row) > (-before[0], before[1])]
         return [RunInfo.of(row.id, row.workflow, row.status, row.updated_at) for row in rows[:limit]]
 
     async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
-        with self._locked() as namespace:
-            return sum(1 for _ in _selected(namespace, prefix, status, workflow))
+        with self._lock() as namespace:
+            return sum(1 for _ in _select(namespace, prefix, status, workflow))
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
-        now = _clock(now)
-        with self._locked() as namespace:
-            due = sorted((run.row.wake_at, run.row.id) for run in namespace.claimable() if run.due(now))
+        now = store_time(now)
+        with self._lock() as namespace:
+            due = sorted((run.row.wake_at, run.row.id) for run in namespace.claimable() if is_due(run.row, now))
         return [run_id for _, run_id in due[:limit]]
 
     async def delete(self, run_id: str) -> None:
-        with self._waking() as namespace:
+        with self._lock_and_wake() as namespace:
             namespace.remove(run_id)
 
     async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
-        last = _clock(now) - length_in_microseconds(older_than)
-        with self._locked() as namespace:
+        last = store_time(now) - length_in_microseconds(older_than)
+        with self._lock() as namespace:
             ended = (run.row for run in namespace.runs.values() if run.row.ended and run.row.updated_at <= last)
             oldest = sorted(ended, key=lambda row: (row.updated_at, row.id))[:limit]
             for row in oldest:
@@ -318,7 +287,7 @@ class MemoryStore(SavesSnapshots):
 
     async def watch(self, timeout: float) -> None:
         watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        with self._locked():
+        with self._lock():
             self._database.watchers.add(watcher)
         try:
             await asyncio.wait([watcher], timeout=timeout)
@@ -327,20 +296,20 @@ class MemoryStore(SavesSnapshots):
                 self._database.watchers.discard(watcher)
 
     async def put_schedule(self, schedule: Schedule) -> None:
-        with self._waking() as namespace:
+        with self._lock_and_wake() as namespace:
             namespace.schedules[schedule.id] = schedule
 
     async def schedules(self) -> Sequence[Schedule]:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             return [namespace.schedules[schedule_id] for schedule_id in sorted(namespace.schedules)]
 
     async def drop_schedule(self, schedule_id: str) -> bool:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             return namespace.schedules.pop(schedule_id, None) is not None
 
     async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
-        row = new_row(checked_start(run), _clock(now))
-        with self._waking() as namespace:
+        row = new_row(checked_start(run), store_time(now))
+        with self._lock_and_wake() as namespace:
             schedule = namespace.schedules.get(schedule_id)
             if schedule is None or schedule.next_at != expected_at:
                 return False
@@ -350,75 +319,56 @@ class MemoryStore(SavesSnapshots):
             return True
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
-        with self._waking() as namespace:
+        with self._lock_and_wake() as namespace:
             namespace.limits[queue] = limits
 
     async def queue_limits(self) -> dict[str, QueueLimits]:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             return dict(namespace.limits)
 
     def transaction(self, lease: Lease) -> AbstractAsyncContextManager[Transaction]:  # noqa: ARG002 - always refused
         raise StoreCapabilityError("memory", "transactions")
 
     @contextmanager
-    def _locked(self) -> Iterator[Namespace]:
+    def _lock(self) -> Iterator[Namespace]:
+        """The runs under this handle's prefix, for the length of one verb. Raises `PersistenceError` once it is closed."""
         with self._database.lock:
             if self._closed:
                 raise PersistenceError("the memory store", "this handle is closed; open another one")
             yield self._database.namespaces[self._prefix]
 
     @contextmanager
-    def _waking(self) -> Iterator[Namespace]:
-        """As `_locked`, for what may make something due or end it."""
-        with self._locked() as namespace:
+    def _lock_and_wake(self) -> Iterator[Namespace]:
+        """As `_lock`, for a verb that may make a run due or end it: afterwards `watch` returns."""
+        with self._lock() as namespace:
             yield namespace
         self._database.wake_watchers()
 
-    def _fenced(self, namespace: Namespace, lease: Lease) -> InMemoryRun:
-        """The run, if this lease is its current one. An expired lease that nobody took over still is."""
+    def _find_leased(self, namespace: Namespace, lease: Lease) -> InMemoryRun:
+        """The run, if this lease is its current one. Raises `LeaseLost`."""
         run = namespace.runs.get(lease.run_id)
-        if run is None or run.row.epoch != lease.epoch or run.token != lease.token:
+        if run is None:
             raise LeaseLost(lease.run_id, lease.epoch)
+        run.check_fence(lease)
         return run
 
     def _renew(self, namespace: Namespace, lease: Lease, until: int, now: int) -> Pulse | None:
         try:
-            run = self._fenced(namespace, lease)
+            return self._find_leased(namespace, lease).renew(until, now)
         except LeaseLost:
             return None
-        run.change(lease_until=until, wake_at=until, updated_at=now)
-        return run.pulse()
 
-    def _tell_parent(self, namespace: Namespace, child: InMemoryRun, now: int) -> None:
+    def _notify_parent(self, namespace: Namespace, child: InMemoryRun, now: int) -> None:
         row = child.row
         if row.parent_id is None or row.parent_key is None or row.outcome is None:
             return
         parent = namespace.runs.get(row.parent_id)
         if parent is not None and not parent.row.ended:
-            parent.put(row.parent_key, row.outcome, "child", now=now)
+            parent.deliver(row.parent_key, row.outcome, "child", now=now)
         child.change(parent_notified=True)
 
 
-def _clock(now: int | None) -> int:
-    return time.time_ns() // 1000 if now is None else now
-
-
-def _refuse_live(run: InMemoryRun, now: int) -> None:
-    if run.leased(now):
-        raise LeaseHeld(run.row.id, run.row.lease_owner or "a live worker")
-
-
-def _already_sent(run: InMemoryRun, name: str, dedupe: str | None) -> Signal | None:
-    if dedupe is None:
-        return None
-    return next((sent for sent in run.inbox.values() if (sent.kind, sent.name, sent.dedupe) == ("signal", name, dedupe)), None)
-
-
-def _fits(row: RunRow, workflows: Collection[str], queues: Collection[str] | None) -> bool:
-    return row.workflow in workflows and (queues is None or row.queue in queues)
-
-
-def _selected(namespace: Namespace, prefix: str, status: Status | None, workflow: str | None) -> Iterator[RunRow]:
+def _select(namespace: Namespace, prefix: str, status: Status | None, workflow: str | None) -> Iterator[RunRow]:
     for run in namespace.runs.values():
         row = run.row
         if row.id.startswith(prefix) and status in (None, row.status) and workflow in (None, row.workflow):

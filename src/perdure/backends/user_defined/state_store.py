@@ -199,13 +199,13 @@ class StateStore(MemoryStore):
 
     def _row(self, run_id: str) -> RunRow | None:
         """What memory has."""
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             known = namespace.runs.get(run_id)
             return None if known is None else known.row
 
     def _is_driven(self, run_id: str) -> bool:
         """Whether memory has the word."""
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             known = namespace.runs.get(run_id)
             return known is not None and known.token is not None
 
@@ -231,12 +231,12 @@ class StateStore(MemoryStore):
         consumed = besides.consumed()
         waiting = after(consumed, inbox)
         row = besides.put_back(restored_row(row, waiting, known, time.time_ns() // 1000))
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             namespace.put(row, entries, [*consumed, *waiting]).claimed_length = besides.claimed_length
         self._seen[run_id] = state
 
     async def _keep(self, run_id: str) -> None:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             run = namespace.runs[run_id]
             view = View(run.row, journal := run.journal(), len(journal), run.unconsumed())
             besides = Besides.of(run)
@@ -255,7 +255,7 @@ class StateStore(MemoryStore):
     def _forget(self, run_id: str) -> None:
         """Have nothing of this run in memory. Whoever drives it loses its lease."""
         self._seen.pop(run_id, None)
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             was_known = run_id in namespace.runs
             namespace.remove(run_id)
         if was_known:
@@ -263,7 +263,7 @@ class StateStore(MemoryStore):
 
     def _note(self, run_id: str) -> None:
         """Know the run as one that may be forgotten, or not any more."""
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             self._idle.pop(run_id, None)
             run = namespace.runs.get(run_id)
             if run is not None and run.token is None:
@@ -271,10 +271,10 @@ class StateStore(MemoryStore):
 
     def _forget_some(self) -> None:
         """Let memory not grow with every run that there ever was."""
-        with self._locked():
+        with self._lock():
             surplus = list(self._idle)[: max(0, len(self._idle) - REMEMBERED)]
         for run_id in surplus:
-            with self._turns.taken_if_free(run_id) as is_free, self._locked() as namespace:
+            with self._turns.taken_if_free(run_id) as is_free, self._lock() as namespace:
                 if is_free and run_id in self._idle:
                     del self._idle[run_id]
                     namespace.remove(run_id)

@@ -164,18 +164,18 @@ class WorkflowStateStore(StateStore):
 
     def _is_leased(self, run_id: str, now: int) -> bool:
         """Whether it is driven here, and not only was until saving it failed."""
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             known = namespace.runs.get(run_id)
             return known is not None and known.leased(now) and self._leases.are_ours(run_id)
 
     def _is_admitted(self, run_id: str, wanted: Wanted, now: int) -> bool:
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             run = namespace.runs.get(run_id)
             return run is not None and wanted.include(run.row) and Room(namespace, now).take(run.row)
 
     def _next_wake_at(self, now: int, wanted: Wanted) -> int | None:
         """The earliest that is known in memory. Of others `due` tells when it is asked again."""
-        with self._locked() as namespace:
+        with self._lock() as namespace:
             known = [run.row for run in namespace.claimable() if wanted.include(run.row)]
         return min((row.wake_at for row in known if row.wake_at is not None and row.wake_at > now), default=None)
 
