@@ -1,7 +1,7 @@
-"""A store of your own, as you write it: four methods over anything that keeps a run by its id and knows which are due.
+"""The protocols of a store of your own: four methods over anything that keeps runs by id and knows which are due.
 
-`workflow_adapter` makes a store of it. That one cannot refuse a worker which lost its lease: it is unfenced. So it is for one
-process, or with `acquire` and `release` for several whose clocks run at one speed.
+`perdure.backends.user_defined` makes a `Store` of it, which is unfenced: it cannot refuse the write of a worker that lost its
+lease. So it is for one process, or with `acquire` and `release` for several processes whose clocks run at the same speed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from perdure.snapshots.snapshot import Snapshot
 class StoredRun:
     """A run as a `WorkflowStore` keeps it.
 
-    The snapshot is the run; everything else stands there too and is told apart for your columns and indexes. `wake_at` is the
-    instant, aware and in UTC, from which the run is due: its start, its timer, when a signal came that it waits for, or while it
-    is driven the lease's end. None: it has ended, or waits for a signal alone. `event_name` is the first signal it waits for.
+    The snapshot is the whole run; the other fields repeat parts of it for your columns and indexes. `wake_at` is the instant,
+    aware and in UTC, from which the run is due: its start, its timer, the arrival of a signal that it waits for, or the end of its
+    lease while it is driven. It is None when the run has ended or waits for a signal only. `event_name` is the first signal that
+    the run waits for.
 
-    What `load` gives may have the snapshot as its `to_dict()` or as JSON text. Only `run_id` and `snapshot` of it are used.
+    `load` may return the snapshot as a dict (`to_dict()`) or as JSON text. Only `run_id` and `snapshot` of it are used.
     """
 
     run_id: str
@@ -37,14 +38,14 @@ class StoredRun:
 
 
 class WorkflowStore(Protocol):
-    """What keeps whole runs and knows which are due. Methods may be plain or async; a plain one runs on the event loop.
+    """Keeps whole runs and knows which are due. Methods may be plain or async; a plain one runs on the event loop.
 
-    A run is saved as a whole at every step, and what `save` acknowledged `load` must give. Several processes may share it only
-    if it also has `acquire` and `release`.
+    A run is saved as a whole at every step, and `load` must return what `save` acknowledged last. Several processes may share the
+    store only if it also has `acquire` and `release`.
     """
 
     def save(self, run: StoredRun, /) -> Awaitable[Any] | Any:
-        """Keep the run, in place of what was there under its id."""
+        """Store the run, in place of what was there under its id."""
         ...
 
     def load(self, run_id: str, /) -> Awaitable[StoredRun | None] | StoredRun | None:
@@ -52,13 +53,13 @@ class WorkflowStore(Protocol):
         ...
 
     def delete(self, run_id: str, /) -> Awaitable[Any] | Any:
-        """Forget the run. One that is not there is no error."""
+        """Delete the run. It is no error when there is none."""
         ...
 
     def due(self, now: datetime, limit: int, /) -> Awaitable[Sequence[str | StoredRun]] | Sequence[str | StoredRun]:
         """Ids (or runs) whose `wake_at` is not after `now`, earliest first, at most `limit`.
 
-        One that is not due after all, or not there, is passed over. A store that wakes its runs by itself gives none.
+        A run that turns out not to be due, or not to exist, is passed over. A store that wakes its runs by itself returns none.
         """
         ...
 
@@ -67,36 +68,36 @@ class LeasingStore(WorkflowStore, Protocol):
     """A `WorkflowStore` that several processes may share."""
 
     def acquire(self, run_id: str, token: str, ttl: float, /) -> Awaitable[bool] | bool:
-        """Whether the run is this token's alone for the next `ttl` seconds, by the store's clock.
+        """Lease the run to this token for the next `ttl` seconds by the store's clock; whether it is leased now.
 
-        Also asked for a run that was never saved, and again by the token that has it, to prolong that. If this is False then,
-        the token is released and asked for once more.
+        Also called for a run that was never saved, and again with the token that has the lease, to prolong it. If that returns
+        False, the token is released and `acquire` called once more.
         """
         ...
 
     def release(self, run_id: str, token: str, /) -> Awaitable[Any] | Any:
-        """Give the run up, if this token has it."""
+        """Give up the lease, if this token has it."""
         ...
 
 
 class SnapshotStore(Protocol):
-    """What keeps snapshots by run id, for `wf.run`: the part that is used. Methods may be plain or async."""
+    """Keeps snapshots by run id, for `wf.run`: the methods that are used. They may be plain or async."""
 
     def save(self, id: str, snapshot: Snapshot, /) -> Awaitable[Any] | Any:  # noqa: A002 - the name people know
-        """Keep the snapshot, in place of what was there."""
+        """Store the snapshot, in place of what was there."""
         ...
 
     def load(self, id: str, /) -> Awaitable[Any] | Any:  # noqa: A002 - as above
-        """What was saved last under this id (a snapshot, its dict or its JSON text), or None."""
+        """What was saved last under this id: a snapshot, its dict or its JSON text; or None."""
         ...
 
     def delete(self, id: str, /) -> Awaitable[Any] | Any:  # noqa: A002 - as above
-        """Forget it. One that is not there is no error."""
+        """Delete it. It is no error when there is none."""
         ...
 
 
 def stored_run(row: RunRow, snapshot: Snapshot) -> StoredRun:
-    """The run as it is handed to `save`."""
+    """The run as it is passed to `save`."""
     awaited = [one.name for one in row.waiting_for if one.kind == "signal"]
     return StoredRun(
         run_id=row.id,
@@ -109,6 +110,5 @@ def stored_run(row: RunRow, snapshot: Snapshot) -> StoredRun:
     )
 
 
-# What `store=` of `wf.run` takes beside a store of ours.
-# What can be the `store=` of `wf.run` besides a store.
+# What `store=` of `wf.run` takes that is not a `Store`.
 StateKeeper: TypeAlias = SnapshotStore | WorkflowStore

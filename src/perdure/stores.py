@@ -268,9 +268,9 @@ def _given(store: Any, *, is_for_workers: bool) -> Store:
     if not isinstance(store, type) and hasattr(store, "record"):
         given: Store = store
         return given
-    from perdure.backends.user_defined.state_store import keeps_states, state_store
+    from perdure.backends.user_defined.state_store import is_state_keeper, state_store
 
-    if keeps_states(store):
+    if is_state_keeper(store):
         if callable(getattr(store, "due", None)):
             from perdure.backends.user_defined.workflow_adapter import workflow_store
 
