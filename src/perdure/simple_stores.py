@@ -21,7 +21,7 @@ class StoredRun:
     """A run as a `WorkflowStore` keeps it.
 
     The snapshot is the whole run; the other fields repeat parts of it for your columns and indexes. `wake_at` is the instant,
-    aware and in UTC, from which the run is due: its start, its timer, the arrival of a signal that it waits for, or the end of its
+    aware and in UTC, from which the run is due: its start, its timer, the arrival of a signal it waits for, or the end of its
     lease while it is driven. It is None when the run has ended or waits for a signal only. `event_name` is the first signal that
     the run waits for.
 

@@ -29,9 +29,18 @@ import msgspec
 
 from perdure.aio.pending_write import answered
 from perdure.backends.base.lifecycle import Lifecycle
-from perdure.backends.files.disk import make_directory, opened, read_all, refuse_network, sync, sync_directory, write_all
-from perdure.backends.files.locks import Busy, check_locks, kept_too_long, locked
-from perdure.backends.files.names import namespace_name, run_name
+from perdure.backends.files.disk import (
+    make_directory,
+    namespace_name,
+    open_file,
+    read_all,
+    refuse_network,
+    run_name,
+    sync,
+    sync_directory,
+    write_all,
+)
+from perdure.backends.files.locks import LockBusy, check_locks, file_lock, lock_timeout
 from perdure.errors import PersistenceError
 from perdure.kv.limits import checked_key, checked_namespace, decoded, encoded, lifetime, literal_beginning
 from perdure.kv.protocol import fits
@@ -127,8 +136,8 @@ class FilesKeyValueStore:
         try:
             # Cancelled, it is known to be over all the same: a later `set` of the key must not be overtaken by it.
             return await answered(asyncio.to_thread(work, *args, **kwargs))
-        except Busy:
-            raise kept_too_long(self._root) from None
+        except LockBusy:
+            raise lock_timeout(self._root) from None
         except OSError as error:
             raise PersistenceError(self._label, f"{error.strerror or error} ({error.filename})") from error
         finally:
@@ -152,7 +161,7 @@ class _Files:
         """The text under the key, or None."""
         path = self._path(key)
         try:
-            with opened(path, os.O_RDONLY) as fd:
+            with open_file(path, os.O_RDONLY) as fd:
                 content = read_all(fd, 0)
         except FileNotFoundError:
             return None
@@ -174,7 +183,7 @@ class _Files:
         head = msgspec.json.encode(_Head(key, len(data), expires_at))
         draft = f"{self._drafts}/{secrets.token_hex(8)}"
         try:
-            with opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+            with open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
                 write_all(fd, head + b"\n" + data, 0)
                 sync(fd)
             self._put(draft, key, expires_at)
@@ -183,13 +192,13 @@ class _Files:
                 os.unlink(draft)
             raise
         sync_directory(self._kept)
-        with suppress(OSError, Busy):  # the text is on the disk; what is not swept now is swept by a later write
+        with suppress(OSError, LockBusy):  # the text is on the disk; what is not swept now is swept by a later write
             self._sweep()
 
     def remove(self, key: str) -> bool:
         """Have no text under the key; whether there was any."""
         path = self._path(key)
-        with locked(self._lock) as is_made:
+        with file_lock(self._lock) as is_made:
             head = self._peek(path) if is_made else None
             if head is None:
                 return False
@@ -224,12 +233,12 @@ class _Files:
 
     def _put(self, draft: str, key: str, expires_at: int | None) -> None:
         """Move the draft to its place, with the marker for its end there before it."""
-        with locked(self._lock, create=True):
+        with file_lock(self._lock, create=True):
             if expires_at is not None:
                 minute = f"{self._expiring}/{expires_at // _MINUTE}"
                 with suppress(FileExistsError):
                     os.mkdir(minute, 0o700)
-                with opened(f"{minute}/{_name(key)}", os.O_WRONLY | os.O_CREAT):
+                with open_file(f"{minute}/{_name(key)}", os.O_WRONLY | os.O_CREAT):
                     pass
             os.rename(draft, self._path(key))
 
@@ -250,13 +259,13 @@ class _Files:
         with suppress(FileNotFoundError):
             names = os.listdir(directory)
             if not names and minute < _now() // _MINUTE:
-                with locked(self._lock), suppress(OSError):  # not empty any more, or gone
+                with file_lock(self._lock), suppress(OSError):  # not empty any more, or gone
                     os.rmdir(directory)
             yield from ((minute, name) for name in names)
 
     def _look(self, minute: int, name: str) -> None:
         """Take the file away if it has expired, and the marker with it; the marker also when it is about nothing any more."""
-        with locked(self._lock), suppress(FileNotFoundError):
+        with file_lock(self._lock), suppress(FileNotFoundError):
             head = None
             with suppress(PersistenceError):  # whoever reads it will be told
                 head = self._peek(f"{self._kept}/{name}")
@@ -269,7 +278,7 @@ class _Files:
     def _peek(self, path: str) -> _Head | None:
         """What the file says about itself, or None when there is none."""
         try:
-            with opened(path, os.O_RDONLY) as fd:
+            with open_file(path, os.O_RDONLY) as fd:
                 return self._head(path, os.pread(fd, _LONGEST_HEAD, 0).partition(b"\n")[0])
         except FileNotFoundError:
             return None

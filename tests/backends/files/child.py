@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.backends.files import FilesStore, disk, lanes, log
+from perdure.backends.files import FilesStore, disk, log, threads
 from perdure.errors import PersistenceError
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, Lease, NewRun, RunRow, Schedule, Signal
@@ -77,7 +77,7 @@ async def write(path: str, name: str, count: str) -> None:
 
 async def live(path: str) -> None:
     """Do all that changes something in one thread, and say each time what was acknowledged."""
-    lanes.THREADS = 1  # type: ignore[misc]  # so that the tenth call is the same one each time: strace counts by thread
+    threads.THREADS = 1  # type: ignore[misc]  # so that the tenth call is the same one each time: strace counts by thread
     store = FilesStore(path)
     wait_for_go()
     await store.put_schedule(Schedule(id="daily", workflow="flow", spec="", input=b"[]", next_at=1))

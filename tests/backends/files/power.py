@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from perdure.backends.files import disk, log, place
+from perdure.backends.files import disk, log, namespace
 from tests.backends.files import child
 
 AT = Path(sys.argv[1])
@@ -59,7 +59,7 @@ def main() -> None:
     platter = Platter()
     for module in (disk, log):
         vars(module)["sync"] = platter.sync
-    for module in (disk, log, place):
+    for module in (disk, log, namespace):
         vars(module)["sync_directory"] = platter.sync_directory
     child.say = lambda *words: platter.said.append(" ".join(map(str, words)))
     asyncio.run(child.live(str(ROOT)))

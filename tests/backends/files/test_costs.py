@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.backends.files import FilesStore, disk, index, lanes, log, place
+from perdure.backends.files import FilesStore, disk, index, log, namespace, threads
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, Schedule
 from tests.backends.files.child import entry, new_run, started
@@ -32,7 +32,7 @@ def syncs(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     for module in (disk, log):
         monkeypatch.setattr(module, "sync", sync)
-    for module in (disk, log, place):
+    for module in (disk, log, namespace):
         monkeypatch.setattr(module, "sync_directory", sync_directory)
     return counted
 
@@ -129,9 +129,9 @@ async def test_a_claim_opens_no_log_but_those_it_takes(path: Path, store: FilesS
 
     def opened(path: str, flags: int) -> AbstractContextManager[int]:
         paths.append(path)
-        return disk.opened(path, flags)
+        return disk.open_file(path, flags)
 
-    monkeypatch.setattr(log, "opened", opened)
+    monkeypatch.setattr(log, "open_file", opened)
     assert [claim.run.id for claim in (await again.claim(10, 60, ["flow"])).claims] == ["run-07"]
     assert {found for path in paths for found in re.findall(r"run-\d+", path)} == {"run-07"}
 
@@ -159,4 +159,4 @@ def test_the_index_reads_only_what_is_new(store: FilesStore, monkeypatch: pytest
 
 
 def test_there_are_no_more_threads_than_said() -> None:
-    assert lanes.THREADS == 16
+    assert threads.THREADS == 16

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure.backends.files import FilesStore, index
-from perdure.backends.files.names import namespace_name
+from perdure.backends.files.disk import namespace_name
 from tests.backends.files.child import new_run, started
 
 

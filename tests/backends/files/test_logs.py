@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from perdure.backends.files import FilesStore, log
-from perdure.backends.files.frames import HEADER, framed
-from perdure.backends.files.names import namespace_name, run_name
+from perdure.backends.files.disk import namespace_name, run_name
+from perdure.backends.files.frames import HEADER, make_frame
 from perdure.errors import PersistenceError, SnapshotCorrupt
 from perdure.model.records import Lease
 from tests.backends.files.child import entry, new_run, record, started
@@ -119,7 +119,7 @@ def test_a_payload_that_looks_like_a_record_is_none(path: Path) -> None:
     store = FilesStore(path)
 
     async def copy() -> None:
-        look_alike = framed(b"\x80", whole[:HEADER], len(whole) + 10_000)
+        look_alike = make_frame(b"\x80", whole[:HEADER], len(whole) + 10_000)
         await store.record(lease, [entry(2)])
         await store.report(lease, whole + look_alike)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.backends.files import FilesStore
-from perdure.backends.files.names import namespace_name, run_name
+from perdure.backends.files.disk import namespace_name, run_name
 from perdure.errors import SnapshotCorrupt
 from perdure.testing.contract.identity import NAMES
 from tests.backends.files.child import new_run

@@ -161,7 +161,7 @@ async def test_whoever_waited_for_a_run_that_was_deleted_begins_a_new_one(path: 
     await store.create(new_run("run"))
     directory = path / "n-" / "runs" / "r-run"
     with ExitStack() as held:
-        await asyncio.to_thread(held.enter_context, locks.locked(str(directory / "lock")))
+        await asyncio.to_thread(held.enter_context, locks.file_lock(str(directory / "lock")))
         creating = asyncio.create_task(store.create(new_run("run", input=b"2", input_hash=b"2")))
         await store.create(new_run("other"))
         await asyncio.sleep(0.05)  # until it waits for the lock; if it does not yet the test shows less, but does not fail

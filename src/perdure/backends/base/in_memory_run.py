@@ -24,8 +24,6 @@ from perdure.model.records import Awaited, Claim, EndStatus, Item, Lease, Pulse,
 class RunTransitions(ABC):
     """The changes of a run's row. `token` is None while the run has no lease."""
 
-    __slots__ = ()
-
     row: RunRow
     token: str | None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Final, Protocol
 
 from perdure.backends.base.process_owner import Owner
 from perdure.errors import LeaseHeld
@@ -39,12 +39,21 @@ def length_in_microseconds(seconds: float) -> int:
     return round(seconds * MICROSECOND)
 
 
-def is_leased(row: RunRow, now: int) -> bool:
+class HasLease(Protocol):
+    """The columns of a run that say who may take it: a `RunRow`, or a summary of one."""
+
+    @property
+    def wake_at(self) -> int | None: ...
+    @property
+    def lease_until(self) -> int | None: ...
+
+
+def is_leased(row: HasLease, now: int) -> bool:
     """Whether the run has a lease that has not expired."""
     return row.lease_until is not None and row.lease_until > now
 
 
-def is_due(row: RunRow, now: int) -> bool:
+def is_due(row: HasLease, now: int) -> bool:
     """Whether the instant that the run waits for has come."""
     return row.wake_at is not None and row.wake_at <= now
 

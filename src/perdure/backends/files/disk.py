@@ -1,8 +1,15 @@
-"""What is asked of the file system: that it is local, and that what was written is on the disk."""
+"""The file system: whether it is local, how ids become file names, and how what was written gets onto the disk (fsync).
+
+Every id has one file name, and no two ids share one, also on file systems that ignore case or Unicode normalization. A name is
+made of lower-case letters, digits and `-`, with every other byte of the id as `_` and two hex digits. It begins with a letter and
+`-`, so it is never reserved (`con`, `nul`), hidden, empty or a way up (`..`). An id whose name would be longer than file systems
+take is named by its hash; the content of the file says which id it really is.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import struct
 import sys
@@ -12,7 +19,7 @@ from typing import Final
 
 from perdure.errors import PersistenceError
 
-# From linux/magic.h and the file systems' own sources. FUSE is here because it says nothing of what is behind it.
+# From linux/magic.h and the file systems' own sources. FUSE is here because it does not say what is behind it.
 _NOT_LOCAL: Final = {
     0x6969: "NFS",
     0x517B: "SMB",
@@ -34,6 +41,27 @@ _NOT_LOCAL: Final = {
 }
 _F_FULLFSYNC: Final = 51  # macOS: fsync alone does not reach the disk
 
+_PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-")
+_BYTES: Final = tuple(chr(byte) if byte in _PLAIN else f"_{byte:02x}" for byte in range(256))
+# File systems take 255 bytes, encrypted ones 143.
+_LONGEST: Final = 140
+
+
+def run_name(run_id: str) -> str:
+    """The directory of this run."""
+    return _file_name("r-", "s-", run_id)
+
+
+def namespace_name(prefix: str) -> str:
+    """The directory of this namespace."""
+    return _file_name("n-", "m-", prefix)
+
+
+def _file_name(plain: str, hashed: str, text: str) -> str:
+    encoded = text.encode()
+    name = plain + "".join([_BYTES[byte] for byte in encoded])
+    return name if len(name) <= _LONGEST else hashed + hashlib.sha256(encoded).hexdigest()
+
 
 def refuse_network(path: str) -> None:
     """Raise `PersistenceError` when the directory is not, or would not be, on a local file system."""
@@ -44,12 +72,12 @@ def refuse_network(path: str) -> None:
     if kind is not None:
         raise PersistenceError(
             f"files store {path!r}",
-            f"it is on {kind}, where locks and fsync do not hold for everybody; use a directory on a local disk, or a database",
+            f"it is on {kind}, where locks and fsync do not work everywhere; use a directory on a local disk, or a database",
         )
 
 
 def file_system_magic(path: str) -> int:
-    """What statfs says the file system is; 0 where nobody says."""
+    """The type of the file system according to statfs; 0 where that is unknown."""
     if not sys.platform.startswith("linux"):
         return 0
     answer = ctypes.create_string_buffer(512)
@@ -60,7 +88,7 @@ def file_system_magic(path: str) -> int:
 
 
 def boot_id() -> str:
-    """Names the time since the machine was started, within which a page once written is there for everybody; "" if unknown."""
+    """The id of this boot of the machine, "" if unknown. Within one boot, written pages are seen by all processes unsynced."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -71,7 +99,7 @@ def boot_id() -> str:
 if sys.platform == "darwin":
 
     def sync(fd: int) -> None:
-        """Have the file's content on the disk."""
+        """Wait until the file's content is on the disk."""
         import fcntl
 
         fcntl.fcntl(fd, _F_FULLFSYNC)
@@ -79,13 +107,13 @@ if sys.platform == "darwin":
 else:
 
     def sync(fd: int) -> None:
-        """Have the file's content on the disk."""
+        """Wait until the file's content is on the disk."""
         os.fdatasync(fd)
 
 
 @contextmanager
-def opened(path: str, flags: int) -> Iterator[int]:
-    """A descriptor of the file for the length of the block, and not of what a link leads to; a new one is for its owner alone."""
+def open_file(path: str, flags: int) -> Iterator[int]:
+    """A descriptor of the file for the length of the block. Symbolic links are refused; a new file has mode 0600."""
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         yield fd
@@ -94,13 +122,13 @@ def opened(path: str, flags: int) -> Iterator[int]:
 
 
 def sync_directory(path: str) -> None:
-    """Have the directory's entries on the disk."""
-    with opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+    """Wait until the directory's entries are on the disk."""
+    with open_file(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
         os.fsync(fd)
 
 
 def make_directory(path: str) -> None:
-    """Have this directory and those above it, on the disk, whoever made them."""
+    """Create this directory and those above it, and sync them, also those that another process has just created."""
     above = os.path.dirname(path)
     if not os.path.isdir(above):
         make_directory(above)
@@ -110,7 +138,7 @@ def make_directory(path: str) -> None:
 
 
 def write_all(fd: int, data: bytes, offset: int) -> None:
-    """Put all of `data` at `offset`."""
+    """Write all of `data` at `offset`."""
     view = memoryview(data)
     while view:
         written = os.pwrite(fd, view, offset)
@@ -118,9 +146,9 @@ def write_all(fd: int, data: bytes, offset: int) -> None:
 
 
 def replace_file(path: str, data: bytes) -> None:
-    """Have a file with just this content at `path`, or what was there before, but nothing in between."""
+    """Replace the file at `path` atomically: a crash leaves the old content or the new one."""
     draft = f"{path}.new"
-    with opened(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
+    with open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
         write_all(fd, data, 0)
         sync(fd)
     os.rename(draft, path)
@@ -139,7 +167,7 @@ def _parts(fd: int, offset: int) -> Iterable[bytes]:
 
 
 def map_error(error: BaseException, path: str) -> BaseException:
-    """What the caller gets for an error met while working on the files: `PersistenceError` for the system's."""
+    """What the caller gets for this error: a `PersistenceError` for an `OSError`, others as they are."""
     if not isinstance(error, OSError):
         return error
     result = PersistenceError(f"files store {path!r}", f"{error.strerror or error} ({error.filename})")

@@ -1,9 +1,9 @@
 """The format of a run's log: a header with a random salt, then frames, each with its length and a keyed checksum.
 
-The checksum also covers the frame's place, so neither an old frame nor a payload that looks like one is taken for a frame. A log
-comes into being whole (written beside, synced, renamed), and one frame at a time is added and synced. So the only thing a crash
-can leave is one bad frame at the very end, which nobody was told of: a torn tail. A bad frame with a good one behind it was
-acknowledged once and is damage, which is reported and left as it is.
+The checksum also covers the frame's offset, so neither an old frame nor a payload that looks like one is taken for a frame. A log
+is created whole (written to a draft, synced, renamed), and one frame at a time is added and synced. So all that a crash can leave
+is one bad frame at the very end, which was never acknowledged: a torn tail. A bad frame with a good one behind it was once
+acknowledged and is damage, which is reported and left as it is.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ HEADER: Final = len(_BEGIN) + _SALT
 MAX_PAYLOAD: Final = (1 << 32) - 1
 
 
-class Damaged(Exception):
+class DamagedLog(Exception):
     """The log cannot be read; the argument says why."""
 
 
-class Scanned(NamedTuple):
+class ScannedFrames(NamedTuple):
     """The payloads of good frames, and where the last one ends."""
 
     payloads: list[bytes]
@@ -33,11 +33,11 @@ class Scanned(NamedTuple):
 
 
 def new_header() -> bytes:
-    """The beginning of a log that is like no other."""
+    """The beginning of a new log, with a salt of its own."""
     return _BEGIN + os.urandom(_SALT)
 
 
-def framed(payload: bytes, header: bytes, offset: int) -> bytes:
+def make_frame(payload: bytes, header: bytes, offset: int) -> bytes:
     """The payload as the frame at this offset of the log with this header."""
     if len(payload) > MAX_PAYLOAD:
         raise ValueError(f"a record of {len(payload)} bytes is larger than a file can take at once ({MAX_PAYLOAD} bytes)")
@@ -45,13 +45,13 @@ def framed(payload: bytes, header: bytes, offset: int) -> bytes:
 
 
 def check_header(header: bytes) -> None:
-    """Raise `Damaged` unless a log begins like this."""
+    """Raise `DamagedLog` unless a log begins like this."""
     if len(header) != HEADER or not header.startswith(_BEGIN):
-        raise Damaged("it does not begin like a log of this version")
+        raise DamagedLog("it does not begin like a log of this version")
 
 
-def scan(data: bytes, header: bytes, offset: int) -> Scanned:
-    """The frames in `data`, which stands at `offset` in the log. Raises `Damaged`."""
+def scan(data: bytes, header: bytes, offset: int) -> ScannedFrames:
+    """The frames in `data`, which is at `offset` in the log, up to a torn tail. Raises `DamagedLog`."""
     payloads: list[bytes] = []
     at = 0
     while at < len(data):
@@ -61,7 +61,7 @@ def scan(data: bytes, header: bytes, offset: int) -> Scanned:
             break
         payloads.append(payload)
         at += _FRAME.size + len(payload)
-    return Scanned(payloads, offset + at)
+    return ScannedFrames(payloads, offset + at)
 
 
 def _frame_at(data: bytes, at: int, header: bytes, offset: int) -> bytes | None:
@@ -78,7 +78,7 @@ def _refuse_damage(data: bytes, bad: int, header: bytes, offset: int) -> None:
     at = data.find(_MARK, bad + 1)
     while at >= 0:
         if _frame_at(data, at, header, offset) is not None:
-            raise Damaged(f"what stands at byte {offset + bad} is damaged, and good records follow it at byte {offset + at}")
+            raise DamagedLog(f"what stands at byte {offset + bad} is damaged, and good records follow it at byte {offset + at}")
         at = data.find(_MARK, at + 1)
 
 

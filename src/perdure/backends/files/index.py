@@ -1,13 +1,14 @@
 """The index: what `claim`, `due`, `list` and `count` need to know of every run, so that they need not open its log.
 
-It is one file of lines, to which every process appends and which each reads on from where it was. Before a run's log is changed,
-the line "dirty" says that what the index knows is no longer to be trusted; afterwards a line sums the run up anew. Whoever finds
-a run that stayed dirty looks at its log, so a process may die anywhere in between. Lines are not synced: those of this boot are
-in the page cache, and an index of another boot, or that was copied here, is begun anew with every run dirty. An index that has
-grown to several times what it says is begun anew with just that.
+It is one file of lines. Every process appends to it, and reads on from where it stopped. Before a run's log is changed, a line
+marks the run as dirty: its last summary is no longer valid. Afterwards a line has the new summary. A process that finds a run
+which stayed dirty reads its log, so a process may die anywhere in between. Lines are not synced: those of this boot are in the
+page cache, and an index of another boot, or a copied one, is rebuilt with every run dirty. An index that has grown to several
+times its content is compacted.
 
-Appending takes the index's lock shared, beginning anew takes it alone. A half-written line ends at the next one's newline, its
-checksum is wrong, and it is passed over: if it said "dirty" nothing had happened yet, if it summed up the run is still dirty.
+Appending takes the index's lock shared, rebuilding takes it exclusively. A half-written line ends at the next one's newline, its
+checksum is wrong, and it is skipped: if it marked a run as dirty, the log was not changed yet; if it was a summary, the run is
+still dirty.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from typing import Any, Final
 
 import msgspec
 
-from perdure.backends.files.disk import boot_id, opened, read_all
-from perdure.backends.files.locks import locked
-from perdure.backends.files.state import RunState
+from perdure.backends.files.disk import boot_id, open_file, read_all
+from perdure.backends.files.locks import file_lock
+from perdure.backends.files.run_state import RunState
 from perdure.model.records import RunRow, Status
 
 _VERSION: Final = 1
 _SLACK: Final = 1 << 20
-# The first line is shorter than this, and it tells files apart: the number of a file is used again once it was replaced.
+# The first line is shorter than this, and it identifies the file: an inode number is used again after the file was replaced.
 _HEADER: Final = 200
 
 
-class Summary(msgspec.Struct, frozen=True, array_like=True):
+class RunSummary(msgspec.Struct, frozen=True, array_like=True):
     """A run as the index knows it."""
 
     id: str
@@ -50,8 +51,8 @@ class Summary(msgspec.Struct, frozen=True, array_like=True):
     owes_parent: bool
 
     @classmethod
-    def of(cls, state: RunState) -> Summary:
-        """What there is to know of this run."""
+    def of(cls, state: RunState) -> RunSummary:
+        """The summary of this run."""
         row: RunRow = state.row
         return cls(
             row.id,
@@ -70,29 +71,29 @@ class Summary(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-class _Line(msgspec.Struct, frozen=True, array_like=True):
-    """The run's directory and its summary; no summary: `is_gone`, or dirty."""
+class _IndexLine(msgspec.Struct, frozen=True, array_like=True):
+    """A run's directory and its summary. Without a summary the run is removed (`is_gone`) or dirty."""
 
     name: str
-    summary: Summary | None = None
+    summary: RunSummary | None = None
     is_gone: bool = False
 
 
-_line: Final = msgspec.json.Decoder(_Line)
+_line_decoder: Final = msgspec.json.Decoder(_IndexLine)
 
 
-def _written(value: Any) -> bytes:
+def _encode_line(value: Any) -> bytes:
     text = msgspec.json.encode(value)
     return b"\n%08x %b\n" % (zlib.crc32(text), text)
 
 
-def _text_of(line: bytes) -> bytes | None:
-    """What the line says, if it is whole."""
+def _check_line(line: bytes) -> bytes | None:
+    """The line's text, or None when its checksum is wrong."""
     checksum, _, text = line.partition(b" ")
     return text if text and checksum == b"%08x" % zlib.crc32(text) else None
 
 
-class Index:
+class RunIndex:
     """The index of one namespace. Any thread may use it."""
 
     def __init__(self, directory: str, runs: str) -> None:
@@ -102,70 +103,70 @@ class Index:
         self.start_over()
 
     def start_over(self) -> None:
-        """In a forked child: nobody is reading."""
-        # Guards the tables below and the place in the file.
+        """In a forked child: no thread is reading."""
+        # Guards the tables below and the offset in the file.
         self._mutex = threading.RLock()
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._identity: bytes | None = None
         self._offset = 0
-        self.known: dict[str, Summary] = {}
+        self.known: dict[str, RunSummary] = {}
         # Runs that have not ended, of those in `known`.
-        self.live: dict[str, Summary] = {}
-        # Runs whose log must be looked at, and what was known before; and those of them that cannot be read.
+        self.live: dict[str, RunSummary] = {}
+        # Runs whose log must be read, in the order in which they became dirty; and those of them that cannot be read.
         self.dirty: dict[str, None] = {}
         self.unreadable: set[str] = set()
-        # Dirty runs whose lock somebody did not let go of in good time; nobody waits for it again.
+        # Dirty runs whose lock was not released in time; it is not waited for again.
         self.stuck: set[str] = set()
 
     def ensure(self) -> None:
-        """Have an index of this boot."""
-        with self._mutex, locked(self._lock_path, create=True):
+        """Rebuild the index unless it is of this boot."""
+        with self._mutex, file_lock(self._lock_path, create=True):
             header = self._header()
-            if header is None or header[1] != self._age() or not boot_id():
-                self._begin_anew(_Line(name) for name in sorted(os.listdir(self._runs)))
+            if header is None or header[1] != self._identity_of_runs() or not boot_id():
+                self._rebuild(_IndexLine(name) for name in sorted(os.listdir(self._runs)))
 
     def _header(self) -> tuple[int, str] | None:
         try:
-            with opened(self._path, os.O_RDONLY) as fd:
+            with open_file(self._path, os.O_RDONLY) as fd:
                 lines = os.pread(fd, _HEADER, 0).split(b"\n")
-            text = _text_of(lines[1]) if len(lines) > 2 else None
+            text = _check_line(lines[1]) if len(lines) > 2 else None
             version, age, _ = msgspec.json.decode(text or b"null", type=tuple[int, str, str])
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
         return (version, age) if version == _VERSION else None
 
-    def _age(self) -> str:
-        """What an index must say to be trusted: this boot, and these very directories rather than a copy of them."""
+    def _identity_of_runs(self) -> str:
+        """What a valid index says: this boot, and these very directories rather than a copy of them."""
         status = os.stat(self._runs)
         return f"{boot_id()} {status.st_dev} {status.st_ino}"
 
-    def _begin_anew(self, lines: Iterable[_Line]) -> None:
+    def _rebuild(self, lines: Iterable[_IndexLine]) -> None:
         draft = f"{self._path}.new"
-        with opened(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd, os.fdopen(os.dup(fd), "wb") as file:
-            file.write(_written([_VERSION, self._age(), secrets.token_hex(8)]))
-            file.writelines(map(_written, lines))
+        with open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd, os.fdopen(os.dup(fd), "wb") as file:
+            file.write(_encode_line([_VERSION, self._identity_of_runs(), secrets.token_hex(8)]))
+            file.writelines(map(_encode_line, lines))
         os.rename(draft, self._path)
 
     def mark_dirty(self, *names: str) -> None:
-        """Say that these runs are about to change."""
-        self._append(b"".join([_written(_Line(name)) for name in names]))
+        """Mark these runs as about to change."""
+        self._append(b"".join([_encode_line(_IndexLine(name)) for name in names]))
 
     def put(self, name: str, state: RunState | None) -> None:
-        """Say how the run stands now, or that it is gone. The caller has the run's lock."""
-        summary = None if state is None else Summary.of(state)
-        self._append(_written(_Line(name, summary, is_gone=summary is None)))
+        """Append the run's summary, or that it was removed. The caller has the run's lock."""
+        summary = None if state is None else RunSummary.of(state)
+        self._append(_encode_line(_IndexLine(name, summary, is_gone=summary is None)))
 
     def _append(self, lines: bytes) -> None:
         try:
             self._write(lines)
-        except FileNotFoundError:  # somebody took the file away
+        except FileNotFoundError:  # the file was deleted
             self.ensure()
             self._write(lines)
 
     def _write(self, lines: bytes) -> None:
-        with locked(self._lock_path, shared=True, create=True), opened(self._path, os.O_WRONLY | os.O_APPEND) as fd:
+        with file_lock(self._lock_path, shared=True, create=True), open_file(self._path, os.O_WRONLY | os.O_APPEND) as fd:
             written = os.write(fd, lines)
             if written != len(lines):
                 raise OSError(28, "no space left for the index", self._path)
@@ -173,22 +174,22 @@ class Index:
     def refresh(self) -> None:
         """Read what was added since the last time."""
         with self._mutex:
-            if self._offset > _SLACK + 8 * self._said():
+            if self._offset > _SLACK + 8 * self._content_size():
                 self._compact()
             try:
-                self._read_on()
+                self._read_new_lines()
             except FileNotFoundError:
                 self.ensure()
-                self._read_on()
+                self._read_new_lines()
 
-    def _said(self) -> int:
+    def _content_size(self) -> int:
         return 200 * len(self.known)
 
-    def _read_on(self) -> None:
-        with opened(self._path, os.O_RDONLY) as fd:
+    def _read_new_lines(self) -> None:
+        with open_file(self._path, os.O_RDONLY) as fd:
             identity, size = os.pread(fd, _HEADER, 0).partition(b"]")[0], os.fstat(fd).st_size
             if identity != self._identity or size < self._offset:
-                self._forget()
+                self._clear()
                 self._identity = identity
             if size == self._offset:
                 return
@@ -196,28 +197,28 @@ class Index:
         whole = data[: data.rfind(b"\n") + 1]
         is_first = self._offset == 0
         self._offset += len(whole)
-        texts = [text for line in whole.split(b"\n") if line and (text := _text_of(line)) is not None]
+        texts = [text for line in whole.split(b"\n") if line and (text := _check_line(line)) is not None]
         for text in texts[1:] if is_first else texts:
-            self._heed(_line.decode(text))
+            self._apply(_line_decoder.decode(text))
 
     def _compact(self) -> None:
-        with locked(self._lock_path, create=True):
-            self._read_on()
-            summed = [_Line(name, summary) for name, summary in self.known.items()]
-            self._begin_anew([*summed, *(_Line(name) for name in self.dirty)])
+        with file_lock(self._lock_path, create=True):
+            self._read_new_lines()
+            summaries = [_IndexLine(name, summary) for name, summary in self.known.items()]
+            self._rebuild([*summaries, *(_IndexLine(name) for name in self.dirty)])
 
-    def _heed(self, line: _Line) -> None:
+    def _apply(self, line: _IndexLine) -> None:
         name = line.name
         self.unreadable.discard(name)
         self.stuck.discard(name)
         if line.summary is not None:
-            self._know(name, line.summary)
+            self._set(name, line.summary)
         elif line.is_gone:
-            self._unknow(name)
+            self._remove(name)
         else:
             self.dirty[name] = None
 
-    def _know(self, name: str, summary: Summary) -> None:
+    def _set(self, name: str, summary: RunSummary) -> None:
         self.dirty.pop(name, None)
         self.known[name] = summary
         if summary.ended and not summary.owes_parent:
@@ -225,34 +226,34 @@ class Index:
         else:
             self.live[name] = summary
 
-    def _unknow(self, name: str) -> None:
+    def _remove(self, name: str) -> None:
         self.dirty.pop(name, None)
         self.known.pop(name, None)
         self.live.pop(name, None)
 
-    def questions(self) -> list[tuple[str, bool]]:
-        """The runs whose log must be looked at, and whether to wait for each: nothing is known of it, and nobody has waited."""
+    def dirty_runs(self) -> list[tuple[str, bool]]:
+        """The runs whose log must be read, and whether to wait for its lock: only if the run is unknown and not stuck."""
         with self._mutex:
             return [
                 (name, name not in self.known and name not in self.stuck) for name in self.dirty if name not in self.unreadable
             ]
 
-    def give_up(self, name: str) -> None:
-        """Remember that this run's log cannot be read, until somebody changes it."""
+    def mark_unreadable(self, name: str) -> None:
+        """Remember that this run's log cannot be read, until the run is changed."""
         with self._mutex:
             self.unreadable.add(name)
 
-    def wait_no_more(self, name: str) -> None:
-        """Remember that whoever changes this run stands still."""
+    def mark_stuck(self, name: str) -> None:
+        """Remember that the writer of this run is stopped."""
         with self._mutex:
             self.stuck.add(name)
 
-    def living(self) -> list[tuple[str, Summary]]:
-        """The runs that have not ended, or whose parent was not told, by directory."""
+    def living(self) -> list[tuple[str, RunSummary]]:
+        """The runs that have not ended, or whose parent was not notified, by directory."""
         with self._mutex:
             return list(self.live.items())
 
-    def all(self) -> list[tuple[str, Summary]]:
+    def all(self) -> list[tuple[str, RunSummary]]:
         """All runs, by directory."""
         with self._mutex:
             return list(self.known.items())

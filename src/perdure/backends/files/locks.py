@@ -1,7 +1,8 @@
 """Locks between processes and threads: `flock` on a file, held for the length of a block.
 
-Every lock is a descriptor of its own, so threads of one process keep each other out like processes do, and the kernel lets go
-when the process dies. A forked child would keep its parent's locks alive through the descriptors it inherits, so it closes them.
+Every lock is a descriptor of its own, so threads of one process exclude each other as processes do, and the kernel releases the
+lock when the process dies. A forked child would keep its parent's locks alive through the descriptors it inherits, so it closes
+them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PATIENCE: Final = 15.0
 _FIRST_PAUSE: Final = 0.0002
 _LONGEST_PAUSE: Final = 0.005
 
-# The descriptors of locks in this process, and of those it waits for.
+# The descriptors of locks that this process has or waits for.
 _open: Final[set[int]] = set()
 # Held over a fork, so that no descriptor is opened unnoticed.
 _guard: Final = threading.Lock()
@@ -36,15 +37,15 @@ def check_locks() -> None:
         raise StoreCapabilityError("files", "file locks on this system")
 
 
-class Busy(Exception):
-    """Somebody else has the lock."""
+class LockBusy(Exception):
+    """Another thread or process has the lock."""
 
 
 @contextmanager
-def locked(path: str, *, shared: bool = False, create: bool = False, patience: float | None = None) -> Iterator[bool]:
+def file_lock(path: str, *, shared: bool = False, create: bool = False, patience: float | None = None) -> Iterator[bool]:
     """The lock on the file at `path`; False, and no lock, when there is no such file.
 
-    A file that was moved away meanwhile is no longer the one to lock. Raises `Busy` when the lock is not to be had in time.
+    A file that was moved away meanwhile is no longer the one to lock. Raises `LockBusy` when the lock is not free in time.
     """
     fd = _acquire(path, shared=shared, create=create, deadline=time.monotonic() + (PATIENCE if patience is None else patience))
     try:
@@ -57,7 +58,7 @@ def locked(path: str, *, shared: bool = False, create: bool = False, patience: f
 def _acquire(path: str, *, shared: bool, create: bool, deadline: float) -> int | None:
     while True:
         try:
-            fd = _opened(path, os.O_RDWR | (os.O_CREAT if create else 0))
+            fd = _open_lock(path, os.O_RDWR | (os.O_CREAT if create else 0))
         except (FileNotFoundError, NotADirectoryError):
             if create:
                 raise
@@ -72,7 +73,7 @@ def _acquire(path: str, *, shared: bool, create: bool, deadline: float) -> int |
         _release(fd)
 
 
-def _opened(path: str, flags: int) -> int:
+def _open_lock(path: str, flags: int) -> int:
     with _guard:
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         _open.add(fd)
@@ -88,14 +89,14 @@ def _release(fd: int) -> None:
 
 
 def _wait(fd: int, kind: int, deadline: float) -> None:
-    """Not a plain wait in the kernel: a process that was stopped while it has the lock must not stop the others for ever."""
+    """Polls rather than waiting in the kernel: a process that is stopped with the lock must not block the others for ever."""
     pause = _FIRST_PAUSE
     while True:
         try:
             fcntl.flock(fd, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                raise Busy from None
+                raise LockBusy from None
         else:
             return
         time.sleep(pause)
@@ -111,8 +112,8 @@ def _is_at(fd: int, path: str) -> bool:
     return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
 
 
-def kept_too_long(path: str) -> PersistenceError:
-    """What a caller is told who waited in vain."""
+def lock_timeout(path: str) -> PersistenceError:
+    """The error of a caller that did not get the lock in time."""
     return PersistenceError(
         f"files store {path!r}",
         f"another process kept a lock for more than {PATIENCE:g} s; is it stopped in the middle of a write?",

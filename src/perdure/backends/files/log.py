@@ -1,8 +1,8 @@
-"""A run's log on disk, and the run as it was last read from it.
+"""A run's append-only log on disk, and the run as it was last read from it.
 
-`load` must be called with the run's lock, shared or not; everything else with the exclusive one. What was read is kept, and the
-next `load` reads only what was added since. Frames that this process did not write may come from one that died before it synced
-them, so they are synced here before anybody hears of them.
+`load` must be called with the run's lock, shared or exclusive; everything else with the exclusive one. What was read stays in
+memory, and the next `load` reads only what was added since. Frames that this process did not write may come from a process that
+died before it synced them, so they are synced here before their content is used.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ from typing import Final
 
 import msgspec
 
-from perdure.backends.files.disk import opened, read_all, sync, sync_directory, write_all
-from perdure.backends.files.frames import HEADER, Damaged, check_header, framed, new_header, scan
-from perdure.backends.files.names import run_name
-from perdure.backends.files.state import Change, RunState, decoded, encoded
+from perdure.backends.files.disk import open_file, read_all, run_name, sync, sync_directory, write_all
+from perdure.backends.files.frames import HEADER, DamagedLog, check_header, make_frame, new_header, scan
+from perdure.backends.files.run_state import LogRecord, RunState, decode_record, encode_record
 from perdure.errors import SnapshotCorrupt
 
-_KEPT_BYTES: Final = 64 << 20
-# A log is written anew when this much of it, and the larger part, is about nothing but earlier leases and progress.
+_CACHED_BYTES: Final = 64 << 20
+# A log is compacted when this much of it, and the larger part, is only about earlier leases and progress.
 _MOST_WASTE: Final = 1 << 20
 
 
 @dataclass(slots=True)
-class Read:
+class LoadedLog:
     """A run as far as its log was read: up to `end`, in the log that begins with `header`.
 
-    `waste` counts the bytes that only changed the row, which later ones have changed again. `is_synced` is what was read,
-    `is_placed` that the log is in its directory: whether it is known to be on the disk.
+    `waste` counts the bytes that only changed the row, and that later records have changed again. `is_synced` says whether what
+    was read is known to be on the disk, `is_placed` whether the log's entry in its directory is.
     """
 
     header: bytes
@@ -43,11 +42,11 @@ class Read:
 
     @property
     def is_wasteful(self) -> bool:
-        """Whether the log should be written anew."""
+        """Whether the log should be compacted."""
         return self.waste > max(_MOST_WASTE, self.end // 2)
 
 
-class Logs:
+class RunLogs:
     """The logs below one directory, each in the directory of its run. Any thread may use it."""
 
     def __init__(self, directory: str) -> None:
@@ -56,143 +55,139 @@ class Logs:
         self.start_over()
 
     def start_over(self) -> None:
-        """In a forked child: nobody is reading."""
-        # Guards the tables below; nothing is read from disk under it.
+        """In a forked child: no thread is reading."""
+        # Guards the cache below; no file is read while it is held.
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, Read] = OrderedDict()
-        self._bytes = 0
+        self._cache: OrderedDict[str, LoadedLog] = OrderedDict()
+        self._cached_bytes = 0
 
-    def load(self, name: str, *, may_cut: bool = False, safe: bool = True) -> RunState | None:
+    def load(self, name: str, *, may_cut: bool = False, is_safe: bool = True) -> RunState | None:
         """The run, or None when there is none. With `may_cut` a torn tail is cut off. Raises `SnapshotCorrupt`.
 
-        Not `safe` is for whoever only wants to know what to look at closer.
+        With `is_safe` everything that was read is on the disk; without it the result may be lost in a power failure.
         """
-        kept = self._take(name)
+        cached = self._pop(name)
         try:
-            read = self._read(name, kept, may_cut=may_cut, safe=safe)
-        except (Damaged, ValueError, LookupError, TypeError, msgspec.MsgspecError) as reason:
-            raise SnapshotCorrupt(name if kept is None else kept.state.row.id, "the log", str(reason)) from reason
-        if read is None:
+            log = self._read(name, cached, may_cut=may_cut, is_safe=is_safe)
+        except (DamagedLog, ValueError, LookupError, TypeError, msgspec.MsgspecError) as reason:
+            raise SnapshotCorrupt(name if cached is None else cached.state.row.id, "the log", str(reason)) from reason
+        if log is None:
             return None
-        self._keep(name, read)
-        return read.state
+        self._put(name, log)
+        return log.state
 
     def save(self, name: str, state: RunState) -> None:
-        """Have what is new about the run on disk, in one frame."""
-        change = state.taken_change()
-        if change is None:
+        """Write what is new about the run to the disk, in one frame."""
+        record = state.take_record()
+        if record is None:
             return
         try:
-            read = self._begin(name, state, change) if change.whole is not None else self._append(name, change)
-            if read.is_wasteful:
-                read = self._begin(name, state, state.whole_change())
+            log = self._replace(name, state, record) if record.whole is not None else self._append(name, record)
+            if log.is_wasteful:
+                log = self._replace(name, state, state.whole_record())
         except BaseException:
             self.forget(name)
             raise
-        self._keep(name, read)
+        self._put(name, log)
 
     def forget(self, name: str) -> None:
-        """Read the run from disk the next time: what is in memory is not what is there."""
-        self._take(name)
+        """Read the run from disk the next time: the state in memory is not what is there."""
+        self._pop(name)
 
-    def _take(self, name: str) -> Read | None:
-        """What is kept, for the caller alone until it is kept again."""
+    def _pop(self, name: str) -> LoadedLog | None:
+        """What is cached, for this caller only until it is put back."""
         with self._lock:
-            read = self._kept.pop(name, None)
-            self._bytes -= 0 if read is None else read.end
-            return read
+            log = self._cache.pop(name, None)
+            self._cached_bytes -= 0 if log is None else log.end
+            return log
 
-    def _keep(self, name: str, read: Read) -> None:
+    def _put(self, name: str, log: LoadedLog) -> None:
         with self._lock:
-            other = self._kept.pop(name, None)
-            self._bytes += read.end - (0 if other is None else other.end)
-            self._kept[name] = read
-            while self._bytes > _KEPT_BYTES and len(self._kept) > 1:
-                self._bytes -= self._kept.popitem(last=False)[1].end
+            other = self._cache.pop(name, None)
+            self._cached_bytes += log.end - (0 if other is None else other.end)
+            self._cache[name] = log
+            while self._cached_bytes > _CACHED_BYTES and len(self._cache) > 1:
+                self._cached_bytes -= self._cache.popitem(last=False)[1].end
 
     def _path(self, name: str) -> str:
         return f"{self._directory}/{name}/log"
 
-    def _read(self, name: str, kept: Read | None, *, may_cut: bool, safe: bool) -> Read | None:
+    def _read(self, name: str, cached: LoadedLog | None, *, may_cut: bool, is_safe: bool) -> LoadedLog | None:
         try:
-            with opened(self._path(name), os.O_RDWR) as fd:
-                read = self._read_on(name, fd, kept, may_cut=may_cut)
-                if safe:
-                    self._make_safe(name, fd, read)
-                return read
+            with open_file(self._path(name), os.O_RDWR) as fd:
+                log = self._read_new_frames(name, fd, cached, may_cut=may_cut)
+                if is_safe:
+                    self._sync_unsynced(name, fd, log)
+                return log
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def _make_safe(self, name: str, fd: int, read: Read) -> None:
-        if not read.is_synced:
+    def _sync_unsynced(self, name: str, fd: int, log: LoadedLog) -> None:
+        if not log.is_synced:
             sync(fd)
-        if not read.is_placed:
+        if not log.is_placed:
             sync_directory(f"{self._directory}/{name}")
             sync_directory(self._directory)
-        read.is_synced = read.is_placed = True
+        log.is_synced = log.is_placed = True
 
-    def _read_on(self, name: str, fd: int, kept: Read | None, *, may_cut: bool) -> Read:
+    def _read_new_frames(self, name: str, fd: int, cached: LoadedLog | None, *, may_cut: bool) -> LoadedLog:
         header = os.pread(fd, HEADER, 0)
         check_header(header)
         size = os.fstat(fd).st_size
-        start = HEADER if kept is None or kept.header != header or kept.end > size else kept.end
-        if kept is not None and HEADER < start == size:
-            return kept
+        start = HEADER if cached is None or cached.header != header or cached.end > size else cached.end
+        if cached is not None and HEADER < start == size:
+            return cached
         scanned = scan(read_all(fd, start), header, start)
-        changes = [decoded(payload) for payload in scanned.payloads]
+        records = [decode_record(payload) for payload in scanned.payloads]
         if start == HEADER:
-            kept = Read(header, start, _first(name, changes))
-            changes = changes[1:]
-        if kept is None:
-            raise Damaged("it is empty")
-        for change, payload in zip(changes, scanned.payloads[-len(changes) :], strict=True) if changes else ():
-            kept.state.apply(change)
-            kept.waste += len(payload) if _only_row(change) else 0
-        kept.end, kept.is_synced = scanned.end, False
+            cached = LoadedLog(header, start, _first_state(name, records))
+            records = records[1:]
+        if cached is None:
+            raise DamagedLog("it is empty")
+        for record, payload in zip(records, scanned.payloads[-len(records) :], strict=True) if records else ():
+            cached.state.apply(record)
+            cached.waste += len(payload) if record.changes_only_row else 0
+        cached.end, cached.is_synced = scanned.end, False
         if may_cut and scanned.end < size:
             os.ftruncate(fd, scanned.end)
-        return kept
+        return cached
 
-    def _begin(self, name: str, state: RunState, change: Change) -> Read:
-        """A new log, in place of whatever is there."""
+    def _replace(self, name: str, state: RunState, record: LogRecord) -> LoadedLog:
+        """Write a new log, in place of what is there."""
         header = new_header()
-        data = header + framed(encoded(change), header, HEADER)
+        data = header + make_frame(encode_record(record), header, HEADER)
         path = self._path(name)
-        with opened(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
+        with open_file(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
             write_all(fd, data, 0)
             sync(fd)
         os.rename(f"{path}.new", path)
         sync_directory(f"{self._directory}/{name}")
         sync_directory(self._directory)
         self.syncs += 3
-        return Read(header, len(data), state, is_synced=True, is_placed=True)
+        return LoadedLog(header, len(data), state, is_synced=True, is_placed=True)
 
-    def _append(self, name: str, change: Change) -> Read:
-        read = self._take(name)
-        if read is None:
+    def _append(self, name: str, record: LogRecord) -> LoadedLog:
+        log = self._pop(name)
+        if log is None:
             raise RuntimeError(f"the log of {name} was not read before it was written")
-        with opened(self._path(name), os.O_WRONLY) as fd:
-            frame = framed(encoded(change), read.header, read.end)
+        with open_file(self._path(name), os.O_WRONLY) as fd:
+            frame = make_frame(encode_record(record), log.header, log.end)
             try:
-                write_all(fd, frame, read.end)
+                write_all(fd, frame, log.end)
                 sync(fd)
             except OSError:
-                os.ftruncate(fd, read.end)  # half a frame would be cut off anyway, and a whole one was not acknowledged
+                os.ftruncate(fd, log.end)  # half a frame would be cut off anyway, and a whole one was not acknowledged
                 raise
         self.syncs += 1
-        read.end += len(frame)
-        read.waste += len(frame) if _only_row(change) else 0
-        return read
+        log.end += len(frame)
+        log.waste += len(frame) if record.changes_only_row else 0
+        return log
 
 
-def _only_row(change: Change) -> bool:
-    return not (change.entries or change.inbox or change.consumed or change.items)
-
-
-def _first(name: str, changes: list[Change]) -> RunState:
-    if not changes:
-        raise Damaged("its first record is damaged")
-    state = RunState.read(changes[0])
+def _first_state(name: str, records: list[LogRecord]) -> RunState:
+    if not records:
+        raise DamagedLog("its first record is damaged")
+    state = RunState.read(records[0])
     if run_name(state.row.id) != name:
-        raise Damaged(f"it is the log of run {state.row.id!r}, which belongs into another directory")
+        raise DamagedLog(f"it is the log of run {state.row.id!r}, which belongs into another directory")
     return state

@@ -1,75 +1,125 @@
-"""Schedules and queue limits: changed under the lock of the settings, read without."""
+"""Schedules and queue limits of a namespace: one small file, replaced as a whole.
+
+A schedule that fires moves on and leaves the run that it starts in the same file; only then is the run created. A process that
+finds a run there creates it first, so a crash in between neither loses the run nor starts it twice. The file is read without a
+lock and changed under that of the settings.
+"""
 
 from __future__ import annotations
 
+import os
+import zlib
 from contextlib import suppress
 from functools import partial
+from typing import Final
 
 import msgspec
 
+from perdure.backends.base.leases import store_time
 from perdure.backends.base.new_runs import new_row
-from perdure.backends.files.place import Place
-from perdure.backends.files.verbs import clock, create_missing
-from perdure.errors import SnapshotCorrupt
-from perdure.model.records import NewRun, QueueLimits, Schedule
+from perdure.backends.files.disk import open_file, read_all, replace_file
+from perdure.backends.files.namespace import FilesNamespace
+from perdure.backends.files.verbs import create_missing
+from perdure.errors import PersistenceError, SnapshotCorrupt
+from perdure.model.records import NewRun, QueueLimits, RunRow, Schedule
+
+_MARK: Final = b"perdure settings 1\n"
 
 
-def put_schedule(place: Place, schedule: Schedule) -> None:
+class FilesSettings(msgspec.Struct, omit_defaults=True):
+    """The content of the file. `fired` are runs that were started by a schedule and may not exist yet."""
+
+    schedules: dict[str, Schedule] = {}
+    limits: dict[str, QueueLimits] = {}
+    fired: list[RunRow] = []
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(FilesSettings)
+
+
+def read_settings(namespace: FilesNamespace) -> FilesSettings:
+    """The schedules and queue limits as they are now."""
+    path = _path(namespace)
+    try:
+        with open_file(path, os.O_RDONLY) as fd:
+            data = read_all(fd, 0)
+    except FileNotFoundError:
+        return FilesSettings()
+    start = len(_MARK) + 4
+    if data[: len(_MARK)] != _MARK or zlib.crc32(data[start:]).to_bytes(4, "little") != data[len(_MARK) : start]:
+        raise PersistenceError(f"files store {path!r}", "the file is damaged; keep it, and restore it from a backup")
+    return _decoder.decode(data[start:])
+
+
+def _write_settings(namespace: FilesNamespace, settings: FilesSettings) -> None:
+    """Replace the file. The caller has the lock of the settings."""
+    body = _encoder.encode(settings)
+    replace_file(_path(namespace), _MARK + zlib.crc32(body).to_bytes(4, "little") + body)
+
+
+def _path(namespace: FilesNamespace) -> str:
+    return f"{namespace.directory}/settings"
+
+
+def put_schedule(namespace: FilesNamespace, schedule: Schedule) -> None:
     """Insert or replace the schedule."""
-    with place.lock("settings"):
-        settings = place.settings.read()
+    with namespace.lock("settings"):
+        settings = read_settings(namespace)
         settings.schedules[schedule.id] = schedule
-        place.settings.write(settings)
+        _write_settings(namespace, settings)
 
 
-def schedules(place: Place) -> list[Schedule]:
+def list_schedules(namespace: FilesNamespace) -> list[Schedule]:
     """All schedules, by id."""
-    return [schedule for _, schedule in sorted(place.settings.read().schedules.items())]
+    return [schedule for _, schedule in sorted(read_settings(namespace).schedules.items())]
 
 
-def drop_schedule(place: Place, schedule_id: str) -> bool:
+def drop_schedule(namespace: FilesNamespace, schedule_id: str) -> bool:
     """Remove the schedule."""
-    with place.lock("settings"):
-        settings = place.settings.read()
+    with namespace.lock("settings"):
+        settings = read_settings(namespace)
         if settings.schedules.pop(schedule_id, None) is None:
             return False
-        place.settings.write(settings)
+        _write_settings(namespace, settings)
         return True
 
 
-def fire(place: Place, schedule_id: str, expected_at: int, next_at: int | None, run: NewRun, now: int | None) -> bool:
+def fire(
+    namespace: FilesNamespace, schedule_id: str, expected_at: int, next_at: int | None, run: NewRun, now: int | None
+) -> bool:
     """Move the schedule on and create its run, once."""
-    row = new_row(run, clock(now))
-    with place.lock("settings"):
-        settings = place.settings.read()
+    row = new_row(run, store_time(now))
+    with namespace.lock("settings"):
+        settings = read_settings(namespace)
         schedule = settings.schedules.get(schedule_id)
         if schedule is None or schedule.next_at != expected_at:
             return False
         settings.schedules[schedule_id] = msgspec.structs.replace(schedule, next_at=next_at)
         settings.fired.append(row)
-        place.settings.write(settings)
-        create_fired(place)
+        _write_settings(namespace, settings)
+        create_fired(namespace)
         return True
 
 
-def create_fired(place: Place) -> None:
-    """Create what schedules have started. The caller has the lock of the settings."""
-    settings = place.settings.read()
+def create_fired(namespace: FilesNamespace) -> None:
+    """Create the runs that schedules have started. The caller has the lock of the settings."""
+    settings = read_settings(namespace)
     for row in settings.fired:
-        with suppress(SnapshotCorrupt):  # there is a run, and it is left alone
-            place.change_one(row.id, partial(create_missing, row=row), create=True)
+        with suppress(SnapshotCorrupt):  # there is a run with this id, and it is left as it is
+            namespace.change_one(row.id, partial(create_missing, row=row), create=True)
     settings.fired = []
-    place.settings.write(settings)
+    _write_settings(namespace, settings)
 
 
-def limit_queue(place: Place, queue: str, limits: QueueLimits) -> None:
+def limit_queue(namespace: FilesNamespace, queue: str, limits: QueueLimits) -> None:
     """Set the limits of a queue."""
-    with place.lock("settings"):
-        settings = place.settings.read()
+    with namespace.lock("settings"):
+        settings = read_settings(namespace)
         settings.limits[queue] = limits
-        place.settings.write(settings)
+        _write_settings(namespace, settings)
 
 
-def queue_limits(place: Place) -> dict[str, QueueLimits]:
+def queue_limits(namespace: FilesNamespace) -> dict[str, QueueLimits]:
     """The limits that were set, by queue."""
-    return place.settings.read().limits
+    return read_settings(namespace).limits

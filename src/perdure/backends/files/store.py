@@ -1,12 +1,12 @@
 """FilesStore: the contract on plain files, for all processes of one machine, with nothing but the standard library.
 
-Every verb is handed to a thread; the store itself belongs to no event loop. What a caller passes in is copied before, since the
-thread may look at it much later. What the files look like is said in `place`, `frames` and `index`.
+Every verb runs in a thread; the store itself belongs to no event loop. Arguments are copied first, since the thread may read them
+much later. The layout of the files is in `namespace`, `frames` and `index`.
 
-Costs: a recorded step is one frame and one sync. `create` is three (the log, its directory and the one above), every other
-change of one run one; a child that ends and tells its parent is three. `claim`, `due`, `list` and `count` read what was added to
-the index since the last look and go through what it says in memory; `claim` and `due` through runs that have not ended, `list`
-and `count` through all of them. The first look after a reboot reads every log once.
+Costs: a recorded step is one frame and one sync. `create` is three syncs (the log, its directory and the one above), every other
+change of one run one; a child that ends and notifies its parent is three. `claim`, `due`, `list` and `count` read what was added
+to the index since the last call and go through its summaries in memory; `claim` and `due` through runs that have not ended,
+`list` and `count` through all of them. The first call after a reboot reads every log once.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
-from perdure.backends.base.leases import lease_microseconds
+from perdure.backends.base.claim_filter import ClaimFilter
+from perdure.backends.base.leases import lease_microseconds, store_time
 from perdure.backends.base.lifecycle import Lifecycle, Watcher
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
 from perdure.backends.base.process_owner import Owners
 from perdure.backends.files import claims, listing, schedules, verbs
-from perdure.backends.files.lanes import Change
 from perdure.backends.files.locks import check_locks
-from perdure.backends.files.place import LockedRun
-from perdure.backends.files.shared import leave, place_at
-from perdure.backends.files.state import RunState
+from perdure.backends.files.namespace import LockedRun
+from perdure.backends.files.run_state import RunState
+from perdure.backends.files.threads import RunChange, join_namespace, leave_namespace
 from perdure.errors import StoreCapabilityError
 from perdure.model.ids import checked_namespace
 from perdure.model.journal import Entry
@@ -69,12 +69,12 @@ class FilesStore(SavesSnapshots):
 
     def _open(self, root: str, prefix: str) -> None:
         self._lifecycle = Lifecycle(f"files store {root!r}")
-        self._shared = place_at(root, prefix, self._lifecycle)
-        self._place = self._shared.place
+        self._shared = join_namespace(root, prefix, self._lifecycle)
+        self._files = self._shared.namespace
         self._owners = Owners()
 
     def __repr__(self) -> str:
-        return f"FilesStore({self._place.root!r})"
+        return f"FilesStore({self._files.root!r})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a FilesStore cannot be pickled: send its directory, and open a store on it in the other process")
@@ -82,7 +82,7 @@ class FilesStore(SavesSnapshots):
     @property
     def key(self) -> tuple[str, ...]:
         """The real path and the prefix."""
-        return ("files", self._place.root, self._place.prefix)
+        return ("files", self._files.root, self._files.prefix)
 
     @property
     def durability(self) -> Durability:
@@ -99,18 +99,18 @@ class FilesStore(SavesSnapshots):
         await self._do(lambda: None)
 
     async def close(self) -> None:
-        """Wait for what was submitted, and end the threads if no other store of this process uses them."""
+        """Wait for what is under way, and end the threads if no other store of this process uses them."""
         empty = self._lifecycle.close()
         if empty is None:
             return
         await asyncio.shield(asyncio.wrap_future(empty))
-        if leave(self._shared, self._lifecycle):
-            await asyncio.to_thread(self._shared.lanes.stop)
+        if leave_namespace(self._shared, self._lifecycle):
+            await asyncio.to_thread(self._shared.threads.stop)
 
     def sibling(self) -> FilesStore:
         """Another handle on the same threads. Like this one it depends on no event loop."""
         sibling = object.__new__(type(self))
-        sibling._open(self._place.root, self._place.prefix)
+        sibling._open(self._files.root, self._files.prefix)
         return sibling
 
     async def create(
@@ -123,17 +123,25 @@ class FilesStore(SavesSnapshots):
         created_at: int | None = None,
         now: int | None = None,
     ) -> Created:
-        """Begin the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
+        """Create the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
         if ttl is not None:
             lease_microseconds(ttl)
-        begun = verbs.Begun(checked_journal(entries), checked_inbox(inbox), created_at)
-        verb = partial(verbs.create, new=checked_start(run), begun=begun, ttl=ttl, owners=self._owners, now=now)
+        verb = partial(
+            verbs.create,
+            new=checked_start(run),
+            entries=checked_journal(entries),
+            inbox=checked_inbox(inbox),
+            ttl=ttl,
+            owners=self._owners,
+            created_at=created_at,
+            now=now,
+        )
         return await self._change(run.id, verb, create=True, wakes=True)
 
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
     ) -> None:
-        """Put this whole run in place of what is there. A lease whose process is gone keeps nobody from that."""
+        """Put this whole run in place of what is there. A lease whose process has died does not count."""
         journal, rows = checked_journal(entries), checked_inbox(inbox)
         verb = partial(verbs.restore, row=run, entries=journal, inbox=rows, owners=self._owners, now=now)
         await self._change(run.id, verb, create=True, wakes=True)
@@ -149,9 +157,8 @@ class FilesStore(SavesSnapshots):
     ) -> Claims:
         """Lease due runs. When nothing is due this writes nothing and takes no lock."""
         lease_microseconds(ttl)
-        return await self._do(
-            partial(claims.claim, self._place, limit, ttl, claims.Wanted.of(workflows, queues), self._owners, now)
-        )
+        wanted = ClaimFilter.of(workflows, queues)
+        return await self._do(partial(claims.claim, self._files, limit, ttl, wanted, self._owners, now))
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         """Lease this run."""
@@ -166,7 +173,7 @@ class FilesStore(SavesSnapshots):
             return []
         renewals = [partial(verbs.renew, lease=lease, ttl=ttl, owners=self._owners, now=now) for lease in leases]
         futures = [
-            self._begin(lease.run_id, Change(verb, create=False, wakes=False))
+            self._submit(lease.run_id, RunChange(verb, create=False, wakes=False))
             for lease, verb in zip(leases, renewals, strict=True)
         ]
         return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
@@ -198,7 +205,7 @@ class FilesStore(SavesSnapshots):
         consume: Sequence[int] = (),
         now: int | None = None,
     ) -> builtins.list[Signal]:
-        """Record and give up the lease, unless something awaited is there."""
+        """Record and give up the lease, unless an awaited signal is there."""
         verb = partial(
             verbs.suspend,
             lease=lease,
@@ -220,12 +227,12 @@ class FilesStore(SavesSnapshots):
         consume: Sequence[int] = (),
         now: int | None = None,
     ) -> None:
-        """Record, end the run and tell its parent."""
-        at = verbs.clock(now)
+        """Record, end the run and notify its parent."""
+        at = store_time(now)
         verb = partial(
             verbs.finish, lease=lease, status=status, outcome=outcome, entries=tuple(entries), consume=tuple(consume), now=at
         )
-        await self._do(partial(self._place.tell, lease.run_id, verb, at), wakes=True)
+        await self._do(partial(self._files.change_and_notify, lease.run_id, verb, at), wakes=True)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""
@@ -253,19 +260,19 @@ class FilesStore(SavesSnapshots):
 
     async def get(self, run_id: str) -> RunRow | None:
         """The run's row, or None."""
-        return await self._look(run_id, lambda state: state.row)
+        return await self._read(run_id, lambda state: state.row)
 
     async def journal(self, run_id: str, *, after: int = 0) -> builtins.list[Entry]:
         """The run's entries, by seq."""
-        return await self._look(run_id, lambda state: state.journal(after)) or []
+        return await self._read(run_id, lambda state: state.journal(after)) or []
 
     async def inbox(self, run_id: str, *, after: int = 0) -> builtins.list[Signal]:
         """The unconsumed inbox rows, by seq."""
-        return await self._look(run_id, lambda state: state.unconsumed(after)) or []
+        return await self._read(run_id, lambda state: state.unconsumed(after)) or []
 
     async def items(self, run_id: str, stream: str, *, after: int = -1, limit: int = 100) -> builtins.list[Item]:
         """Items of a stream, in order."""
-        return await self._look(run_id, partial(_items, stream=stream, after=after, limit=limit)) or []
+        return await self._read(run_id, lambda state: state.stream(stream, after, limit)) or []
 
     async def list(
         self,
@@ -277,99 +284,94 @@ class FilesStore(SavesSnapshots):
         limit: int = 100,
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first."""
-        return await self._do(partial(listing.list_runs, self._place, prefix, status, workflow, before, limit))
+        return await self._do(partial(listing.list_runs, self._files, prefix, status, workflow, before, limit))
 
     async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
         """How many runs there are."""
-        return await self._do(partial(listing.count, self._place, prefix, status, workflow))
+        return await self._do(partial(listing.count_runs, self._files, prefix, status, workflow))
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
         """Ids of the runs that may be claimed now."""
-        return await self._do(partial(listing.due, self._place, limit, self._owners, now))
+        return await self._do(partial(listing.list_due, self._files, limit, self._owners, now))
 
     async def delete(self, run_id: str) -> None:
-        """Remove the run and everything of it."""
-        await self._do(partial(self._place.remove, [run_id]), wakes=True)
+        """Remove the run and all its files."""
+        await self._do(partial(self._files.remove, [run_id]), wakes=True)
 
     async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
         """Delete ended runs, oldest first."""
-        return await self._do(partial(listing.purge, self._place, older_than, limit, now))
+        return await self._do(partial(listing.purge, self._files, older_than, limit, now))
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
-        watcher, woken_at = self._lifecycle.watch(), self._place.woken_at
+        watcher, woken_at = self._lifecycle.watch(), self._files.woken_at
         ends_at = time.monotonic() + timeout
         try:
             await self.setup()
-            while not await _is_over(watcher, ends_at):
+            while not await _wait_for(watcher, ends_at):
                 if self._lifecycle.is_closed:
                     return
-                last = await self._do(self._place.last_wake)
+                last = await self._do(self._files.last_wake)
                 if last != woken_at:
-                    self._place.woken_at = last
+                    self._files.woken_at = last
                     return
         finally:
             self._lifecycle.unwatch(watcher)
 
     async def put_schedule(self, schedule: Schedule) -> None:
         """Insert or replace the schedule."""
-        await self._do(partial(schedules.put_schedule, self._place, schedule), wakes=True)
+        await self._do(partial(schedules.put_schedule, self._files, schedule), wakes=True)
 
     async def schedules(self) -> Sequence[Schedule]:
         """All schedules, by id."""
-        return await self._do(partial(schedules.schedules, self._place))
+        return await self._do(partial(schedules.list_schedules, self._files))
 
     async def drop_schedule(self, schedule_id: str) -> bool:
         """Remove the schedule."""
-        return await self._do(partial(schedules.drop_schedule, self._place, schedule_id))
+        return await self._do(partial(schedules.drop_schedule, self._files, schedule_id))
 
     async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
         """Move the schedule on and create its run, once."""
         return await self._do(
-            partial(schedules.fire, self._place, schedule_id, expected_at, next_at, checked_start(run), now), wakes=True
+            partial(schedules.fire, self._files, schedule_id, expected_at, next_at, checked_start(run), now), wakes=True
         )
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
         """Set the limits of a queue."""
-        await self._do(partial(schedules.limit_queue, self._place, queue, limits), wakes=True)
+        await self._do(partial(schedules.limit_queue, self._files, queue, limits), wakes=True)
 
     async def queue_limits(self) -> dict[str, QueueLimits]:
         """The limits that were set, by queue."""
-        return await self._do(partial(schedules.queue_limits, self._place))
+        return await self._do(partial(schedules.queue_limits, self._files))
 
     def transaction(self, lease: Lease) -> AbstractAsyncContextManager[Transaction]:  # noqa: ARG002 - always refused
         """Refused: files have no transactions that a step's own writes could be part of."""
         raise StoreCapabilityError("files", "transactions")
 
     async def _change(self, run_id: str, verb: Callable[[LockedRun], T], *, create: bool = False, wakes: bool = False) -> T:
-        return await asyncio.wrap_future(self._begin(run_id, Change(verb, create=create, wakes=wakes)))
+        return await asyncio.wrap_future(self._submit(run_id, RunChange(verb, create=create, wakes=wakes)))
 
-    def _begin(self, run_id: str, change: Change[T]) -> Future[T]:
+    def _submit(self, run_id: str, change: RunChange[T]) -> Future[T]:
         self._lifecycle.enter()
         change.future.add_done_callback(self._lifecycle.leave)
-        return self._shared.lanes.change(run_id, change)
+        return self._shared.threads.change(run_id, change)
 
-    async def _look(self, run_id: str, look: Callable[[RunState], T]) -> T | None:
-        return await self._do(partial(self._place.read, run_id, look))
+    async def _read(self, run_id: str, look: Callable[[RunState], T]) -> T | None:
+        return await self._do(partial(self._files.read, run_id, look))
 
     async def _do(self, work: Callable[[], T], *, wakes: bool = False) -> T:
         self._lifecycle.enter()
-        future = self._shared.lanes.submit(work, wakes=wakes)
+        future = self._shared.threads.submit(work, wakes=wakes)
         future.add_done_callback(self._lifecycle.leave)
         return await asyncio.wrap_future(future)
 
 
-async def _is_over(watcher: Watcher, ends_at: float) -> bool:
-    """Wait for the watcher a little; whether it was woken, or its time is up."""
+async def _wait_for(watcher: Watcher, ends_at: float) -> bool:
+    """Wait for the watcher until the next poll; whether it was woken, or its time is up."""
     left = ends_at - time.monotonic()
     if left > 0:
         await asyncio.wait([watcher.future], timeout=min(left, _POLL_EVERY))
     return watcher.future.done() or left <= _POLL_EVERY
-
-
-def _items(state: RunState, stream: str, after: int, limit: int) -> list[Item]:
-    found = [item for item in state.items.values() if item.stream == stream and item.n > after]
-    return sorted(found, key=lambda item: item.n)[:limit]
 
 
 def _checked_path(directory: str | Path) -> str:
