@@ -12,7 +12,7 @@ from key_value.aio.stores.memory import MemoryStore as PyMemoryStore
 from obstore.store import LocalStore, MemoryStore
 
 from perdure.backends.key_value import KeyValueRunStore
-from perdure.backends.key_value.backend import Found, Version
+from perdure.backends.key_value.backend import StoredValue, Version
 from perdure.store import Store
 from perdure.testing.contract import StoreFactory, contract_tests
 
@@ -96,8 +96,8 @@ class OwnBackend:
         self.kept: dict[str, tuple[bytes, int]] = {}
         self.version = 0
 
-    async def read(self, key: str) -> Found | None:
-        return Found(*self.kept[key]) if key in self.kept else None
+    async def read(self, key: str) -> StoredValue | None:
+        return StoredValue(*self.kept[key]) if key in self.kept else None
 
     async def write(self, key: str, data: bytes) -> None:
         self.version += 1

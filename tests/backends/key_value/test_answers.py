@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from obstore.store import MemoryStore
 
-from perdure.backends.key_value import KeyValueRunStore, finding
-from perdure.backends.key_value.cards import Card
-from perdure.backends.key_value.names import run_name
+from perdure.backends.key_value import KeyValueRunStore, lookup
+from perdure.backends.key_value.keys import DueKey, run_name
 from perdure.errors import PersistenceError, SnapshotCorrupt
 from perdure.model.records import Awaited
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, at, entry, new_run, signals
@@ -81,14 +80,14 @@ async def test_cards_that_belong_to_nobody_are_ignored_and_then_taken_away(monke
     await store.create(new_run("there"), now=NOW)
     row = await store.get("there")
     assert row is not None
-    stale = Card.of(row, owes_parent=False).signed()
-    ghost = stale._replace(run=run_name("ghost")).signed()
+    stale = DueKey.of(row, owes_parent=False).with_nonce()
+    ghost = stale._replace(run=run_name("ghost")).with_nonce()
     for card in (stale, ghost):
         await memory.put_async(f"perdure/n-/x/{card.name}", b"-")
     assert [claim.run.id for claim in (await store.claim(9, TTL, ["flow"], now=NOW)).claims] == ["there"]
     assert [line.id for line in await store.list()] == ["there"]
     assert await store.count() == 1
-    monkeypatch.setattr(finding, "_GRACE", 0.0)
+    monkeypatch.setattr(lookup, "_GRACE", 0.0)
     await store.due(now=NOW)
     left = [one["path"] async for page in memory.list("perdure/n-/x/") for one in page]
     assert len(left) == 2, "its card and its badge"
@@ -104,7 +103,7 @@ async def test_a_run_with_a_card_too_many_keeps_its_place_in_lists() -> None:
         await store.create(new_run(f"run-{n}"), now=NOW + n)
     oldest = await store.get("run-0")
     assert oldest is not None
-    await memory.put_async(f"perdure/n-/x/{Card.of(oldest, owes_parent=False).signed().name}", b"-")
+    await memory.put_async(f"perdure/n-/x/{DueKey.of(oldest, owes_parent=False).with_nonce().name}", b"-")
     for limit in (-1, 0, 1, 2, 3):
         expected = ["run-2", "run-1", "run-0"][: max(0, limit)]
         assert [line.id for line in await store.list(limit=limit)] == expected
@@ -113,7 +112,7 @@ async def test_a_run_with_a_card_too_many_keeps_its_place_in_lists() -> None:
 
 async def test_a_card_that_was_taken_away_too_early_is_put_down_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between a run's card and its document somebody finds the card, which belongs to nobody, and takes it away."""
-    monkeypatch.setattr(finding, "_GRACE", 0.0)
+    monkeypatch.setattr(lookup, "_GRACE", 0.0)
     memory = MemoryStore()
     slow, hasty = StoppingBucket(memory, putting="/r/"), StoppingBucket(memory, deleting="/x/due/")
     writer, sweeper = KeyValueRunStore(slow), KeyValueRunStore(hasty)
@@ -134,7 +133,7 @@ async def test_a_card_that_was_taken_away_too_early_is_put_down_again(monkeypatc
 @pytest.mark.parametrize("seed", range(times(100)))
 async def test_no_wake_is_lost_when_cards_are_taken_away_while_runs_change(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at a card that is not yet its run's takes it away; the run gets another, and is found by that."""
-    monkeypatch.setattr(finding, "_GRACE", 0.0)
+    monkeypatch.setattr(lookup, "_GRACE", 0.0)
     memory = MemoryStore()
     writers = [KeyValueRunStore(SlowBucket(memory, seed * 10 + n, turns=100)) for n in range(3)]
     is_over = False

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.backends.key_value.adapters import backend_of
-from perdure.backends.key_value.pages import PagedNames
-from perdure.backends.key_value.ranges import above, has, highest, joined, total
+from perdure.backends.key_value.index import PagedNames
+from perdure.backends.key_value.run_document import add_to_ranges, contains, highest, numbers_above, total
 from tests.backends.key_value.faulty import Died, MortalDict
 
 
@@ -94,11 +94,11 @@ numbers = st.lists(st.integers(0, 60))
 
 @given(numbers, numbers)
 def test_ranges_are_sets(left: list[int], right: list[int]) -> None:
-    ranges = joined(joined([], left), right)
+    ranges = add_to_ranges(add_to_ranges([], left), right)
     expected = {*left, *right}
-    assert {number for number in range(70) if has(ranges, number)} == expected
+    assert {number for number in range(70) if contains(ranges, number)} == expected
     assert total(ranges) == len(expected)
     assert highest(ranges) == max(expected, default=0)
-    assert above(ranges, 20) == {number for number in expected if number > 20}
-    assert above(ranges, 20, 3) == set(sorted(number for number in expected if number > 20)[:3])
+    assert numbers_above(ranges, 20) == {number for number in expected if number > 20}
+    assert numbers_above(ranges, 20, 3) == set(sorted(number for number in expected if number > 20)[:3])
     assert all(first[1] + 1 < second[0] for first, second in pairwise(ranges))

@@ -1,8 +1,8 @@
-"""Which key-value stores can hold runs, told apart by their methods, and how each is spoken to.
+"""Adapters: a `Backend` for each kind of key-value store that can hold runs. The kind is recognized by its methods.
 
 A `KeyValueStore` (get, set, delete) and a store of py-key-value (get, put, delete) have no compare-and-swap, so they serve one
-process. An object store of obstore (put_async, get_async) has it, except for the one over a local directory; and so has whatever
-is a `ListedBackend`.
+process. An object store of obstore (put_async, get_async) has it, except for the one over a local directory; and so has a
+`ListedBackend` of the user's own.
 """
 
 from __future__ import annotations
@@ -14,89 +14,89 @@ from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from perdure.backends.key_value.backend import Backend, Found, Plain, Trait, Version
-from perdure.backends.key_value.emulated import Emulated
+from perdure.backends.key_value.backend import Backend, KeyValueTraits, PlainBackend, StoredValue, Version
+from perdure.backends.key_value.compare_and_swap import EmulatedBackend
 from perdure.kv.protocol import KeyValueStore, settled
 from perdure.store import Durability
 
 _COLLECTION: Final = "perdure"
-# How long a conditional put is sent again when nobody answers, and after what pause.
+# For how long a conditional put is sent again when there is no reply, and after what pause.
 _PATIENCE: Final = 15.0
 _PAUSE: Final = 0.1
-# What names a bucket, but opens nothing.
-_OF_THE_BUCKET: Final = ("bucket", "endpoint", "account_name", "container_name")
+# The settings that identify a bucket; none of them is a credential.
+_BUCKET_SETTINGS: Final = ("bucket", "endpoint", "account_name", "container_name")
 
 
 class PyKeyValue(Protocol):
-    """What is used of a store of py-key-value."""
+    """The methods of a store of py-key-value that are used."""
 
     def get(self, key: str, *, collection: str) -> Awaitable[Mapping[str, Any] | None]: ...
     def put(self, key: str, value: Mapping[str, Any], *, collection: str) -> Awaitable[None]: ...
     def delete(self, key: str, *, collection: str) -> Awaitable[bool]: ...
 
 
-class TextByKey:
+class KeyValueStoreBackend:
     """A `KeyValueStore`."""
 
     def __init__(self, kv: KeyValueStore) -> None:
         self._kv = kv
 
     async def read(self, key: str) -> bytes | None:
-        """What is kept, or None."""
-        text = await settled(self._kv.get(_flat(key)))
+        """What is stored, or None."""
+        text = await settled(self._kv.get(_flatten(key)))
         return None if text is None else text.encode()
 
     async def write(self, key: str, data: bytes) -> None:
-        """Keep this instead of what is there."""
-        await settled(self._kv.set(_flat(key), data.decode()))
+        """Store this in place of what is there."""
+        await settled(self._kv.set(_flatten(key), data.decode()))
 
     async def remove(self, key: str) -> None:
-        """Keep nothing."""
-        await settled(self._kv.delete(_flat(key)))
+        """Delete what is there."""
+        await settled(self._kv.delete(_flatten(key)))
 
 
-class TextInCollection:
+class PyKeyValueBackend:
     """A store of py-key-value, which keeps JSON objects."""
 
     def __init__(self, kv: PyKeyValue) -> None:
         self._kv = kv
 
     async def read(self, key: str) -> bytes | None:
-        """What is kept, or None."""
-        value = await self._kv.get(_flat(key), collection=_COLLECTION)
+        """What is stored, or None."""
+        value = await self._kv.get(_flatten(key), collection=_COLLECTION)
         return None if value is None else str(value["text"]).encode()
 
     async def write(self, key: str, data: bytes) -> None:
-        """Keep this instead of what is there."""
-        await self._kv.put(_flat(key), {"text": data.decode()}, collection=_COLLECTION)
+        """Store this in place of what is there."""
+        await self._kv.put(_flatten(key), {"text": data.decode()}, collection=_COLLECTION)
 
     async def remove(self, key: str) -> None:
-        """Keep nothing."""
-        await self._kv.delete(_flat(key), collection=_COLLECTION)
+        """Delete what is there."""
+        await self._kv.delete(_flatten(key), collection=_COLLECTION)
 
 
-class Bucket:
+class ObjectStoreBackend:
     """An object store of obstore that can put conditionally."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
 
-    async def read(self, key: str) -> Found | None:
-        """What is kept, or None."""
+    async def read(self, key: str) -> StoredValue | None:
+        """What is stored, or None."""
         try:
-            answer = await self._store.get_async(key)
+            result = await self._store.get_async(key)
         except FileNotFoundError:
             return None
-        return Found(bytes(await answer.bytes_async()), _version(answer.meta))
+        return StoredValue(bytes(await result.bytes_async()), _version(result.meta))
 
     async def write(self, key: str, data: bytes) -> None:
-        """Keep this instead of what is there."""
+        """Store this in place of what is there."""
         await self._store.put_async(key, data)
 
     async def write_if(self, key: str, data: bytes, version: Version | None) -> Version | None:
-        """Keep this if nobody else has written since. None also if it was kept before, at a request whose answer was lost.
+        """Store this if nobody else has written since. None also if it was stored before, by a request whose reply was lost.
 
-        That request is sent again here, as obstore does with all others: it cannot know that the condition makes it harmless.
+        Such a request is sent again here. obstore does that for all others, but cannot know that the condition makes it harmless.
         """
         from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionError
 
@@ -108,12 +108,12 @@ class Bucket:
             except (AlreadyExistsError, PreconditionError, FileNotFoundError):
                 return None
             except GenericError as error:
-                if _was_answered(error) or time.monotonic() > give_up_at:
+                if _has_reply(error) or time.monotonic() > give_up_at:
                     raise
             await asyncio.sleep(_PAUSE)
 
     async def remove(self, key: str) -> None:
-        """Keep nothing."""
+        """Delete what is there."""
         try:
             await self._store.delete_async(key)
         except FileNotFoundError:
@@ -129,32 +129,32 @@ class Bucket:
         return [str(path).rstrip("/").rpartition("/")[2] for path in listed["common_prefixes"]]
 
 
-class LocalObjects:
-    """The object store of obstore over a local directory, which puts unconditionally and leaves syncing to others."""
+class LocalObjectBackend:
+    """The object store of obstore over a local directory, which has no conditional put and does not fsync."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self._bucket = Bucket(store)
+        self._objects = ObjectStoreBackend(store)
         self._root = Path(store.prefix or "/")
-        # Folders whose names are on the disk.
+        # Folders whose directory entries are on the disk.
         self._synced = {self._root}
 
     async def read(self, key: str) -> bytes | None:
-        """What is kept, or None."""
-        found = await self._bucket.read(key)
+        """What is stored, or None."""
+        found = await self._objects.read(key)
         return None if found is None else found.data
 
     async def write(self, key: str, data: bytes) -> None:
-        """Keep this instead of what is there. What is there stays until this is on the disk."""
-        unfinished = f"{key}-new"
-        await self._bucket.write(unfinished, data)
-        await asyncio.to_thread(_sync, self._root / unfinished)
-        await self._store.rename_async(unfinished, key)
+        """Store this in place of what is there, which stays until this is on the disk."""
+        draft = f"{key}-new"
+        await self._objects.write(draft, data)
+        await asyncio.to_thread(_sync, self._root / draft)
+        await self._store.rename_async(draft, key)
         await asyncio.to_thread(self._sync_folders, self._root / key)
 
     async def remove(self, key: str) -> None:
-        """Keep nothing."""
-        await self._bucket.remove(key)
+        """Delete what is there."""
+        await self._objects.remove(key)
 
     def _sync_folders(self, file: Path) -> None:
         for folder in file.parents:
@@ -172,13 +172,13 @@ def _sync(path: Path) -> None:
         os.close(fd)
 
 
-def _flat(key: str) -> str:
-    """The key without slashes, which a store that makes a file of each key may take for folders. Keys have no dots."""
+def _flatten(key: str) -> str:
+    """The key without slashes, which a store that makes a file of each key may take for folders. Our keys have no dots."""
     return key.replace("/", ".")
 
 
-def _was_answered(error: Exception) -> bool:
-    """Whether the server said no, and not the way to it. There is no other sign of it."""
+def _has_reply(error: Exception) -> bool:
+    """Whether the server replied with an error, rather than the connection failing. obstore says so only in its message."""
     return "status code" in str(error)
 
 
@@ -187,57 +187,57 @@ def _version(meta: Mapping[str, Any]) -> Version:
 
 
 def backend_of(kv: Any) -> Backend:
-    """How this key-value store is spoken to. Raises `TypeError` when it is none."""
-    if _is_own(kv):
-        own: Backend = kv
-        return own
-    return Bucket(kv) if _is_object_store(kv) and not _is_local(kv) else Emulated(_plain(kv))
+    """The backend over this key-value store."""
+    if _is_listed_backend(kv):
+        backend: Backend = kv
+        return backend
+    return ObjectStoreBackend(kv) if _is_object_store(kv) and not _is_local(kv) else EmulatedBackend(_plain_backend(kv))
 
 
-def _plain(kv: Any) -> Plain:
+def _plain_backend(kv: Any) -> PlainBackend:
     if _is_object_store(kv):
-        return LocalObjects(kv)
-    return TextByKey(kv) if _has(kv, "set") else TextInCollection(kv)
+        return LocalObjectBackend(kv)
+    return KeyValueStoreBackend(kv) if _has(kv, "set") else PyKeyValueBackend(kv)
 
 
-def trait_of(kv: Any) -> Trait:
+def traits_of(kv: Any) -> KeyValueTraits:
     """What is known of this key-value store. Raises `TypeError` when it is none."""
-    if _is_own(kv):
-        return Trait(_this(kv), is_shared=bool(getattr(kv, "is_shared", True)), durability=_told(kv))
+    if _is_listed_backend(kv):
+        return KeyValueTraits(_object_identity(kv), is_shared=bool(getattr(kv, "is_shared", True)), durability=_durability_of(kv))
     if _is_object_store(kv):
-        return _object_store_trait(kv)
+        return _object_store_traits(kv)
     if _has(kv, "get", "set", "delete") or _has(kv, "get", "put", "delete"):
-        return Trait(_this(kv), is_shared=False, durability=_told(kv))
+        return KeyValueTraits(_object_identity(kv), is_shared=False, durability=_durability_of(kv))
     raise TypeError(
         f"a {type(kv).__name__} is no key-value store: it needs get, set and delete, or get, put and delete as in py-key-value, "
         "or to be an object store of obstore"
     )
 
 
-def _object_store_trait(kv: Any) -> Trait:
+def _object_store_traits(kv: Any) -> KeyValueTraits:
     kind = type(kv).__name__
     if _is_local(kv):
-        return Trait((kind, str(kv.prefix or "")), is_shared=False, durability="disk")
+        return KeyValueTraits((kind, str(kv.prefix or "")), is_shared=False, durability="disk")
     if _is_a(kv, "MemoryStore"):
-        return Trait(_this(kv), is_shared=False, durability="process")
+        return KeyValueTraits(_object_identity(kv), is_shared=False, durability="process")
     config = getattr(kv, "config", {})
-    parts = [f"{name}={config[name]}" for name in _OF_THE_BUCKET if name in config]
-    place = (kind, *parts, str(getattr(kv, "prefix", None) or "")) if parts else _this(kv)
-    return Trait(place, is_shared=True, durability="replicated")
+    parts = [f"{name}={config[name]}" for name in _BUCKET_SETTINGS if name in config]
+    identity = (kind, *parts, str(getattr(kv, "prefix", None) or "")) if parts else _object_identity(kv)
+    return KeyValueTraits(identity, is_shared=True, durability="replicated")
 
 
-def _told(kv: Any) -> Durability:
-    """What a store says itself that it survives, by an attribute `durability`; one that says nothing may forget everything."""
-    told = getattr(kv, "durability", None)
-    return told if told in ("disk", "replicated") else "process"
+def _durability_of(kv: Any) -> Durability:
+    """The store's own attribute `durability`; without one it may lose everything with the process."""
+    durability = getattr(kv, "durability", None)
+    return durability if durability in ("disk", "replicated") else "process"
 
 
-def _this(kv: Any) -> tuple[str, ...]:
+def _object_identity(kv: Any) -> tuple[str, ...]:
     return (type(kv).__name__, f"{id(kv):x}")
 
 
-def _is_own(kv: Any) -> bool:
-    """Whether somebody wrote a `ListedBackend` of his own."""
+def _is_listed_backend(kv: Any) -> bool:
+    """Whether it has the methods of a `ListedBackend`."""
     return _has(kv, "read", "write", "write_if", "remove", "names")
 
 

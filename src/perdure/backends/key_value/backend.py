@@ -1,7 +1,7 @@
 """What a key-value store must be able to do to hold runs: keep bytes by key, and change them only if they are still the same.
 
-Everything above knows compare-and-swap only. A store that has none gets it from `Emulated`, which is right for as long as one
-process uses it; whatever has it by itself may be used by many.
+Everything above uses compare-and-swap only. A store that has none gets it from `EmulatedBackend`, which is right for as long as
+one process uses the store; a store that has it by itself may be used by many.
 """
 
 from __future__ import annotations
@@ -11,57 +11,57 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from perdure.store import Durability
 
-# What tells one content of a key from the next. Only ever compared by the backend that gave it.
+# Differs between two contents of a key. Compared only by the backend that returned it.
 Version: TypeAlias = Hashable
 
 
-class Found(NamedTuple):
-    """What is kept under a key."""
+class StoredValue(NamedTuple):
+    """What is stored under a key."""
 
     data: bytes
     version: Version
 
 
-class Plain(Protocol):
+class PlainBackend(Protocol):
     """Bytes by key, for one process."""
 
     async def read(self, key: str) -> bytes | None:
-        """What is kept, or None."""
+        """What is stored, or None."""
         ...
 
     async def write(self, key: str, data: bytes) -> None:
-        """Keep this instead of what is there."""
+        """Store this in place of what is there."""
         ...
 
     async def remove(self, key: str) -> None:
-        """Keep nothing. A key that is not there is no error."""
+        """Delete what is there. It is no error when there is nothing."""
         ...
 
 
 class Backend(Protocol):
     """Bytes by key, with compare-and-swap."""
 
-    async def read(self, key: str) -> Found | None:
-        """What is kept, or None."""
+    async def read(self, key: str) -> StoredValue | None:
+        """What is stored, or None."""
         ...
 
     async def write(self, key: str, data: bytes) -> None:
-        """Keep this instead of what is there: for what is written once, or may be lost to a later writer."""
+        """Store this in place of what is there: for what is written once, or may be overwritten by a later writer."""
         ...
 
     async def write_if(self, key: str, data: bytes, version: Version | None) -> Version | None:
-        """Keep this if what is there has this version (None: if nothing is there). The new version, or None when it has not."""
+        """Store this if what is there has this version (None: if nothing is there). The new version, or None if it has not."""
         ...
 
     async def remove(self, key: str) -> None:
-        """Keep nothing. A key that is not there is no error."""
+        """Delete what is there. It is no error when there is nothing."""
         ...
 
 
 class ListedBackend(Backend, Protocol):
-    """A backend that several processes may use, as it can say which keys there are.
+    """A backend that several processes may use, as it can list its keys.
 
-    With an attribute `is_shared = False` it serves one process all the same; `durability` says what it survives.
+    With an attribute `is_shared = False` it is for one process all the same; `durability` says what it survives.
     """
 
     async def names(self, prefix: str) -> list[str]:
@@ -69,15 +69,15 @@ class ListedBackend(Backend, Protocol):
         ...
 
 
-class Names(Protocol):
-    """A set of names like paths, kept in a backend, that can be looked through by their beginning."""
+class NameIndex(Protocol):
+    """A set of names like paths, kept in a backend, that can be listed by folder."""
 
     async def add(self, name: str) -> None:
-        """Have this name."""
+        """Add this name."""
         ...
 
     async def discard(self, name: str) -> None:
-        """Have it no more. One that is not there is no error."""
+        """Remove this name. It is no error when it is not there."""
         ...
 
     async def folders(self, folder: str) -> list[str]:
@@ -89,11 +89,11 @@ class Names(Protocol):
         ...
 
 
-class Trait(NamedTuple):
+class KeyValueTraits(NamedTuple):
     """What is known of a key-value store before it is used."""
 
     # Which store it is, in this process or for all: equal ones hold the same keys.
-    place: tuple[str, ...]
-    # Whether several processes may use it at once.
+    identity: tuple[str, ...]
+    # Whether several processes may use it at the same time.
     is_shared: bool
     durability: Durability

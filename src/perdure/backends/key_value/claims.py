@@ -1,250 +1,203 @@
 """Which runs a worker gets.
 
-What is due is known by its cards; the run's document decides. Where a queue has a limit, those who claim take turns, so that they
-keep to it together; a turn that is not given back ends by itself, so a worker that stands still for longer than that may go over
-the limit.
+Due runs are found by their due keys; the run's document decides. Where a queue has a limit, claims are made one at a time, so
+that they keep to the limit together. The lock for that expires, so a worker that is stopped for longer may exceed the limit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
-from typing import Final, NamedTuple
+from typing import Final
 
-from perdure.backends.key_value.cards import LEASED, Card
-from perdure.backends.key_value.cell import Cell, Signed
-from perdure.backends.key_value.finding import Finder, Owned
-from perdure.backends.key_value.lanes import Lanes
-from perdure.backends.key_value.names import nonce, run_name, short
-from perdure.backends.key_value.place import Place, each
-from perdure.backends.key_value.run import Given, Run
-from perdure.backends.key_value.settings import SettingsBook
-from perdure.backends.key_value.telling import Teller
+from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.leases import is_due, is_leased, store_time
+from perdure.backends.base.queue_limits import QueueCounter
+from perdure.backends.key_value.compare_and_swap import NoncedDocument, SwappedDocument
+from perdure.backends.key_value.editable_run import EditableRun, LeaseGrant
+from perdure.backends.key_value.keys import DueKey, DuePartition, new_nonce, run_name, short_hash
+from perdure.backends.key_value.lookup import KeyedRun, RunLookup
+from perdure.backends.key_value.namespace import KeyValueNamespace, map_concurrently
+from perdure.backends.key_value.run_writer import RunWriter
+from perdure.backends.key_value.schedules import Schedules
 from perdure.errors import SnapshotCorrupt
 from perdure.model.records import ENDED, Claim, Claims, QueueLimits, RunRow
 
-_TURN_SECONDS: Final = 10
-_ASK_AGAIN: Final = 0.02
+_LOCK_SECONDS: Final = 10
+_RETRY_AFTER: Final = 0.02
 _AT_ONCE: Final = 16
 
 
-class Wanted(NamedTuple):
-    """Which runs a worker takes."""
-
-    workflows: frozenset[str]
-    queues: frozenset[str] | None
-
-    @classmethod
-    def of(cls, workflows: Collection[str], queues: Collection[str] | None) -> Wanted:
-        """The runs of these workflows in these queues, or in all."""
-        return cls(frozenset(workflows), None if queues is None else frozenset(queues))
-
-    def has(self, row: RunRow) -> bool:
-        """Whether runs like this are wanted."""
-        return row.workflow in self.workflows and (self.queues is None or row.queue in self.queues)
-
-    def among(self, cards: Iterable[Card]) -> list[Card]:
-        """The cards of runs that seem to be wanted."""
-        workflows = {short(name) for name in self.workflows} | {""}
-        queues = None if self.queues is None else {short(name) for name in self.queues} | {""}
-        return [card for card in cards if card.workflow in workflows and (queues is None or card.queue in queues)]
-
-
-class Terms(NamedTuple):
-    """On which terms runs are leased."""
-
-    ttl: float
-    wanted: Wanted
-    owner: str
-    now: int
-
-
-class Room:
-    """How many more runs the queue limits let in. Only leases that have not expired take a place."""
-
-    def __init__(self, limits: dict[str, QueueLimits]) -> None:
-        self._limits = limits
-        self._taken: Counter[tuple[str, str | None]] = Counter()
-
-    def has(self, row: RunRow) -> bool:
-        """Whether this run can be leased."""
-        limits = self._limits.get(row.queue, QueueLimits())
-        return _below(self._taken[row.queue, None], limits.concurrency) and (
-            row.limit_key is None or _below(self._taken[row.queue, row.limit_key], limits.key_concurrency)
-        )
-
-    def take(self, row: RunRow) -> None:
-        """Count this run."""
-        self._taken[row.queue, None] += 1
-        if row.limit_key is not None:
-            self._taken[row.queue, row.limit_key] += 1
-
-
-class Turn(Signed, kw_only=True):
-    """Whose turn it is to claim, and until when, by the clocks of those who claim."""
+class ClaimLock(NoncedDocument, kw_only=True):
+    """The token of the one who may claim, and until when, by the clocks of the processes that claim."""
 
     token: str = ""
     until: float = 0.0
 
+    def acquire(self, token: str) -> bool:
+        """Whether this token has the lock now."""
+        now = time.time()
+        # A lock that ends later than any can was taken by a clock that is far ahead.
+        if self.token and now < self.until < now + 2 * _LOCK_SECONDS:
+            return self.token == token
+        self.token, self.until = token, now + _LOCK_SECONDS
+        return True
+
+    def release(self, token: str) -> None:
+        """Give up the lock, if this token has it."""
+        if self.token == token:
+            self.token = ""
+
 
 class Claimer:
-    """What a worker asks of one place."""
+    """Finds and leases the due runs of one namespace."""
 
-    def __init__(self, place: Place, lanes: Lanes, settings: SettingsBook, teller: Teller) -> None:
-        self._place = place
-        self._lanes = lanes
-        self._settings = settings
-        self._teller = teller
-        self.finder = Finder(place, lanes)
-        self._turn = Cell(place.backend, f"{place.root}/turn", Turn)
-        # Held by who claims under limits, before asking the other processes.
-        self._claiming = asyncio.Lock()
+    def __init__(self, namespace: KeyValueNamespace, writer: RunWriter, schedules: Schedules) -> None:
+        self._namespace = namespace
+        self._writer = writer
+        self._schedules = schedules
+        self.lookup = RunLookup(namespace, writer)
+        self._shared_lock = SwappedDocument(namespace.backend, f"{namespace.root}/turn", ClaimLock)
+        # Held by a claim under limits, before it asks for the lock that other processes see.
+        self._local_lock = asyncio.Lock()
 
-    async def claim(self, limit: int, ttl: float, wanted: Wanted, owner: str, now: int) -> Claims:
-        """Lease up to `limit` due runs."""
-        settings = await self._settings.read()
-        await self._settings.create_fired(settings.fired)
+    async def claim(self, request: ClaimRequest) -> Claims:
+        """Lease up to `request.limit` due runs."""
+        now = store_time(request.now)
+        settings = await self._schedules.read()
+        await self._schedules.create_fired(settings.fired)
         limits = {queue: one for queue, one in settings.limits.items() if one != QueueLimits()}
-        due, later = await self._timed(now)
-        next_wake_at = min((card.wake_at for card in wanted.among(later)), default=None)
-        if limit < 1 or not wanted.among(due):
+        due, later = await self._list_timed(now)
+        next_wake_at = min((due_key.wake_at for due_key in _matching_keys(request.filter, later)), default=None)
+        matching = _matching_keys(request.filter, due)
+        if request.limit < 1 or not matching:
             return Claims(claims=[], next_wake_at=next_wake_at)
-        terms = Terms(ttl, wanted, owner, now)
-        given = await (self._within(limits, limit, terms) if limits else self._freely(due, limit, terms))
-        claims = await each(self._readable, given)
+        grants = await (self._lease_within(limits, request, now) if limits else self._lease_many(matching, request, now))
+        claims = await map_concurrently(self._load_readable, grants)
         return Claims(claims=[claim for claim in claims if claim is not None], next_wake_at=next_wake_at)
 
-    async def _readable(self, given: Given) -> Claim | None:
-        """The claim, or None when the run cannot be read: who asks for it hears of that, and it must not hold up the others."""
+    async def _load_readable(self, grant: LeaseGrant) -> Claim | None:
+        """The claim, or None when the run cannot be read: reading it raises that, and it must not hold up the others."""
         with suppress(SnapshotCorrupt):
-            return await self.filled(given)
+            return await self.load_claim(grant)
         return None
 
-    async def due(self, now: int, limit: int) -> list[str]:
+    async def list_due(self, now: int, limit: int) -> list[str]:
         """Ids of the runs that may be claimed now, longest due first."""
-        await self._settings.create_fired((await self._settings.read()).fired)
-        cards, _ = await self._timed(now)
+        await self._schedules.create_fired((await self._schedules.read()).fired)
+        due_keys, _ = await self._list_timed(now)
         found: list[str] = []
-        async for owned in self.finder.in_order(cards, lambda card: card.wake_at):
+        async for keyed in self.lookup.in_order(due_keys, lambda due_key: due_key.wake_at):
             if len(found) >= limit:
                 break
-            if _may_be_claimed(owned.row, now):
-                found.append(owned.row.id)
+            if _may_be_claimed(keyed.row, now):
+                found.append(keyed.row.id)
         return found
 
-    async def _timed(self, now: int) -> tuple[list[Card], list[Card]]:
-        """What is due and what is next, once every parent was told of what its children came to."""
-        due, later = await self.finder.timed(now)
-        owing = [card for card in (*due, *later) if card.status in ENDED]
-        async for owned in self.finder.in_order(owing, lambda card: card.wake_at):
-            with suppress(SnapshotCorrupt):  # whoever asks for the one that cannot be read hears of that
-                await self._teller.tell_parent(owned.row.id)
+    async def _list_timed(self, now: int) -> tuple[list[DueKey], list[DueKey]]:
+        """The due keys of what is due and of what comes next, once every parent was notified of its children's ends."""
+        due, later = await self.lookup.list_timed(now)
+        owing = [due_key for due_key in (*due, *later) if due_key.status in ENDED]
+        async for keyed in self.lookup.in_order(owing, lambda due_key: due_key.wake_at):
+            with suppress(SnapshotCorrupt):  # reading the run in question raises this
+                await self._writer.notify_parent(keyed.row.id)
         if owing:
-            due, later = await self.finder.timed(now)
-        return [card for card in due if card.status not in ENDED], [card for card in later if card.status not in ENDED]
+            due, later = await self.lookup.list_timed(now)
+        return [due_key for due_key in due if due_key.status not in ENDED], [key for key in later if key.status not in ENDED]
 
-    async def _freely(self, due: list[Card], limit: int, terms: Terms) -> list[Given]:
+    async def _lease_many(self, due: list[DueKey], request: ClaimRequest, now: int) -> list[LeaseGrant]:
         """Lease due runs, several at a time."""
-        given: list[Given] = []
-        batch: list[Owned] = []
-        async for owned in self.finder.in_order(terms.wanted.among(due), _by_priority):
-            batch.append(owned)
-            if len(batch) == min(_AT_ONCE, limit - len(given)):
-                given += await self._give_all(batch, terms)
+        grants: list[LeaseGrant] = []
+        batch: list[KeyedRun] = []
+        async for keyed in self.lookup.in_order(due, _by_priority):
+            batch.append(keyed)
+            if len(batch) == min(_AT_ONCE, request.limit - len(grants)):
+                grants += await self._lease_batch(batch, request, now)
                 batch = []
-            if len(given) == limit:
-                return given
-        return given + await self._give_all(batch, terms)
+            if len(grants) == request.limit:
+                return grants
+        return grants + await self._lease_batch(batch, request, now)
 
-    async def _give_all(self, batch: list[Owned], terms: Terms) -> list[Given]:
-        answers = await asyncio.gather(*(self._give(owned, terms) for owned in batch), return_exceptions=True)
-        given = [answer for answer in answers if isinstance(answer, Given)]
-        errors = [answer for answer in answers if isinstance(answer, BaseException)]
-        if errors and not given:
+    async def _lease_batch(self, batch: list[KeyedRun], request: ClaimRequest, now: int) -> list[LeaseGrant]:
+        results = await asyncio.gather(*(self._lease(keyed, request, now) for keyed in batch), return_exceptions=True)
+        grants = [result for result in results if isinstance(result, LeaseGrant)]
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if errors and not grants:
             raise errors[0]
-        return given  # what was leased must reach its worker
+        return grants  # what was leased must reach its worker
 
-    async def _give(self, owned: Owned, terms: Terms) -> Given | None:
-        """The lease, if the run still is as its card said."""
+    async def _lease(self, keyed: KeyedRun, request: ClaimRequest, now: int) -> LeaseGrant | None:
+        """The lease, if the run still is as its due key said."""
 
-        def give(run: Run) -> Given | None:
-            row = run.row
-            if row is None or not _may_be_claimed(row, terms.now) or not terms.wanted.has(row):
+        def lease(run: EditableRun) -> LeaseGrant | None:
+            if not run.exists or not _may_be_claimed(run.row, now):
                 return None
-            return run.give(terms.ttl, terms.owner, terms.now)
+            if not request.filter.matches(run.row.workflow, run.row.queue):
+                return None
+            return run.grant_lease(request.length, request.owner, now)
 
-        return await self._lanes.change(owned.row.id, give)
+        return await self._writer.change(keyed.row.id, lease)
 
-    async def _within(self, limits: dict[str, QueueLimits], limit: int, terms: Terms) -> list[Given]:
-        """Lease due runs one by one, as far as their queues have room, while nobody else does."""
-        async with self._my_turn():
-            due, _ = await self._timed(terms.now)
-            room = await self._room(limits, terms.now)
-            given: list[Given] = []
-            async for owned in self.finder.in_order(terms.wanted.among(due), _by_priority):
-                if len(given) == limit:
+    async def _lease_within(self, limits: dict[str, QueueLimits], request: ClaimRequest, now: int) -> list[LeaseGrant]:
+        """Lease due runs one by one, as far as their queues have room, while no other process does."""
+        async with self._lock_claims():
+            due, _ = await self._list_timed(now)
+            counter = await self._count_leased(limits, now)
+            grants: list[LeaseGrant] = []
+            async for keyed in self.lookup.in_order(_matching_keys(request.filter, due), _by_priority):
+                if len(grants) == request.limit:
                     break
-                got = await self._give(owned, terms) if room.has(owned.row) else None
-                if got is not None:
-                    room.take(got.row)
-                    given.append(got)
-            return given
+                has_room = counter.has_room(keyed.row.queue, keyed.row.limit_key)
+                grant = await self._lease(keyed, request, now) if has_room else None
+                if grant is not None:
+                    counter.add(grant.row.queue, grant.row.limit_key)
+                    grants.append(grant)
+            return grants
 
-    async def _room(self, limits: dict[str, QueueLimits], now: int) -> Room:
-        room, queues = Room(limits), {short(queue) for queue in limits}
-        leased = [card for card in await self.finder.shelf(LEASED) if card.queue in queues and card.wake_at > now]
-        async for owned in self.finder.in_order(leased, lambda card: card.wake_at):
-            if owned.row.lease_until is not None and owned.row.lease_until > now:
-                room.take(owned.row)
-        return room
+    async def _count_leased(self, limits: dict[str, QueueLimits], now: int) -> QueueCounter:
+        counter, queues = QueueCounter(limits), {short_hash(queue) for queue in limits}
+        keys = await self.lookup.list_partition(DuePartition.LEASED)
+        leased = [due_key for due_key in keys if due_key.queue in queues and due_key.wake_at > now]
+        async for keyed in self.lookup.in_order(leased, lambda due_key: due_key.wake_at):
+            if is_leased(keyed.row, now):
+                counter.add(keyed.row.queue, keyed.row.limit_key)
+        return counter
 
     @asynccontextmanager
-    async def _my_turn(self) -> AsyncIterator[None]:
-        async with self._claiming:
-            token = nonce()
-            while self._place.is_shared and not await self._turn.change(lambda turn: _taken(turn, token)):  # noqa: ASYNC110 - others
-                await asyncio.sleep(_ASK_AGAIN)
+    async def _lock_claims(self) -> AsyncIterator[None]:
+        async with self._local_lock:
+            token, is_shared = new_nonce(), self._namespace.is_shared
+            while is_shared and not await self._shared_lock.change(lambda lock: lock.acquire(token)):  # noqa: ASYNC110 - others
+                await asyncio.sleep(_RETRY_AFTER)
             try:
                 yield
             finally:
-                if self._place.is_shared:
-                    await self._turn.change(lambda turn: _given_back(turn, token))
+                if is_shared:
+                    await self._shared_lock.change(lambda lock: lock.release(token))
 
-    async def filled(self, given: Given) -> Claim | None:
+    async def load_claim(self, grant: LeaseGrant) -> Claim | None:
         """The claim, or None when the run was deleted before its worker got it."""
         try:
-            return await self._place.claim(given)
+            return await self._namespace.load_claim(grant)
         except SnapshotCorrupt:
-            kept = await self._place.document(run_name(given.lease.run_id))
-            if kept is not None and kept.document.incarnation == given.incarnation:
+            stored = await self._namespace.load_document(run_name(grant.lease.run_id))
+            if stored is not None and stored.document.incarnation == grant.incarnation:
                 raise
             return None
 
 
+def _matching_keys(wanted: ClaimFilter, due_keys: Iterable[DueKey]) -> list[DueKey]:
+    """The due keys of runs that seem to match: a due key has only hashes of workflow and queue, or nothing."""
+    workflows = {short_hash(name) for name in wanted.workflows} | {""}
+    queues = None if wanted.queues is None else {short_hash(name) for name in wanted.queues} | {""}
+    return [key for key in due_keys if key.workflow in workflows and (queues is None or key.queue in queues)]
+
+
 def _may_be_claimed(row: RunRow, now: int) -> bool:
-    return not row.ended and not row.held and not row.lacks_input and row.wake_at is not None and row.wake_at <= now
+    return not row.ended and not row.held and not row.lacks_input and is_due(row, now)
 
 
-def _by_priority(card: Card) -> tuple[int, int]:
-    return (-card.priority, card.wake_at)
-
-
-def _below(taken: int, limit: int | None) -> bool:
-    return limit is None or taken < limit
-
-
-def _taken(turn: Turn, token: str) -> bool:
-    now = time.time()
-    # One that ends later than any can was taken by a clock that is far ahead.
-    if turn.token and now < turn.until < now + 2 * _TURN_SECONDS:
-        return turn.token == token
-    turn.token, turn.until = token, now + _TURN_SECONDS
-    return True
-
-
-def _given_back(turn: Turn, token: str) -> None:
-    if turn.token == token:
-        turn.token = ""
+def _by_priority(due_key: DueKey) -> tuple[int, int]:
+    return (-due_key.priority, due_key.wake_at)

@@ -1,10 +1,11 @@
-"""The store over a key-value store: what each verb of the contract asks of the engine.
+"""KeyValueRunStore: the contract over any key-value store or object store.
 
 Over an object store with conditional writes (S3, Google Cloud Storage, Azure) any number of processes may use it. Over anything
-else it serves one process: it refuses to be carried into another, and to be opened where another process of this machine has it.
+else it serves one process: it cannot be sent to another, nor opened while another process of this machine has it open.
 
 Key-value stores have no clock that a lease could go by, so leases go by the clocks of the processes. A process whose clock is
-ahead takes a run over too early; the one it was taken from is then refused, as after any takeover, and nothing is recorded twice.
+ahead takes a run over too early; the process it was taken from is then refused, as after any takeover, and nothing is recorded
+twice.
 """
 
 from __future__ import annotations
@@ -17,18 +18,17 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
-from perdure.backends.base.leases import lease_microseconds
+from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.leases import lease_microseconds, store_time
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start, new_row
 from perdure.backends.base.server_store import ServerStore
-from perdure.backends.key_value import listing, verbs
-from perdure.backends.key_value.adapters import trait_of
-from perdure.backends.key_value.claims import Wanted
-from perdure.backends.key_value.connections import STORE, KeyValueConnections
-from perdure.backends.key_value.document import Document
-from perdure.backends.key_value.engine import Engine, room_of
-from perdure.backends.key_value.listing import Filter
-from perdure.backends.key_value.run import Given, Run
-from perdure.backends.key_value.verbs import Beginning, Writing, clock
+from perdure.backends.key_value import lookup, verbs
+from perdure.backends.key_value.adapters import traits_of
+from perdure.backends.key_value.connections import STORE, KeyValueConnections, Services, services_of
+from perdure.backends.key_value.editable_run import EditableRun, LeaseGrant
+from perdure.backends.key_value.lookup import ListFilter
+from perdure.backends.key_value.run_document import RunDocument
+from perdure.backends.key_value.verbs import PackedRecords, PackedRun
 from perdure.errors import LeaseLost, PersistenceError, StoreCapabilityError
 from perdure.model.ids import checked_namespace
 from perdure.model.journal import Entry
@@ -53,7 +53,7 @@ from perdure.store import Capability, Durability, Transaction
 
 T = TypeVar("T")
 
-# How often it is asked whether another process said something, in seconds.
+# After how many seconds `watch` reads again whether another process has written the wake key.
 _POLL_EVERY: Final = 1.0
 
 
@@ -61,41 +61,42 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
     """Runs over a `KeyValueStore`, a store of py-key-value, or an object store of obstore, which stays the caller's."""
 
     def __init__(self, kv: Any, *, prefix: str = "") -> None:
-        room = room_of(kv, trait_of(kv), checked_namespace(prefix))
-        super().__init__(KeyValueConnections(room), prefix=prefix, auto_migrate=True)
+        by_loop = services_of(kv, traits_of(kv), checked_namespace(prefix))
+        super().__init__(KeyValueConnections(by_loop), prefix=prefix, auto_migrate=True)
 
-    def _on_attach(self) -> None:
-        self._room = self._connections.room
-        self._room.enter(self._lifecycle)
+    def _move_in(self) -> None:
+        self._by_loop = self._connections.by_loop
+        self._traits = self._by_loop.traits
+        self._by_loop.add_store(self._lifecycle)
 
     def __repr__(self) -> str:
-        return f"KeyValueRunStore({type(self._room.kv).__name__}, prefix={self._namespace!r})"
+        return f"KeyValueRunStore({type(self._by_loop.kv).__name__}, prefix={self._namespace!r})"
 
     def __reduce__(self) -> NoReturn:
-        if self._room.trait.is_shared:
+        if self._traits.is_shared:
             raise TypeError("a KeyValueRunStore cannot be pickled: make one over the same bucket in the other process")
         raise StoreCapabilityError(STORE, "way into another process over a store without compare-and-swap")
 
-    def _reopen_in_child(self) -> NoReturn:
-        """In a forked child: what is kept in memory is the parent's, and so is the way to the store."""
-        if self._room.trait.is_shared:
+    def _start_over(self) -> NoReturn:
+        """In a forked child: the documents in memory are the parent's, and so are the connections."""
+        if self._traits.is_shared:
             raise PersistenceError(self._connections.label, "it cannot be used in a forked process; make another store there")
         raise StoreCapabilityError(STORE, "way into a forked process over a store without compare-and-swap")
 
     @property
     def key(self) -> tuple[str, ...]:
         """Which store it is, and the prefix."""
-        return (STORE, *self._room.trait.place, self._namespace)
+        return (STORE, *self._traits.identity, self._namespace)
 
     @property
     def durability(self) -> Durability:
-        """What the key-value store is known to survive, or says itself."""
-        return self._room.trait.durability
+        """What the key-value store is known to survive, or its own attribute `durability` says."""
+        return self._traits.durability
 
     @property
     def capabilities(self) -> frozenset[Capability]:
         """Shared where there is compare-and-swap between processes, durable where something is known to survive."""
-        shared: set[Capability] = {"shared"} if self._room.trait.is_shared else set()
+        shared: set[Capability] = {"shared"} if self._traits.is_shared else set()
         durable: set[Capability] = {"durable"} if self.durability != "process" else set()
         return frozenset(shared | durable)
 
@@ -109,20 +110,19 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         created_at: int | None = None,
         now: int | None = None,
     ) -> Created:
-        """Begin the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
-        if ttl is not None:
-            lease_microseconds(ttl)
-        at = clock(now)
-        begun = Beginning.of(new_row(checked_start(run), at, created_at), checked_journal(entries), checked_inbox(inbox))
-        verb = partial(verbs.create, new=run, begun=begun, ttl=ttl, owner=self._owner, now=at)
+        """Create the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
+        length = None if ttl is None else lease_microseconds(ttl)
+        at = store_time(now)
+        packed = PackedRun.of(new_row(checked_start(run), at, created_at), checked_journal(entries), checked_inbox(inbox))
+        verb = partial(verbs.create, new=run, packed=packed, length=length, owner=self._owner, now=at)
 
-        async def create(engine: Engine) -> Created:
-            is_new, made = await engine.lanes.change(run.id, verb)
-            if isinstance(made, Given):
-                claim = await engine.place.claim(made)
+        async def create(services: Services) -> Created:
+            is_new, created = await services.writer.change(run.id, verb)
+            if isinstance(created, LeaseGrant):
+                claim = await services.namespace.load_claim(created)
                 return Created(run=claim.run, is_new=True, claim=claim)
-            row = await engine.place.look(run.id, lambda document, row: engine.place.whole_row(row, document.incarnation))
-            return Created(run=made if row is None else row, is_new=is_new)
+            row = await services.namespace.read_row(run.id)
+            return Created(run=created if row is None else row, is_new=is_new)
 
         return await self._do(create, wakes=True)
 
@@ -131,7 +131,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
     ) -> None:
         """Put this whole run in place of what is there."""
         journal, rows = checked_journal(entries), checked_inbox(inbox)
-        await self._change(run.id, partial(verbs.restore, row=run, entries=journal, inbox=rows, now=clock(now)), wakes=True)
+        await self._change(run.id, partial(verbs.restore, row=run, entries=journal, inbox=rows, now=store_time(now)), wakes=True)
 
     async def claim(
         self,
@@ -142,38 +142,37 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         *,
         now: int | None = None,
     ) -> Claims:
-        """Lease due runs, which are found by their cards. When nothing is due this writes nothing."""
-        lease_microseconds(ttl)
-        wanted = Wanted.of(workflows, queues)
-        return await self._do(lambda engine: engine.claimer.claim(limit, ttl, wanted, self._owner, clock(now)))
+        """Lease due runs, which are found by their due keys. When nothing is due this writes nothing."""
+        wanted, length = ClaimFilter.of(workflows, queues), lease_microseconds(ttl)
+        request = ClaimRequest(wanted, limit, length, self._owner, now)
+        return await self._do(lambda services: services.claimer.claim(request))
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         """Lease this run."""
-        lease_microseconds(ttl)
-        verb = partial(verbs.acquire, ttl=ttl, owner=self._owner, now=clock(now), due_only=due_only)
+        length = lease_microseconds(ttl)
+        verb = partial(verbs.acquire, length=length, owner=self._owner, now=store_time(now), due_only=due_only)
 
-        async def acquire(engine: Engine) -> Claim | None:
-            given = await engine.lanes.change(run_id, verb)
-            return None if given is None else await engine.claimer.filled(given)
+        async def acquire(services: Services) -> Claim | None:
+            grant = await services.writer.change(run_id, verb)
+            return None if grant is None else await services.claimer.load_claim(grant)
 
         return await self._do(acquire)
 
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, each in the document of its run."""
-        lease_microseconds(ttl)
-        asked = list(leases)
+        length, copied = lease_microseconds(ttl), list(leases)
 
         async def renew() -> builtins.list[Pulse | None]:
-            lanes, at = self._connections.engine.lanes, clock(now)
-            calls = [lanes.change(lease.run_id, partial(verbs.renew, lease=lease, ttl=ttl, now=at)) for lease in asked]
-            with self._connections.map_errors():
+            writer, at = self._connections.services.writer, store_time(now)
+            calls = [writer.change(lease.run_id, partial(verbs.renew, lease=lease, length=length, now=at)) for lease in copied]
+            with self._connections.mapping():
                 return list(await asyncio.gather(*calls))
 
         return await self._submit_renewal(ttl, renew)
 
     async def release(self, lease: Lease, *, now: int | None = None) -> None:
         """Give the run back, due at once."""
-        await self._change(lease.run_id, partial(verbs.release, lease=lease, now=clock(now)), wakes=True)
+        await self._change(lease.run_id, partial(verbs.release, lease=lease, now=store_time(now)), wakes=True)
 
     async def record(
         self,
@@ -185,8 +184,8 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         now: int | None = None,  # noqa: ARG002 - a record leaves no instant on the row
     ) -> Pulse:
         """Append to the journal: one conditional write, or a share of one."""
-        writing = Writing.of(entries, consume, items)
-        return await self._change(lease.run_id, partial(verbs.record, lease=lease, writing=writing))
+        records = PackedRecords.of(entries, consume, items)
+        return await self._change(lease.run_id, partial(verbs.record, lease=lease, records=records))
 
     async def suspend(
         self,
@@ -198,25 +197,19 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         consume: Sequence[int] = (),
         now: int | None = None,
     ) -> builtins.list[Signal]:
-        """Record and give up the lease, unless something awaited is there."""
+        """Record and give up the lease, unless an awaited signal is there."""
         verb = partial(
             verbs.suspend,
             lease=lease,
             wake_at=wake_at,
             waiting_for=tuple(waiting_for),
-            writing=Writing.of(entries, consume),
-            now=clock(now),
+            records=PackedRecords.of(entries, consume),
+            now=store_time(now),
         )
 
-        async def suspend(engine: Engine) -> builtins.list[Signal]:
-            arrived = await engine.lanes.change(lease.run_id, verb)
-            if not arrived:
-                return []
-            place = engine.place
-            whole = await place.look(lease.run_id, lambda document, _: place.whole(lease.run_id, document.incarnation, arrived))
-            if whole is None:  # deleted since
-                raise LeaseLost(lease.run_id, lease.epoch)
-            return whole
+        async def suspend(services: Services) -> builtins.list[Signal]:
+            arrived = await services.writer.change(lease.run_id, verb)
+            return await self._load_arrived(services, lease, arrived) if arrived else []
 
         return await self._do(suspend, wakes=True)
 
@@ -230,28 +223,28 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         consume: Sequence[int] = (),
         now: int | None = None,
     ) -> None:
-        """Record and end the run, then tell its parent; after a crash in between whoever claims next tells it."""
-        writing = Writing.of(entries, consume)
-        verb = partial(verbs.finish, lease=lease, status=status, outcome=outcome, writing=writing, now=clock(now))
+        """Record and end the run, then notify its parent; after a crash in between the next `claim` does that."""
+        records = PackedRecords.of(entries, consume)
+        verb = partial(verbs.finish, lease=lease, status=status, outcome=outcome, records=records, now=store_time(now))
 
-        async def finish(engine: Engine) -> None:
-            if await engine.lanes.change(lease.run_id, verb):
-                await engine.teller.tell_parent(lease.run_id)
+        async def finish(services: Services) -> None:
+            if await services.writer.change(lease.run_id, verb):
+                await services.writer.notify_parent(lease.run_id)
 
         await self._do(finish, wakes=True)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""
-        await self._change(run_id, partial(verbs.reopen, drop=tuple(drop), now=clock(now)), wakes=True)
+        await self._change(run_id, partial(verbs.reopen, drop=tuple(drop), now=store_time(now)), wakes=True)
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
-        """Put a signal into the run's inbox, which is in its document: it waits, or the run is awake."""
+        """Put a signal into the run's inbox, which is in its document: the signal waits there, or wakes the run."""
         sent = Signal(seq=0, name=name, payload=payload, dedupe=dedupe)
-        return await self._change(run_id, partial(verbs.signal, sent=sent, now=clock(now)), wakes=True)
+        return await self._change(run_id, partial(verbs.signal, sent=sent, now=store_time(now)), wakes=True)
 
     async def cancel(self, run_id: str, *, now: int | None = None) -> None:
         """Ask the run to stop."""
-        await self._change(run_id, partial(verbs.cancel, now=clock(now)), wakes=True)
+        await self._change(run_id, partial(verbs.cancel, now=store_time(now)), wakes=True)
 
     async def hold(self, run_id: str) -> None:
         """Keep the run from being driven."""
@@ -267,36 +260,37 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
 
     async def get(self, run_id: str) -> RunRow | None:
         """The run's row, or None."""
-        return await self._do(
-            lambda engine: engine.place.look(run_id, lambda document, row: engine.place.whole_row(row, document.incarnation))
-        )
+        return await self._do(lambda services: services.namespace.read_row(run_id))
 
     async def journal(self, run_id: str, *, after: int = 0) -> builtins.list[Entry]:
         """The run's entries, by seq."""
 
-        async def journal(engine: Engine) -> builtins.list[Entry]:
-            place = engine.place
-            return await place.look(run_id, lambda document, _: place.entries(run_id, document, after)) or []
+        async def journal(services: Services) -> builtins.list[Entry]:
+            namespace = services.namespace
+            return await namespace.read(run_id, lambda document, _: namespace.load_entries(run_id, document, after)) or []
 
         return await self._do(journal)
 
     async def inbox(self, run_id: str, *, after: int = 0) -> builtins.list[Signal]:
         """The unconsumed inbox rows, by seq."""
-        return await self._do(lambda engine: self._inbox(engine, run_id, after))
 
-    async def _inbox(self, engine: Engine, run_id: str, after: int) -> builtins.list[Signal]:
-        async def look(document: Document, _: RunRow) -> builtins.list[Signal]:
-            rows = [arrival.row for arrival in document.inbox if arrival.row.seq > after]
-            return await engine.place.whole(run_id, document.incarnation, rows)
+        async def inbox(services: Services) -> builtins.list[Signal]:
+            async def load(document: RunDocument, _: RunRow) -> builtins.list[Signal]:
+                rows = [inbox_row.row for inbox_row in document.inbox if inbox_row.row.seq > after]
+                return await services.namespace.load_payloads(run_id, document.incarnation, rows)
 
-        return await engine.place.look(run_id, look) or []
+            return await services.namespace.read(run_id, load) or []
+
+        return await self._do(inbox)
 
     async def items(self, run_id: str, stream: str, *, after: int = -1, limit: int = 100) -> builtins.list[Item]:
         """Items of a stream, in order."""
 
-        async def items(engine: Engine) -> builtins.list[Item]:
-            place = engine.place
-            return await place.look(run_id, lambda document, _: place.items(run_id, document, stream, after, limit)) or []
+        async def items(services: Services) -> builtins.list[Item]:
+            async def load(document: RunDocument, _: RunRow) -> builtins.list[Item]:
+                return await services.namespace.load_items(run_id, document, stream, after, limit)
+
+            return await services.namespace.read(run_id, load) or []
 
         return await self._do(items)
 
@@ -309,27 +303,27 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         before: tuple[int, str] | None = None,
         limit: int = 100,
     ) -> builtins.list[RunInfo]:
-        """Runs, last changed first. All cards are listed, and only the documents of the runs that are given are read."""
-        wanted = Filter(prefix, status, workflow)
-        return await self._do(lambda engine: listing.list_runs(engine.claimer.finder, wanted, before, limit))
+        """Runs, last changed first. All due keys are listed, and only the documents of the runs that are returned are read."""
+        wanted = ListFilter(prefix, status, workflow)
+        return await self._do(lambda services: lookup.list_runs(services.claimer.lookup, wanted, before, limit))
 
     async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
-        """How many runs there are, by their cards: one whose creation a crash cut short counts until a worker looked at it."""
-        wanted = Filter(prefix, status, workflow)
-        return await self._do(lambda engine: listing.count(engine.claimer.finder, wanted))
+        """How many runs there are, by their due keys: one whose creation a crash cut short counts until a worker finds it."""
+        wanted = ListFilter(prefix, status, workflow)
+        return await self._do(lambda services: lookup.count_runs(services.claimer.lookup, wanted))
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
         """Ids of the runs that may be claimed now."""
-        return await self._do(lambda engine: engine.claimer.due(clock(now), limit))
+        return await self._do(lambda services: services.claimer.list_due(store_time(now), limit))
 
     async def delete(self, run_id: str) -> None:
-        """Remove the run and everything of it. Where several processes write, a document that says nothing stays."""
+        """Remove the run and all its keys. Where several processes write, an empty document stays."""
         await self._change(run_id, verbs.delete, wakes=True)
 
     async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
         """Delete ended runs, oldest first."""
-        at = clock(now)
-        return await self._do(lambda engine: listing.purge(engine.claimer.finder, engine.lanes, older_than, limit, at))
+        at = store_time(now)
+        return await self._do(lambda services: lookup.purge(services.claimer.lookup, services.writer, older_than, limit, at))
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
@@ -338,55 +332,66 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         ends_at = time.monotonic() + timeout
         try:
             while (left := ends_at - time.monotonic()) > 0:
-                await asyncio.wait([watcher.future], timeout=left if self._room.is_alone else min(left, _POLL_EVERY))
-                if watcher.future.done() or self._lifecycle.is_closed or self._room.is_alone:
+                await asyncio.wait([watcher.future], timeout=left if self._by_loop.is_alone else min(left, _POLL_EVERY))
+                if watcher.future.done() or self._lifecycle.is_closed or self._by_loop.is_alone:
                     return
-                await self._do(Engine.listen)
+                await self._do(Services.poll_wake)
         finally:
             self._lifecycle.unwatch(watcher)
 
     async def put_schedule(self, schedule: Schedule) -> None:
         """Insert or replace the schedule."""
-        await self._do(lambda engine: engine.settings.put_schedule(schedule), wakes=True)
+        await self._do(lambda services: services.schedules.put_schedule(schedule), wakes=True)
 
     async def schedules(self) -> Sequence[Schedule]:
         """All schedules, by id."""
-        settings = await self._do(lambda engine: engine.settings.read())
+        settings = await self._do(lambda services: services.schedules.read())
         return [settings.schedules[schedule_id] for schedule_id in sorted(settings.schedules)]
 
     async def drop_schedule(self, schedule_id: str) -> bool:
         """Remove the schedule."""
-        return await self._do(lambda engine: engine.settings.drop_schedule(schedule_id))
+        return await self._do(lambda services: services.schedules.drop_schedule(schedule_id))
 
     async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
         """Move the schedule on and create its run, once."""
-        row = new_row(checked_start(run), clock(now))
-        return await self._do(lambda engine: engine.settings.fire(schedule_id, expected_at, next_at, row), wakes=True)
+        row = new_row(checked_start(run), store_time(now))
+        return await self._do(lambda services: services.schedules.fire(schedule_id, expected_at, next_at, row), wakes=True)
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
         """Set the limits of a queue."""
-        await self._do(lambda engine: engine.settings.limit_queue(queue, limits), wakes=True)
+        await self._do(lambda services: services.schedules.limit_queue(queue, limits), wakes=True)
 
     async def queue_limits(self) -> dict[str, QueueLimits]:
         """The limits that were set, by queue."""
-        return (await self._do(lambda engine: engine.settings.read())).limits
+        return (await self._do(lambda services: services.schedules.read())).limits
 
     def transaction(self, lease: Lease) -> AbstractAsyncContextManager[Transaction]:  # noqa: ARG002 - always refused
         """Refused: key-value stores have no transactions that a step's own writes could be part of."""
         raise StoreCapabilityError(STORE, "transactions")
 
-    async def _change(self, run_id: str, verb: Callable[[Run], T], *, wakes: bool = False) -> T:
-        return await self._do(lambda engine: engine.lanes.change(run_id, verb), wakes=wakes)
+    async def _load_arrived(self, services: Services, lease: Lease, arrived: builtins.list[Signal]) -> builtins.list[Signal]:
+        """The signals with their payloads. Raises `LeaseLost` when the run was deleted meanwhile."""
 
-    async def _do(self, work: Callable[[Engine], Awaitable[T]], *, wakes: bool = False) -> T:
-        """What the work gives, done on the connections loop."""
+        async def load(document: RunDocument, _: RunRow) -> builtins.list[Signal]:
+            return await services.namespace.load_payloads(lease.run_id, document.incarnation, arrived)
 
-        async def done() -> T:
-            engine = self._connections.engine
-            with self._connections.map_errors():
-                answer = await work(engine)
+        loaded = await services.namespace.read(lease.run_id, load)
+        if loaded is None:
+            raise LeaseLost(lease.run_id, lease.epoch)
+        return loaded
+
+    async def _change(self, run_id: str, verb: Callable[[EditableRun], T], *, wakes: bool = False) -> T:
+        return await self._do(lambda services: services.writer.change(run_id, verb), wakes=wakes)
+
+    async def _do(self, work: Callable[[Services], Awaitable[T]], *, wakes: bool = False) -> T:
+        """What the work returns, done on the connections' loop."""
+
+        async def do() -> T:
+            services = self._connections.services
+            with self._connections.mapping():
+                result = await work(services)
             if wakes:
-                engine.wake()
-            return answer
+                services.wake()
+            return result
 
-        return await self._submit(done)
+        return await self._carry(do)

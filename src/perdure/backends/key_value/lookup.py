@@ -1,0 +1,281 @@
+"""Which runs there are: from due keys and exists keys to runs, for `claim`, `due`, `list`, `count` and `purge`.
+
+A due key may be left over from a crash, or belong to a change that is under way. A key that the run's document does not name is
+ignored, and deleted when it is certain that no writer is about to name it. If only this process writes, that is certain at once;
+if others write too, the document is written once more first, so that a concurrent writer must start again, with another due key.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+from perdure.backends.key_value import verbs
+from perdure.backends.key_value.editable_run import EditableRun
+from perdure.backends.key_value.keys import EXISTS_KEYS, DueKey, DuePartition, ExistsKey, bucket_of, bucket_start, short_hash
+from perdure.backends.key_value.namespace import KeyValueNamespace, StoredDocument, map_concurrently
+from perdure.backends.key_value.run_document import key_names
+from perdure.backends.key_value.run_writer import RunWriter
+from perdure.errors import SnapshotCorrupt
+from perdure.model.durations import microseconds
+from perdure.model.records import RunInfo, RunRow, Status
+
+_AT_ONCE: Final = 32
+# How many buckets of the future are listed to find out what is due next.
+_FUTURE_BUCKETS: Final = 4
+# For how many seconds a key that no document names is left to a writer that may be about to name it.
+_GRACE: Final = 5.0
+_SUSPECTS: Final = 10_000
+
+
+class KeyedRun(NamedTuple):
+    """A due key, and the row of the run whose document names it."""
+
+    due_key: DueKey
+    row: RunRow
+
+
+class SeenRun(NamedTuple):
+    """A run with the keys that were listed for it. While it changes there may be several, or no due key."""
+
+    name: str
+    id_start: bytes
+    due_keys: list[DueKey]
+    exists_keys: list[ExistsKey]
+
+    @property
+    def key_names(self) -> list[str]:
+        """The names of all its keys."""
+        return [key.name for key in self.due_keys] + [key.name for key in self.exists_keys]
+
+
+class RunLookup:
+    """The due keys and exists keys of one namespace."""
+
+    def __init__(self, namespace: KeyValueNamespace, writer: RunWriter) -> None:
+        self._namespace = namespace
+        self._writer = writer
+        # Keys that no document named, and when that was first seen.
+        self._suspects: dict[str, float] = {}
+
+    async def list_all(self) -> list[SeenRun]:
+        """Every run that existed from beginning to end of this call, and some of the others."""
+        folders = [*DuePartition, EXISTS_KEYS]
+        *partitions, exists_names = await map_concurrently(lambda folder: self._namespace.names.within(f"{folder}/"), folders)
+        due_keys: defaultdict[str, list[DueKey]] = defaultdict(list)
+        exists_keys: defaultdict[str, list[ExistsKey]] = defaultdict(list)
+        for due_key in (due_key for names in partitions for due_key in _read_due_keys(names)):
+            due_keys[due_key.run].append(due_key)
+        for exists_key in (key for name in exists_names if (key := ExistsKey.read(name)) is not None):
+            exists_keys[exists_key.run].append(exists_key)
+        starts = {run: keys[0].id_start for run, keys in due_keys.items()}
+        starts |= {run: keys[0].id_start for run, keys in exists_keys.items()}
+        return [SeenRun(run, start, due_keys.get(run, []), exists_keys.get(run, [])) for run, start in starts.items()]
+
+    def certain_key(self, seen: SeenRun) -> DueKey | None:
+        """The due key that can be trusted without its document: the run has no other, and no key of it is a suspect."""
+        has_one_of_each = len(seen.due_keys) == 1 and len(seen.exists_keys) == 1
+        if not has_one_of_each or any(name in self._suspects for name in seen.key_names):
+            return None
+        return seen.due_keys[0]
+
+    async def load_row(self, seen: SeenRun) -> RunRow | None:
+        """The run's row, whichever due key it has by now; None when there is no run or it cannot be read."""
+        stored = await self._load(seen.name, seen.key_names)
+        return None if stored is None else stored.document.row
+
+    async def list_partition(self, partition: DuePartition) -> list[DueKey]:
+        """Every due key of a partition."""
+        return _read_due_keys(await self._namespace.names.within(f"{partition}/"))
+
+    async def list_timed(self, now: int) -> tuple[list[DueKey], list[DueKey]]:
+        """The due keys whose instant has come, and of the others at least those that come next."""
+        buckets = await self._namespace.names.folders(f"{DuePartition.DUE}/")
+        past = [bucket for bucket in buckets if bucket <= bucket_of(now)]
+        future = [bucket for bucket in buckets if bucket > bucket_of(now)]
+        names = await map_concurrently(
+            lambda bucket: self._namespace.names.within(f"{DuePartition.DUE}/{bucket}/"), [*past, *future[:_FUTURE_BUCKETS]]
+        )
+        due_keys = [due_key for some in names for due_key in _read_due_keys(some)]
+        due_keys += await self.list_partition(DuePartition.LEASED)
+        later = [due_key for due_key in due_keys if due_key.wake_at > now]
+        later += _first_instants(future[_FUTURE_BUCKETS : _FUTURE_BUCKETS + 1])
+        return [due_key for due_key in due_keys if due_key.wake_at <= now], later
+
+    async def in_order(self, due_keys: Iterable[DueKey], order: Callable[[DueKey], Any]) -> AsyncIterator[KeyedRun]:
+        """The due keys that a document names, with their runs, in this order and then by id."""
+
+        def order_and_id(due_key: DueKey) -> tuple[Any, bytes]:
+            return order(due_key), due_key.id_start
+
+        batch: list[DueKey] = []
+        for _, group in groupby(sorted(due_keys, key=order_and_id), key=order_and_id):
+            batch += group
+            if len(batch) >= _AT_ONCE:
+                for keyed in await self._load_in_order(batch, order):
+                    yield keyed
+                batch = []
+        for keyed in await self._load_in_order(batch, order):
+            yield keyed
+
+    async def _load_in_order(self, due_keys: list[DueKey], order: Callable[[DueKey], Any]) -> list[KeyedRun]:
+        found = [keyed for keyed in await map_concurrently(self._load_keyed, due_keys) if keyed is not None]
+        return sorted(found, key=lambda keyed: (order(keyed.due_key), keyed.row.id))
+
+    async def _load_keyed(self, due_key: DueKey) -> KeyedRun | None:
+        stored = await self._load(due_key.run, [due_key.name])
+        row = None if stored is None else stored.document.row
+        if stored is None or row is None or stored.document.due_key != due_key.name:
+            return None
+        return KeyedRun(due_key, row)
+
+    async def _load(self, name: str, names: Iterable[str]) -> StoredDocument | None:
+        """The run's document, once it is clear which of these key names it names. None also when it cannot be read."""
+        try:
+            stored = await self._namespace.load_document(name)
+        except SnapshotCorrupt:
+            return None  # reading the run raises this; here it must not hold up the others
+        named = key_names(None if stored is None else stored.document)
+        for key_name in names:
+            if key_name in named:
+                self._suspects.pop(key_name, None)
+            else:
+                await self._suspect(name, key_name)
+        if stored is not None and named:
+            self._writer.remember(name, stored)
+        return stored
+
+    async def _suspect(self, name: str, key_name: str) -> None:
+        """Delete a key that the run's document does not name, if it has not done so for a while."""
+        if len(self._suspects) > _SUSPECTS:
+            self._suspects.clear()
+        seen_at = self._suspects.setdefault(key_name, time.monotonic())
+        if self._namespace.is_shared and time.monotonic() - seen_at < _GRACE:
+            return
+        if await self._writer.change_named(name, lambda run: self._disown(run, key_name)):
+            await self._namespace.names.discard(key_name)
+        self._suspects.pop(key_name, None)
+
+    def _disown(self, run: EditableRun, key_name: str) -> bool:
+        """Whether the document does not name this key, and no concurrent writer can still name it."""
+        if key_name in key_names(run.document):
+            return False
+        if self._namespace.is_shared:
+            run.touch()
+        return True
+
+
+def _read_due_keys(names: Iterable[str]) -> list[DueKey]:
+    return [due_key for name in names if (due_key := DueKey.read(name)) is not None]
+
+
+def _first_instants(buckets: list[str]) -> list[DueKey]:
+    """For buckets that were not listed: that a run may be due at their beginning."""
+    return [DueKey("", bucket_start(bucket), 0, "pending", 0, "", "", b"", "") for bucket in buckets]
+
+
+class ListFilter:
+    """Which runs `list` and `count` are asked for."""
+
+    def __init__(self, prefix: str, status: Status | None, workflow: str | None) -> None:
+        self._prefix = prefix
+        self._encoded = prefix.encode(errors="surrogatepass")
+        self._status = status
+        self._workflow = workflow
+        self._short = None if workflow is None else short_hash(workflow)
+
+    def may_match(self, seen: SeenRun) -> bool:
+        """Whether the beginning of the id does not rule the run out."""
+        length = min(len(seen.id_start), len(self._encoded))
+        return seen.id_start[:length] == self._encoded[:length]
+
+    def may_match_key(self, due_key: DueKey) -> bool:
+        """Whether the rest of the due key does not rule the run out either."""
+        return self._status in (None, due_key.status) and self._short in (None, due_key.workflow)
+
+    def matches(self, row: RunRow) -> bool:
+        """Whether the run is asked for."""
+        return row.id.startswith(self._prefix) and self._status in (None, row.status) and self._workflow in (None, row.workflow)
+
+    def is_decided_by(self, due_key: DueKey) -> bool:
+        """Whether a run that may match by this due key surely does."""
+        return len(self._encoded) <= len(due_key.id_start)
+
+
+async def list_runs(lookup: RunLookup, wanted: ListFilter, before: tuple[int, str] | None, limit: int) -> list[RunInfo]:
+    """Runs, last changed first."""
+    if limit < 1:
+        return []
+    uncertain: list[SeenRun] = []
+    certain: list[tuple[int, SeenRun]] = []
+    for seen in await lookup.list_all():
+        due_key = lookup.certain_key(seen)
+        if wanted.may_match(seen) and due_key is None:
+            uncertain.append(seen)
+        elif wanted.may_match(seen) and due_key is not None and _is_wanted(due_key, wanted, before):
+            certain.append((-due_key.updated_at, seen))
+    # Any of the uncertain ones may be the first or the last.
+    rows = _wanted_rows(await map_concurrently(lookup.load_row, uncertain), wanted, before)
+    for order, batch in _batches(certain, min(limit, _AT_ONCE)):
+        rows += _wanted_rows(await map_concurrently(lookup.load_row, batch), wanted, before)
+        if sum(-row.updated_at <= order for row in rows) >= limit:
+            break
+    rows.sort(key=_newest_first)
+    return [RunInfo.of(row.id, row.workflow, row.status, row.updated_at) for row in rows[:limit]]
+
+
+def _is_wanted(due_key: DueKey, wanted: ListFilter, before: tuple[int, str] | None) -> bool:
+    return wanted.may_match_key(due_key) and (before is None or due_key.updated_at <= before[0])
+
+
+def _wanted_rows(rows: Iterable[RunRow | None], wanted: ListFilter, before: tuple[int, str] | None) -> list[RunRow]:
+    found = [row for row in rows if row is not None and wanted.matches(row)]
+    return found if before is None else [row for row in found if _newest_first(row) > (-before[0], before[1])]
+
+
+def _batches(runs: list[tuple[int, SeenRun]], size: int) -> Iterator[tuple[int, list[SeenRun]]]:
+    """The runs in order, `size` at a time or some more, with the order of the last: equal ones are in one batch."""
+    batch: list[SeenRun] = []
+    order = 0
+    for order, group in groupby(sorted(runs, key=itemgetter(0)), key=itemgetter(0)):
+        batch += [seen for _, seen in group]
+        if len(batch) >= size:
+            yield order, batch
+            batch = []
+    if batch:
+        yield order, batch
+
+
+def _newest_first(row: RunRow) -> tuple[int, str]:
+    return (-row.updated_at, row.id)
+
+
+async def count_runs(lookup: RunLookup, wanted: ListFilter) -> int:
+    """How many runs there are. A document is read only where the keys leave a doubt."""
+    certain, uncertain = 0, []
+    for seen in await lookup.list_all():
+        if not wanted.may_match(seen):
+            continue
+        due_key = lookup.certain_key(seen)
+        if due_key is None or not wanted.is_decided_by(due_key):
+            uncertain.append(seen)
+        else:
+            certain += wanted.may_match_key(due_key)
+    rows = await map_concurrently(lookup.load_row, uncertain)
+    return certain + sum(row is not None and wanted.matches(row) for row in rows)
+
+
+async def purge(lookup: RunLookup, writer: RunWriter, older_than: float, limit: int, now: int) -> int:
+    """Delete ended runs, oldest first."""
+    last = now - microseconds(older_than)
+    old = [due_key for due_key in await lookup.list_partition(DuePartition.ENDED) if due_key.updated_at <= last]
+    deleted = 0
+    async for keyed in lookup.in_order(old, lambda due_key: due_key.updated_at):
+        if deleted >= limit:
+            break
+        deleted += await writer.change(keyed.row.id, lambda run: verbs.delete(run, ended_before=last))
+    return deleted
