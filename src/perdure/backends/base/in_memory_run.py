@@ -69,7 +69,7 @@ class RunTransitions(ABC):
         return Pulse(self.inbox_seq, self.row.cancel_requested)
 
     def check_fence(self, lease: Lease) -> None:
-        """Raise `LeaseLost` unless this lease is the current one. An expired lease that nobody took over still is."""
+        """Raise `LeaseLost` unless this lease is the current one. An expired lease still is, until the run is leased again."""
         if self.row.epoch != lease.epoch or self.token != lease.token:
             raise LeaseLost(lease.run_id, lease.epoch)
 
@@ -135,7 +135,7 @@ class RunTransitions(ABC):
 
 @dataclass(slots=True)
 class InMemoryRun(RunTransitions):
-    """Everything of one run. `claimed_length` is the journal's length at the last claim; items are payloads by stream and number.
+    """Everything of one run. `claimed_length` is the journal's length at the last claim; items are by stream and number.
 
     Whatever is added goes through `append`, `_add_item`, `_add_signal` and `_consume`, which a subclass may extend.
     """
@@ -145,7 +145,7 @@ class InMemoryRun(RunTransitions):
     claimed_length: int = 0
     entries: dict[int, Entry] = field(default_factory=dict)
     inbox: dict[int, Signal] = field(default_factory=dict)
-    items: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    items: dict[tuple[str, int], Item] = field(default_factory=dict)
 
     def grant_lease(self, ttl: float, now: int, owner: str | None = None) -> Claim:
         """Lease the run, whether or not it was leased before, and count the attempt."""
@@ -180,8 +180,8 @@ class InMemoryRun(RunTransitions):
         new_items = missing_items(self.row.id, self.items, items)
         for entry in new_entries.values():
             self.append(entry)
-        for (stream, n), payload in new_items.items():
-            self._add_item(stream, n, payload)
+        for item in new_items.values():
+            self._add_item(item)
         for seq in consume:
             if self.inbox[seq].consumed_by != lease.token:
                 self._consume(seq, lease.token)
@@ -211,8 +211,8 @@ class InMemoryRun(RunTransitions):
         """Add an entry whose seq is known to be free."""
         self.entries[entry.seq] = entry
 
-    def _add_item(self, stream: str, n: int, payload: bytes) -> None:
-        self.items[stream, n] = payload
+    def _add_item(self, item: Item) -> None:
+        self.items[item.stream, item.n] = item
 
     def _add_signal(self, signal: Signal) -> None:
         self.inbox[signal.seq] = signal
@@ -230,8 +230,8 @@ class InMemoryRun(RunTransitions):
 
     def stream(self, name: str, after: int, limit: int) -> list[Item]:
         """The first items of a stream above a number, in order."""
-        numbers = sorted(n for stream, n in self.items if stream == name and n > after)
-        return [Item(stream=name, n=n, payload=self.items[name, n]) for n in numbers[:limit]]
+        found = [item for item in self.items.values() if item.stream == name and item.n > after]
+        return sorted(found, key=lambda item: item.n)[:limit]
 
     @property
     def inbox_seq(self) -> int:

@@ -1,4 +1,4 @@
-"""What every store needs to know of leases and of time: how long a lease is, who may take a run, what instant it is."""
+"""What every store needs to know of leases and of time: how long a lease is, whether a run is leased or due, what time it is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lease_microseconds(ttl: float) -> int:
 
 
 def new_token() -> str:
-    """A token that nobody can guess."""
+    """A token that cannot be guessed."""
     return random_bytes().hex()
 
 
@@ -40,7 +40,7 @@ def length_in_microseconds(seconds: float) -> int:
 
 
 class HasLease(Protocol):
-    """The columns of a run that say who may take it: a `RunRow`, or a summary of one."""
+    """The columns that say whether a run is leased or due: of a `RunRow`, or of a summary of one."""
 
     @property
     def wake_at(self) -> int | None: ...

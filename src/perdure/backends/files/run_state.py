@@ -107,7 +107,7 @@ class RunState(InMemoryRun):
             lease = record.lease
             self.token, self.claimed_length, self.owes_parent = lease.token, lease.claimed_length, lease.owes_parent
         self.entries.update((entry.seq, entry) for entry in record.entries)
-        self.items.update(((item.stream, item.n), item.payload) for item in record.items)
+        self.items.update(((item.stream, item.n), item) for item in record.items)
         for logged in record.inbox:
             self._apply_signal(logged)
         for seq, token in record.consumed:
@@ -134,7 +134,7 @@ class RunState(InMemoryRun):
             lease=self._lease,
             entries=list(self.entries.values()),
             inbox=[LoggedSignal(row, origins.get(row.seq)) for row in self.inbox.values()],
-            items=[Item(stream=stream, n=n, payload=payload) for (stream, n), payload in self.items.items()],
+            items=list(self.items.values()),
         )
 
     @property
@@ -156,9 +156,9 @@ class RunState(InMemoryRun):
         self.entries[entry.seq] = entry
         self._new.entries.append(entry)
 
-    def _add_item(self, stream: str, n: int, payload: bytes) -> None:
-        self.items[stream, n] = payload
-        self._new.items.append(Item(stream=stream, n=n, payload=payload))
+    def _add_item(self, item: Item) -> None:
+        self.items[item.stream, item.n] = item
+        self._new.items.append(item)
 
     def _consume(self, seq: int, token: str) -> None:
         self.inbox[seq] = msgspec.structs.replace(self.inbox[seq], consumed_by=token)

@@ -178,7 +178,7 @@ def join_namespace(root: str, prefix: str, lifecycle: Lifecycle) -> SharedNamesp
 
 
 def leave_namespace(shared: SharedNamespace, lifecycle: Lifecycle) -> bool:
-    """One user less. True for the last one, who must then stop the threads."""
+    """One user less. True for the last one, which must then stop the threads."""
     with _lock:
         shared.users -= 1
         shared.lifecycles.discard(lifecycle)

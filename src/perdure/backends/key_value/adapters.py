@@ -94,7 +94,7 @@ class ObjectStoreBackend:
         await self._store.put_async(key, data)
 
     async def write_if(self, key: str, data: bytes, version: Version | None) -> Version | None:
-        """Store this if nobody else has written since. None also if it was stored before, by a request whose reply was lost.
+        """Store this if the version is still the same. None also if it was stored before, by a request whose reply was lost.
 
         Such a request is sent again here. obstore does that for all others, but cannot know that the condition makes it harmless.
         """

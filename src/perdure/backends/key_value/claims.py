@@ -31,7 +31,7 @@ _AT_ONCE: Final = 16
 
 
 class ClaimLock(NoncedDocument, kw_only=True):
-    """The token of the one who may claim, and until when, by the clocks of the processes that claim."""
+    """The token of the claim that is under way, and until when, by the clocks of the processes that claim."""
 
     token: str = ""
     until: float = 0.0

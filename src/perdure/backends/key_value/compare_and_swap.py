@@ -1,7 +1,7 @@
 """Compare-and-swap: documents that are changed by it, and its emulation for stores that have none.
 
-A `SwappedDocument` is one small JSON document (schedules and limits, the lock of those who claim). It is read, changed, and
-written if nobody else has written since; otherwise all of that again.
+A `SwappedDocument` is one small JSON document (schedules and limits, the lock for claims). It is read, changed, and written
+if no other writer was faster; otherwise all of that again.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class EmulatedBackend:
             await self._put(key, data)
 
     async def write_if(self, key: str, data: bytes, version: Version | None) -> Version | None:
-        """Store this if nobody else has written since."""
+        """Store this if the version is still the same."""
         async with self._lock(key):
             if key not in self._known:
                 self._remember(key, await self._plain.read(key))

@@ -171,11 +171,11 @@ class KeyValueConnections(ServerConnections):
         """What works on the namespace. Only on the connections' loop."""
         return self.by_loop.current
 
-    def another(self) -> Self:
+    def sibling(self) -> Self:
         """Other connections to the same services."""
         return type(self)(self.by_loop)
 
-    def _pinned(self) -> asyncio.AbstractEventLoop:
+    def _pin_loop(self) -> asyncio.AbstractEventLoop:
         return self.by_loop.pinned_loop()
 
     async def open(self, *, allowed: bool) -> None:  # noqa: ARG002 - there is no schema that could be forbidden

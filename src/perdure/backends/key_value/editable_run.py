@@ -218,11 +218,10 @@ class EditableRun(RunTransitions):
 
     def _missing_items(self, items: list[Item]) -> list[Item]:
         streams = self._stored.streams
-        recorded = {(item.stream, item.n): item.payload for item in self._stored.items}
+        recorded = {(item.stream, item.n): item for item in self._stored.items}
         if any(contains(streams.get(item.stream, []), item.n) and (item.stream, item.n) not in recorded for item in items):
-            recorded |= {(item.stream, item.n): item.payload for item in self._history.items}
-        missing = missing_items(self.id, recorded, items)
-        return [Item(stream=stream, n=n, payload=payload) for (stream, n), payload in missing.items()]
+            recorded |= {(item.stream, item.n): item for item in self._history.items}
+        return list(missing_items(self.id, recorded, items).values())
 
     @property
     def _history(self) -> JournalChunk:

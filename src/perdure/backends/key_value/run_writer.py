@@ -1,7 +1,7 @@
 """How runs change: for each run one write at a time, and changes that are asked for meanwhile go into the next one together.
 
 A change is made on the document as it was last seen and written by compare-and-swap: one write, if this process was the last to
-change the run. Otherwise the document is read again and the change made anew. A verb that is refused on a remembered document, or
+change the run. Otherwise the document is read and changed again. A verb that is refused on a remembered document, or
 that changes nothing, is called again on a fresh one, so no caller gets an outdated answer.
 
 The run's due key and exists key are written before the document and deleted after it (see `keys`); so are its blobs.
@@ -221,9 +221,7 @@ class _WriteAttempt:
         if written is None:
             await map_concurrently(self._namespace.names.discard, now - before)
             return None
-        with contextlib.suppress(
-            Exception
-        ):  # the change is committed, so its caller must get the result
+        with contextlib.suppress(Exception):  # the change is committed, so its caller must get the result
             await self._clean_up(document)
             await map_concurrently(self._namespace.names.discard, before - now)
         return written

@@ -64,7 +64,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         by_loop = services_of(kv, traits_of(kv), checked_namespace(prefix))
         super().__init__(KeyValueConnections(by_loop), prefix=prefix, auto_migrate=True)
 
-    def _move_in(self) -> None:
+    def _on_attach(self) -> None:
         self._by_loop = self._connections.by_loop
         self._traits = self._by_loop.traits
         self._by_loop.add_store(self._lifecycle)
@@ -77,7 +77,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
             raise TypeError("a KeyValueRunStore cannot be pickled: make one over the same bucket in the other process")
         raise StoreCapabilityError(STORE, "way into another process over a store without compare-and-swap")
 
-    def _start_over(self) -> NoReturn:
+    def _reopen_in_child(self) -> NoReturn:
         """In a forked child: the documents in memory are the parent's, and so are the connections."""
         if self._traits.is_shared:
             raise PersistenceError(self._connections.label, "it cannot be used in a forked process; make another store there")
@@ -165,7 +165,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         async def renew() -> builtins.list[Pulse | None]:
             writer, at = self._connections.services.writer, store_time(now)
             calls = [writer.change(lease.run_id, partial(verbs.renew, lease=lease, length=length, now=at)) for lease in copied]
-            with self._connections.mapping():
+            with self._connections.map_errors():
                 return list(await asyncio.gather(*calls))
 
         return await self._submit_renewal(ttl, renew)
@@ -388,10 +388,10 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
 
         async def do() -> T:
             services = self._connections.services
-            with self._connections.mapping():
+            with self._connections.map_errors():
                 result = await work(services)
             if wakes:
                 services.wake()
             return result
 
-        return await self._carry(do)
+        return await self._submit(do)
