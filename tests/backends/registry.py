@@ -125,7 +125,7 @@ BACKENDS: Final[dict[str, Backend]] = {
     backend.name: backend
     for backend in (
         SQLITE,
-        Backend("files", "test_files_store.py::test_contract", places.on_files, goes_down="every process"),
+        Backend("files", "test_files.py::test_contract", places.on_files, goes_down="every process"),
         POSTGRES,
         MYSQL,
         # Its server is emulated.

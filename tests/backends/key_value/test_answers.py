@@ -1,4 +1,4 @@
-"""Answers that are lost, cards that belong to nobody, and runs that change under somebody's eyes."""
+"""Replies that are lost, due keys that no document names, and runs that change while they are read."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_an_error_that_wrote_nothing_is_told() -> None:
     await store.close()
 
 
-async def test_cards_that_belong_to_nobody_are_ignored_and_then_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_due_keys_that_no_document_names_are_ignored_and_then_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = MemoryStore()
     store = KeyValueRunStore(memory)
     await store.create(new_run("there"), now=NOW)
@@ -82,21 +82,21 @@ async def test_cards_that_belong_to_nobody_are_ignored_and_then_taken_away(monke
     assert row is not None
     stale = DueKey.of(row, owes_parent=False).with_nonce()
     ghost = stale._replace(run=run_name("ghost")).with_nonce()
-    for card in (stale, ghost):
-        await memory.put_async(f"perdure/n-/x/{card.name}", b"-")
+    for due_key in (stale, ghost):
+        await memory.put_async(f"perdure/n-/x/{due_key.name}", b"-")
     assert [claim.run.id for claim in (await store.claim(9, TTL, ["flow"], now=NOW)).claims] == ["there"]
     assert [line.id for line in await store.list()] == ["there"]
     assert await store.count() == 1
     monkeypatch.setattr(lookup, "_GRACE", 0.0)
     await store.due(now=NOW)
     left = [one["path"] async for page in memory.list("perdure/n-/x/") for one in page]
-    assert len(left) == 2, "its card and its badge"
+    assert len(left) == 2, "its due key and its exists key"
     assert (await store.create(new_run("ghost"), now=NOW)).is_new
     assert list(await store.due(now=NOW)) == ["ghost"]
     await store.close()
 
 
-async def test_a_run_with_a_card_too_many_keeps_its_place_in_lists() -> None:
+async def test_a_run_with_a_due_key_too_many_keeps_its_place_in_lists() -> None:
     memory = MemoryStore()
     store = KeyValueRunStore(memory)
     for n in range(3):
@@ -110,8 +110,8 @@ async def test_a_run_with_a_card_too_many_keeps_its_place_in_lists() -> None:
     await store.close()
 
 
-async def test_a_card_that_was_taken_away_too_early_is_put_down_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between a run's card and its document somebody finds the card, which belongs to nobody, and takes it away."""
+async def test_a_due_key_that_was_deleted_too_early_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the write of a run's due key and that of its document another process finds the key and deletes it."""
     monkeypatch.setattr(lookup, "_GRACE", 0.0)
     memory = MemoryStore()
     slow, hasty = StoppingBucket(memory, putting="/r/"), StoppingBucket(memory, deleting="/x/due/")
@@ -131,8 +131,8 @@ async def test_a_card_that_was_taken_away_too_early_is_put_down_again(monkeypatc
 
 
 @pytest.mark.parametrize("seed", range(times(100)))
-async def test_no_wake_is_lost_when_cards_are_taken_away_while_runs_change(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every look at a card that is not yet its run's takes it away; the run gets another, and is found by that."""
+async def test_no_wake_is_lost_when_due_keys_are_deleted_while_runs_change(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at a due key that is not yet named by its run deletes it; the run gets another, and is found by that."""
     monkeypatch.setattr(lookup, "_GRACE", 0.0)
     memory = MemoryStore()
     writers = [KeyValueRunStore(SlowBucket(memory, seed * 10 + n, turns=100)) for n in range(3)]

@@ -88,8 +88,8 @@ async def test_a_one_step_run_is_two_writes_of_its_document(bucket: CountingBuck
     await store.finish(lease, "completed", b"1", entries=[entry(1)], now=at(1))
     documents = [line for line in kinds(bucket.asked) if line.endswith(" r")]
     assert documents == ["get r", "put r", "put r"], "looked for, created, finished"
-    cards = [line for line in kinds(bucket.asked) if line.endswith(" x")]
-    assert cards == ["put x", "put x", "put x", "delete x"], "its badge and its card, another card for the first"
+    keys = [line for line in kinds(bucket.asked) if line.endswith(" x")]
+    assert keys == ["put x", "put x", "put x", "delete x"], "its exists key and its due key, another due key for the first"
 
 
 async def test_claim_does_not_look_at_runs_that_are_not_due(bucket: CountingBucket, store: KeyValueRunStore) -> None:

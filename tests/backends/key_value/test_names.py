@@ -20,7 +20,7 @@ def names_over(kv: MortalDict) -> PagedNames:
 
 
 def changes(count: int) -> list[tuple[str, bool]]:
-    """Names in the order of time, as cards come and go, and some that come back."""
+    """Names in the order of time, as due keys come and go, and some that come back."""
     chance = random.Random(7)
     there: list[str] = []
     made: list[tuple[str, bool]] = []
