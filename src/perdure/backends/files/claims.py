@@ -35,7 +35,7 @@ def claim(namespace: FilesNamespace, limit: int, ttl: float, wanted: ClaimFilter
 
 
 def _claim_due(namespace: FilesNamespace, limit: int, ttl: float, wanted: ClaimFilter, owners: Owners, at: int) -> list[Claim]:
-    leased = [one for _, one in namespace.index.living() if _is_taken(one, owners, at)]
+    leased = [one for one in namespace.index.unfinished() if _is_taken(one, owners, at)]
     counter = QueueCounter(queue_limits(namespace), ((one.queue, one.limit_key, 1) for one in leased))
     due = [summary for summary in _matching(namespace, wanted) if may_be_claimed(summary, owners, at)]
     lease = partial(_lease, ttl=ttl, wanted=wanted, owners=owners, at=at)
@@ -74,7 +74,7 @@ def _matching(namespace: FilesNamespace, wanted: ClaimFilter) -> list[RunSummary
 
 def claimable(namespace: FilesNamespace) -> list[RunSummary]:
     """Runs that are due or that time alone will make due."""
-    return [one for _, one in namespace.index.living() if not one.ended and not one.held and one.wake_at is not None]
+    return [one for one in namespace.index.unfinished() if not one.ended and not one.held and one.wake_at is not None]
 
 
 def _is_taken(summary: RunSummary, owners: Owners, at: int) -> bool:

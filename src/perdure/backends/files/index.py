@@ -72,11 +72,11 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _IndexLine(msgspec.Struct, frozen=True, array_like=True):
-    """A run's directory and its summary. Without a summary the run is removed (`is_gone`) or dirty."""
+    """A run's directory and its summary. Without a summary the run is removed (`is_removed`) or dirty."""
 
     name: str
     summary: RunSummary | None = None
-    is_gone: bool = False
+    is_removed: bool = False
 
 
 _line_decoder: Final = msgspec.json.Decoder(_IndexLine)
@@ -123,19 +123,19 @@ class RunIndex:
     def ensure(self) -> None:
         """Rebuild the index unless it is of this boot."""
         with self._mutex, file_lock(self._lock_path, create=True):
-            header = self._header()
-            if header is None or header[1] != self._identity_of_runs() or not boot_id():
+            if self._read_identity() != self._identity_of_runs() or not boot_id():
                 self._rebuild(_IndexLine(name) for name in sorted(os.listdir(self._runs)))
 
-    def _header(self) -> tuple[int, str] | None:
+    def _read_identity(self) -> str | None:
+        """The identity in the header, or None when there is no index of this version."""
         try:
             with open_file(self._path, os.O_RDONLY) as fd:
                 lines = os.pread(fd, _HEADER, 0).split(b"\n")
             text = _check_line(lines[1]) if len(lines) > 2 else None
-            version, age, _ = msgspec.json.decode(text or b"null", type=tuple[int, str, str])
+            version, identity, _ = msgspec.json.decode(text or b"null", type=tuple[int, str, str])
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
-        return (version, age) if version == _VERSION else None
+        return identity if version == _VERSION else None
 
     def _identity_of_runs(self) -> str:
         """What a valid index says: this boot, and these very directories rather than a copy of them."""
@@ -156,7 +156,7 @@ class RunIndex:
     def put(self, name: str, state: RunState | None) -> None:
         """Append the run's summary, or that it was removed. The caller has the run's lock."""
         summary = None if state is None else RunSummary.of(state)
-        self._append(_encode_line(_IndexLine(name, summary, is_gone=summary is None)))
+        self._append(_encode_line(_IndexLine(name, summary, is_removed=summary is None)))
 
     def _append(self, lines: bytes) -> None:
         try:
@@ -213,7 +213,7 @@ class RunIndex:
         self.stuck.discard(name)
         if line.summary is not None:
             self._set(name, line.summary)
-        elif line.is_gone:
+        elif line.is_removed:
             self._remove(name)
         else:
             self.dirty[name] = None
@@ -248,12 +248,12 @@ class RunIndex:
         with self._mutex:
             self.stuck.add(name)
 
-    def living(self) -> list[tuple[str, RunSummary]]:
-        """The runs that have not ended, or whose parent was not notified, by directory."""
+    def unfinished(self) -> list[RunSummary]:
+        """The runs that have not ended, or whose parent was not notified."""
         with self._mutex:
-            return list(self.live.items())
+            return list(self.live.values())
 
-    def all(self) -> list[tuple[str, RunSummary]]:
-        """All runs, by directory."""
+    def all(self) -> list[RunSummary]:
+        """All runs."""
         with self._mutex:
-            return list(self.known.items())
+            return list(self.known.values())

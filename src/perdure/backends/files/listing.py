@@ -45,7 +45,7 @@ def count_runs(namespace: FilesNamespace, prefix: str, status: Status | None, wo
 def _select(namespace: FilesNamespace, prefix: str, status: Status | None, workflow: str | None) -> list[RunSummary]:
     return [
         one
-        for _, one in namespace.index.all()
+        for one in namespace.index.all()
         if one.id.startswith(prefix) and status in (None, one.status) and workflow in (None, one.workflow)
     ]
 
@@ -54,5 +54,5 @@ def purge(namespace: FilesNamespace, older_than: float, limit: int, now: int | N
     """Delete ended runs, oldest first."""
     last = store_time(now) - length_in_microseconds(older_than)
     repair(namespace)
-    old = sorted((one.updated_at, one.id) for _, one in namespace.index.all() if one.ended and one.updated_at <= last)
+    old = sorted((one.updated_at, one.id) for one in namespace.index.all() if one.ended and one.updated_at <= last)
     return namespace.remove([run_id for _, run_id in old[:limit]], lambda row: row.ended and row.updated_at <= last)

@@ -24,7 +24,7 @@ _WAIT_FOR_WRITERS: Final = 1.0
 def repair(namespace: FilesNamespace) -> None:
     """Bring the index up to date, and finish what a crash left undone."""
     update_index(namespace)
-    indebted = [summary.id for _, summary in namespace.index.living() if summary.owes_parent]
+    indebted = [summary.id for summary in namespace.index.unfinished() if summary.owes_parent]
     for run_id in indebted:
         with suppress(SnapshotCorrupt, LockBusy):  # the parent is notified later; other runs must not wait for that
             namespace.change_and_notify(run_id, keep_debt, store_time(None), patience=PASS_OVER_AFTER)
