@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, Required, TypeAlias, TypeVar, TypeVarTuple, Unpack, cast, overload
 
-from perdure.engine.body_tasks import Branches, StepInfo, place
+from perdure.engine.body_tasks import Branches
 from perdure.engine.drive import Drive
 from perdure.engine.durable_waits import MISSING, TimeLimit, sleep, wait_for_signal
 from perdure.engine.fanout import OnError, run_map, run_race
+from perdure.engine.step_info import StepInfo, place
 from perdure.engine.steps import StepCall, replayed, run_step
 from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds, moment
 from perdure.model.ids import check_id

@@ -17,8 +17,9 @@ from perdure.aio.loop_thread import block_on
 from perdure.codec import Codec
 from perdure.codec.outcomes import Hints
 from perdure.context import Context
-from perdure.engine.body_tasks import Branches, place
+from perdure.engine.body_tasks import Branches
 from perdure.engine.drive import Drive
+from perdure.engine.step_info import place
 from perdure.errors import InvalidInput, ValueNotStorable
 from perdure.model.ids import check_id
 from perdure.options import ProcessOptions, RunOptions, checked

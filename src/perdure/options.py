@@ -161,7 +161,7 @@ _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class EngineSettings:
     """The clock, codec and threads of a runtime, and how long it is patient."""
 
     clock: Clock = field(default_factory=SystemClock)

@@ -26,7 +26,7 @@ from perdure.model.clock import Clock, NotBefore, SystemClock
 from perdure.model.durations import Duration, instant, microseconds, seconds
 from perdure.model.ids import check_id
 from perdure.model.records import STATUSES, RunInfo, Status
-from perdure.options import ProcessOptions, Settings, StoredOptions, checked, stored_only
+from perdure.options import EngineSettings, ProcessOptions, StoredOptions, checked, stored_only
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.simple_stores import WorkflowStore
@@ -322,11 +322,11 @@ class Runtime:
         return host
 
 
-def _settings(tuning: Tuning) -> Settings:
+def _settings(tuning: Tuning) -> EngineSettings:
     unknown = tuning.keys() - Tuning.__annotations__.keys()
     if unknown:
         raise TypeError(f"Runtime has no option {', '.join(sorted(unknown))}; see help(Runtime) for those it has")
-    return Settings(
+    return EngineSettings(
         clock=tuning.get("clock") or SystemClock(),
         unload_grace=microseconds(tuning.get("unload_grace", 1), what="unload_grace"),
         max_attempts=tuning.get("max_attempts", 10),

@@ -22,13 +22,14 @@ import msgspec
 from perdure.aio.pending_write import answered, finished
 from perdure.codec import Codec
 from perdure.codec.outcomes import Ending, Hints, ended_with, outcome_of
-from perdure.engine.body_tasks import Branches, begun, cancel_tasks, first_step, note_tasks, place
+from perdure.engine.body_tasks import Branches, begun, cancel_tasks, first_step, note_tasks
 from perdure.engine.ctx_calls import Calls
 from perdure.engine.event_publisher import Telling
 from perdure.engine.heartbeat import Heartbeat, HeldLease
 from perdure.engine.recorder import Recorder, Unrecorded
 from perdure.engine.replay import Turnstile
 from perdure.engine.step_cache import StepCaching
+from perdure.engine.step_info import place
 from perdure.engine.subscriptions import Listeners
 from perdure.engine.waits import Waits
 from perdure.errors import (
@@ -45,7 +46,7 @@ from perdure.errors import (
 from perdure.model.durations import moment
 from perdure.model.journal import Entry, Recorded
 from perdure.model.records import Claim, Pulse, RunRow
-from perdure.options import Options, Settings
+from perdure.options import EngineSettings, Options
 from perdure.result import Err, Outcome, Suspended
 from perdure.snapshots.view import View
 from perdure.store import Store
@@ -99,7 +100,7 @@ class Drive:
         body: Callable[[Drive], Coroutine[Any, Any, Any]],
         hints: Hints,
         claim: Claim,
-        settings: Settings,
+        settings: EngineSettings,
         options: Options,
         store: Store | None = None,
         *,

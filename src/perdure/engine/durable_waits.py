@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from perdure.engine.ctx_calls import Call
+from perdure.engine.ctx_calls import CtxCall
 from perdure.engine.drive import Drive
 from perdure.engine.waits import Wait
 from perdure.errors import InvalidInput
@@ -66,7 +66,7 @@ def _payload(drive: Drive, entry: Entry, returns: Any) -> Any:
 
 async def _pause(
     drive: Drive, key: str, name: str, kind: Kind, deadline: Callable[[], int] | None, address: Awaited | None
-) -> tuple[Call, Entry]:
+) -> tuple[CtxCall, Entry]:
     await drive.calls.admitted()
     call = drive.calls.begin(key, kind)
     if drive.turnstile.is_next(key):
@@ -80,7 +80,7 @@ async def _pause(
         return call, await drive.calls.wait(call, _wait(drive, call, opened, address))
 
 
-def _wait(drive: Drive, call: Call, opened: Entry, address: Awaited | None) -> Wait:
+def _wait(drive: Drive, call: CtxCall, opened: Entry, address: Awaited | None) -> Wait:
     name = opened.name
     started_at, until = opened.started_at, _deadline(drive, opened)
 
@@ -106,7 +106,7 @@ def _wait(drive: Drive, call: Call, opened: Entry, address: Awaited | None) -> W
     return Wait(opened.seq, until, lambda: close(address is None), address, on_signal)
 
 
-def _open(drive: Drive, call: Call, name: str, deadline: Callable[[], int] | None) -> Entry:
+def _open(drive: Drive, call: CtxCall, name: str, deadline: Callable[[], int] | None) -> Entry:
     """The open entry of this wait, recorded now."""
     until = None if deadline is None else min(deadline(), MAX_INSTANT)
     now = drive.clock.now()
@@ -144,7 +144,7 @@ class TimeLimit:
         self._name = name
         self._deadline = deadline
         self._is_over = False
-        self._call: Call | None = None
+        self._call: CtxCall | None = None
         self._wait: Wait | None = None
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0

@@ -23,7 +23,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self, TypeAlias, get_args
 
-from perdure.engine.body_tasks import place
+from perdure.engine.step_info import place
 from perdure.events import Event, Listener
 
 # How a drive is known: by event loop, database and run id.

@@ -39,7 +39,7 @@ from perdure.model.durations import instant, moment
 from perdure.model.ids import check_id, random_bytes
 from perdure.model.journal import Entry, in_force
 from perdure.model.records import Claim, Claims, Created, NewRun, RunRow, is_changed
-from perdure.options import Options, Settings, columns_of
+from perdure.options import EngineSettings, Options, columns_of
 from perdure.result import Outcome, Suspended
 from perdure.snapshots.importer import Arguments, Beginning
 from perdure.snapshots.view import View, stored_view
@@ -96,7 +96,7 @@ class Host:
     """What it takes to drive runs of one store here."""
 
     def __init__(
-        self, store: Store, settings: Settings, *, lease_ttl: float, options: dict[str, Any], is_implicit: bool = False
+        self, store: Store, settings: EngineSettings, *, lease_ttl: float, options: dict[str, Any], is_implicit: bool = False
     ) -> None:
         self.store = store
         self.settings = settings if settings.executor is not None else replace(settings, executor=shared_threads())
@@ -426,7 +426,7 @@ class Host:
             )
 
 
-def _body(workflow: WorkflowDefinition, claim: Claim, settings: Settings) -> Callable[[Drive], Any]:
+def _body(workflow: WorkflowDefinition, claim: Claim, settings: EngineSettings) -> Callable[[Drive], Any]:
     try:
         arguments = workflow.decoded(settings.codec, claim.run.input)
     except ValueError as reason:

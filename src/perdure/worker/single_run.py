@@ -9,7 +9,7 @@ from typing import Any, Final
 from perdure.engine.drive import Drive
 from perdure.model.ids import random_bytes
 from perdure.model.records import Claim, Lease, RunRow
-from perdure.options import Options, Settings
+from perdure.options import EngineSettings, Options
 from perdure.result import Outcome
 from perdure.snapshots.importer import Beginning, begun, given_state, is_state_given
 from perdure.snapshots.resume_state import ResumeState
@@ -82,14 +82,14 @@ def _one_workflow(workflow: WorkflowDefinition, store: Store, *, is_implicit: bo
 
 
 @lru_cache(maxsize=1)
-def _settings() -> Settings:
+def _settings() -> EngineSettings:
     """The same for all runs without a runtime, so that they share a heartbeat."""
-    return Settings(executor=shared_threads())
+    return EngineSettings(executor=shared_threads())
 
 
 async def call_in_memory(workflow: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The workflow's value, or its exception. Nothing is stored: it lives and dies with this call."""
-    settings = Settings()
+    settings = EngineSettings()
     drive = Drive(
         lambda drive: workflow.body(drive, args, kwargs),
         workflow.hints,
