@@ -124,15 +124,13 @@ class _Attempts(msgspec.Struct):
     _lingering: asyncio.Future[Any] | None = None
 
     async def run(self) -> Any:
-        drive, step, recorder = self._drive, self._step, self._drive.recorder
+        drive, step = self._drive, self._step
         drive.turnstile.begin_work()
         try:
             result = await (self._until_done() if step.caching is None else self._cached(step.caching))
-            entry = Entry(
-                seq=recorder.next_seq,
-                epoch=recorder.epoch,
-                key=step.key,
-                name=step.name,
+            entry = drive.recorder.append(
+                step.key,
+                step.name,
                 ok=result.ok,
                 payload=result.payload,
                 attempt=self._attempt,
@@ -140,7 +138,6 @@ class _Attempts(msgspec.Struct):
                 started_at=result.started_at,
                 ended_at=drive.clock.now(),
             )
-            recorder.append(entry)
             if not drive.calls.goes_through(entry):
                 await drive.calls.hand_over(self._call, entry)
             if drive.calls.shared:
@@ -291,12 +288,10 @@ class _Attempts(msgspec.Struct):
         return AttemptResult(False, store_exception(error), error=as_replayed(error, self._step.key), is_final=is_final)
 
     def _open(self, payload: bytes) -> Entry:
-        now, recorder = self._drive.clock.now(), self._drive.recorder
-        entry = Entry(
-            seq=recorder.next_seq,
-            epoch=recorder.epoch,
-            key=self._step.key,
-            name=self._step.name,
+        now = self._drive.clock.now()
+        entry = self._drive.recorder.append(
+            self._step.key,
+            self._step.name,
             phase="open",
             payload=payload,
             attempt=self._attempt,
@@ -304,7 +299,6 @@ class _Attempts(msgspec.Struct):
             started_at=now,
             ended_at=now,
         )
-        recorder.append(entry)
         # For a later call in this attempt of the run too: this one may be cancelled and its key used again.
         self._drive.calls.opened[self._step.key] = [entry]
         return entry
