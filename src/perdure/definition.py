@@ -27,8 +27,8 @@ from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.snapshots.importer import Arguments
 from perdure.stepspec import split_result
-from perdure.worker.host import WorkflowInput
 from perdure.worker.single_run import call_in_memory, run_once, start_once
+from perdure.worker.workflow_body import WorkflowInput
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class Workflow(Generic[P, T_co]):
                 f"workflow {self.name!r} was called in another workflow's body, where it would not be recorded; "
                 "start it as a run of its own from a step"
             )
-        positional, named = self.conformed(Codec(), args, kwargs)
+        positional, named = self.check_arguments(Codec(), args, kwargs)
         return call_in_memory(self, tuple(positional), named)
 
     @overload
@@ -153,27 +153,27 @@ class Workflow(Generic[P, T_co]):
         call: Callable[..., Coroutine[Any, Any, Any]] = self.fn
         return call(context, *args, **kwargs)
 
-    def conformed(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def check_arguments(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments as the function would take them, checked against the annotations. Raises `InvalidInput`."""
         try:
             if not kwargs and self._fewest <= len(args) <= len(self._plain):
-                return [self._fitting(codec, name, value) for name, value in zip(self._plain, args, strict=False)], {}
-            bound = self._bound(args, kwargs)
+                return [self._check_value(codec, name, value) for name, value in zip(self._plain, args, strict=False)], {}
+            bound = self._bind(args, kwargs)
             for name, value in bound.arguments.items():
-                bound.arguments[name] = self._conformed(codec, name, value)
+                bound.arguments[name] = self._check_argument(codec, name, value)
         except ValueError as reason:
             raise InvalidInput(self.name, str(reason)) from reason
         return list(bound.args), bound.kwargs
 
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         try:
             return self._signature.bind(*args, **kwargs)
         except TypeError as reason:
             raise InvalidInput(self.name, str(reason)) from None
 
-    def input(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WorkflowInput:
+    def encode_input(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WorkflowInput:
         """The arguments checked against the annotations and encoded. Raises `InvalidInput`."""
-        given = [*self.conformed(codec, args, kwargs)]
+        given = [*self.check_arguments(codec, args, kwargs)]
         try:
             encoded, kept = codec.dump(given, self._input_hint, path="input")
         except ValueNotStorable as reason:
@@ -181,22 +181,22 @@ class Workflow(Generic[P, T_co]):
         digest = codec.digest(given) or hashlib.blake2b(encoded, digest_size=16).digest()
         return WorkflowInput(encoded, digest, Arguments(tuple(kept[0]), kept[1]))
 
-    def decoded(self, codec: Codec, encoded: bytes) -> Arguments:
+    def decode_input(self, codec: Codec, encoded: bytes) -> Arguments:
         """The arguments of a stored run. Raises ValueError."""
         match codec.load(encoded, self._input_hint):
             case [list() as args, dict() as kwargs]:
                 return Arguments(tuple(args), kwargs)
         raise ValueError("it is not a list of arguments and a dict of keyword arguments")
 
-    def _conformed(self, codec: Codec, name: str, value: Any) -> Any:
+    def _check_argument(self, codec: Codec, name: str, value: Any) -> Any:
         kind = self._signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL:
-            return tuple(self._fitting(codec, name, each) for each in value)
+            return tuple(self._check_value(codec, name, each) for each in value)
         if kind is inspect.Parameter.VAR_KEYWORD:
-            return {key: self._fitting(codec, name, each) for key, each in value.items()}
-        return self._fitting(codec, name, value)
+            return {key: self._check_value(codec, name, each) for key, each in value.items()}
+        return self._check_value(codec, name, value)
 
-    def _fitting(self, codec: Codec, name: str, value: Any) -> Any:
+    def _check_value(self, codec: Codec, name: str, value: Any) -> Any:
         try:
             return codec.conform(value, self._annotations.get(name, Any))
         except ValueError as reason:

@@ -32,8 +32,10 @@ from perdure.run import Run
 from perdure.simple_stores import WorkflowStore
 from perdure.store import Store
 from perdure.stores import choose_store
-from perdure.worker.host import STEP_THREADS, Host, WorkflowDefinition
+from perdure.worker.host import STEP_THREADS, Host
+from perdure.worker.waiting import resume, run_to_outcome
 from perdure.worker.worker import Worker
+from perdure.worker.workflow_body import WorkflowDefinition
 
 if TYPE_CHECKING:
     from perdure.caches import StepCache
@@ -97,12 +99,12 @@ class Runtime:
             "on_unknown_steps": on_unknown_steps,
             "on_definition_change": on_definition_change,
         }
-        near = checked({name: value for name, value in given.items() if value is not None}, ProcessOptions)
+        process_options = checked({name: value for name, value in given.items() if value is not None}, ProcessOptions)
         self._host = Host(
             self._store,
             replace(_settings(tuning), executor=self._threads),
             lease_ttl=ttl,
-            options=near,
+            process_options=process_options,
             is_implicit=is_implicit,
         )
         self._is_closed = False
@@ -171,7 +173,7 @@ class Runtime:
             host = self._at(NotBefore(host.clock, instant(now, what="now")))
         claims = await host.claim(limit, self._queues)
         drives = {claim.run.id: host.drive(host.workflows[claim.run.workflow], claim, {}) for claim in claims.claims}
-        outcomes = await asyncio.gather(*(driving.joined() for driving in drives.values()), return_exceptions=True)
+        outcomes = await asyncio.gather(*(active.join() for active in drives.values()), return_exceptions=True)
         return {
             run_id: Err(outcome) if isinstance(outcome, BaseException) else outcome
             for run_id, outcome in zip(drives, outcomes, strict=True)
@@ -198,16 +200,14 @@ class Runtime:
     async def start(self, workflow: Any, /, *args: Any, **options: Any) -> Run[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
         """Create a run and give it at once; a worker drives it. The same id with the same input is the same run."""
         definition = self._definition(workflow)
-        start = self._host.beginning(definition, args, {}, stored_only(options))
-        new, worker = start.new, self._worker
-        # Taken at once when there is room, so that a start costs one write; otherwise left to be claimed.
-        takes_it = worker is not None and worker.has_room() and new.start_at is None and self._serves(new.queue)
-        ttl = self._host.lease_ttl if takes_it else None
-        created = await self._host.create(start, ttl)
-        claim = created.claim
-        if worker is not None and claim is not None:
-            worker.adopt(self._host.drive(definition, claim, {}, arguments=start.arguments, is_background=True))
-        return Run(self._host, new.id)
+        start = self._host.new_run(definition, args, {}, stored_only(options))
+        worker = self._worker
+        # The run is leased as it is created if the worker has room, so that a start costs one write; otherwise it is claimed.
+        may_drive = worker is not None and worker.has_room() and self._serves(start.new.queue)
+        active = await self._host.create_and_drive(definition, start, {}, may_drive=may_drive, is_background=True)
+        if worker is not None and active is not None:
+            worker.adopt(active)
+        return Run(self._host, start.new.id)
 
     @overload
     async def run(
@@ -230,13 +230,12 @@ class Runtime:
     async def run(self, workflow: Any, /, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
         """Create a run, or find it, drive it here until it ends or suspends, and give its outcome."""
         definition = self._definition(workflow)
-        start = self._host.beginning(definition, args, {}, stored_only(options))
-        driving = await self._host.begin(definition, start, {})
-        return await (self._host.go_on(start.new.id, definition, {}, wait=True) if driving is None else driving.joined())
+        start = self._host.new_run(definition, args, {}, stored_only(options))
+        return await run_to_outcome(self._host, definition, start, {})
 
     async def resume(self, run_id: str) -> Outcome[Any]:
         """Drive the run if it is due; otherwise change nothing and give its present state."""
-        return await self._host.go_on(check_id(run_id, "a run's id"), None, {}, wait=True)
+        return await resume(self._host, check_id(run_id, "a run's id"), None, {})
 
     async def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
         """Put a signal into the run's inbox and return. The run gets it exactly once, also when it does not wait yet.
@@ -316,7 +315,7 @@ class Runtime:
             self._store,
             replace(self._host.settings, clock=clock),
             lease_ttl=self._host.lease_ttl,
-            options=self._host.process_options,
+            process_options=self._host.process_options,
         )
         host.workflows = self._host.workflows
         return host

@@ -285,7 +285,8 @@ class Listeners:
                 told.set_result(None)
 
 
-# The listeners of runs, by drive: the same for those who subscribe and for the drive, whichever comes first.
+# The listeners of each run, in this process. Not part of the worker's registry of drives: a listener may subscribe before the
+# first drive, and stays subscribed while the run is suspended and not driven at all.
 _listening: dict[DriveKey, Listeners] = {}
 # The loops on which runs were driven or subscribed to.
 _loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
