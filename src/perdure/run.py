@@ -37,7 +37,7 @@ class Run(Generic[T_co]):
         return (await self._host.row(self.id)).status
 
     async def outcome(self) -> Outcome[T_co]:
-        """How the run stands: at once when it has ended or is suspended, otherwise as soon as it does. `await run` waits on."""
+        """How the run ended, or that it is suspended; waits while it is neither. `await run` waits through suspensions too."""
         return await wait_for_outcome(self._host, self.id)
 
     async def snapshot(
@@ -57,11 +57,11 @@ class Run(Generic[T_co]):
         return (await self._host.view(self.id)).snapshot(selection, metadata)
 
     async def resume_state(self) -> ResumeState:
-        """What the run's steps gave, to go on from elsewhere."""
+        """The results of the run's steps, from which another run can go on."""
         return (await self._host.view(self.id)).resume_state()
 
     def subscribe(self, listener: Listener, *, mode: Mode = "sync", coalesce: Coalesce = "none") -> Subscription:
-        """Tell `listener` what happens to this run while this process drives it. Call what is returned to unsubscribe.
+        """Call `listener` with what happens to this run while this process drives it. Call the subscription to unsubscribe.
 
         In mode `sync` the run waits for the listener, also for an async one; in mode `async` events are queued, and
         `coalesce="latest"` leaves only the newest in the queue. Nothing that a listener raises changes the run.

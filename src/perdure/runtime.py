@@ -4,8 +4,8 @@
         run = await runtime.start(checkout, order, id="order-1")
         receipt = await run
 
-Inside `async with` it works in the background and drains on exit. Outside it is a client: `start` writes the row and others drive
-it; `work()` is the worker in the foreground, `sweep()` resumes what is due once.
+Inside `async with` it works in the background and drains on exit. Outside it is a client: `start` writes the row, and
+workers elsewhere drive it. `work()` is the worker in the foreground, `sweep()` resumes once what is due.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from perdure.model.clock import Clock, NotBefore, SystemClock
 from perdure.model.durations import Duration, instant, microseconds, seconds
 from perdure.model.ids import check_id
 from perdure.model.records import STATUSES, RunInfo, Status
-from perdure.options import EngineSettings, ProcessOptions, StoredOptions, checked, stored_only
+from perdure.options import EngineSettings, ProcessOptions, StoredOptions, check_options, check_stored_options
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.simple_stores import WorkflowStore
@@ -90,7 +90,7 @@ class Runtime:
         self._store, self._is_owned, is_implicit = choose_store(store, is_for_workers=True)
         # A client drives too, in `run` and `sweep`.
         self._threads = ThreadPoolExecutor(concurrency or STEP_THREADS, thread_name_prefix="perdure-step")
-        given = {
+        options = {
             "deps": deps,
             "cache": cache,
             "on_event": on_event,
@@ -99,7 +99,7 @@ class Runtime:
             "on_unknown_steps": on_unknown_steps,
             "on_definition_change": on_definition_change,
         }
-        process_options = checked({name: value for name, value in given.items() if value is not None}, ProcessOptions)
+        process_options = check_options({name: value for name, value in options.items() if value is not None}, ProcessOptions)
         self._host = Host(
             self._store,
             replace(_settings(tuning), executor=self._threads),
@@ -109,7 +109,7 @@ class Runtime:
         )
         self._is_closed = False
         self._worker: Worker | None = None
-        self._working: asyncio.Task[None] | None = None
+        self._worker_task: asyncio.Task[None] | None = None
         for workflow in workflows:
             self.register(workflow)
 
@@ -119,19 +119,19 @@ class Runtime:
         await self._store.setup()
         if self._concurrency:
             self._worker = self._new_worker()
-            self._working = asyncio.get_running_loop().create_task(self._worker.work(), name="perdure-worker")
+            self._worker_task = asyncio.get_running_loop().create_task(self._worker.work(), name="perdure-worker")
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            if self._worker is not None and self._working is not None:
+            if self._worker is not None and self._worker_task is not None:
                 self._worker.stop()
-                await self._working  # also raises what ended it before
+                await self._worker_task  # raises the error that ended the worker, if there was one
         finally:
             await self.close()
 
     async def close(self) -> None:
-        """Give back what is still driven here; let go of threads, and of the store if it was opened here."""
+        """Give back the runs that are still driven here, shut down the threads, and close the store if this runtime opened it."""
         self._is_closed = True
         await self._host.drain()
         self._threads.shutdown(wait=False)
@@ -167,10 +167,10 @@ class Runtime:
                 self._worker = None
 
     async def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]:
-        """Resume up to `limit` due runs once, and give the outcome of each. One that fails to be driven is an `Err` here."""
+        """The outcomes of up to `limit` due runs, each resumed once. A run that could not be driven has an `Err`."""
         host = self._host
         if now is not None:
-            host = self._at(NotBefore(host.clock, instant(now, what="now")))
+            host = self._host_at(NotBefore(host.clock, instant(now, what="now")))
         claims = await host.claim(limit, self._queues)
         drives = {claim.run.id: host.drive(host.workflows[claim.run.workflow], claim, {}) for claim in claims.claims}
         outcomes = await asyncio.gather(*(active.join() for active in drives.values()), return_exceptions=True)
@@ -198,9 +198,9 @@ class Runtime:
     @overload
     async def start(self, workflow: str, /, *args: Any, **options: Unpack[StoredOptions]) -> Run[Any]: ...
     async def start(self, workflow: Any, /, *args: Any, **options: Any) -> Run[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
-        """Create a run and give it at once; a worker drives it. The same id with the same input is the same run."""
+        """A new run, at once; a worker drives it. The same id with the same input is the same run."""
         definition = self._definition(workflow)
-        start = self._host.new_run(definition, args, {}, stored_only(options))
+        start = self._host.new_run(definition, args, {}, check_stored_options(options))
         worker = self._worker
         # The run is leased as it is created if the worker has room, so that a start costs one write; otherwise it is claimed.
         may_drive = worker is not None and worker.has_room() and self._serves(start.new.queue)
@@ -228,13 +228,13 @@ class Runtime:
     @overload
     async def run(self, workflow: str, /, *args: Any, **options: Unpack[StoredOptions]) -> Outcome[Any]: ...
     async def run(self, workflow: Any, /, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
-        """Create a run, or find it, drive it here until it ends or suspends, and give its outcome."""
+        """The outcome of a run, created or found, that is driven here until it ends or suspends."""
         definition = self._definition(workflow)
-        start = self._host.new_run(definition, args, {}, stored_only(options))
+        start = self._host.new_run(definition, args, {}, check_stored_options(options))
         return await run_to_outcome(self._host, definition, start, {})
 
     async def resume(self, run_id: str) -> Outcome[Any]:
-        """Drive the run if it is due; otherwise change nothing and give its present state."""
+        """The outcome of the run after driving it, if it is due; otherwise its present state."""
         return await resume(self._host, check_id(run_id, "a run's id"), None, {})
 
     async def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
@@ -258,7 +258,7 @@ class Runtime:
         limit: int = 100,
         cursor: RunInfo | None = None,
     ) -> list[RunInfo]:
-        """Runs, last changed first. `cursor` is the last line of the page before."""
+        """Runs, last changed first. `cursor` is the last item of the page before."""
         if status is not None and status not in STATUSES:
             raise ValueError(f"status is one of {', '.join(sorted(STATUSES))}, not {status!r}")
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
@@ -310,7 +310,7 @@ class Runtime:
     def _new_worker(self) -> Worker:
         return Worker(self._host, self._concurrency, self._queues)
 
-    def _at(self, clock: Clock) -> Host:
+    def _host_at(self, clock: Clock) -> Host:
         host = Host(
             self._store,
             replace(self._host.settings, clock=clock),
@@ -340,7 +340,7 @@ def _stop_on_signals(stop: Callable[[], None]) -> Any:
     handled = []
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(NotImplementedError):  # Windows: cancellation is the way there
+            with contextlib.suppress(NotImplementedError):  # on Windows, where only cancellation stops it
                 loop.add_signal_handler(number, stop)
                 handled.append(number)
     try:

@@ -121,7 +121,7 @@ class ActiveRuns:
             self._by_owner[owner].discard(run)
 
     def keep_driving(self, run_id: str, drive_whenever_due: Coroutine[Any, Any, None]) -> None:
-        """Let this go on in the background until the run has ended, whoever refers to the run."""
+        """Keep this coroutine running in the background until it returns: nothing else refers to its task."""
         task = asyncio.get_running_loop().create_task(drive_whenever_due, name=f"perdure-run:{run_id}")
         self._keepers.add(task)
 

@@ -51,7 +51,7 @@ def shared_threads() -> ThreadPoolExecutor:
 class Host:
     """Leases runs of one store and drives them.
 
-    `is_implicit`: the store is one in memory that the user did not ask for, so that there is a warning when a run suspends in it.
+    `is_implicit`: the store is in memory and the user did not ask for it, so a run that suspends there causes a warning.
     """
 
     def __init__(
@@ -160,17 +160,17 @@ class Host:
         return await self._lease(acquire, lambda claim: () if claim is None else (claim,))
 
     async def _lease(self, verb: Callable[[], Awaitable[T]], claims_in: Callable[[T], Iterable[Claim]]) -> T:
-        """What this verb of the store gives. A caller that is cancelled meanwhile gives back the leases that are in it."""
+        """The answer of a store verb that may lease runs. If the caller is cancelled meanwhile, its leases are released."""
 
-        async def give_back(given: T) -> None:
-            for claim in claims_in(given):
+        async def give_back(answer: T) -> None:
+            for claim in claims_in(answer):
                 with contextlib.suppress(Exception):  # if this fails, the lease expires by itself
                     await self.store.release(claim.lease, now=self.clock.store_now())
 
         asked_at = elapsed()
-        given = await answered(verb(), give_back)
-        self._asked_at.update((claim.lease.token, asked_at) for claim in claims_in(given))
-        return given
+        answer = await answered(verb(), give_back)
+        self._asked_at.update((claim.lease.token, asked_at) for claim in claims_in(answer))
+        return answer
 
     def drive(
         self,
