@@ -302,7 +302,9 @@ class Context(Generic[D]):
 
     def _step_call(self, name: str, fn: Any, args: tuple[Any, ...], key: str | None, plan: StepPlan) -> StepCall:
         caching = self._drive.caching if plan.may_cache else None
-        return StepCall(self._key(name if key is None else key), check_id(name, "a step's name"), fn, args, plan, caching)
+        if key is None:
+            return StepCall(self._key(name), name, fn, args, plan, caching)
+        return StepCall(self._key(key), check_id(name, "a step's name"), fn, args, plan, caching)
 
 
 class _Attributes(Mapping[str, Any]):
