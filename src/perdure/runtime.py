@@ -300,7 +300,7 @@ class Runtime:
             return self._host.definition(workflow)
         if not getattr(workflow, "is_perdure_workflow", False):
             raise TypeError(f"start and run take a workflow or its name, not {workflow!r}; decorate the function with @workflow")
-        self.register(workflow)
+        self._host.register(workflow)
         definition: WorkflowDefinition = workflow
         return definition
 

@@ -69,18 +69,14 @@ class ActiveRun:
                 owner.on_drive_over(self)
         finally:
             for waiter in self._waiters:
-                _settle(waiter, task)
-
-
-def _settle(waiter: asyncio.Future[Outcome[Any]], task: asyncio.Task[Outcome[Any]]) -> None:
-    if waiter.done():
-        return
-    if task.cancelled():
-        waiter.cancel()
-    elif (error := task.exception()) is not None:
-        waiter.set_exception(error)
-    else:
-        waiter.set_result(task.result())
+                if waiter.done():  # cancelled
+                    continue
+                if task.cancelled():
+                    waiter.cancel()
+                elif (error := task.exception()) is not None:
+                    waiter.set_exception(error)
+                else:
+                    waiter.set_result(task.result())
 
 
 class ActiveRuns:

@@ -10,11 +10,11 @@ import contextlib
 import uuid
 import warnings
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any, Final, TypeVar
+from functools import lru_cache, partial
+from typing import Any, Final
 
 from perdure.aio.pending_write import answered
 from perdure.codec.outcomes import Hints, failed_keys_of, outcome_of
@@ -32,9 +32,7 @@ from perdure.snapshots.importer import Arguments, Beginning
 from perdure.snapshots.view import View, stored_view
 from perdure.store import Store
 from perdure.worker.active_runs import ActiveRun, active_runs, drive_key
-from perdure.worker.workflow_body import WorkflowDefinition, body_of, body_with
-
-T = TypeVar("T")
+from perdure.worker.workflow_body import WorkflowDefinition, body_of, call_body
 
 STEP_THREADS: Final = 100
 
@@ -123,54 +121,50 @@ class Host:
         not be driven here: then a worker may claim it.
         """
         is_leased = may_drive and start.new.start_at is None
-        created = await self._create(start, self.lease_ttl if is_leased else None)
+        asked_at = elapsed()
+        create = self.store.create(
+            start.new,
+            ttl=self.lease_ttl if is_leased else None,
+            entries=start.entries,
+            inbox=start.inbox,
+            created_at=start.created_at,
+            now=self.clock.store_now(),
+        )
+        created = await answered(create, self._give_back)
         if created.claim is not None:
+            self._asked_at[created.claim.lease.token] = asked_at
             return self.drive(workflow, created.claim, options, arguments=start.arguments, is_background=is_background)
         if retry_failed and created.run.ended and created.run.status != "completed":
             await self.reopen(start.new.id)
         return None
 
-    async def _create(self, start: Beginning, ttl: float | None) -> Created:
-        def create() -> Awaitable[Created]:
-            return self.store.create(
-                start.new,
-                ttl=ttl,
-                entries=start.entries,
-                inbox=start.inbox,
-                created_at=start.created_at,
-                now=self.clock.store_now(),
-            )
-
-        return await self._lease(create, lambda created: () if created.claim is None else (created.claim,))
-
     async def claim(self, limit: int, queues: Collection[str] | None) -> Claims:
         """Claim due runs of the workflows known here."""
-
-        def claim() -> Awaitable[Claims]:
-            return self.store.claim(limit, self.lease_ttl, tuple(self.workflows), queues, now=self.clock.store_now())
-
-        return await self._lease(claim, lambda claims: claims.claims)
+        asked_at = elapsed()
+        claim = self.store.claim(limit, self.lease_ttl, tuple(self.workflows), queues, now=self.clock.store_now())
+        claims = await answered(claim, self._give_back)
+        self._asked_at.update((claim.lease.token, asked_at) for claim in claims.claims)
+        return claims
 
     async def acquire(self, run_id: str) -> Claim | None:
         """Lease this run if it is due."""
-
-        def acquire() -> Awaitable[Claim | None]:
-            return self.store.acquire(run_id, self.lease_ttl, now=self.clock.store_now())
-
-        return await self._lease(acquire, lambda claim: () if claim is None else (claim,))
-
-    async def _lease(self, verb: Callable[[], Awaitable[T]], claims_in: Callable[[T], Iterable[Claim]]) -> T:
-        """The answer of a store verb that may lease runs. If the caller is cancelled meanwhile, its leases are released."""
-
-        async def give_back(answer: T) -> None:
-            for claim in claims_in(answer):
-                with contextlib.suppress(Exception):  # if this fails, the lease expires by itself
-                    await self.store.release(claim.lease, now=self.clock.store_now())
-
         asked_at = elapsed()
-        answer = await answered(verb(), give_back)
-        self._asked_at.update((claim.lease.token, asked_at) for claim in claims_in(answer))
-        return answer
+        acquire = self.store.acquire(run_id, self.lease_ttl, now=self.clock.store_now())
+        claim = await answered(acquire, self._give_back)
+        if claim is not None:
+            self._asked_at[claim.lease.token] = asked_at
+        return claim
+
+    async def _give_back(self, leased: Created | Claims | Claim | None) -> None:
+        """Release the leases in this answer of the store, whose caller was cancelled before it came."""
+        if isinstance(leased, Claims):
+            claims = leased.claims
+        else:
+            claim = leased.claim if isinstance(leased, Created) else leased
+            claims = [] if claim is None else [claim]
+        for claim in claims:
+            with contextlib.suppress(Exception):  # if this fails, the lease expires by itself
+                await self.store.release(claim.lease, now=self.clock.store_now())
 
     def drive(
         self,
@@ -183,8 +177,9 @@ class Host:
     ) -> ActiveRun:
         """Start driving a claimed run. With `arguments` it was created just now: nothing need be read, nothing has changed."""
         key = drive_key(self.store, claim.run.id)
+        asked_at = self._asked_at.pop(claim.lease.token, None)
         drive = Drive(
-            body_of(workflow, claim, self.settings.codec) if arguments is None else body_with(workflow, arguments),
+            body_of(workflow, claim, self.settings.codec) if arguments is None else partial(call_body, workflow, arguments),
             workflow.hints,
             claim,
             self.settings,
@@ -192,7 +187,7 @@ class Host:
             self.store,
             heartbeat=self._heartbeat,
             ttl=self.lease_ttl,
-            asked_at=self._asked_at.pop(claim.lease.token, elapsed()),
+            asked_at=elapsed() if asked_at is None else asked_at,
             listeners=listeners_of(key),
         )
         return active_runs.start(drive, key, self, is_background=is_background)

@@ -40,11 +40,6 @@ class WorkflowDefinition(Protocol):
     def body(self, drive: Drive, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]: ...
 
 
-def body_with(workflow: WorkflowDefinition, arguments: Arguments) -> Callable[[Drive], Coroutine[Any, Any, Any]]:
-    """The body with arguments that are known, of a run that was created just now."""
-    return partial(_call_body, workflow, arguments)
-
-
 def body_of(workflow: WorkflowDefinition, claim: Claim, codec: Codec) -> Callable[[Drive], Coroutine[Any, Any, Any]]:
     """The body with the stored arguments. It fails the run if these cannot be read, and reacts if the code has changed."""
     try:
@@ -53,10 +48,11 @@ def body_of(workflow: WorkflowDefinition, claim: Claim, codec: Codec) -> Callabl
         return partial(_refuse, SnapshotCorrupt(claim.run.id, "the input", str(reason)))
     if is_changed(claim.run.definition_hash, workflow.definition_hash):
         return partial(_call_changed_body, workflow, arguments)
-    return body_with(workflow, arguments)
+    return partial(call_body, workflow, arguments)
 
 
-def _call_body(workflow: WorkflowDefinition, arguments: Arguments, drive: Drive) -> Coroutine[Any, Any, Any]:
+def call_body(workflow: WorkflowDefinition, arguments: Arguments, drive: Drive) -> Coroutine[Any, Any, Any]:
+    """The body with these arguments, on this drive."""
     return workflow.body(drive, *arguments)
 
 
