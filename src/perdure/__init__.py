@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from perdure.context import Context as Context
     from perdure.definition import Workflow as Workflow
     from perdure.definition import workflow as workflow
-    from perdure.engine.body_tasks import StepInfo as StepInfo
-    from perdure.engine.body_tasks import current_step as current_step
+    from perdure.engine.step_info import StepInfo as StepInfo
+    from perdure.engine.step_info import current_step as current_step
     from perdure.engine.subscriptions import Subscription as Subscription
     from perdure.errors import DuplicateStep as DuplicateStep
     from perdure.errors import FormatProblem as FormatProblem
@@ -113,7 +113,7 @@ _MAIN_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "Workflow",
         "workflow",
     ),
-    "engine.body_tasks": (
+    "engine.step_info": (
         "StepInfo",
         "current_step",
     ),

@@ -1,7 +1,7 @@
 """`Context`: what a workflow's body uses to do anything durable.
 
-Everything here is recorded under a key and gives the same again on a replay. Reads `engine` and the operations built on it; holds
-no state of its own but the names of its scope.
+Everything here is recorded under a key, and a replay gets the same again. A Context only passes calls on to its drive; its own
+state is the names of its scope.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, Required, TypeAlias, TypeVar, TypeVarTuple, Unpack, cast, overload
 
-from perdure.engine.body_tasks import Branches, StepInfo, place
+from perdure.engine.body_tasks import Branches
 from perdure.engine.drive import Drive
 from perdure.engine.durable_waits import MISSING, TimeLimit, sleep, wait_for_signal
 from perdure.engine.fanout import OnError, run_map, run_race
+from perdure.engine.step_info import StepInfo, place
 from perdure.engine.steps import StepCall, replayed, run_step
 from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds, moment
 from perdure.model.ids import check_id
@@ -42,7 +43,7 @@ Racer: TypeAlias = Coroutine[Any, Any, T]
 
 
 class _EachOptions(StepDefaults, total=False):
-    """Those of a step, with a key made from each item, and how many may run at once."""
+    """The options of a step, with a key made from each item, and how many may run at once."""
 
     key: Callable[[Any], str]
     concurrency: int
@@ -128,13 +129,13 @@ class Context(Generic[D]):
         `fn` is async or plain (then it runs in a thread). The key defaults to the name, which defaults to the function's; one
         key is used once in a run. `retry=`, `timeout=` (for each attempt), `at_most_once=True`, `returns=` (the type to
         rebuild, when `fn` is not annotated), and, where there is a cache, `ttl=` and `cache=False` are options, which
-        `@step(...)` can set beside the function.
+        `@step(...)` can also set.
         """
-        name, fn, args = _named(call)
+        name, fn, args = _split_name(call)
         spec, drive = spec_of(fn), self._drive
         plan = spec.plan_with(options) if options else spec.plan
         if name is None:
-            name = _name(spec, fn)
+            name = _step_name(spec, fn)
         if drive.turnstile.queue and not self._scope and drive.caching is None and not drive.telling.audience:
             entry = drive.calls.next_record(name if key is None else key)
             if entry is not None:
@@ -197,11 +198,11 @@ class Context(Generic[D]):
         Items are keyed `name[i]`, or by `key(item)`, and must come from the input or from a step. With `on_error="collect"` the
         list holds `Ok` and `Err`; otherwise the first error cancels the rest.
         """
-        name, fn, items = _mapped(call)
+        name, fn, items = _split_map_call(call)
         spec = spec_of(fn)
         if on_error not in ("raise", "collect"):
             raise ValueError(f'on_error is "raise" or "collect", not {on_error!r}')
-        concurrency = _positive(options.pop("concurrency", 32), "concurrency")
+        concurrency = _check_positive(options.pop("concurrency", 32), "concurrency")
         key = options.pop("key", None)
         if key is not None and not callable(key):
             raise TypeError(f"key= of ctx.map is a function that makes a key from an item, not {key!r}")
@@ -252,7 +253,7 @@ class Context(Generic[D]):
     ) -> Any:
         """The payload of the next signal called `name`: also one that came before this wait. `returns=` is its type.
 
-        With `timeout=`, `TimeoutError` is raised when none came in time, or `default` given.
+        With `timeout=`, `TimeoutError` is raised when none came in time, or `default` returned.
         """
         check_id(name, "a signal's name")
         if default is not MISSING and timeout is None:
@@ -274,13 +275,13 @@ class Context(Generic[D]):
 
     def uuid4(self, *, key: str | None = None) -> uuid.UUID:
         """A random-looking UUID, the same on every replay. Numbered in this scope; `key=` makes it independent of order."""
-        return uuid.UUID(bytes=self._derived("uuid4", key, 16), version=4)
+        return uuid.UUID(bytes=self._derive("uuid4", key, 16), version=4)
 
     def random(self, *, key: str | None = None) -> float:
         """A random-looking number from 0.0 up to 1.0, the same on every replay. Numbered in this scope, or by `key=`."""
-        return int.from_bytes(self._derived("random", key, 7), "big") / (1 << 56)
+        return int.from_bytes(self._derive("random", key, 7), "big") / (1 << 56)
 
-    def _derived(self, what: str, key: str | None, size: int) -> bytes:
+    def _derive(self, what: str, key: str | None, size: int) -> bytes:
         here = place.get()
         if not isinstance(here, Branches):
             raise RuntimeError(f"ctx.{what}() belongs in the body of a workflow; in a step use the standard library")
@@ -296,12 +297,14 @@ class Context(Generic[D]):
     def _key(self, key: str) -> str:
         """The key as it is recorded."""
         if not self._scope and (check_id(key, "a step's key")[0] not in "/%" or self._drive.calls.is_told(key)):
-            return key  # others know nothing of our escapes: what they recorded is there under the key as it is written
+            return key  # an imported snapshot of another library has its keys as they are written, without our escapes
         return full_key(self._scope, key)
 
     def _step_call(self, name: str, fn: Any, args: tuple[Any, ...], key: str | None, plan: StepPlan) -> StepCall:
         caching = self._drive.caching if plan.may_cache else None
-        return StepCall(self._key(name if key is None else key), check_id(name, "a step's name"), fn, args, plan, caching)
+        if key is None:
+            return StepCall(self._key(name), name, fn, args, plan, caching)
+        return StepCall(self._key(key), check_id(name, "a step's name"), fn, args, plan, caching)
 
 
 class _Attributes(Mapping[str, Any]):
@@ -330,7 +333,7 @@ class _Attributes(Mapping[str, Any]):
             ) from None
 
 
-def _named(call: tuple[Any, ...]) -> tuple[str | None, Any, tuple[Any, ...]]:
+def _split_name(call: tuple[Any, ...]) -> tuple[str | None, Any, tuple[Any, ...]]:
     """A call's positional arguments as (name or None, function, the rest)."""
     if call and isinstance(call[0], str):
         if len(call) == 1:
@@ -341,21 +344,21 @@ def _named(call: tuple[Any, ...]) -> tuple[str | None, Any, tuple[Any, ...]]:
     return None, call[0], call[1:]
 
 
-def _mapped(call: tuple[Any, ...]) -> tuple[str, Any, list[Any]]:
+def _split_map_call(call: tuple[Any, ...]) -> tuple[str, Any, list[Any]]:
     """The positional arguments of ctx.map as (name, function, items)."""
-    name, fn, rest = _named(call)
+    name, fn, rest = _split_name(call)
     if len(rest) != 1 or not isinstance(rest[0], Iterable):
         raise TypeError("ctx.map takes a function and the items: ctx.map(fn, items) or ctx.map(name, fn, items)")
-    return name or _name(spec_of(fn), fn), fn, list(rest[0])
+    return name or _step_name(spec_of(fn), fn), fn, list(rest[0])
 
 
-def _positive(number: Any, what: str) -> int:
+def _check_positive(number: Any, what: str) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(f"{what} must be a whole number of at least 1, not {number!r}")
     return number
 
 
-def _name(spec: StepSpec, fn: Any) -> str:
+def _step_name(spec: StepSpec, fn: Any) -> str:
     if spec.name is None:
         raise TypeError(f"{fn!r} has no name to be recorded under; pass one before it: ctx.step('charge', lambda: ...)")
     return spec.name

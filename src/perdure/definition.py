@@ -1,6 +1,6 @@
 """`@workflow` and `Workflow`: a function, seen as something that can be run durably.
 
-A Workflow knows its name, its function, and how its arguments and result are checked and rebuilt. Running it is `runtime`'s work.
+A Workflow knows its name, its function, and how its arguments and result are checked and rebuilt. The worker runs it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from perdure.aio.loop_thread import block_on
 from perdure.codec import Codec
 from perdure.codec.outcomes import Hints
 from perdure.context import Context
-from perdure.engine.body_tasks import Branches, place
+from perdure.engine.body_tasks import Branches
 from perdure.engine.drive import Drive
+from perdure.engine.step_info import place
 from perdure.errors import InvalidInput, ValueNotStorable
 from perdure.model.ids import check_id
-from perdure.options import ProcessOptions, RunOptions, checked
+from perdure.options import ProcessOptions, RunOptions, check_options
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.snapshots.importer import Arguments
 from perdure.stepspec import split_result
-from perdure.worker.host import WorkflowInput
 from perdure.worker.single_run import call_in_memory, run_once, start_once
+from perdure.worker.workflow_body import WorkflowInput
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,12 +55,12 @@ class Workflow(Generic[P, T_co]):
             raise TypeError(f"a workflow is an async function: write `async def {getattr(fn, '__name__', name)}(ctx, ...)`")
         self.name = check_id(name, "a workflow's name")
         self.fn = fn
-        self.process_options = checked(options, ProcessOptions)
+        self.process_options = check_options(options, ProcessOptions)
         self.__doc__ = fn.__doc__
         self.__name__ = getattr(fn, "__name__", name)
         self.__wrapped__ = fn
         self._signature = _payload_signature(fn)
-        # Where all parameters are plain, positional arguments go to them one by one, and at least so many are needed.
+        # The fast path: where all parameters are plain, positional arguments go to them one by one, at least `_fewest` of them.
         self._plain, self._fewest = _plain_parameters(self._signature)
         self._annotations = _annotations(fn)
         parameters = [self._annotations.get(each, Any) for each in self._signature.parameters]
@@ -77,7 +78,7 @@ class Workflow(Generic[P, T_co]):
                 f"workflow {self.name!r} was called in another workflow's body, where it would not be recorded; "
                 "start it as a run of its own from a step"
             )
-        positional, named = self.conformed(Codec(), args, kwargs)
+        positional, named = self.check_arguments(Codec(), args, kwargs)
         return call_in_memory(self, tuple(positional), named)
 
     @overload
@@ -95,12 +96,12 @@ class Workflow(Generic[P, T_co]):
     @overload
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[T_co]: ...
     async def run(self, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
-        """Drive a run until it ends or suspends, and give its outcome. With `id=` and `store=` it survives this process.
+        """The outcome of a run that is driven here until it ends or suspends. With `id=` and `store=` it survives this process.
 
         The same id with the same input is the same run: it goes on, or gives its outcome. Every keyword is an option; arguments
         are positional, or use `wf.options(id=...).run(...)`.
         """
-        return await run_once(self, args, {}, checked(options, RunOptions))
+        return await run_once(self, args, {}, check_options(options, RunOptions))
 
     @overload
     async def start(
@@ -117,8 +118,8 @@ class Workflow(Generic[P, T_co]):
     @overload
     async def start(self, *args: P.args, **kwargs: P.kwargs) -> Run[T_co]: ...
     async def start(self, *args: Any, **options: Any) -> Run[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
-        """Start a run in the background of this process and give its `Run`; without `id=` and `store=`, in memory."""
-        return Run(*await start_once(self, args, {}, checked(options, RunOptions)))
+        """A new run, driven in the background of this process; without `id=` and `store=`, in memory."""
+        return Run(*await start_once(self, args, {}, check_options(options, RunOptions)))
 
     @overload
     def run_sync(
@@ -136,7 +137,7 @@ class Workflow(Generic[P, T_co]):
     def run_sync(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[T_co]: ...
     def run_sync(self, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
         """`run` for programs without an event loop: blocks until the run ends or suspends."""
-        return block_on(run_once(self, args, {}, checked(options, RunOptions)))
+        return block_on(run_once(self, args, {}, check_options(options, RunOptions)))
 
     @overload
     def options(self: Workflow[P, Ok[T] | Err[Any]], **options: Unpack[RunOptions]) -> Configured[P, T]: ...
@@ -144,7 +145,7 @@ class Workflow(Generic[P, T_co]):
     def options(self, **options: Unpack[RunOptions]) -> Configured[P, T_co]: ...
     def options(self, **options: Any) -> Configured[P, Any]:
         """This workflow with options set, so that `run` and `start` take its own arguments, keywords included."""
-        return Configured(self, checked(options, RunOptions))
+        return Configured(self, check_options(options, RunOptions))
 
     def body(self, drive: Drive, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
         """The function at work on one attempt of a run."""
@@ -152,27 +153,27 @@ class Workflow(Generic[P, T_co]):
         call: Callable[..., Coroutine[Any, Any, Any]] = self.fn
         return call(context, *args, **kwargs)
 
-    def conformed(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def check_arguments(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments as the function would take them, checked against the annotations. Raises `InvalidInput`."""
         try:
             if not kwargs and self._fewest <= len(args) <= len(self._plain):
-                return [self._fitting(codec, name, value) for name, value in zip(self._plain, args, strict=False)], {}
-            bound = self._bound(args, kwargs)
+                return [self._check_value(codec, name, value) for name, value in zip(self._plain, args, strict=False)], {}
+            bound = self._bind(args, kwargs)
             for name, value in bound.arguments.items():
-                bound.arguments[name] = self._conformed(codec, name, value)
+                bound.arguments[name] = self._check_argument(codec, name, value)
         except ValueError as reason:
             raise InvalidInput(self.name, str(reason)) from reason
         return list(bound.args), bound.kwargs
 
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         try:
             return self._signature.bind(*args, **kwargs)
         except TypeError as reason:
             raise InvalidInput(self.name, str(reason)) from None
 
-    def input(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WorkflowInput:
+    def encode_input(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WorkflowInput:
         """The arguments checked against the annotations and encoded. Raises `InvalidInput`."""
-        given = [*self.conformed(codec, args, kwargs)]
+        given = [*self.check_arguments(codec, args, kwargs)]
         try:
             encoded, kept = codec.dump(given, self._input_hint, path="input")
         except ValueNotStorable as reason:
@@ -180,22 +181,22 @@ class Workflow(Generic[P, T_co]):
         digest = codec.digest(given) or hashlib.blake2b(encoded, digest_size=16).digest()
         return WorkflowInput(encoded, digest, Arguments(tuple(kept[0]), kept[1]))
 
-    def decoded(self, codec: Codec, encoded: bytes) -> Arguments:
+    def decode_input(self, codec: Codec, encoded: bytes) -> Arguments:
         """The arguments of a stored run. Raises ValueError."""
         match codec.load(encoded, self._input_hint):
             case [list() as args, dict() as kwargs]:
                 return Arguments(tuple(args), kwargs)
         raise ValueError("it is not a list of arguments and a dict of keyword arguments")
 
-    def _conformed(self, codec: Codec, name: str, value: Any) -> Any:
+    def _check_argument(self, codec: Codec, name: str, value: Any) -> Any:
         kind = self._signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL:
-            return tuple(self._fitting(codec, name, each) for each in value)
+            return tuple(self._check_value(codec, name, each) for each in value)
         if kind is inspect.Parameter.VAR_KEYWORD:
-            return {key: self._fitting(codec, name, each) for key, each in value.items()}
-        return self._fitting(codec, name, value)
+            return {key: self._check_value(codec, name, each) for key, each in value.items()}
+        return self._check_value(codec, name, value)
 
-    def _fitting(self, codec: Codec, name: str, value: Any) -> Any:
+    def _check_value(self, codec: Codec, name: str, value: Any) -> Any:
         try:
             return codec.conform(value, self._annotations.get(name, Any))
         except ValueError as reason:
@@ -241,7 +242,7 @@ def workflow(fn: Any = None, /, *, name: str | None = None, **options: Any) -> A
 
 
 def _plain_parameters(signature: inspect.Signature) -> tuple[list[str], int]:
-    """The names of the parameters and how many have no default; no number of arguments fits where some are not plain."""
+    """The names of the parameters and how many have no default; `([], 1)`, which nothing fits, where some are not plain."""
     parameters = signature.parameters.values()
     if not all(each.kind in _POSITIONAL for each in parameters):
         return [], 1
@@ -266,16 +267,16 @@ def _payload_signature(fn: Callable[..., Any]) -> inspect.Signature:
 def _annotations(fn: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(fn, include_extras=True)
-    except Exception:  # noqa: BLE001 - whatever an annotation raises, it only means that there is nothing to check against
+    except Exception:  # noqa: BLE001 - an annotation may raise anything; then there is nothing to check against
         return {}
 
 
-# Which way of hashing it is: hashes of different schemes are not compared.
+# The version of this way of hashing: hashes of different versions are not compared.
 SCHEME: Final = "ast1:"
 
 
 def definition_hash(fn: Callable[..., Any]) -> str | None:
-    """The hash of the function's code, or None when its source cannot be had."""
+    """The hash of the function's code without docstrings and decorators; None when its source cannot be read."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
     except (OSError, TypeError, SyntaxError):

@@ -1,8 +1,8 @@
-"""`migrate_store`: everything in one store put into another, as often as it takes.
+"""`migrate_store`: copies everything in one store into another, and can be repeated until nothing is left out.
 
-A run is copied whole and in one transition, so that the target never has half of one, and then read back. What is there already
-is left as it is, so that a call that was killed is simply made again. Only a copy that nobody has touched is replaced by a newer
-one: whatever the target has that the source has not stays, and is reported.
+A run is copied whole in one transition, so the target never has half of one, and is then read back. What the target has already
+is left as it is, so a call that was killed can be made again. Only an unchanged copy is replaced by a newer one: a run that has
+changed in the target stays as it is there, and is reported.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from perdure.snapshots.view import View, stored_view
 from perdure.store import Store
 from perdure.stores import open_store
 
-# How often it is looked for what has changed meanwhile: a source that is worked on is never caught up with.
+# How many times the source is searched for runs that changed meanwhile: while workers use it, there are always some.
 ROUNDS: Final = 10
 
-Kind: TypeAlias = Literal["run", "schedule", "queue"]
+SkippedKind: TypeAlias = Literal["run", "schedule", "queue"]
 
 
 class Skipped(NamedTuple):
     """Something that was left out, and why."""
 
-    kind: Kind
+    kind: SkippedKind
     id: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """What a call of `migrate_store` did: how many runs were copied or there, and which runs, schedules and limits were not."""
+    """What `migrate_store` did: how many runs it copied or found, and which runs, schedules and limits it left out."""
 
     copied: int
     already_there: int
@@ -56,28 +56,27 @@ class Migration:
 
 
 async def migrate_store(source: Store | str, target: Store | str, *, batch: int = 100) -> Migration:
-    """Copy all runs with their steps and signals, the schedules and the queue limits, and say what was done.
+    """Copy all runs with their steps and signals, the schedules and the queue limits, and report what was done.
 
-    `batch` runs are copied at a time. One that a worker drives in the source is not copied but reported, and so is one that has
-    gone on in the target. Call it again to go on after a failure, and for what has changed since; the last call belongs after the
-    last worker on the source has stopped and before the first one on the target starts. Raises `PersistenceError` when a copy
-    does not read back as what was copied.
+    `batch` runs are copied at a time. A run that a worker drives in the source is not copied but reported, and so is one that has
+    changed in the target. Call it again after a failure, and for what has changed since; make the last call when the last worker
+    on the source has stopped and none on the target has started. Raises `PersistenceError` when a copy reads back otherwise.
     """
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ValueError(f"batch must be a whole number of at least 1, not {batch!r}")
-    async with AsyncExitStack() as opened:
-        here, there = [_opened(store, opened) for store in (source, target)]
+    async with AsyncExitStack() as closing:
+        here, there = [_open(store, closing) for store in (source, target)]
         if here.key == there.key:
             raise ValueError("source and target are the same store, so there is nothing to copy; pass two different ones")
         await here.setup()
         await there.setup()
-        return await _Migrating(here, there, batch).done()
+        return await _StoreCopy(here, there, batch).copy_all()
 
 
-def _opened(store: Any, opened: AsyncExitStack) -> Store:
+def _open(store: Any, closing: AsyncExitStack) -> Store:
     if isinstance(store, str):
         store = open_store(store)
-        opened.push_async_callback(store.close)
+        closing.push_async_callback(store.close)
     if isinstance(store, type) or not all(callable(getattr(store, verb, None)) for verb in ("record", "restore", "list")):
         raise TypeError(f"migrate_store takes two stores or DSNs, not {store!r}, which cannot list and restore whole runs")
     usable: Store = store
@@ -85,22 +84,25 @@ def _opened(store: Any, opened: AsyncExitStack) -> Store:
 
 
 @dataclass(slots=True)
-class _Migrating:
+class _StoreCopy:
     source: Store
     target: Store
     batch: int
-    # What became of each run, by id, and of everything else that was left out.
-    fates: dict[str, str] = field(default_factory=dict)
+    # COPIED, ALREADY_THERE or the reason why it was left out, for each run by its id.
+    results: dict[str, str] = field(default_factory=dict)
+    # Schedules and queue limits that were left out.
     skipped: list[Skipped] = field(default_factory=list)
 
-    async def done(self) -> Migration:
+    async def copy_all(self) -> Migration:
         # Limits before the runs that they hold back, schedules after the runs that they have started.
         await self._copy_limits()
         await self._copy_runs()
         await self._copy_schedules()
-        fates = list(self.fates.values())
-        copied, already_there = fates.count(COPIED), fates.count(ALREADY_THERE)
-        runs = [Skipped("run", run_id, fate) for run_id, fate in self.fates.items() if fate not in (COPIED, ALREADY_THERE)]
+        results = list(self.results.values())
+        copied, already_there = results.count(COPIED), results.count(ALREADY_THERE)
+        runs = [
+            Skipped("run", run_id, reason) for run_id, reason in self.results.items() if reason not in (COPIED, ALREADY_THERE)
+        ]
         counted = await self.target.count()
         if counted < copied + already_there:
             reason = f"{copied + already_there} runs were copied or there, but it has only {counted}"
@@ -108,12 +110,12 @@ class _Migrating:
         return Migration(copied, already_there, (*self.skipped, *runs))
 
     async def _copy_runs(self) -> None:
-        """Copy what there is, and then what has changed meanwhile: that comes first in a list, where nobody would look again."""
+        """Copy all runs, then those that changed meanwhile: a change moves a run to the front, to pages that were read before."""
         newest: int | None = None
         for number in range(ROUNDS):
             copied, since, newest = 0, newest, None
             async for page in self._pages(since):
-                newest = max(newest or 0, *(instant(line.updated_at) for line in page))
+                newest = max(newest or 0, *(instant(info.updated_at) for info in page))
                 copied += await self._copy_page(page)
             if number > 0 and copied == 0:
                 return
@@ -123,7 +125,7 @@ class _Migrating:
         before: tuple[int, str] | None = None
         while True:
             page = await self.source.list(before=before, limit=self.batch)
-            fresh = [line for line in page if since is None or instant(line.updated_at) >= since]
+            fresh = [info for info in page if since is None or instant(info.updated_at) >= since]
             if fresh:
                 yield fresh
             if len(fresh) < self.batch:
@@ -131,22 +133,22 @@ class _Migrating:
             before = (instant(page[-1].updated_at), page[-1].id)
 
     async def _copy_page(self, page: Iterable[RunInfo]) -> int:
-        """How many of these were copied. All of them have their answer, also if some fail."""
-        ids = [line.id for line in page]
-        fates = await asyncio.gather(*(copy_run(self.source, self.target, run_id) for run_id in ids), return_exceptions=True)
+        """How many of these were copied. If one fails, this raises after all have ended."""
+        ids = [info.id for info in page]
+        results = await asyncio.gather(*(copy_run(self.source, self.target, run_id) for run_id in ids), return_exceptions=True)
         copied = 0
-        for run_id, fate in zip(ids, fates, strict=True):
-            if isinstance(fate, BaseException):
-                raise fate
-            copied += fate == COPIED
-            self._note(run_id, fate)
+        for run_id, result in zip(ids, results, strict=True):
+            if isinstance(result, BaseException):
+                raise result
+            copied += result == COPIED
+            self._add_result(run_id, result)
         return copied
 
-    def _note(self, run_id: str, fate: str | None) -> None:
-        if fate is None:  # deleted in the source since it was listed
-            self.fates.pop(run_id, None)
-        elif fate != ALREADY_THERE or self.fates.get(run_id) != COPIED:
-            self.fates[run_id] = fate
+    def _add_result(self, run_id: str, result: str | None) -> None:
+        if result is None:  # deleted in the source since it was listed
+            self.results.pop(run_id, None)
+        elif result != ALREADY_THERE or self.results.get(run_id) != COPIED:
+            self.results[run_id] = result
 
     async def _copy_limits(self) -> None:
         there = await self.target.queue_limits()
@@ -177,79 +179,83 @@ ALREADY_THERE: Final = "already there"
 
 
 async def copy_run(source: Store, target: Store, run_id: str) -> str | None:
-    """`COPIED`, `ALREADY_THERE`, or why the run was left out; None when it is gone. Raises `PersistenceError`."""
-    given = await stored_view(source, run_id)
-    if given is None:
+    """`COPIED`, `ALREADY_THERE`, or why the run was left out; None when the source has it no more. Raises `PersistenceError`."""
+    original = await stored_view(source, run_id)
+    if original is None:
         return None
-    if given.row.lease_until is not None and given.row.lease_until > time_ns() // 1000:
-        return f"a worker drives it in the source, with a lease until {moment(given.row.lease_until).isoformat()}"
-    copy, found = _copy_of(given), await stored_view(target, run_id)
+    if original.row.lease_until is not None and original.row.lease_until > time_ns() // 1000:
+        return f"a worker drives it in the source, with a lease until {moment(original.row.lease_until).isoformat()}"
+    copy, found = _copy_of(original), await stored_view(target, run_id)
     if found is not None:
-        if _is_copy(found, given, copy):
+        if _is_copy(found, original, copy):
             return ALREADY_THERE
-        reason = _why_not_replaced(found, given, copy)
+        reason = _why_not_replaced(found, original, copy)
         if reason is not None:
             return reason
     try:
-        await target.restore(given.row, given.journal, given.inbox, now=copy.row.updated_at)
+        await target.restore(original.row, original.journal, original.inbox, now=copy.row.updated_at)
     except LeaseHeld as reason:
         return f"{reason} in the target"
-    await _check(target, given, copy)
+    await _check(target, original, copy)
     return COPIED
 
 
-def _copy_of(given: View) -> View:
-    """What the target must have then, if it had nothing before."""
-    row = given.row
+def _copy_of(original: View) -> View:
+    """What an empty target must have after the copy."""
+    row = original.row
     at = max(row.updated_at, row.epoch)
-    return View(restored_row(row, given.inbox, None, at), given.journal, given.length, given.inbox)
+    return View(restored_row(row, original.inbox, None, at), original.journal, original.length, original.inbox)
 
 
-def _is_copy(found: View, given: View, copy: View) -> bool:
-    return digest(found) == digest(copy) and found.row.epoch >= given.row.epoch
+def _is_copy(found: View, original: View, copy: View) -> bool:
+    return digest(found) == digest(copy) and found.row.epoch >= original.row.epoch
 
 
 def digest(view: View) -> bytes:
-    """A hash of everything that a run and its copy have in common."""
+    """A hash of everything that must be the same in a run and its copy."""
     row = msgspec.structs.replace(view.row, epoch=0, held=False, waiting_for=tuple(sorted(view.row.waiting_for, key=_by_name)))
     parts = (row, sorted(view.journal[: view.length], key=_by_seq), sorted(view.inbox, key=_by_seq))
     return hashlib.sha256(msgspec.msgpack.encode(parts)).digest()
 
 
-def _why_not_replaced(found: View, given: View, copy: View) -> str | None:
-    """Why what the target has must stay; None when it is an older copy that nobody has touched."""
-    if (found.row.workflow, found.row.seed, found.row.created_at) != (given.row.workflow, given.row.seed, given.row.created_at):
+def _why_not_replaced(found: View, original: View, copy: View) -> str | None:
+    """Why the target's run must stay; None when it is an older copy that has not changed there."""
+    if _identity(found) != _identity(original):
         return "another run has this id in the target"
-    added = given.journal[found.length :]
+    added = original.journal[found.length :]
     is_older = (
         found.row.updated_at <= copy.row.updated_at
-        and found.row.cancel_requested <= given.row.cancel_requested
-        and list(found.journal) == list(given.journal[: found.length])
+        and found.row.cancel_requested <= original.row.cancel_requested
+        and list(found.journal) == list(original.journal[: found.length])
         and (bool(added) or not found.row.ended)
-        and _were_consumed([row for row in found.inbox if row not in given.inbox], added)
+        and _were_consumed([row for row in found.inbox if row not in original.inbox], added)
     )
     return None if is_older else "it has gone on in the target since it was copied"
 
 
+def _identity(view: View) -> tuple[str, bytes, int]:
+    return view.row.workflow, view.row.seed, view.row.created_at
+
+
 def _were_consumed(rows: Sequence[Signal], added: Sequence[Entry]) -> bool:
-    """Whether the run took these inbox rows when it recorded these entries. If not, somebody sent them to the target."""
-    taken = Counter((entry.kind, entry.payload) for entry in added if entry.phase == "close")
-    return Counter((row.kind, row.payload) for row in rows) <= taken
+    """Whether the run consumed these inbox rows with these entries. If not, they were sent to the target."""
+    consumed = Counter((entry.kind, entry.payload) for entry in added if entry.phase == "close")
+    return Counter((row.kind, row.payload) for row in rows) <= consumed
 
 
-async def _check(target: Store, given: View, copy: View) -> None:
-    """Refuse a copy that does not read back as what was copied. A worker may be at it already."""
-    found = await stored_view(target, given.row.id)
-    if found is None or not (_is_copy(found, given, copy) or _has_gone_on(found, copy)):
+async def _check(target: Store, original: View, copy: View) -> None:
+    """Raise if the copy does not read back the same, unless a worker on the target has driven it on already."""
+    found = await stored_view(target, original.row.id)
+    if found is None or not (_is_copy(found, original, copy) or _has_gone_on(found, copy)):
         raise PersistenceError(
-            f"run {given.row.id!r} was copied, but does not read back the same",
+            f"run {original.row.id!r} was copied, but does not read back the same",
             "stop what changes it in the target, then migrate again; the source is as it was",
         )
 
 
 def _has_gone_on(found: View, copy: View) -> bool:
-    is_begun_with = list(found.journal[: copy.length]) == list(copy.journal[: copy.length])
-    return is_begun_with and found.row.epoch > copy.row.epoch
+    starts_with_copy = list(found.journal[: copy.length]) == list(copy.journal[: copy.length])
+    return starts_with_copy and found.row.epoch > copy.row.epoch
 
 
 def _by_name(awaited: Any) -> tuple[str, str]:

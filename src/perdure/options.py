@@ -1,7 +1,7 @@
-"""Options: what is stored with a run, what holds in this process only, and where each may be given.
+"""Options: those stored with a run, those that hold in this process only, and where each may be set.
 
-Another worker may take a run over, so only stored options can be given to `runtime.start`. Process options belong to the
-workflow, the runtime and `wf.run`; the nearest one given wins.
+Another worker may take a run over, so `runtime.start` takes stored options only. Process options belong to the workflow,
+the runtime and `wf.run`; the nearest one that is set wins.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class StoredOptions(TypedDict, total=False):
-    """Options that are stored with a run, so that they hold for whoever drives it."""
+    """Options that are stored with a run, and hold for every worker that drives it."""
 
     id: str
     queue: str
@@ -40,7 +40,7 @@ class StoredOptions(TypedDict, total=False):
 
 
 class ProcessOptions(TypedDict, total=False):
-    """Options of a workflow in this process; the nearest one given wins."""
+    """Options of a workflow in this process; the nearest one that is set wins."""
 
     deps: Any
     cache: StepCache | MutableMapping[str, str] | None
@@ -73,11 +73,11 @@ class Options(msgspec.Struct, frozen=True):
     on_definition_change: OnChange = "warn"
 
     @classmethod
-    def nearest(cls, *given: Mapping[str, Any]) -> Options:
-        """Those given, from the farthest to the nearest."""
+    def nearest(cls, *levels: Mapping[str, Any]) -> Options:
+        """The options in force, from levels that go from the farthest to the nearest."""
         merged: dict[str, Any] = {}
-        for options in given:
-            if not _PROCESS_OPTIONS.isdisjoint(options):  # as nearly all are
+        for options in levels:
+            if not _PROCESS_OPTIONS.isdisjoint(options):  # most levels set none
                 merged |= {name: value for name, value in options.items() if name in _PROCESS_OPTIONS}
         return cls(**merged)
 
@@ -85,8 +85,8 @@ class Options(msgspec.Struct, frozen=True):
 _PROCESS_OPTIONS: Final = frozenset(ProcessOptions.__annotations__)
 
 
-def checked(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """The options, all of this kind and with values they can have."""
+def check_options(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """The options, if all are of this kind and have values they can have. Raises TypeError or ValueError."""
     known = kind.__annotations__.keys()
     if not options.keys() <= known:
         raise TypeError(
@@ -112,7 +112,7 @@ def _check_switch(name: str, value: Any) -> None:
 
 def _check_cache(_: str, value: Any) -> None:
     if value is not None:
-        from perdure.caches import as_cache  # loaded by those who use one
+        from perdure.caches import as_cache  # imported only where there is a cache
 
         as_cache(value)
 
@@ -122,7 +122,7 @@ def _check_listener(name: str, value: Any) -> None:
         raise TypeError(f"{name} is a function that takes an event, not {value!r}")
 
 
-# What is not here is checked where it is used.
+# The other options are checked where they are used.
 _CHECKS: Final[Mapping[str, Callable[[str, Any], None]]] = {
     "on_changed_arguments": _check_choice,
     "on_unknown_steps": _check_choice,
@@ -135,7 +135,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], None]]] = {
 }
 
 
-def stored_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
+def check_stored_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options of `runtime.start` and `runtime.run`; others are refused with the reason."""
     refused = options.keys() - StoredOptions.__annotations__.keys()
     if refused:
@@ -148,7 +148,7 @@ def stored_only(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def columns_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What these options say of a run beside its id, checked, under the names by which it is stored."""
+    """The columns of a run that these options set, checked. The id is not among them."""
     return {name: _COLUMNS[name](value) for name, value in options.items() if name in _COLUMNS}
 
 
@@ -161,8 +161,8 @@ _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """The clock, codec and threads of a runtime, and how long it is patient."""
+class EngineSettings:
+    """The clock, codec and threads of a runtime, and its limits. `unload_grace` is in microseconds, `drain_after` in seconds."""
 
     clock: Clock = field(default_factory=SystemClock)
     codec: Codec = field(default_factory=Codec)

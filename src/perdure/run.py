@@ -6,7 +6,6 @@ from collections.abc import Generator, Mapping
 from typing import Any, Generic, TypeVar
 
 from perdure.engine.subscriptions import Coalesce, Mode, Subscription, listeners_of
-from perdure.errors import RunNotFound
 from perdure.events import Listener
 from perdure.model.records import Status
 from perdure.result import Outcome
@@ -15,6 +14,7 @@ from perdure.snapshots.snapshot import Snapshot
 from perdure.snapshots.view import Include, Selection
 from perdure.worker.active_runs import drive_key
 from perdure.worker.host import Host
+from perdure.worker.waiting import wait_for_outcome
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -34,14 +34,11 @@ class Run(Generic[T_co]):
 
     async def status(self) -> Status:
         """Where the run stands now."""
-        row = await self._host.store.get(self.id)
-        if row is None:
-            raise RunNotFound(self.id)
-        return row.status
+        return (await self._host.row(self.id)).status
 
     async def outcome(self) -> Outcome[T_co]:
-        """How the run stands: at once when it has ended or is suspended, otherwise as soon as it does. `await run` waits on."""
-        return await self._host.outcome(self.id)
+        """How the run ended, or that it is suspended; waits while it is neither. `await run` waits through suspensions too."""
+        return await wait_for_outcome(self._host, self.id)
 
     async def snapshot(
         self,
@@ -60,11 +57,11 @@ class Run(Generic[T_co]):
         return (await self._host.view(self.id)).snapshot(selection, metadata)
 
     async def resume_state(self) -> ResumeState:
-        """What the run's steps gave, to go on from elsewhere."""
+        """The results of the run's steps, from which another run can go on."""
         return (await self._host.view(self.id)).resume_state()
 
     def subscribe(self, listener: Listener, *, mode: Mode = "sync", coalesce: Coalesce = "none") -> Subscription:
-        """Tell `listener` what happens to this run while this process drives it. Call what is returned to unsubscribe.
+        """Call `listener` with what happens to this run while this process drives it. Call the subscription to unsubscribe.
 
         In mode `sync` the run waits for the listener, also for an async one; in mode `async` events are queued, and
         `coalesce="latest"` leaves only the newest in the queue. Nothing that a listener raises changes the run.
@@ -80,5 +77,5 @@ class Run(Generic[T_co]):
         await self._host.cancel(self.id)
 
     async def _value(self) -> T_co:
-        outcome: Outcome[T_co] = await self._host.outcome(self.id, through_waits=True)
+        outcome: Outcome[T_co] = await wait_for_outcome(self._host, self.id, through_waits=True)
         return outcome.unwrap()

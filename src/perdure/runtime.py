@@ -4,8 +4,8 @@
         run = await runtime.start(checkout, order, id="order-1")
         receipt = await run
 
-Inside `async with` it works in the background and drains on exit. Outside it is a client: `start` writes the row and others drive
-it; `work()` is the worker in the foreground, `sweep()` resumes what is due once.
+Inside `async with` it works in the background and drains on exit. Outside it is a client: `start` writes the row, and
+workers elsewhere drive it. `work()` is the worker in the foreground, `sweep()` resumes once what is due.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from perdure.model.clock import Clock, NotBefore, SystemClock
 from perdure.model.durations import Duration, instant, microseconds, seconds
 from perdure.model.ids import check_id
 from perdure.model.records import STATUSES, RunInfo, Status
-from perdure.options import ProcessOptions, Settings, StoredOptions, checked, stored_only
+from perdure.options import EngineSettings, ProcessOptions, StoredOptions, check_options, check_stored_options
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.simple_stores import WorkflowStore
 from perdure.store import Store
 from perdure.stores import choose_store
-from perdure.worker.host import STEP_THREADS, Host, WorkflowDefinition
+from perdure.worker.host import STEP_THREADS, Host
+from perdure.worker.waiting import resume, run_to_outcome
 from perdure.worker.worker import Worker
+from perdure.worker.workflow_body import WorkflowDefinition
 
 if TYPE_CHECKING:
     from perdure.caches import StepCache
@@ -88,7 +90,7 @@ class Runtime:
         self._store, self._is_owned, is_implicit = choose_store(store, is_for_workers=True)
         # A client drives too, in `run` and `sweep`.
         self._threads = ThreadPoolExecutor(concurrency or STEP_THREADS, thread_name_prefix="perdure-step")
-        given = {
+        options = {
             "deps": deps,
             "cache": cache,
             "on_event": on_event,
@@ -97,17 +99,17 @@ class Runtime:
             "on_unknown_steps": on_unknown_steps,
             "on_definition_change": on_definition_change,
         }
-        near = checked({name: value for name, value in given.items() if value is not None}, ProcessOptions)
+        process_options = check_options({name: value for name, value in options.items() if value is not None}, ProcessOptions)
         self._host = Host(
             self._store,
             replace(_settings(tuning), executor=self._threads),
             lease_ttl=ttl,
-            options=near,
+            process_options=process_options,
             is_implicit=is_implicit,
         )
         self._is_closed = False
         self._worker: Worker | None = None
-        self._working: asyncio.Task[None] | None = None
+        self._worker_task: asyncio.Task[None] | None = None
         for workflow in workflows:
             self.register(workflow)
 
@@ -117,19 +119,19 @@ class Runtime:
         await self._store.setup()
         if self._concurrency:
             self._worker = self._new_worker()
-            self._working = asyncio.get_running_loop().create_task(self._worker.work(), name="perdure-worker")
+            self._worker_task = asyncio.get_running_loop().create_task(self._worker.work(), name="perdure-worker")
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            if self._worker is not None and self._working is not None:
+            if self._worker is not None and self._worker_task is not None:
                 self._worker.stop()
-                await self._working  # also raises what ended it before
+                await self._worker_task  # raises the error that ended the worker, if there was one
         finally:
             await self.close()
 
     async def close(self) -> None:
-        """Give back what is still driven here; let go of threads, and of the store if it was opened here."""
+        """Give back the runs that are still driven here, shut down the threads, and close the store if this runtime opened it."""
         self._is_closed = True
         await self._host.drain()
         self._threads.shutdown(wait=False)
@@ -165,13 +167,13 @@ class Runtime:
                 self._worker = None
 
     async def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]:
-        """Resume up to `limit` due runs once, and give the outcome of each. One that fails to be driven is an `Err` here."""
+        """The outcomes of up to `limit` due runs, each resumed once. A run that could not be driven has an `Err`."""
         host = self._host
         if now is not None:
-            host = self._at(NotBefore(host.clock, instant(now, what="now")))
+            host = self._host_at(NotBefore(host.clock, instant(now, what="now")))
         claims = await host.claim(limit, self._queues)
         drives = {claim.run.id: host.drive(host.workflows[claim.run.workflow], claim, {}) for claim in claims.claims}
-        outcomes = await asyncio.gather(*(driving.joined() for driving in drives.values()), return_exceptions=True)
+        outcomes = await asyncio.gather(*(active.join() for active in drives.values()), return_exceptions=True)
         return {
             run_id: Err(outcome) if isinstance(outcome, BaseException) else outcome
             for run_id, outcome in zip(drives, outcomes, strict=True)
@@ -196,18 +198,16 @@ class Runtime:
     @overload
     async def start(self, workflow: str, /, *args: Any, **options: Unpack[StoredOptions]) -> Run[Any]: ...
     async def start(self, workflow: Any, /, *args: Any, **options: Any) -> Run[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
-        """Create a run and give it at once; a worker drives it. The same id with the same input is the same run."""
+        """A new run, at once; a worker drives it. The same id with the same input is the same run."""
         definition = self._definition(workflow)
-        start = self._host.beginning(definition, args, {}, stored_only(options))
-        new, worker = start.new, self._worker
-        # Taken at once when there is room, so that a start costs one write; otherwise left to be claimed.
-        takes_it = worker is not None and worker.has_room() and new.start_at is None and self._serves(new.queue)
-        ttl = self._host.lease_ttl if takes_it else None
-        created = await self._host.create(start, ttl)
-        claim = created.claim
-        if worker is not None and claim is not None:
-            worker.adopt(self._host.drive(definition, claim, {}, arguments=start.arguments, is_background=True))
-        return Run(self._host, new.id)
+        start = self._host.new_run(definition, args, {}, check_stored_options(options))
+        worker = self._worker
+        # The run is leased as it is created if the worker has room, so that a start costs one write; otherwise it is claimed.
+        may_drive = worker is not None and worker.has_room() and self._serves(start.new.queue)
+        active = await self._host.create_and_drive(definition, start, {}, may_drive=may_drive, is_background=True)
+        if worker is not None and active is not None:
+            worker.adopt(active)
+        return Run(self._host, start.new.id)
 
     @overload
     async def run(
@@ -228,15 +228,14 @@ class Runtime:
     @overload
     async def run(self, workflow: str, /, *args: Any, **options: Unpack[StoredOptions]) -> Outcome[Any]: ...
     async def run(self, workflow: Any, /, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
-        """Create a run, or find it, drive it here until it ends or suspends, and give its outcome."""
+        """The outcome of a run, created or found, that is driven here until it ends or suspends."""
         definition = self._definition(workflow)
-        start = self._host.beginning(definition, args, {}, stored_only(options))
-        driving = await self._host.begin(definition, start, {})
-        return await (self._host.go_on(start.new.id, definition, {}, wait=True) if driving is None else driving.joined())
+        start = self._host.new_run(definition, args, {}, check_stored_options(options))
+        return await run_to_outcome(self._host, definition, start, {})
 
     async def resume(self, run_id: str) -> Outcome[Any]:
-        """Drive the run if it is due; otherwise change nothing and give its present state."""
-        return await self._host.go_on(check_id(run_id, "a run's id"), None, {}, wait=True)
+        """The outcome of the run after driving it, if it is due; otherwise its present state."""
+        return await resume(self._host, check_id(run_id, "a run's id"), None, {})
 
     async def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
         """Put a signal into the run's inbox and return. The run gets it exactly once, also when it does not wait yet.
@@ -259,7 +258,7 @@ class Runtime:
         limit: int = 100,
         cursor: RunInfo | None = None,
     ) -> list[RunInfo]:
-        """Runs, last changed first. `cursor` is the last line of the page before."""
+        """Runs, last changed first. `cursor` is the last item of the page before."""
         if status is not None and status not in STATUSES:
             raise ValueError(f"status is one of {', '.join(sorted(STATUSES))}, not {status!r}")
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
@@ -301,7 +300,7 @@ class Runtime:
             return self._host.definition(workflow)
         if not getattr(workflow, "is_perdure_workflow", False):
             raise TypeError(f"start and run take a workflow or its name, not {workflow!r}; decorate the function with @workflow")
-        self.register(workflow)
+        self._host.register(workflow)
         definition: WorkflowDefinition = workflow
         return definition
 
@@ -311,22 +310,22 @@ class Runtime:
     def _new_worker(self) -> Worker:
         return Worker(self._host, self._concurrency, self._queues)
 
-    def _at(self, clock: Clock) -> Host:
+    def _host_at(self, clock: Clock) -> Host:
         host = Host(
             self._store,
             replace(self._host.settings, clock=clock),
             lease_ttl=self._host.lease_ttl,
-            options=self._host.process_options,
+            process_options=self._host.process_options,
         )
         host.workflows = self._host.workflows
         return host
 
 
-def _settings(tuning: Tuning) -> Settings:
+def _settings(tuning: Tuning) -> EngineSettings:
     unknown = tuning.keys() - Tuning.__annotations__.keys()
     if unknown:
         raise TypeError(f"Runtime has no option {', '.join(sorted(unknown))}; see help(Runtime) for those it has")
-    return Settings(
+    return EngineSettings(
         clock=tuning.get("clock") or SystemClock(),
         unload_grace=microseconds(tuning.get("unload_grace", 1), what="unload_grace"),
         max_attempts=tuning.get("max_attempts", 10),
@@ -341,7 +340,7 @@ def _stop_on_signals(stop: Callable[[], None]) -> Any:
     handled = []
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(NotImplementedError):  # Windows: cancellation is the way there
+            with contextlib.suppress(NotImplementedError):  # on Windows, where only cancellation stops it
                 loop.add_signal_handler(number, stop)
                 handled.append(number)
     try:

@@ -1,7 +1,7 @@
 """Where runs are kept. `stores.sqlite("app.db")`, `stores.postgres("postgresql://...")`, or a DSN through `open_store`.
 
-Nothing is connected before the first use. What a store opens it closes with `close()`; a pool or client that was passed in stays
-its owner's. Every store has leases, always: there is nothing to lock.
+Nothing is connected before the first use. `close()` closes what the store has opened, not a pool or client that was passed in.
+Every store has leases, so there is no option for locking.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ P = ParamSpec("P")
 S = TypeVar("S")
 
 
-def _leases_are_on(make: Callable[P, S]) -> Callable[P, S]:
-    """The function, saying of `lock=` why it is not there."""
+def _refuse_lock(make: Callable[P, S]) -> Callable[P, S]:
+    """The function, with an error that says why there is no `lock=`."""
 
     @functools.wraps(make)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> S:
+    def refusing(*args: P.args, **kwargs: P.kwargs) -> S:
         if "lock" in kwargs:
             raise TypeError(f"{make.__name__}() takes no lock=: leases are always on, so two workers never drive one run")
         return make(*args, **kwargs)
 
-    return checked
+    return refusing
 
 
-@_leases_are_on
+@_refuse_lock
 def memory(*, prefix: str = "") -> MemoryStore:
     """A store in this process's memory: for tests, and for runs that may die with the process."""
     from perdure.backends.memory.store import MemoryStore
@@ -70,7 +70,7 @@ def memory(*, prefix: str = "") -> MemoryStore:
     return MemoryStore(prefix=prefix)
 
 
-@_leases_are_on
+@_refuse_lock
 def sqlite(
     path: str | Path,
     *,
@@ -85,7 +85,7 @@ def sqlite(
     return SQLiteStore(path, table=table, prefix=prefix, synchronous=synchronous, auto_migrate=auto_migrate)
 
 
-@_leases_are_on
+@_refuse_lock
 def files(directory: str | Path, *, prefix: str = "") -> FilesStore:
     """A store in a directory of a local disk, for any number of processes on one machine."""
     from perdure.backends.files import FilesStore
@@ -93,7 +93,7 @@ def files(directory: str | Path, *, prefix: str = "") -> FilesStore:
     return FilesStore(directory, prefix=prefix)
 
 
-@_leases_are_on
+@_refuse_lock
 def postgres(
     url: str | None = None,
     *,
@@ -109,7 +109,7 @@ def postgres(
     return PostgresStore(url, pool=pool, table=table, prefix=prefix, auto_migrate=auto_migrate, pool_size=pool_size)
 
 
-@_leases_are_on
+@_refuse_lock
 def mysql(
     url: str | None = None,
     *,
@@ -125,7 +125,7 @@ def mysql(
     return MysqlStore(url, pool=pool, table=table, prefix=prefix, auto_migrate=auto_migrate, pool_size=pool_size)
 
 
-@_leases_are_on
+@_refuse_lock
 def mongo(
     url: str | None = None,
     *,
@@ -141,7 +141,7 @@ def mongo(
     return MongoStore(url, client=client, database=database, collection=collection, prefix=prefix, auto_migrate=auto_migrate)
 
 
-@_leases_are_on
+@_refuse_lock
 def libsql(
     url: str | os.PathLike[str],
     *,
@@ -172,7 +172,7 @@ def _path_of_file_url(url: str) -> str:
     return unquote(parts.path)
 
 
-@_leases_are_on
+@_refuse_lock
 def key_value(kv: Any, *, prefix: str = "") -> KeyValueRunStore:
     """A store over any `KeyValueStore`, any store of py-key-value, or an obstore bucket (S3, GCS, Azure, a directory).
 
@@ -183,7 +183,7 @@ def key_value(kv: Any, *, prefix: str = "") -> KeyValueRunStore:
     return KeyValueRunStore(kv, prefix=prefix)
 
 
-@_leases_are_on
+@_refuse_lock
 def sql_client(
     client: Any,
     dialect: Literal["postgres", "mysql", "sqlite"],
@@ -196,12 +196,12 @@ def sql_client(
 
     Without `transaction()` it is unfenced and for one process, and a `PerdureWarning` says so.
     """
-    from perdure.backends.sql_client import sql_client as made
+    from perdure.backends.sql_client import sql_client as make
 
-    return made(client, dialect, table=table, prefix=prefix, auto_migrate=auto_migrate)
+    return make(client, dialect, table=table, prefix=prefix, auto_migrate=auto_migrate)
 
 
-@_leases_are_on
+@_refuse_lock
 def redis(
     url: str | None = None, *, client: Any | None = None, table: str = "perdure", prefix: str = "", cluster: bool = False
 ) -> RedisStore:
@@ -235,7 +235,7 @@ _SCHEMES: Final = {
 
 
 class Choice(NamedTuple):
-    """A store, whether it is ours to close, and whether it is one in memory that nobody asked for."""
+    """A store, whether the caller has to close it, and whether it is in memory because none was asked for."""
 
     store: Store
     is_owned: bool
@@ -250,12 +250,13 @@ def _process_memory() -> Store:
 def choose_store(store: Store | StateKeeper | str | None, *, is_anonymous: bool = False, is_for_workers: bool = False) -> Choice:
     """The store to work on.
 
-    `is_anonymous`: nobody could find the run again, so it gets a memory of its own. `is_for_workers`: it must tell what is due.
+    `is_anonymous`: the run has no id to find it by, so it gets a store in memory for itself. `is_for_workers`: the store must
+    know which runs are due.
     """
     if isinstance(store, str):
         return Choice(open_store(store), is_owned=True, is_implicit=False)
     if store is not None:
-        return Choice(_given(store, is_for_workers=is_for_workers), is_owned=False, is_implicit=False)
+        return Choice(_as_store(store, is_for_workers=is_for_workers), is_owned=False, is_implicit=False)
     if is_anonymous:
         return Choice(memory(), is_owned=True, is_implicit=True)
     dsn = os.environ.get("PERDURE_STORE")
@@ -264,10 +265,10 @@ def choose_store(store: Store | StateKeeper | str | None, *, is_anonymous: bool 
     return Choice(_process_memory(), is_owned=False, is_implicit=True)
 
 
-def _given(store: Any, *, is_for_workers: bool) -> Store:
+def _as_store(store: Any, *, is_for_workers: bool) -> Store:
     if not isinstance(store, type) and hasattr(store, "record"):
-        given: Store = store
-        return given
+        usable: Store = store
+        return usable
     from perdure.backends.user_defined.state_store import is_state_keeper, state_store
 
     if is_state_keeper(store):

@@ -31,7 +31,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class AsyncRuntime(Protocol):
-    """`Runtime`, which hands `SyncRuntime` out, seen from here."""
+    """What is used here of `Runtime`, which stands in the layer above."""
 
     async def __aenter__(self) -> Any: ...
     async def __aexit__(
@@ -68,7 +68,7 @@ class SyncRun(Generic[T_co]):
         return f"<SyncRun {self.id}>"
 
     def result(self) -> T_co:
-        """The run's value when it has ended, or its error raised: what `await run` is elsewhere."""
+        """The run's value when it has ended, or its error raised: the blocking `await run`."""
         return block_on(self._result())
 
     def status(self) -> Status:
@@ -76,7 +76,7 @@ class SyncRun(Generic[T_co]):
         return block_on(self._run.status())
 
     def outcome(self) -> Outcome[T_co]:
-        """How the run stands: at once when it has ended or is suspended, otherwise as soon as it does. `result()` waits on."""
+        """How the run ended, or that it is suspended; waits while it is neither. `result()` waits through suspensions too."""
         return block_on(self._run.outcome())
 
     def signal(self, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
@@ -99,11 +99,11 @@ class SyncRun(Generic[T_co]):
         return block_on(self._run.snapshot(include=include, metadata=metadata, limit=limit, since=since))
 
     def resume_state(self) -> ResumeState:
-        """What the run's steps gave, to go on from elsewhere."""
+        """The results of the run's steps, from which another run can go on."""
         return block_on(self._run.resume_state())
 
     def subscribe(self, listener: Listener, *, mode: Mode = "sync", coalesce: Coalesce = "none") -> Subscription:
-        """Tell `listener`, on the background loop, what happens to this run. Call what is returned to unsubscribe."""
+        """Call `listener`, on the background loop, with what happens to this run. Call the subscription to unsubscribe."""
         return block_on(self._subscribed(listener, mode, coalesce))
 
     async def _subscribed(self, listener: Listener, mode: Mode, coalesce: Coalesce) -> Subscription:
@@ -127,7 +127,7 @@ class SyncRuntime:
         block_on(self._runtime.__aexit__(kind, error, trace))
 
     def close(self) -> None:
-        """Let go of threads, and of the store if it was opened by this runtime."""
+        """Give back the runs that are still driven, shut down the threads, and close the store if this runtime opened it."""
         block_on(self._runtime.close())
 
     def register(self, workflow: Workflow[Any, Any]) -> None:
@@ -153,7 +153,7 @@ class SyncRuntime:
     @overload
     def start(self, workflow: str, /, *args: Any, **options: Unpack[StoredOptions]) -> SyncRun[Any]: ...
     def start(self, workflow: Any, /, *args: Any, **options: Any) -> SyncRun[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
-        """Create a run and give it at once; a worker drives it."""
+        """A new run, at once; a worker drives it."""
         return SyncRun(block_on(self._runtime.start(workflow, *args, **options)))
 
     @overload
@@ -175,16 +175,16 @@ class SyncRuntime:
     @overload
     def run(self, workflow: str, /, *args: Any, **options: Unpack[StoredOptions]) -> Outcome[Any]: ...
     def run(self, workflow: Any, /, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
-        """Drive a run until it ends or suspends, and give its outcome."""
+        """The outcome of a run that is driven here until it ends or suspends."""
         outcome: Outcome[Any] = block_on(self._runtime.run(workflow, *args, **options))
         return outcome
 
     def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]:
-        """Resume what is due once, and give the outcome of each run."""
+        """The outcomes of the runs that are due, each resumed once."""
         return block_on(self._runtime.sweep(now, limit))
 
     def resume(self, run_id: str) -> Outcome[Any]:
-        """Drive the run if it is due; otherwise give its present state."""
+        """The outcome of the run after driving it, if it is due; otherwise its present state."""
         return block_on(self._runtime.resume(run_id))
 
     def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:

@@ -26,6 +26,7 @@ from perdure.errors import (
 from perdure.state import StepResult
 from perdure.store import Store
 from perdure.testing.clock import EPOCH
+from perdure.worker.active_runs import active_runs
 from tests.engine.replays import spoil
 from tests.engine.worlds import World, world
 from tests.events.listening import BEGUN, Flaky, Heard, HeldBack, fails, hangs, reports, skipped, step, turns, work
@@ -507,7 +508,7 @@ async def test_a_lease_that_is_lost(store: Store, noticed: str) -> None:
         if noticed == "at a record":
             await ctx.step("b", lambda: stolen(store, here))
         elif noticed == "by the heartbeat":
-            here.runtime._host._drives.copy().pop().drive._lost()
+            next(iter(active_runs.of(here.runtime._host))).drive._lost()
             await hangs()
         else:
             await stolen(store, here)

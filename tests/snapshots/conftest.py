@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.options import Settings
+from perdure.options import EngineSettings
 from perdure.testing import ManualClock
 from tests.snapshots.elsewhere import There
 
@@ -13,7 +13,7 @@ from tests.snapshots.elsewhere import There
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     """The time that `wf.run` and `wf.start` go by, which they otherwise take from the system."""
     clock = ManualClock()
-    monkeypatch.setattr("perdure.worker.single_run._settings", lambda: Settings(clock=clock, unload_grace=0))
+    monkeypatch.setattr("perdure.worker.single_run._settings", lambda: EngineSettings(clock=clock, unload_grace=0))
     return clock
 
 

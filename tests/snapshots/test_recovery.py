@@ -18,7 +18,7 @@ from perdure import Context, Err, Ok, Retry, Runtime, Suspended, Workflow, curre
 from perdure.errors import PerdureWarning, StepChanged, StepFailed, StepTimeout
 from perdure.events import Event
 from perdure.model.durations import MICROSECOND, Duration
-from perdure.options import Settings
+from perdure.options import EngineSettings
 from perdure.state import (
     MemoryKeyValueStore,
     ResumeState,
@@ -491,8 +491,8 @@ class Simulated:
             self.cuts.append(Cut(through_text(event.snapshot), list(self.world.seen)))
 
 
-def _settings() -> Settings:
-    return Settings(clock=LoopClock(), unload_grace=MICROSECOND // 2)
+def _settings() -> EngineSettings:
+    return EngineSettings(clock=LoopClock(), unload_grace=MICROSECOND // 2)
 
 
 async def resumed_at_events(body: Body, seed: int, most: int | None) -> None:

@@ -9,7 +9,8 @@ import pytest
 from perdure import Ok, Runtime
 from perdure.errors import LeaseHeld, RunConflict
 from perdure.store import Store
-from tests.worker.flows import PATIENCE, Gate, client, greet, nap, taken
+from perdure.worker.active_runs import active_runs
+from tests.worker.flows import PATIENCE, Gate, client, greet, nap, soon, taken
 
 
 async def test_two_calls_for_one_run_join_one_drive(store: Store) -> None:
@@ -40,7 +41,12 @@ async def test_a_drive_goes_on_while_one_of_its_callers_is_left(store: Store) ->
         first = asyncio.ensure_future(runtime.run(gate.flow, id="r1"))
         await gate.reached.wait()
         second = asyncio.ensure_future(runtime.run(gate.flow, id="r1"))
-        await asyncio.sleep(0.01)
+
+        async def both_wait() -> bool:
+            active = active_runs.find(store, "r1")
+            return active is not None and len(active._waiters) == 2
+
+        await soon(both_wait)
         first.cancel()
         await asyncio.wait([first])
         assert gate.cancelled == 0

@@ -1,4 +1,4 @@
-"""An event loop in a daemon thread, and `block_on`, by which programs without a loop wait for a coroutine."""
+"""An event loop in a daemon thread, and `block_on`, with which programs without a loop wait for a coroutine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # Guards the two below while the thread is started.
+        # Guards `_loop` and `_thread` while the thread is started.
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -27,7 +27,7 @@ class LoopThread:
         return threading.current_thread() is self._thread
 
     def submit(self, coro: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run the coroutine there."""
+        """Run the coroutine on that thread's loop."""
         return asyncio.run_coroutine_threadsafe(coro, self._running_loop())
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
@@ -43,7 +43,7 @@ _thread: Final = LoopThread("perdure-sync")
 
 
 def block_on(coro: Coroutine[Any, Any, T]) -> T:
-    """What the coroutine gives; the caller waits for it. Works in any thread, also one that runs an event loop."""
+    """The result of the coroutine; blocks the calling thread until then, also one that runs an event loop."""
     if _thread.is_current:
         coro.close()
         raise RuntimeError("a blocking call was made from the loop that would have to serve it; use the async methods there")
@@ -51,5 +51,5 @@ def block_on(coro: Coroutine[Any, Any, T]) -> T:
     try:
         return future.result()
     except BaseException:
-        future.cancel()  # interrupted (KeyboardInterrupt) rather than answered: nobody waits for it any more
+        future.cancel()  # the wait was interrupted (KeyboardInterrupt): nothing will read the result
         raise

@@ -10,34 +10,15 @@ no branch. Only public interfaces are used: the task factory, context variables 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import warnings
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType, coroutine
 from typing import Any, Final, TypeVar
 
-import msgspec
-
+from perdure.engine.step_info import place
 from perdure.errors import PerdureWarning
 
 T = TypeVar("T")
-
-
-class StepInfo(msgspec.Struct, frozen=True, gc=False):
-    """What a step's function may know about itself. `idempotency_key` is the same for every attempt and every replay."""
-
-    run_id: str
-    key: str
-    attempt: int
-
-    @property
-    def idempotency_key(self) -> str:
-        """A text to hand to services that tell repeated requests apart."""
-        return f"{self.run_id}/{self.key}"
-
-
-# Where the running code is: in a run's body, in a step, or (None) in neither.
-place: contextvars.ContextVar[Branches | StepInfo | None] = contextvars.ContextVar("perdure_place", default=None)
 
 
 class Branches:
@@ -240,14 +221,6 @@ def note_tasks(loop: asyncio.AbstractEventLoop) -> None:
     current = loop.get_task_factory()
     if not isinstance(current, _NotingFactory):
         loop.set_task_factory(_NotingFactory(current))
-
-
-def current_step() -> StepInfo:
-    """What the running step may know about itself; raises outside a step's function."""
-    here = place.get()
-    if isinstance(here, StepInfo):
-        return here
-    raise RuntimeError("current_step() was called outside a step's function; it only works in a function run by ctx.step")
 
 
 @coroutine

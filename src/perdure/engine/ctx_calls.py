@@ -14,8 +14,9 @@ from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
-from perdure.engine.body_tasks import Branch, Branches, StepInfo, place
+from perdure.engine.body_tasks import Branch, Branches
 from perdure.engine.replay import Receiver, Turnstile
+from perdure.engine.step_info import StepInfo, place
 from perdure.engine.waits import Wait, Waits
 from perdure.errors import DuplicateStep, RunFinished, StepChanged, Unloaded
 from perdure.model.journal import Entry, Kind, Recorded
@@ -37,7 +38,7 @@ class Parked(asyncio.Future[Any]):
         return cancelled
 
 
-class Call(msgspec.Struct, eq=False):
+class CtxCall(msgspec.Struct, eq=False):
     """One ctx call under way: a key, the branch that made it, and the future it waits on.
 
     Inside `with call:` its branch waits for us. A call that is cancelled there frees its key, which is one of `used`.
@@ -97,7 +98,7 @@ class Shared:
 
     def __init__(self) -> None:
         self.entry: Entry | None = None
-        self.waiting: list[Call] = []
+        self.waiting: list[CtxCall] = []
 
 
 class Calls:
@@ -117,7 +118,7 @@ class Calls:
         self.unasked = {*self._closed_keys, *self.winners}
         # How many numbers ctx.random() and ctx.uuid4() have given in each scope.
         self.counters: dict[tuple[tuple[str, ...], str], int] = {}
-        self._live_waiters: list[Call] = []
+        self._live_waiters: list[CtxCall] = []
         # Set while the store is asked to suspend the run: calls wait for its answer.
         self.suspending: asyncio.Future[None] | None = None
         self.is_cancelling = False
@@ -130,9 +131,9 @@ class Calls:
         self._repeats = 0
         self.closed: Literal["unloaded", "ended"] | None = None
 
-    def begin(self, key: str, kind: Kind) -> Call:
+    def begin(self, key: str, kind: Kind) -> CtxCall:
         """A new call under `key`, after it was admitted, or the error that says why there cannot be one."""
-        return Call(key, kind, self._use(key, kind), self._used)
+        return CtxCall(key, kind, self._use(key, kind), self._used)
 
     def _use(self, key: str, kind: Kind) -> Branch | None:
         """The branch that uses the key from now on."""
@@ -161,11 +162,11 @@ class Calls:
         self._use(key, "step")
         return self._turnstile.take()
 
-    def may_go_ahead(self, call: Call) -> bool:
+    def may_go_ahead(self, call: CtxCall) -> bool:
         """Whether the run is live and has no record of this call, so that there is no `turn` to wait for."""
         return self._turnstile.is_live and call.key not in self._closed_keys and self.suspending is None and self.closed is None
 
-    async def turn(self, call: Call) -> Entry | None:
+    async def turn(self, call: CtxCall) -> Entry | None:
         """The record of this call when its turn comes; None when there is none and the run is live."""
         if call.key in self._closed_keys:
             return await self._ask(call)
@@ -185,7 +186,7 @@ class Calls:
         self._closed_keys.add(entry.key)
         return self._turnstile.pass_through(entry)
 
-    async def hand_over(self, call: Call, entry: Entry) -> None:
+    async def hand_over(self, call: CtxCall, entry: Entry) -> None:
         """Return when the result just recorded may reach the body."""
         self._turnstile.recorded(entry)
         await self._ask(call)
@@ -210,7 +211,7 @@ class Calls:
             return shared.entry
         # No key of a user's has this character, so the call is told apart from the first, and by the number from all others.
         self._repeats += 1
-        call = Call(f"{key}\0{self._repeats}", "step", self._branches.running, self._used)
+        call = CtxCall(f"{key}\0{self._repeats}", "step", self._branches.running, self._used)
         if call.branch is not None:
             call.branch.called = True
         shared.waiting.append(call)
@@ -248,7 +249,7 @@ class Calls:
         """Whether others recorded the outcome of `key`."""
         return self._kinds.get(key) == "told"
 
-    async def parked(self, call: Call, future: Parked) -> Any:
+    async def parked(self, call: CtxCall, future: Parked) -> Any:
         """What `future` gives; `Unloaded` when the run left memory instead."""
         try:
             return await future
@@ -258,7 +259,7 @@ class Calls:
                 self.refuse()
             raise
 
-    async def wait(self, call: Call, wait: Wait) -> Entry:
+    async def wait(self, call: CtxCall, wait: Wait) -> Entry:
         """The record that resolves `wait`. While it waits the run may leave memory."""
         future = call.park()
         self._waits.add(wait)
@@ -269,13 +270,13 @@ class Calls:
             self._waits.remove(wait)
         return entry
 
-    async def _ask(self, call: Call) -> Entry:
+    async def _ask(self, call: CtxCall) -> Entry:
         future = call.park()
         self._turnstile.ask(call.key, call)
         entry: Entry = await self.parked(call, future)
         return entry
 
-    def _withdraw(self, call: Call, future: Parked) -> None:
+    def _withdraw(self, call: CtxCall, future: Parked) -> None:
         """The body cancelled the call. What is recorded stays recorded, for a later call with the same key."""
         self._turnstile.withdraw(call.key)
         if not future.cancelled() and future.done() and isinstance(future.result(), Entry):

@@ -15,20 +15,22 @@ import asyncio
 import contextlib
 import contextvars
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
 from perdure.aio.pending_write import answered, finished
-from perdure.codec import Codec
 from perdure.codec.outcomes import Ending, Hints, ended_with, outcome_of
-from perdure.engine.body_tasks import Branches, begun, cancel_tasks, first_step, note_tasks, place
+from perdure.engine.body_tasks import Branches, begun, cancel_tasks, first_step, note_tasks
 from perdure.engine.ctx_calls import Calls
+from perdure.engine.endings import ending_of_body, ending_of_dead_run
 from perdure.engine.event_publisher import Telling
 from perdure.engine.heartbeat import Heartbeat, HeldLease
 from perdure.engine.recorder import Recorder, Unrecorded
 from perdure.engine.replay import Turnstile
 from perdure.engine.step_cache import StepCaching
+from perdure.engine.step_info import place
 from perdure.engine.subscriptions import Listeners
 from perdure.engine.waits import Waits
 from perdure.errors import (
@@ -36,16 +38,13 @@ from perdure.errors import (
     OnChange,
     PerdureError,
     PersistenceError,
-    RunCancelled,
-    RunDead,
     SnapshotCorrupt,
-    SnapshotMismatch,
     react,
 )
 from perdure.model.durations import moment
 from perdure.model.journal import Entry, Recorded
-from perdure.model.records import Claim, Pulse, RunRow
-from perdure.options import Options, Settings
+from perdure.model.records import Claim, Pulse
+from perdure.options import EngineSettings, Options
 from perdure.result import Err, Outcome, Suspended
 from perdure.snapshots.view import View
 from perdure.store import Store
@@ -99,7 +98,7 @@ class Drive:
         body: Callable[[Drive], Coroutine[Any, Any, Any]],
         hints: Hints,
         claim: Claim,
-        settings: Settings,
+        settings: EngineSettings,
         options: Options,
         store: Store | None = None,
         *,
@@ -228,7 +227,7 @@ class Drive:
     async def _until_over(self) -> Outcome[Any]:
         await self.telling.started()
         if self.run.attempts > self.settings.max_attempts:
-            return await self._finish(dead(self.run, self.codec, self._hints))
+            return await self._finish(ending_of_dead_run(self.run, self.codec, self._hints))
         if self._unreadable is not None:
             return await self._finish(ended_with(self.codec, Err(self._unreadable), self._hints))
         self._start_body()
@@ -365,7 +364,15 @@ class Drive:
         if self.calls.closed is None and self._ending is None:
             self.recorder.take_over()
             try:
-                self._ending = ending_for(self, self._hints, result)
+                self._ending = ending_of_body(
+                    result,
+                    self.run,
+                    self.calls,
+                    self.codec,
+                    self._hints,
+                    is_strict=self.is_strict,
+                    on_unknown_steps=partial(self.react, self.options.on_unknown_steps),
+                )
             except BaseException as error:  # noqa: BLE001 - an interrupt in code of the result's own
                 self._give_up(error)
             self.turnstile.close()  # nothing reaches a body that has ended
@@ -530,34 +537,3 @@ def _readable(claim: Claim) -> tuple[Recorded, SnapshotCorrupt | None]:
         return Recorded.of(claim.journal), None
     except ValueError as reason:
         return Recorded.of([]), SnapshotCorrupt(claim.run.id, "the journal", str(reason))
-
-
-def ending_for(drive: Drive, hints: Hints, result: Any) -> Ending:
-    """How the run ends whose body returned `result`, or `Err(exception)` if it raised."""
-    if drive.calls.is_cancelling:
-        return Ending("cancelled", b"null", Err(RunCancelled(drive.run.id)))
-    try:
-        if drive.calls.unasked and not isinstance(result, Err):
-            result = _reject_unknown_steps(drive, result)
-        keys = drive.calls.failed_keys(result) if isinstance(result, Err) else None
-        return ended_with(drive.codec, result, hints, keys, drive.is_strict)
-    except Exception as error:  # noqa: BLE001 - a result of the user's making, or a warning that is an error: the run has failed
-        return ended_with(drive.codec, Err(error), hints)
-
-
-def _reject_unknown_steps(drive: Drive, result: Any) -> Any:
-    """The body's result, unless it is an error that there are recorded steps which it never asked for."""
-    unknown = sorted(drive.calls.unasked)
-    shown = ", ".join(map(repr, unknown[:5])) + (" and others" if len(unknown) > 5 else "")
-    reason = f"it ended without asking for what is recorded under {shown}; was a step renamed or removed?"
-    try:
-        drive.react(drive.options.on_unknown_steps, SnapshotMismatch(drive.run.id, reason))
-    except SnapshotMismatch as error:
-        return Err(error)
-    return result
-
-
-def dead(run: RunRow, codec: Codec, hints: Hints) -> Ending:
-    """How a run ends that stopped its workers too often."""
-    error = RunDead(run.id, run.attempts - 1)
-    return Ending("dead", ended_with(codec, Err(error), hints).payload, Err(error))

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from perdure.engine.ctx_calls import Call
+from perdure.engine.ctx_calls import CtxCall
 from perdure.engine.drive import Drive
 from perdure.engine.waits import Wait
 from perdure.errors import InvalidInput
@@ -66,7 +66,7 @@ def _payload(drive: Drive, entry: Entry, returns: Any) -> Any:
 
 async def _pause(
     drive: Drive, key: str, name: str, kind: Kind, deadline: Callable[[], int] | None, address: Awaited | None
-) -> tuple[Call, Entry]:
+) -> tuple[CtxCall, Entry]:
     await drive.calls.admitted()
     call = drive.calls.begin(key, kind)
     if drive.turnstile.is_next(key):
@@ -80,23 +80,20 @@ async def _pause(
         return call, await drive.calls.wait(call, _wait(drive, call, opened, address))
 
 
-def _wait(drive: Drive, call: Call, opened: Entry, address: Awaited | None) -> Wait:
-    name = opened.name
-    started_at, until = opened.started_at, _deadline(drive, opened)
+def _wait(drive: Drive, call: CtxCall, opened: Entry, address: Awaited | None) -> Wait:
+    until = _deadline(drive, opened)
 
     def close(ok: bool, payload: bytes = b"null", consume: int | None = None) -> None:  # noqa: FBT001 - three uses, below
-        entry = Entry(
-            seq=drive.recorder.next_seq,
-            epoch=drive.recorder.epoch,
-            key=call.key,
+        entry = drive.recorder.append(
+            call.key,
+            opened.name,
             kind=call.kind,
-            name=name,
             ok=ok,
             payload=payload,
-            started_at=started_at,
+            started_at=opened.started_at,
             ended_at=drive.clock.now(),
+            consume=consume,
         )
-        drive.recorder.append(entry, consume)
         drive.calls.resolve(entry, call)
 
     def on_signal(signal: Signal) -> None:
@@ -106,23 +103,12 @@ def _wait(drive: Drive, call: Call, opened: Entry, address: Awaited | None) -> W
     return Wait(opened.seq, until, lambda: close(address is None), address, on_signal)
 
 
-def _open(drive: Drive, call: Call, name: str, deadline: Callable[[], int] | None) -> Entry:
+def _open(drive: Drive, call: CtxCall, name: str, deadline: Callable[[], int] | None) -> Entry:
     """The open entry of this wait, recorded now."""
     until = None if deadline is None else min(deadline(), MAX_INSTANT)
     now = drive.clock.now()
-    entry = Entry(
-        seq=drive.recorder.next_seq,
-        epoch=drive.recorder.epoch,
-        key=call.key,
-        kind=call.kind,
-        name=name,
-        phase="open",
-        payload=msgspec.json.encode(Opened(until)),
-        started_at=now,
-        ended_at=now,
-    )
-    drive.recorder.append(entry)
-    return entry
+    payload = msgspec.json.encode(Opened(until))
+    return drive.recorder.append(call.key, name, kind=call.kind, phase="open", payload=payload, started_at=now, ended_at=now)
 
 
 def _deadline(drive: Drive, opened: Entry) -> int | None:
@@ -144,7 +130,7 @@ class TimeLimit:
         self._name = name
         self._deadline = deadline
         self._is_over = False
-        self._call: Call | None = None
+        self._call: CtxCall | None = None
         self._wait: Wait | None = None
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
@@ -183,15 +169,6 @@ class TimeLimit:
         return self._task is not None and self._task.cancel()
 
     def _due(self) -> None:
-        now, recorder = self._drive.clock.now(), self._drive.recorder
-        entry = Entry(
-            seq=recorder.next_seq,
-            epoch=recorder.epoch,
-            key=self._key,
-            kind="timeout",
-            name=self._name,
-            started_at=now,
-            ended_at=now,
-        )
-        recorder.append(entry)
+        now = self._drive.clock.now()
+        entry = self._drive.recorder.append(self._key, self._name, kind="timeout", started_at=now, ended_at=now)
         self._drive.calls.resolve(entry, self)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from perdure import events
 from perdure.codec import Codec
 from perdure.engine.body_tasks import CLOSING_SECONDS
-from perdure.engine.ctx_calls import Call
+from perdure.engine.ctx_calls import CtxCall
 from perdure.engine.replay import Turnstile
 from perdure.engine.subscriptions import Listeners, Subscription
 from perdure.errors import LeaseLost
@@ -145,7 +145,7 @@ class Telling:
         self.note(kind, key=step.key, name=step.name, attempt=attempt, **fields)
         await self.told()
 
-    async def step_replayed(self, call: Call, step: PublishedStep, entry: Entry) -> None:
+    async def step_replayed(self, call: CtxCall, step: PublishedStep, entry: Entry) -> None:
         """The record of a step reached the body again."""
         with self._reaching(call, entry):
             about = _about(entry, step.name)
@@ -153,7 +153,7 @@ class Telling:
             self.note(events.StepComplete, **about, is_replayed=True, tell=lambda: told(entry).result)
             await self.told()
 
-    async def step_ended(self, call: Call, step: PublishedStep, entry: Entry, error: Exception | None) -> None:
+    async def step_ended(self, call: CtxCall, step: PublishedStep, entry: Entry, error: Exception | None) -> None:
         """The step's outcome, recorded just now, reached the body."""
         drive = self._drive
         with self._reaching(call, entry):
@@ -166,7 +166,7 @@ class Telling:
             self.note(events.StepComplete, **about, is_replayed=False, tell=lambda: told(entry).result)
             await self.told()
 
-    async def signal_received(self, call: Call, entry: Entry, load: Callable[[], Any]) -> None:
+    async def signal_received(self, call: CtxCall, entry: Entry, load: Callable[[], Any]) -> None:
         """A wait has its signal, and the body gets it now. One that was consumed before is not told again."""
         if entry.epoch != self._drive.run.epoch:
             return
@@ -189,7 +189,7 @@ class Telling:
         self.note(events.Warned, message=message)
 
     @contextmanager
-    def _reaching(self, call: Call, entry: Entry) -> Iterator[None]:
+    def _reaching(self, call: CtxCall, entry: Entry) -> Iterator[None]:
         """Between a record and the body: nothing else is handed over, and a branch that is cancelled did not get it."""
         with self._drive.turnstile.held():
             try:

@@ -14,7 +14,6 @@ import msgspec
 
 from perdure.engine.drive import Drive
 from perdure.errors import StepChanged
-from perdure.model.journal import Entry
 from perdure.result import Err, Ok
 
 OnError = Literal["raise", "collect"]
@@ -68,27 +67,15 @@ async def run_race(drive: Drive, key: str, name: str, racers: Sequence[Coroutine
         await _join(drive, tasks if winner is None else [tasks[winner]], asyncio.FIRST_COMPLETED)
         if winner is None:
             winner = next(index for index, task in enumerate(tasks) if task.done())
-            drive.recorder.append(_won(drive, key, name, winner))
+            now = drive.clock.now()
+            payload = msgspec.json.encode(winner)
+            drive.recorder.append(key, name, kind="race", payload=payload, started_at=now, ended_at=now)
     except asyncio.CancelledError:
         call.free()
         raise
     finally:
         await _cancel(tasks)
     return tasks[winner].result()
-
-
-def _won(drive: Drive, key: str, name: str, winner: int) -> Entry:
-    now = drive.clock.now()
-    return Entry(
-        seq=drive.recorder.next_seq,
-        epoch=drive.recorder.epoch,
-        key=key,
-        kind="race",
-        name=name,
-        payload=msgspec.json.encode(winner),
-        started_at=now,
-        ended_at=now,
-    )
 
 
 def _recorded_winner(drive: Drive, key: str, racers: int) -> int | None:

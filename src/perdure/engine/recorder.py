@@ -18,7 +18,7 @@ from perdure.aio.pending_write import Answer, answered, done, took_place, under_
 from perdure.engine.body_tasks import Branches, nothing
 from perdure.errors import LeaseLost, PerdureError, PersistenceError
 from perdure.model.clock import Clock
-from perdure.model.journal import Entry
+from perdure.model.journal import Entry, Kind, Phase
 from perdure.model.records import Awaited, EndStatus, Lease, Pulse, Signal
 from perdure.store import Store
 
@@ -37,20 +37,51 @@ class Unrecorded:
         self.is_behind = False
         # Inbox rows whose consumption is not acknowledged.
         self.consuming: set[int] = set()
-        # What the next entry has to say of itself.
-        self.next_seq = journal[-1].seq + 1 if journal else 1
-        self.epoch = epoch
+        self._next_seq = journal[-1].seq + 1 if journal else 1
+        self._epoch = epoch
 
     @property
     def acknowledged_length(self) -> int:
         """How much of the journal is recorded as far as anybody may be told."""
         return len(self.journal)
 
-    def append(self, entry: Entry, consume: int | None = None) -> None:
+    def append(
+        self,
+        key: str,
+        name: str,
+        *,
+        kind: Kind = "step",
+        phase: Phase = "close",
+        ok: bool = True,
+        payload: bytes = b"null",
+        attempt: int = 1,
+        args_hash: bytes | None = None,
+        started_at: int,
+        ended_at: int,
+        consume: int | None = None,
+    ) -> Entry:
         """The next entry of the journal, on its way to the store together with the inbox row it consumes."""
-        del consume
-        self.next_seq = entry.seq + 1
+        entry = Entry(
+            seq=self._next_seq,
+            key=key,
+            phase=phase,
+            kind=kind,
+            name=name,
+            ok=ok,
+            payload=payload,
+            attempt=attempt,
+            args_hash=args_hash,
+            started_at=started_at,
+            ended_at=ended_at,
+            epoch=self._epoch,
+        )
+        self._next_seq += 1
         self.journal.append(entry)
+        self._send(entry, consume)
+        return entry
+
+    def _send(self, entry: Entry, consume: int | None) -> None:
+        """See to it that the entry is written."""
 
     def acknowledged(self) -> asyncio.Future[None] | None:
         """Done when everything appended so far is in the store, None when it is. Cancelled, not failed, when the drive ends."""
@@ -104,7 +135,7 @@ class Recorder(Unrecorded):
         self._branches = branches
         # Not that of the body: a task started there is a branch of it.
         self._context = contextvars.Context()
-        self._acknowledged_seq = self.next_seq - 1
+        self._acknowledged_seq = self._next_seq - 1
         self._entries: list[Entry] = []
         self._consume: list[int] = []
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -118,12 +149,10 @@ class Recorder(Unrecorded):
 
     @property
     def acknowledged_length(self) -> int:
-        return len(self.journal) - (self.next_seq - 1 - self._acknowledged_seq)
+        return len(self.journal) - (self._next_seq - 1 - self._acknowledged_seq)
 
-    def append(self, entry: Entry, consume: int | None = None) -> None:
-        self.next_seq = entry.seq + 1
+    def _send(self, entry: Entry, consume: int | None) -> None:
         self.is_behind = True
-        self.journal.append(entry)
         self._entries.append(entry)
         if consume is not None:
             self._consume.append(consume)
@@ -131,9 +160,9 @@ class Recorder(Unrecorded):
         if entry.phase == "close" and self._branches.is_alone():
             self._branches.at_pause = self._write  # or sooner, when the next step begins
         else:
-            self._see_to_it()
+            self._write_soon()
 
-    def _see_to_it(self) -> None:
+    def _write_soon(self) -> None:
         """Have it written in the next turn of the loop, with what other branches, or an event, may add in this one."""
         self._branches.at_pause = None
         if self._writing is None and not self._is_write_due:
@@ -145,7 +174,7 @@ class Recorder(Unrecorded):
             return None
         self._write()  # now, since somebody waits for it
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append((self.next_seq - 1, waiter))
+        self._waiters.append((self._next_seq - 1, waiter))
         return waiter
 
     def take_over(self) -> None:
@@ -166,7 +195,7 @@ class Recorder(Unrecorded):
         signals = await self._answer(suspending, lambda signals: self._let_go(entries, signals))
         if signals:
             self._is_taken_over = False
-            self._see_to_it()
+            self._write_soon()
         return signals
 
     async def release(self) -> None:
@@ -255,7 +284,7 @@ class Recorder(Unrecorded):
         if not entries:
             return
         self._acknowledged_seq = seq = entries[-1].seq
-        self.is_behind = seq < self.next_seq - 1
+        self.is_behind = seq < self._next_seq - 1
         self.consuming.intersection_update(self._consume)  # one write at a time: all but those that wait for the next
         if self._waiters:
             self._wake(seq)

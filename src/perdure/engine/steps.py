@@ -20,10 +20,10 @@ import msgspec
 from perdure import events
 from perdure.codec import dump_error, tree_of
 from perdure.codec.outcomes import as_replayed, load_failure, store_err, store_exception, store_value
-from perdure.engine.body_tasks import StepInfo, place
-from perdure.engine.ctx_calls import Call
+from perdure.engine.ctx_calls import CtxCall
 from perdure.engine.drive import Drive
 from perdure.engine.step_cache import Cached, StepCaching
+from perdure.engine.step_info import StepInfo, place
 from perdure.engine.waits import Wait
 from perdure.errors import PerdureWarning, PersistenceError, StepChanged, StepFailed, StepTimeout, ValueNotStorable
 from perdure.model.durations import MICROSECOND, moment
@@ -46,7 +46,7 @@ class StepCall(msgspec.Struct, frozen=True):
     caching: StepCaching | None = None
 
 
-class Result(msgspec.Struct):
+class AttemptResult(msgspec.Struct):
     """What an attempt came to: the entry's fields, and what the body gets for them."""
 
     ok: bool
@@ -116,7 +116,7 @@ class _Attempts(msgspec.Struct):
     """The live attempts of one step."""
 
     _drive: Drive
-    _call: Call
+    _call: CtxCall
     _step: StepCall
     _args_hash: bytes | None
     _attempt: int = 1
@@ -124,15 +124,13 @@ class _Attempts(msgspec.Struct):
     _lingering: asyncio.Future[Any] | None = None
 
     async def run(self) -> Any:
-        drive, step, recorder = self._drive, self._step, self._drive.recorder
+        drive, step = self._drive, self._step
         drive.turnstile.begin_work()
         try:
             result = await (self._until_done() if step.caching is None else self._cached(step.caching))
-            entry = Entry(
-                seq=recorder.next_seq,
-                epoch=recorder.epoch,
-                key=step.key,
-                name=step.name,
+            entry = drive.recorder.append(
+                step.key,
+                step.name,
                 ok=result.ok,
                 payload=result.payload,
                 attempt=self._attempt,
@@ -140,7 +138,6 @@ class _Attempts(msgspec.Struct):
                 started_at=result.started_at,
                 ended_at=drive.clock.now(),
             )
-            recorder.append(entry)
             if not drive.calls.goes_through(entry):
                 await drive.calls.hand_over(self._call, entry)
             if drive.calls.shared:
@@ -155,7 +152,7 @@ class _Attempts(msgspec.Struct):
             raise result.error
         return result.value
 
-    async def _cached(self, caching: StepCaching) -> Result:
+    async def _cached(self, caching: StepCaching) -> AttemptResult:
         """What the cache has, or what the function gives: asked by one run at a time, and then kept for the others."""
         async with caching.flight(self._step.key):
             cached = await self._read(caching)
@@ -186,15 +183,15 @@ class _Attempts(msgspec.Struct):
                 raise
         return cached
 
-    def _from_cache(self, cached: Cached) -> Result | None:
+    def _from_cache(self, cached: Cached) -> AttemptResult | None:
         """What was kept, for this run; None when nothing can be made of it: its class is gone, or it is another step's."""
         codec, step, payload = self._drive.codec, self._step, bytes(cached.payload)
         try:
             if not cached.ok:
-                return Result(False, payload, error=load_failure(codec, payload, step.key, step.plan.fails_with))
+                return AttemptResult(False, payload, error=load_failure(codec, payload, step.key, step.plan.fails_with))
             if self._drive.is_strict and (losses := tree_of(payload)[1]):
                 return self._failed(ValueNotStorable(losses[0].path, "the run that kept it in the cache was not strict"))
-            return Result(True, payload, value=codec.load(payload, step.plan.returns))
+            return AttemptResult(True, payload, value=codec.load(payload, step.plan.returns))
         except (ValueError, msgspec.MsgspecError) as reason:
             told = f"what the cache has under {step.key!r} cannot be used, so that the step runs again: {reason}"
             warnings.warn(told, PerdureWarning, stacklevel=2)
@@ -208,7 +205,7 @@ class _Attempts(msgspec.Struct):
         await self._tell(events.StepStart)
         await self._drive.may_start()  # a listener takes time, in which anything may happen
 
-    async def _until_done(self) -> Result:
+    async def _until_done(self) -> AttemptResult:
         drive, step = self._drive, self._step
         opened = drive.calls.opened.get(step.key)
         if opened and (unknown := await self._resume_after(opened[-1])) is not None:
@@ -241,7 +238,7 @@ class _Attempts(msgspec.Struct):
                 result.started_at = started_at
                 return result
 
-    async def _after(self, raised: Exception | asyncio.CancelledError) -> Result | None:
+    async def _after(self, raised: Exception | asyncio.CancelledError) -> AttemptResult | None:
         """What the step came to, if it is not tried again; otherwise None when the time for that has come."""
         if isinstance(raised, _NoMoreThreads):
             self._drive.stop()
@@ -263,7 +260,7 @@ class _Attempts(msgspec.Struct):
             raise raised
         return StepFailed(self._step.key, "CancelledError", str(raised) or "raised by the step's function itself")
 
-    def _outcome_unknown(self, opened: Entry) -> Result:
+    def _outcome_unknown(self, opened: Entry) -> AttemptResult:
         error = StepFailed(
             self._step.key,
             "OutcomeUnknown",
@@ -272,31 +269,29 @@ class _Attempts(msgspec.Struct):
         )
         return self._failed(error, is_final=False)
 
-    def _succeeded(self, value: Any) -> Result:
+    def _succeeded(self, value: Any) -> AttemptResult:
         codec, step = self._drive.codec, self._step
         try:
             if isinstance(value, _OUTCOMES):
                 if isinstance(value, Err):
                     payload = store_err(codec, value, step.plan.fails_with, is_strict=self._drive.is_strict)
-                    return Result(False, payload, error=load_failure(codec, payload, step.key, step.plan.fails_with))
+                    return AttemptResult(False, payload, error=load_failure(codec, payload, step.key, step.plan.fails_with))
                 value = value.value
             payload, kept = store_value(codec, value, step.plan.returns, is_strict=self._drive.is_strict)
         except Exception as error:  # noqa: BLE001 - or what the value's own code raises when it is looked at
             # The effect has happened: recorded as failed, or it would be repeated for ever.
             error.add_note(f"step {step.key!r} ran, but what it returned cannot be recorded")
             return self._failed(error)
-        return Result(True, payload, kept)
+        return AttemptResult(True, payload, kept)
 
-    def _failed(self, error: Exception, *, is_final: bool = True) -> Result:
-        return Result(False, store_exception(error), error=as_replayed(error, self._step.key), is_final=is_final)
+    def _failed(self, error: Exception, *, is_final: bool = True) -> AttemptResult:
+        return AttemptResult(False, store_exception(error), error=as_replayed(error, self._step.key), is_final=is_final)
 
     def _open(self, payload: bytes) -> Entry:
-        now, recorder = self._drive.clock.now(), self._drive.recorder
-        entry = Entry(
-            seq=recorder.next_seq,
-            epoch=recorder.epoch,
-            key=self._step.key,
-            name=self._step.name,
+        now = self._drive.clock.now()
+        entry = self._drive.recorder.append(
+            self._step.key,
+            self._step.name,
             phase="open",
             payload=payload,
             attempt=self._attempt,
@@ -304,7 +299,6 @@ class _Attempts(msgspec.Struct):
             started_at=now,
             ended_at=now,
         )
-        recorder.append(entry)
         # For a later call in this attempt of the run too: this one may be cancelled and its key used again.
         self._drive.calls.opened[self._step.key] = [entry]
         return entry
@@ -322,7 +316,7 @@ class _Attempts(msgspec.Struct):
             await asyncio.wait([self._lingering])
         self._lingering = None
 
-    async def _resume_after(self, opened: Entry) -> Result | None:
+    async def _resume_after(self, opened: Entry) -> AttemptResult | None:
         """Go on after what was begun before: wait for the next attempt, or, where there must be none, give that as the result."""
         if self._step.plan.at_most_once:
             return self._outcome_unknown(opened)

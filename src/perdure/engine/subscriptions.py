@@ -23,7 +23,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self, TypeAlias, get_args
 
-from perdure.engine.body_tasks import place
+from perdure.engine.step_info import place
 from perdure.events import Event, Listener
 
 # How a drive is known: by event loop, database and run id.
@@ -285,7 +285,8 @@ class Listeners:
                 told.set_result(None)
 
 
-# The listeners of runs, by drive: the same for those who subscribe and for the drive, whichever comes first.
+# The listeners of each run, in this process. Not part of the worker's registry of drives: a listener may subscribe before the
+# first drive, and stays subscribed while the run is suspended and not driven at all.
 _listening: dict[DriveKey, Listeners] = {}
 # The loops on which runs were driven or subscribed to.
 _loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""One run of one workflow, without a `Runtime`: what `wf.run` and `wf.start` do."""
+"""One run of one workflow, without a `Runtime`: what `wf(...)`, `wf.run(...)` and `wf.start(...)` do."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any, Final
 from perdure.engine.drive import Drive
 from perdure.model.ids import random_bytes
 from perdure.model.records import Claim, Lease, RunRow
-from perdure.options import Options, Settings
+from perdure.options import EngineSettings, Options
 from perdure.result import Outcome
 from perdure.snapshots.importer import Beginning, begun, given_state, is_state_given
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
 from perdure.store import Store
 from perdure.stores import choose_store
-from perdure.worker.host import Host, WorkflowDefinition, shared_threads
+from perdure.worker.active_runs import active_runs
+from perdure.worker.host import Host, shared_threads
+from perdure.worker.waiting import drive_whenever_due, run_to_outcome
+from perdure.worker.workflow_body import WorkflowDefinition
 
 LEASE_TTL: Final = 30.0
 
@@ -27,13 +30,11 @@ async def run_once(
     """`wf.run(...)`: one run, driven here, on the store that `store=` or PERDURE_STORE names."""
     state = await given_state(options) if is_state_given(options) else None
     store, is_owned, is_implicit = choose_store(options.get("store"), is_anonymous="id" not in options)
-    host = _one_workflow(workflow, store, is_implicit=is_implicit)
+    host = _host_for(workflow, store, is_implicit=is_implicit)
     try:
-        start = _beginning(host, workflow, args, kwargs, state, options)
-        driving = await host.begin(workflow, start, options, retry_failed=options.get("retry_failed", False))
-        if driving is not None:
-            return await driving.joined()
-        return await host.go_on(start.new.id, workflow, options, wait=options.get("wait", True))
+        start = _new_run(host, workflow, args, kwargs, state, options)
+        retry_failed, wait = options.get("retry_failed", False), options.get("wait", True)
+        return await run_to_outcome(host, workflow, start, options, retry_failed=retry_failed, wait=wait)
     finally:
         if is_owned:
             await host.close_store()
@@ -46,21 +47,16 @@ async def start_once(
     state = await given_state(options) if is_state_given(options) else None
     is_private = "id" not in options and options.get("store") is None
     store, _, is_implicit = choose_store(options.get("store"), is_anonymous=is_private)
-    host = _one_workflow(workflow, store, is_implicit=is_implicit and not is_private)
-    start = _beginning(host, workflow, args, kwargs, state, options)
-    new = start.new
+    host = _host_for(workflow, store, is_implicit=is_implicit and not is_private)
+    start = _new_run(host, workflow, args, kwargs, state, options)
+    run_id = start.new.id
     await store.setup()
-    ttl = None if new.start_at is not None else host.lease_ttl
-    created = await host.create(start, ttl)
-    if created.claim is not None:
-        host.drive(workflow, created.claim, options, arguments=start.arguments, is_background=True)
-    elif options.get("retry_failed") and created.run.ended and created.run.status != "completed":
-        await host.reopen(new.id)
-    host.see_through(new.id, workflow, options)
-    return host, new.id
+    await host.create_and_drive(workflow, start, options, is_background=True, retry_failed=options.get("retry_failed", False))
+    active_runs.keep_driving(run_id, drive_whenever_due(host, run_id, workflow, options))
+    return host, run_id
 
 
-def _beginning(
+def _new_run(
     host: Host,
     workflow: WorkflowDefinition,
     args: tuple[Any, ...],
@@ -68,39 +64,39 @@ def _beginning(
     state: Snapshot | ResumeState | None,
     options: dict[str, Any],
 ) -> Beginning:
-    start = host.beginning(workflow, args, kwargs, options)
+    start = host.new_run(workflow, args, kwargs, options)
     if state is None:
         return start
     on_change = Options.nearest(workflow.process_options, options).on_definition_change
     return begun(start.new, state, on_change, without_failed=bool(options.get("retry_failed")), is_named="id" in options)
 
 
-def _one_workflow(workflow: WorkflowDefinition, store: Store, *, is_implicit: bool) -> Host:
-    host = Host(store, _settings(), lease_ttl=LEASE_TTL, options={}, is_implicit=is_implicit)
+def _host_for(workflow: WorkflowDefinition, store: Store, *, is_implicit: bool) -> Host:
+    host = Host(store, _settings(), lease_ttl=LEASE_TTL, process_options={}, is_implicit=is_implicit)
     host.register(workflow)
     return host
 
 
 @lru_cache(maxsize=1)
-def _settings() -> Settings:
-    """The same for all runs without a runtime, so that they share a heartbeat."""
-    return Settings(executor=shared_threads())
+def _settings() -> EngineSettings:
+    """The settings of all runs without a runtime: a heartbeat is shared by hosts that have the same clock."""
+    return EngineSettings(executor=shared_threads())
 
 
 async def call_in_memory(workflow: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The workflow's value, or its exception. Nothing is stored: it lives and dies with this call."""
-    settings = Settings()
+    """The workflow's value, or its exception. Nothing is stored: the run ends with this call."""
+    settings = EngineSettings()
     drive = Drive(
         lambda drive: workflow.body(drive, args, kwargs),
         workflow.hints,
-        _unstored(workflow.name, settings.clock.now()),
+        _claim_without_store(workflow.name, settings.clock.now()),
         settings,
         Options.nearest(workflow.process_options),
     )
     return (await drive.drive()).unwrap()
 
 
-def _unstored(workflow: str, now: int) -> Claim:
+def _claim_without_store(workflow: str, now: int) -> Claim:
     run = RunRow(
         id=str(uuid.uuid4()),
         workflow=workflow,

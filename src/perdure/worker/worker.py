@@ -1,4 +1,4 @@
-"""The worker: claims due runs, drives them, and lets go of them in good order."""
+"""The worker: claims due runs and drives them. When it stops, it drains: running steps end, and the runs are given back."""
 
 from __future__ import annotations
 
@@ -10,45 +10,44 @@ from typing import Final
 
 from perdure.errors import LeaseLost
 from perdure.result import Err
-from perdure.worker.active_runs import Driving
-from perdure.worker.host import POLL_SECONDS, Host
+from perdure.worker.active_runs import ActiveRun, active_runs
+from perdure.worker.host import Host
+from perdure.worker.waiting import POLL_SECONDS
 
 log: Final = logging.getLogger("perdure")
 
-# How long to wait after the store failed: doubled each time, up to the second figure.
+# How long to wait after a failure of the store: at first, and at most. Doubled with each failure in a row.
 BACKOFF_SECONDS: Final = (0.1, 5.0)
 
 
 class Worker:
-    """Works until it is told to stop; then gives back what it has."""
+    """Drives up to `concurrency` runs at a time, of these queues, until `stop`."""
 
     def __init__(self, host: Host, concurrency: int, queues: Collection[str] | None) -> None:
         self._host = host
         self._concurrency = concurrency
         self._queues = queues
-        # Something may be due, a place is free, or it is time to stop.
-        self._poke = asyncio.Event()
+        # Set when something may be due, when a run has ended and another may be claimed, and when it is time to stop.
+        self._wake = asyncio.Event()
         self._is_stopping = False
         self._backoff = BACKOFF_SECONDS[0]
-        self._drives: set[Driving] = set()
 
     def has_room(self) -> bool:
         """Whether one more run can be driven."""
-        return not self._is_stopping and len(self._drives) < self._concurrency
+        return not self._is_stopping and len(active_runs.of(self)) < self._concurrency
 
-    def adopt(self, driving: Driving) -> None:
-        """Give this drive one of the worker's places."""
-        self._drives.add(driving)
-        driving.task.add_done_callback(lambda task: self._done(driving, task))
+    def adopt(self, run: ActiveRun) -> None:
+        """Count this run against the worker's concurrency."""
+        active_runs.adopt(run, self)
 
     async def work(self) -> None:
         """Claim and drive until `stop`, then drain."""
         try:
             while not self._is_stopping:
-                self._poke.clear()
+                self._wake.clear()
                 watch = asyncio.ensure_future(self._watch())
                 try:
-                    await asyncio.sleep(0)  # the watch begins before the claim, so that nothing happens in between
+                    await asyncio.sleep(0)  # starts the watch before the claim, so that no change falls between the two
                     await self._rest(await self._claim())
                 finally:
                     watch.cancel()
@@ -56,19 +55,20 @@ class Worker:
             await self._host.drain()
 
     def stop(self) -> None:
-        """Claim nothing more, let running steps end, give the runs back."""
+        """Claim nothing more; let running steps end and give the runs back."""
         self._is_stopping = True
-        self._poke.set()
+        self._wake.set()
 
     async def _claim(self) -> int | None:
+        """Claim and drive what is due, and give the time of the next wake-up in the store."""
         host = self._host
-        room = self._concurrency - len(self._drives)
+        room = self._concurrency - len(active_runs.of(self))
         if room <= 0:
             return None
         try:
             claims = await host.claim(room, self._queues)
-        except Exception as failure:  # noqa: BLE001 - a store of somebody else's may raise anything; the worker goes on
-            if "interpreter shutdown" in str(failure):  # what Python says from 3.12 on to whoever starts a thread then
+        except Exception as failure:  # noqa: BLE001 - a user's own store may raise anything; the worker goes on
+            if "interpreter shutdown" in str(failure):  # the error of starting a thread at that time, from Python 3.12 on
                 self.stop()
             else:
                 await self._store_failed(failure)
@@ -77,23 +77,23 @@ class Worker:
         for claim in claims.claims:
             self.adopt(host.drive(host.workflows[claim.run.workflow], claim, {}, is_background=True))
         if len(claims.claims) == room:
-            self._poke.set()
+            self._wake.set()
         return claims.next_wake_at
 
     async def _store_failed(self, failure: Exception) -> None:
         log.error("the store did not answer, trying again in %.1f s: %s", self._backoff, failure)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._backoff):  # not wait_for, which may lose a cancellation before Python 3.12
-                await self._poke.wait()
+                await self._wake.wait()
         self._backoff = min(self._backoff * 2, BACKOFF_SECONDS[1])
         if not self._is_stopping:
-            self._poke.set()
+            self._wake.set()
 
     async def _rest(self, next_wake_at: int | None) -> None:
-        """Wait for a poke: by the watch, by a place that became free, or at the next wake-up."""
-        timer = None if next_wake_at is None else self._host.clock.call_at(next_wake_at, self._poke.set)
+        """Return when something may be due: when the watch reports a change, when a run has ended, or at the next wake-up."""
+        timer = None if next_wake_at is None else self._host.clock.call_at(next_wake_at, self._wake.set)
         try:
-            await self._poke.wait()
+            await self._wake.wait()
         finally:
             if timer is not None:
                 timer.cancel()
@@ -103,22 +103,22 @@ class Worker:
             await self._host.store.watch(POLL_SECONDS)
         except Exception:  # noqa: BLE001 - as above; the claim that follows reports it
             await asyncio.sleep(POLL_SECONDS)
-        for driving in self._drives:
-            driving.drive.look_at_inbox()
-        self._poke.set()
+        for run in active_runs.of(self):
+            run.drive.look_at_inbox()
+        self._wake.set()
 
-    def _done(self, driving: Driving, task: asyncio.Task[object]) -> None:
-        self._drives.discard(driving)
-        self._poke.set()
-        if task.cancelled():
+    def on_drive_over(self, run: ActiveRun) -> None:
+        """Look for another run in its place, and log a failure: no caller may be waiting for it."""
+        self._wake.set()
+        if run.task.cancelled():
             return
-        error = task.exception()
-        if error is None and isinstance(outcome := task.result(), Err):
-            log.warning("run %r failed: %r", driving.drive.run.id, outcome.error, exc_info=_exc_info(outcome.error))
+        error = run.task.exception()
+        if error is None and isinstance(outcome := run.task.result(), Err):
+            log.warning("run %r failed: %r", run.drive.run.id, outcome.error, exc_info=_exc_info(outcome.error))
         elif isinstance(error, LeaseLost):
             log.warning("%s", error)
         elif error is not None:
-            log.error("run %r stopped and will be tried again: %s", driving.drive.run.id, error)
+            log.error("run %r stopped and will be tried again: %s", run.drive.run.id, error)
 
 
 def _exc_info(error: object) -> BaseException | None:

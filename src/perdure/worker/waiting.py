@@ -1,0 +1,158 @@
+"""How a caller gets the outcome of a run: it drives the run, joins a drive in this process, or waits for another process.
+
+A run that another process drives is watched through its store: `store.watch` returns when something may have changed there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+from perdure.errors import InvalidInput, LeaseHeld, LeaseLost, RunNotFound
+from perdure.model.durations import instant, moment
+from perdure.model.records import RunRow
+from perdure.result import Outcome, Suspended
+from perdure.snapshots.importer import Beginning
+from perdure.worker.active_runs import active_runs
+from perdure.worker.host import Host
+from perdure.worker.workflow_body import WorkflowDefinition
+
+T = TypeVar("T")
+
+# How long a change in the store may go unnoticed, where the store cannot report it.
+POLL_SECONDS: Final = 1.0
+
+
+async def run_to_outcome(
+    host: Host,
+    workflow: WorkflowDefinition,
+    start: Beginning,
+    options: dict[str, Any],
+    *,
+    retry_failed: bool = False,
+    wait: bool = True,
+) -> Outcome[Any]:
+    """Create the run, or find it, and drive it here until it ends or suspends."""
+    run_id = start.new.id
+    is_driven = active_runs.find(host.store, run_id) is not None
+    active = await host.create_and_drive(workflow, start, options, may_drive=not is_driven, retry_failed=retry_failed)
+    return await (resume(host, run_id, workflow, options, wait=wait) if active is None else active.join())
+
+
+async def resume(
+    host: Host, run_id: str, workflow: WorkflowDefinition | None, options: dict[str, Any], *, wait: bool = True
+) -> Outcome[Any]:
+    """Drive a run that exists, if it is due; otherwise give its present state. Waits for another process that has leased it.
+
+    With `wait=False` it raises `LeaseHeld` instead of waiting.
+    """
+
+    async def look() -> Outcome[Any] | None:
+        active = active_runs.find(host.store, run_id)
+        if active is not None:
+            outcome = await active.join()
+            # It may have become due again before it had left memory.
+            if not isinstance(outcome, Suspended) or not _is_due(host, await host.row(run_id)):
+                return outcome
+        row = await host.row(run_id)
+        if row.ended:
+            return host.ended_outcome(row)
+        if row.lacks_input:
+            reason = f"run {run_id!r} was saved without its arguments; give it them with wf.run(..., id={run_id!r})"
+            raise InvalidInput(row.workflow or "of this run", reason)
+        definition = workflow or host.definition(row.workflow)
+        try:
+            claim = await host.acquire(run_id)
+        except LeaseHeld:
+            if not wait or row.held:
+                raise
+            return None
+        if claim is None:  # not due, or ended since it was read
+            return _undriven_outcome(host, await host.row(run_id))
+        return await host.drive(definition, claim, options).join()
+
+    return await _look_until_found(host, look)
+
+
+async def wait_for_outcome(host: Host, run_id: str, *, through_waits: bool = False) -> Outcome[Any]:
+    """The outcome when the run has ended, or (unless `through_waits`) is suspended. Drives nothing."""
+
+    async def join() -> Outcome[Any] | None:
+        """What the drive here comes to; None when there is none, or the waiting goes on after it."""
+        active = active_runs.find(host.store, run_id)
+        if active is not None:
+            with contextlib.suppress(LeaseLost):  # then another process goes on with it
+                outcome = await active.join()
+                return None if through_waits and isinstance(outcome, Suspended) else outcome
+        return None
+
+    async def look() -> Outcome[Any] | None:
+        if active_runs.find(host.store, run_id) is not None:
+            return await join()
+        row = await host.row(run_id)
+        if row.ended:
+            return host.ended_outcome(row)
+        is_waiting = row.status == "suspended" and not _is_due(host, row)
+        return _suspended(row) if is_waiting and not through_waits else None
+
+    # First without watching the store, which is not needed for a run that is driven here to its end.
+    outcome = await join()
+    return outcome if outcome is not None else await _look_until_found(host, look)
+
+
+async def drive_whenever_due(host: Host, run_id: str, workflow: WorkflowDefinition, options: dict[str, Any]) -> None:
+    """Drive the run each time it is due, until it has ended or was deleted."""
+    while True:
+        watch = asyncio.ensure_future(host.store.watch(POLL_SECONDS))
+        timer = None
+        try:
+            await asyncio.sleep(0)  # starts the watch before the run is read, so that no change falls between the two
+            try:
+                outcome = await resume(host, run_id, workflow, options)
+            except (LeaseHeld, LeaseLost):  # an operator or another worker has it, for the time being
+                outcome = Suspended(run_id)
+            except RunNotFound:
+                return
+            if not isinstance(outcome, Suspended):
+                return
+            if outcome.wake_at is not None:
+                timer = host.clock.call_at(instant(outcome.wake_at), watch.cancel)
+            await asyncio.wait([watch])
+            if not watch.cancelled():
+                watch.result()
+        finally:
+            watch.cancel()
+            if timer is not None:
+                timer.cancel()
+
+
+async def _look_until_found(host: Host, look: Callable[[], Awaitable[T | None]]) -> T:
+    """What `look` gives once it gives something. It is called again whenever the store may have changed."""
+    while True:
+        watch = asyncio.ensure_future(host.store.watch(POLL_SECONDS))
+        try:
+            await asyncio.sleep(0)  # as above
+            found = await look()
+            if found is not None:
+                return found
+            await watch
+        finally:
+            watch.cancel()
+
+
+def _undriven_outcome(host: Host, row: RunRow) -> Outcome[Any] | None:
+    """The state of a run that could not be leased; None when another worker drives it by now."""
+    if row.ended:
+        return host.ended_outcome(row)
+    return None if row.status == "running" else _suspended(row)
+
+
+def _is_due(host: Host, row: RunRow) -> bool:
+    return row.wake_at is not None and row.wake_at <= host.clock.now()
+
+
+def _suspended(row: RunRow) -> Suspended:
+    wake_at = None if row.wake_at is None else moment(row.wake_at)
+    return Suspended(row.id, wake_at, tuple(address.name for address in row.waiting_for))
