@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from perdure import Context, Run, Workflow
-from perdure.events import Event, LeaseChanged, SignalReceived, StepComplete, StepEvent
+from perdure.events import Event, LeaseChangedEvent, SignalReceivedEvent, StepCompleteEvent, StepEvent
 from tests.simulation import _Proxy
 
 # How everything begins that is in a store.
@@ -21,11 +21,11 @@ def said(event: Event) -> str:
     """An event in a few words: its type, what it is about, and its attempt if that is not the first."""
     match event:
         case StepEvent(key=key, attempt=attempt):
-            again = " again" if isinstance(event, StepComplete) and event.is_replayed else ""
+            again = " again" if isinstance(event, StepCompleteEvent) and event.is_replayed else ""
             return f"{event.type} {key}{'' if attempt == 1 else f' #{attempt}'}{again}"
-        case LeaseChanged(action=action):
+        case LeaseChangedEvent(action=action):
             return f"lease {action}"
-        case SignalReceived(key=key):
+        case SignalReceivedEvent(key=key):
             return f"signal {key}"
     return event.type
 

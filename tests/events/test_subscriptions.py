@@ -215,7 +215,7 @@ async def test_a_drive_that_still_tells_its_end_does_not_take_the_listeners_of_t
     slow, go, late = asyncio.Event(), asyncio.Event(), Heard()
 
     async def first(event: Event) -> None:
-        if isinstance(event, events.RunSuspended):
+        if isinstance(event, events.RunSuspendedEvent):
             await slow.wait()
 
     async def body(ctx: Context[Any]) -> None:
@@ -246,7 +246,7 @@ async def test_two_drives_that_follow_closely_are_told_one_after_the_other() -> 
     heard, slow = Heard(), asyncio.Event()
 
     async def listen(event: Event) -> None:
-        if isinstance(event, events.RunSuspended):
+        if isinstance(event, events.RunSuspendedEvent):
             await slow.wait()
         heard(event)
 

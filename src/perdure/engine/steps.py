@@ -162,10 +162,10 @@ class _Attempts(msgspec.Struct):
             found = None if cached is None else self._from_cache(cached)
             if found is not None:
                 self._attempt = 0
-                await self._tell(events.StepCacheHit)
+                await self._tell(events.StepCacheHitEvent)
                 found.started_at = self._drive.clock.now()
                 return found
-            await self._tell(events.StepCacheMiss)
+            await self._tell(events.StepCacheMissEvent)
             result = await self._until_done()
             if result.is_final:
                 kept = Cached(result.ok, msgspec.Raw(result.payload), self._args_hash, None)
@@ -205,7 +205,7 @@ class _Attempts(msgspec.Struct):
             await self._drive.telling.of_step(kind, self._step, self._attempt, **fields)
 
     async def _tell_start(self) -> None:
-        await self._tell(events.StepStart)
+        await self._tell(events.StepStartEvent)
         await self._drive.may_start()  # a listener takes time, in which anything may happen
 
     async def _until_done(self) -> Result:
@@ -248,7 +248,7 @@ class _Attempts(msgspec.Struct):
             return None
         error = self._as_exception(raised)
         if isinstance(error, StepTimeout):
-            await self._tell(events.StepTimeout, error=error)
+            await self._tell(events.StepTimeoutEvent, error=error)
         if not self._step.plan.retry.wants(error, self._attempt):
             return self._failed(error, is_final=isinstance(raised, Exception))
         await self._pause(error)
@@ -316,7 +316,7 @@ class _Attempts(msgspec.Struct):
         opened = self._open(msgspec.json.encode(NextTry(at, msgspec.Raw(dump_error(error)))))
         if self._drive.telling.audience:
             await self._drive.recorded()
-            await self._drive.telling.of_step(events.StepRetry, self._step, failed, error=error, next_at=moment(at))
+            await self._drive.telling.of_step(events.StepRetryEvent, self._step, failed, error=error, next_at=moment(at))
         await self._wait_until(at, opened.seq)
         if self._lingering is not None and not self._step.plan.abandon:
             await asyncio.wait([self._lingering])
