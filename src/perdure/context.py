@@ -295,7 +295,7 @@ class Context(Generic[D]):
 
     def _key(self, key: str) -> str:
         """The key as it is recorded."""
-        if not self._scope and (check_id(key, "a step's key")[0] not in "/%" or self._drive.calls.is_told(key)):
+        if not self._scope and (check_id(key, "a step's key")[0] not in "/%" or self._drive.calls.is_foreign(key)):
             return key  # others know nothing of our escapes: what they recorded is there under the key as it is written
         return full_key(self._scope, key)
 

@@ -23,7 +23,7 @@ from perdure.errors import LeaseHeld, PersistenceError
 from perdure.model.durations import instant, moment
 from perdure.model.journal import Entry
 from perdure.model.records import RunInfo, Schedule, Signal
-from perdure.snapshots.view import View, stored_view
+from perdure.snapshots.view import View, load_view
 from perdure.store import Store
 from perdure.stores import open_store
 
@@ -178,12 +178,12 @@ ALREADY_THERE: Final = "already there"
 
 async def copy_run(source: Store, target: Store, run_id: str) -> str | None:
     """`COPIED`, `ALREADY_THERE`, or why the run was left out; None when it is gone. Raises `PersistenceError`."""
-    given = await stored_view(source, run_id)
+    given = await load_view(source, run_id)
     if given is None:
         return None
     if given.row.lease_until is not None and given.row.lease_until > time_ns() // 1000:
         return f"a worker drives it in the source, with a lease until {moment(given.row.lease_until).isoformat()}"
-    copy, found = _copy_of(given), await stored_view(target, run_id)
+    copy, found = _copy_of(given), await load_view(target, run_id)
     if found is not None:
         if _is_copy(found, given, copy):
             return ALREADY_THERE
@@ -239,7 +239,7 @@ def _were_consumed(rows: Sequence[Signal], added: Sequence[Entry]) -> bool:
 
 async def _check(target: Store, given: View, copy: View) -> None:
     """Refuse a copy that does not read back as what was copied. A worker may be at it already."""
-    found = await stored_view(target, given.row.id)
+    found = await load_view(target, given.row.id)
     if found is None or not (_is_copy(found, given, copy) or _has_gone_on(found, copy)):
         raise PersistenceError(
             f"run {given.row.id!r} was copied, but does not read back the same",

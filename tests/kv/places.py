@@ -49,7 +49,7 @@ class MemoryPlace(Place):
 
     async def count(self) -> int:
         assert isinstance(self.kv, MemoryKeyValueStore)
-        return len(self.kv._kept)
+        return len(self.kv._texts)
 
 
 class FilesPlace(Place):

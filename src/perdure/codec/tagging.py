@@ -33,13 +33,13 @@ from perdure.codec.losses import LOST, Loss, Path, Why, render
 from perdure.codec.shapes import PATHS, Shape, name_of, shape_of
 from perdure.errors import ValueNotStorable
 
-# After how many bytes parts that occur again are looked out for.
+# From this many bytes on, walked containers are remembered.
 _MANY = 16 * 1024
-_sorted = msgspec.json.Encoder(order="deterministic").encode
+_encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 
 
-class _Done(NamedTuple):
-    """A container that was walked. It is held here so that its id cannot come to mean another one."""
+class _WalkedContainer(NamedTuple):
+    """A container that was walked. It is kept alive so that its id stays its own."""
 
     value: Any
     tree: Any
@@ -66,33 +66,33 @@ class Tagger:
         self.losses = losses
         self.canonical = canonical
         self.limit = room
-        # How many more bytes fit if the rest takes as few as it can, so a value that refers to one list a billion times,
-        # or holds all the world, is stopped before its tree fills the memory.
+        # How many more bytes fit if the rest takes as few as possible. It stops a value that refers to one list a billion times,
+        # or is huge, before its tree fills the memory.
         self.room = room
-        # The containers around the current part by id, with the room there was before them: how deep it is, and what would
-        # be a cycle.
+        # The containers around the current part by id, with the room there was before each: their number is the depth, and
+        # meeting one of them again is a cycle.
         self.open: dict[int, int] = {}
-        # In large values, the containers that were walked already, so that walking takes no longer than what is there.
-        self.done: dict[int, _Done] = {}
+        # In large values, the containers that were walked already: each is walked once, however often it occurs.
+        self.done: dict[int, _WalkedContainer] = {}
 
     def tag(self, value: Any, path: Path) -> Any:
         """The tree of a value; the caller encodes it."""
         return _BY_TYPE.get(type(value), Tagger._other)(self, value, path)
 
     def refuse(self, path: Path, reason: str, why: Why = "non-json") -> Any:
-        """Raise, or note the loss and give what stands in this place instead."""
+        """Raise, or note the loss and return what takes the place of the part."""
         if self.losses is None:
             raise ValueNotStorable(render(path), reason)
         self.losses.append(Loss(render(path), why))
         return {LOST: why}
 
     def _enter(self, value: Any, size: int, path: Path) -> Any:
-        """None when the parts of a container may be walked, otherwise what stands in its place."""
+        """None when the parts of a container are to be walked, otherwise the tree that takes its place."""
         if id(value) in self.open:
             return self.refuse(path, "circular: it contains itself", "circular")
         if len(self.open) >= self.max_depth:
             raise ValueNotStorable(render(path), f"it is nested more than {self.max_depth} deep (max_depth)")
-        # Not deeper than where it was walked, or something in it might be too deep here.
+        # Reused only at the same depth or above: deeper, something in it might exceed the limit.
         if self.done and (done := self.done.get(id(value))) is not None and len(self.open) <= done.depth:
             self._spend(done.size, path)
             return done.tree
@@ -104,19 +104,19 @@ class Tagger:
 
     def _leave(self, value: Any, tree: Any) -> Any:
         before = self.open.pop(id(value))
-        # What was lost must be noted at each of its places, so there every place is walked.
+        # A loss must be noted for each occurrence, so with losses every occurrence is walked.
         if self.limit - self.room > _MANY and not self.losses:
-            self.done[id(value)] = _Done(value, tree, len(self.open), before - self.room)
+            self.done[id(value)] = _WalkedContainer(value, tree, len(self.open), before - self.room)
         return tree
 
     def _spend(self, size: int, path: Path) -> None:
-        """Count bytes that will be written at least, beside the one that the container has counted for each of its parts."""
+        """Count bytes that will be written at least, on top of the one that the container has counted for each of its parts."""
         self.room -= size
         if self.room < 0:
             self._too_large(path)
 
     def _too_large(self, path: Path) -> NoReturn:
-        raise ValueNotStorable(render(path), f"with it the value takes {too_long(self.limit)}")
+        raise ValueNotStorable(render(path), f"with it the value takes {limit_text(self.limit)}")
 
     def _items(self, value: Any, path: Path) -> Any:
         if (instead := self._enter(value, 2 * len(value), path)) is not None:
@@ -137,13 +137,13 @@ class Tagger:
         # Elements that became None would be one; a set without some of its elements is another set.
         if lost := self._lost_since(before):
             return lost
-        return {f"${type(value).__name__}": sorted(items, key=_sorted) if self.canonical else items}
+        return {f"${type(value).__name__}": sorted(items, key=_encode_sorted) if self.canonical else items}
 
     def _count(self) -> int:
         return 0 if self.losses is None else len(self.losses)
 
     def _lost_since(self, before: int) -> Any:
-        """What stands for a whole of which a part was lost: its reason is that of the first; None when none was."""
+        """The tree that replaces a container in which something was lost, with the first reason; None when nothing was lost."""
         return {LOST: self.losses[before].reason} if self.losses is not None and len(self.losses) > before else None
 
     def _dict(self, value: dict[Any, Any], path: Path) -> Any:
@@ -168,7 +168,7 @@ class Tagger:
         lost = self._lost_since(before)
         pairs = [] if lost else [(key, self.tag(item, (path, "[", key))) for key, item in zip(keys, value.values(), strict=True)]
         if self.canonical:
-            pairs.sort(key=lambda pair: _sorted(pair[0]))
+            pairs.sort(key=lambda pair: _encode_sorted(pair[0]))
         return self._leave(value, lost or {"$dict": pairs})
 
     def _int(self, value: int, path: Path) -> Any:
@@ -209,10 +209,10 @@ class Tagger:
             return self._path(value, path)
         shape = shape_of(cls)
         if shape is None and not issubclass(cls, Enum):
-            return self.refuse(path, _unsupported(cls))
+            return self.refuse(path, _unsupported_reason(cls))
         name = self.name_for(cls)
         if name is None:
-            return self.refuse(path, _not_allowed(cls))
+            return self.refuse(path, _not_allowed_reason(cls))
         return self._enum(value, name, path) if shape is None else self._object(value, shape, name, path)
 
     def _path(self, value: Any, path: Path) -> Any:
@@ -247,18 +247,18 @@ class Tagger:
         return self._leave(value, {"$class": tree})
 
 
-def too_long(limit: int) -> str:
+def limit_text(limit: int) -> str:
     return f"more than the limit of {limit:,} bytes (max_bytes); store a reference to it"
 
 
-def _unsupported(cls: type) -> str:
+def _unsupported_reason(cls: type) -> str:
     base = next((base for base in cls.__mro__[1:-1] if base in _BY_TYPE), None)
     if base is not None:
         return f"{name_of(cls)} is a subclass of {base.__name__} and would come back as a plain {base.__name__}; convert it first"
     return f"values of type {name_of(cls)} have no stored form; return plain data, a dataclass, or another kind of record"
 
 
-def _not_allowed(cls: type) -> str:
+def _not_allowed_reason(cls: type) -> str:
     return (
         f"class {name_of(cls)} is not in the annotation, so it could not be rebuilt; annotate the step's return type with it, "
         "pass returns=, or register the class (perdure.register)"

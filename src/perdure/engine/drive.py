@@ -21,7 +21,7 @@ import msgspec
 
 from perdure.aio.pending_write import answered, finished
 from perdure.codec import Codec
-from perdure.codec.outcomes import Ending, Hints, ended_with, outcome_of
+from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
 from perdure.engine.body_tasks import Branches, begun, cancel_tasks, first_step, note_tasks, place
 from perdure.engine.ctx_calls import Calls
 from perdure.engine.event_publisher import Telling
@@ -43,7 +43,7 @@ from perdure.errors import (
     react,
 )
 from perdure.model.durations import moment
-from perdure.model.journal import Entry, Recorded
+from perdure.model.journal import Entry, JournalIndex
 from perdure.model.records import Claim, Pulse, RunRow
 from perdure.options import Options, Settings
 from perdure.result import Err, Outcome, Suspended
@@ -152,7 +152,7 @@ class Drive:
         # Step functions that are running right now. Whoever counts one out says so if the drive must stop.
         self.executing = 0
 
-    def _new_turnstile(self, recorded: Recorded) -> Turnstile:
+    def _new_turnstile(self, recorded: JournalIndex) -> Turnstile:
         turnstile = Turnstile(
             self.branches,
             self.clock,
@@ -230,7 +230,7 @@ class Drive:
         if self.run.attempts > self.settings.max_attempts:
             return await self._finish(dead(self.run, self.codec, self._hints))
         if self._unreadable is not None:
-            return await self._finish(ended_with(self.codec, Err(self._unreadable), self._hints))
+            return await self._finish(run_ending(self.codec, Err(self._unreadable), self._hints))
         self._start_body()
         while True:
             await self._attention
@@ -314,7 +314,7 @@ class Drive:
     def fail(self, error: PerdureError) -> NoReturn:
         """End the run as failed without letting the body see it: what is recorded cannot be used."""
         if self._ending is None:
-            self._ending = ended_with(self.codec, Err(error), self._hints)
+            self._ending = run_ending(self.codec, Err(error), self._hints)
             self._attend()
         self._close("unloaded")
         self.calls.refuse()
@@ -522,14 +522,14 @@ class Drive:
             self._attend()
 
 
-def _readable(claim: Claim) -> tuple[Recorded, SnapshotCorrupt | None]:
+def _readable(claim: Claim) -> tuple[JournalIndex, SnapshotCorrupt | None]:
     """What the journal says, or the error that says why it cannot be read."""
     if not claim.journal:
-        return Recorded([], {}, {}, {}), None
+        return JournalIndex([], {}, {}, {}), None
     try:
-        return Recorded.of(claim.journal), None
+        return JournalIndex.of(claim.journal), None
     except ValueError as reason:
-        return Recorded.of([]), SnapshotCorrupt(claim.run.id, "the journal", str(reason))
+        return JournalIndex.of([]), SnapshotCorrupt(claim.run.id, "the journal", str(reason))
 
 
 def ending_for(drive: Drive, hints: Hints, result: Any) -> Ending:
@@ -540,9 +540,9 @@ def ending_for(drive: Drive, hints: Hints, result: Any) -> Ending:
         if drive.calls.unasked and not isinstance(result, Err):
             result = _reject_unknown_steps(drive, result)
         keys = drive.calls.failed_keys(result) if isinstance(result, Err) else None
-        return ended_with(drive.codec, result, hints, keys, drive.is_strict)
+        return run_ending(drive.codec, result, hints, keys, drive.is_strict)
     except Exception as error:  # noqa: BLE001 - a result of the user's making, or a warning that is an error: the run has failed
-        return ended_with(drive.codec, Err(error), hints)
+        return run_ending(drive.codec, Err(error), hints)
 
 
 def _reject_unknown_steps(drive: Drive, result: Any) -> Any:
@@ -560,4 +560,4 @@ def _reject_unknown_steps(drive: Drive, result: Any) -> Any:
 def dead(run: RunRow, codec: Codec, hints: Hints) -> Ending:
     """How a run ends that stopped its workers too often."""
     error = RunDead(run.id, run.attempts - 1)
-    return Ending("dead", ended_with(codec, Err(error), hints).payload, Err(error))
+    return Ending("dead", run_ending(codec, Err(error), hints).payload, Err(error))

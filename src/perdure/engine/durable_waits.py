@@ -17,7 +17,7 @@ from perdure.engine.drive import Drive
 from perdure.engine.waits import Wait
 from perdure.errors import InvalidInput
 from perdure.model.durations import MAX_INSTANT
-from perdure.model.journal import Entry, Kind, Opened
+from perdure.model.journal import Entry, Kind, OpenWait
 from perdure.model.records import Awaited, Signal
 from perdure.snapshots.step_results import load_value
 
@@ -117,7 +117,7 @@ def _open(drive: Drive, call: Call, name: str, deadline: Callable[[], int] | Non
         kind=call.kind,
         name=name,
         phase="open",
-        payload=msgspec.json.encode(Opened(until)),
+        payload=msgspec.json.encode(OpenWait(until)),
         started_at=now,
         ended_at=now,
     )
@@ -127,7 +127,7 @@ def _open(drive: Drive, call: Call, name: str, deadline: Callable[[], int] | Non
 
 def _deadline(drive: Drive, opened: Entry) -> int | None:
     try:
-        return msgspec.json.decode(opened.payload, type=Opened).deadline
+        return msgspec.json.decode(opened.payload, type=OpenWait).deadline
     except msgspec.MsgspecError as reason:
         drive.corrupt(f"the deadline of {opened.key!r}", reason)
 

@@ -29,7 +29,7 @@ from perdure.model.durations import moment
 from perdure.model.journal import Entry
 from perdure.model.records import RunRow
 from perdure.result import Ok, Outcome, Suspended
-from perdure.snapshots.step_results import load_value, told
+from perdure.snapshots.step_results import load_value, read_result
 from perdure.snapshots.view import View
 from perdure.stepspec import StepPlan
 
@@ -150,7 +150,7 @@ class Telling:
         with self._reaching(call, entry):
             about = _about(entry, step.name)
             self.note(events.StepSkippedEvent, **about)
-            self.note(events.StepCompleteEvent, **about, is_replayed=True, load=lambda: told(entry).result)
+            self.note(events.StepCompleteEvent, **about, is_replayed=True, load=lambda: read_result(entry).result)
             await self.told()
 
     async def step_ended(self, call: Call, step: PublishedStep, entry: Entry, error: Exception | None) -> None:
@@ -163,7 +163,7 @@ class Telling:
                 self.note(events.StepSuccessEvent, **about, load=lambda: load_value(drive.codec, entry, step.plan.returns))
             else:
                 self.note(events.StepErrorEvent, **about, error=error)
-            self.note(events.StepCompleteEvent, **about, is_replayed=False, load=lambda: told(entry).result)
+            self.note(events.StepCompleteEvent, **about, is_replayed=False, load=lambda: read_result(entry).result)
             await self.told()
 
     async def signal_received(self, call: Call, entry: Entry, load: Callable[[], Any]) -> None:

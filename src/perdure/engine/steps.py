@@ -19,7 +19,7 @@ import msgspec
 
 from perdure import events
 from perdure.codec import dump_error, tree_of
-from perdure.codec.outcomes import as_replayed, load_failure, store_err, store_exception, store_value
+from perdure.codec.outcomes import error_on_replay, load_failure, store_err, store_exception, store_value
 from perdure.engine.body_tasks import StepInfo, place
 from perdure.engine.ctx_calls import Call
 from perdure.engine.drive import Drive
@@ -288,7 +288,7 @@ class _Attempts(msgspec.Struct):
         return Result(True, payload, kept)
 
     def _failed(self, error: Exception, *, is_final: bool = True) -> Result:
-        return Result(False, store_exception(error), error=as_replayed(error, self._step.key), is_final=is_final)
+        return Result(False, store_exception(error), error=error_on_replay(error, self._step.key), is_final=is_final)
 
     def _open(self, payload: bytes) -> Entry:
         now, recorder = self._drive.clock.now(), self._drive.recorder

@@ -37,12 +37,12 @@ from perdure.errors import (
 from perdure.model.clock import elapsed
 from perdure.model.durations import instant, moment
 from perdure.model.ids import check_id, random_bytes
-from perdure.model.journal import Entry, in_force
+from perdure.model.journal import Entry, entries_in_force
 from perdure.model.records import Claim, Claims, Created, NewRun, RunRow, is_changed
 from perdure.options import Options, Settings, columns_of
 from perdure.result import Outcome, Suspended
-from perdure.snapshots.importer import Arguments, Beginning
-from perdure.snapshots.view import View, stored_view
+from perdure.snapshots.importer import Arguments, RunStart
+from perdure.snapshots.view import View, load_view
 from perdure.store import Store
 from perdure.worker.active_runs import Driving, drive_key, joinable
 
@@ -123,7 +123,7 @@ class Host:
 
     def beginning(
         self, workflow: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
-    ) -> Beginning:
+    ) -> RunStart:
         """The run as it is to be created. Raises `InvalidInput` and refuses bad ids; nothing is written."""
         encoded, digest, arguments = workflow.input(self.settings.codec, args, kwargs)
         new = NewRun(
@@ -135,10 +135,10 @@ class Host:
             definition_hash=workflow.definition_hash,
             **columns_of(options),
         )
-        return Beginning(new, arguments=arguments)
+        return RunStart(new, arguments=arguments)
 
     async def begin(
-        self, workflow: WorkflowDefinition, start: Beginning, near: dict[str, Any], *, retry_failed: bool = False
+        self, workflow: WorkflowDefinition, start: RunStart, near: dict[str, Any], *, retry_failed: bool = False
     ) -> Driving | None:
         """Create the run and start driving it. None when it is there already, or is not to start now: then it may `go_on`."""
         run_id = start.new.id
@@ -181,7 +181,7 @@ class Host:
 
         return await self.until(look)
 
-    async def create(self, start: Beginning, ttl: float | None) -> Created:
+    async def create(self, start: RunStart, ttl: float | None) -> Created:
         """Create the run, or find it; with `ttl` a new one is leased."""
         asked_at = elapsed()
         verb = self.store.create(
@@ -258,7 +258,7 @@ class Host:
         joined = joinable(self.store, run_id)
         if joined is not None:
             return joined.drive.view()
-        view = await stored_view(self.store, check_id(run_id, "a run's id"))
+        view = await load_view(self.store, check_id(run_id, "a run's id"))
         if view is None:
             raise RunNotFound(run_id)
         return view
@@ -362,7 +362,7 @@ class Host:
         if row.status == "completed":
             raise RunFinished(run_id, row.status)
         try:
-            entries = in_force(await self.store.journal(run_id))
+            entries = entries_in_force(await self.store.journal(run_id))
         except ValueError as reason:
             raise SnapshotCorrupt(run_id, "the journal", str(reason)) from reason
         await self.store.reopen(run_id, _to_set_aside(row, entries), now=self.clock.store_now())

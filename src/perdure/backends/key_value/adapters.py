@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from perdure.backends.key_value.backend import Backend, Found, Plain, Trait, Version
 from perdure.backends.key_value.emulated import Emulated
-from perdure.kv.protocol import KeyValueStore, settled
+from perdure.kv.protocol import KeyValueStore, maybe_await
 from perdure.store import Durability
 
 _COLLECTION: Final = "perdure"
@@ -43,16 +43,16 @@ class TextByKey:
 
     async def read(self, key: str) -> bytes | None:
         """What is kept, or None."""
-        text = await settled(self._kv.get(_flat(key)))
+        text = await maybe_await(self._kv.get(_flat(key)))
         return None if text is None else text.encode()
 
     async def write(self, key: str, data: bytes) -> None:
         """Keep this instead of what is there."""
-        await settled(self._kv.set(_flat(key), data.decode()))
+        await maybe_await(self._kv.set(_flat(key), data.decode()))
 
     async def remove(self, key: str) -> None:
         """Keep nothing."""
-        await settled(self._kv.delete(_flat(key)))
+        await maybe_await(self._kv.delete(_flat(key)))
 
 
 class TextInCollection:

@@ -30,7 +30,7 @@ from perdure.backends.key_value.listing import Filter
 from perdure.backends.key_value.run import Given, Run
 from perdure.backends.key_value.verbs import Beginning, Writing, clock
 from perdure.errors import LeaseLost, PersistenceError, StoreCapabilityError
-from perdure.model.ids import checked_namespace
+from perdure.model.ids import check_namespace
 from perdure.model.journal import Entry
 from perdure.model.records import (
     Awaited,
@@ -61,7 +61,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
     """Runs over a `KeyValueStore`, a store of py-key-value, or an object store of obstore, which stays the caller's."""
 
     def __init__(self, kv: Any, *, prefix: str = "") -> None:
-        room = room_of(kv, trait_of(kv), checked_namespace(prefix))
+        room = room_of(kv, trait_of(kv), check_namespace(prefix))
         super().__init__(KeyValueConnections(room), prefix=prefix, auto_migrate=True)
 
     def _move_in(self) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.errors import SnapshotFormatError
 from perdure.model.records import RunRow, Signal
-from perdure.snapshots.parts import OURS
+from perdure.snapshots.parts import OWN_FIELD
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.run_metadata import Instant
 from perdure.snapshots.snapshot import Snapshot
@@ -56,17 +56,17 @@ class Besides(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     @classmethod
     def in_state(cls, state: Snapshot | ResumeState) -> Besides:
         """What the state says. Raises `SnapshotFormatError`."""
-        told = (state.metadata or {}).get(OURS)
+        told = (state.metadata or {}).get(OWN_FIELD)
         try:
             return msgspec.convert(told if isinstance(told, dict) else {}, cls)
         except msgspec.ValidationError as reason:
-            raise SnapshotFormatError([(f"$.metadata.{OURS}", f"cannot be read: {reason}")]) from None
+            raise SnapshotFormatError([(f"$.metadata.{OWN_FIELD}", f"cannot be read: {reason}")]) from None
 
     def added_to(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot, saying this too."""
         metadata = dict(snapshot.metadata or {})
-        ours: dict[str, Any] = {**metadata.get(OURS, {}), **msgspec.json.decode(msgspec.json.encode(self))}
-        return replace(snapshot, metadata={**metadata, OURS: ours})
+        ours: dict[str, Any] = {**metadata.get(OWN_FIELD, {}), **msgspec.json.decode(msgspec.json.encode(self))}
+        return replace(snapshot, metadata={**metadata, OWN_FIELD: ours})
 
     def consumed(self) -> list[Signal]:
         """The signals that were consumed, without what they said."""

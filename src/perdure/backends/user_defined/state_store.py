@@ -21,12 +21,12 @@ from perdure.backends.base.new_runs import restored_row
 from perdure.backends.memory.store import MemoryStore
 from perdure.backends.user_defined.state_besides import Besides, after
 from perdure.errors import PerdureError, PersistenceError, SnapshotFormatError, StoreCapabilityError
-from perdure.kv.protocol import settled
+from perdure.kv.protocol import maybe_await
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, Claim, Created, EndStatus, Item, Lease, NewRun, Pulse, RunRow, Signal
 from perdure.snapshots.importer import read_state
 from perdure.snapshots.resume_state import ResumeState
-from perdure.snapshots.save_load import rows_of
+from perdure.snapshots.save_load import run_rows
 from perdure.snapshots.snapshot import Snapshot
 from perdure.snapshots.view import View
 
@@ -227,7 +227,7 @@ class StateStore(MemoryStore):
             state, known = read_state(kept), self._row(run_id)
             if known is not None and self._seen.get(run_id) == state:
                 return
-            (row, entries, inbox), besides = rows_of(run_id, state), Besides.in_state(state)
+            (row, entries, inbox), besides = run_rows(run_id, state), Besides.in_state(state)
         consumed = besides.consumed()
         waiting = after(consumed, inbox)
         row = besides.put_back(restored_row(row, waiting, known, time.time_ns() // 1000))
@@ -293,7 +293,7 @@ def _naming(run_id: str) -> Iterator[None]:
 async def asked(method: Callable[..., Any], *args: Any, trouble: str) -> Any:
     """What a method of somebody else's gives, plain or async. Whatever it raises is a `PersistenceError`."""
     try:
-        return await settled(method(*args))
+        return await maybe_await(method(*args))
     except PerdureError:
         raise
     except asyncio.CancelledError as error:
