@@ -280,7 +280,7 @@ class SnapshotFormatError(SnapshotError):
 
 
 class SnapshotCorrupt(SnapshotError):
-    """Stored data of a run cannot be read back. It is left as it is, and the run is not started afresh."""
+    """Stored data of a run cannot be read back. It is left as it is, and the run is not started from the beginning."""
 
     def __init__(self, run_id: str, what: str, reason: str) -> None:
         super().__init__(run_id, what, reason)

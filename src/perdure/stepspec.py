@@ -144,7 +144,7 @@ def spec_of(fn: Any) -> StepSpec:
     if isinstance(fn, functools.partial) and _ATTRIBUTE in vars(fn):
         inner = spec_of(fn.func)
         return replace(inner, options={**inner.options, **vars(fn)[_ATTRIBUTE]})
-    plain = _innermost(fn)
+    plain = _innermost_function(fn)
     try:
         known = _specs.get(ref(plain))
     except TypeError:  # not hashable, or takes no weak reference: computed each time
@@ -180,7 +180,7 @@ def _inspect(fn: Any) -> StepSpec:
     )
 
 
-def _innermost(fn: Any) -> Any:
+def _innermost_function(fn: Any) -> Any:
     while True:
         if isinstance(fn, functools.partial):
             fn = fn.func

@@ -26,7 +26,7 @@ class Allowed(NamedTuple):
     names: Mapping[type, str]
 
 
-def allowed_by(hint: Any) -> Allowed:
+def allowed_classes(hint: Any) -> Allowed:
     """The classes that an annotation reaches, through unions, containers, type arguments and fields."""
     try:
         return _by_hint(hint)
@@ -49,7 +49,7 @@ def register(cls: C) -> C:
 
 def name_for(hint: Any) -> Callable[[type], str | None]:
     """A function that names a class for storage, or gives None when the class is not allowed."""
-    names = allowed_by(hint).names
+    names = allowed_classes(hint).names
 
     def name(cls: type) -> str | None:
         if (found := names.get(cls)) is not None:
@@ -63,7 +63,7 @@ def name_for(hint: Any) -> Callable[[type], str | None]:
 
 def class_for(hint: Any) -> Callable[[str], type | None]:
     """A function that finds an allowed class by its stored name, or gives None."""
-    classes = allowed_by(hint).classes
+    classes = allowed_classes(hint).classes
 
     def find(name: str) -> type | None:
         if (cls := classes.get(name, _registered_classes().classes.get(name))) is not None:
@@ -109,7 +109,7 @@ _unhashable: dict[int, tuple[Any, Allowed]] = {}
 
 
 def _by_identity(hint: Any) -> Allowed:
-    # The hint is kept alive beside its result, so that its id stays its own. Hints that are made anew for every call would pile
+    # The hint is kept alive beside its result, so that its id stays its own. New hints for every call would pile
     # up, hence the limit.
     if (found := _unhashable.get(id(hint))) is not None:
         return found[1]

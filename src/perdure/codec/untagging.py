@@ -83,7 +83,7 @@ class Untagger:
 
     def _class(self, content: Any, depth: int) -> Any:
         name, fields, *state = _check_type(list, content)
-        cls = self._allowed(name)
+        cls = self._allowed_class(name)
         shape = shape_of(cls)
         if shape is None or len(state) > 1:
             raise ValueError(f"an object of {name_of(cls)} is malformed")
@@ -91,7 +91,7 @@ class Untagger:
 
     def _enum(self, content: Any, _depth: int) -> Any:
         name, member = _check_type(list, content)
-        cls: Any = self._allowed(name)
+        cls: Any = self._allowed_class(name)
         if type(member) is str and issubclass(cls, Enum) and member in cls.__members__:
             return cls.__members__[member]
         # The first releases of 3.11 drop bits they do not know.
@@ -99,7 +99,7 @@ class Untagger:
             return flags
         raise ValueError(f"{name_of(cls)} has no member {str(member)[:80]!r}")
 
-    def _allowed(self, name: Any) -> type:
+    def _allowed_class(self, name: Any) -> type:
         cls = self.class_for(scalars.text(name))
         if cls is None:
             raise ValueError(f"class {name[:200]!r} is neither in the annotation nor registered")

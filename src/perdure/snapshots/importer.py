@@ -127,9 +127,8 @@ def import_state(
     new = msgspec.structs.replace(new, metadata=_merge_metadata(new.metadata, metadata, is_named=is_named))
     if run_metadata is None:
         return RunStart(new, entries)
-    return RunStart(
-        msgspec.structs.replace(new, seed=run_metadata.seed), entries, inbox_signals(run_metadata), run_metadata.created_at
-    )
+    new = msgspec.structs.replace(new, seed=run_metadata.seed)
+    return RunStart(new, entries, inbox_signals(run_metadata), run_metadata.created_at)
 
 
 def _match_workflow(new: NewRun, state: Snapshot, on_change: OnChange) -> NewRun:

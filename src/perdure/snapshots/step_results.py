@@ -92,10 +92,8 @@ def _read_failure(payload: bytes) -> tuple[StepResult, list[Loss]]:
         error, losses = tree_of(bytes(failure.error))
     cause, lost = _cause_of(failure, error)
     shown = error["qualname"] if failure.is_exception else error
-    return _failure_result(shown, cause, "result", details), [
-        *_prefix_paths(losses, "error"),
-        *_prefix_paths(lost, "cause.value"),
-    ]
+    losses = [*_prefix_paths(losses, "error"), *_prefix_paths(lost, "cause.value")]
+    return _failure_result(shown, cause, "result", details), losses
 
 
 def _prefix_paths(losses: list[Loss], to: str) -> list[Loss]:

@@ -47,16 +47,16 @@ class Fields:
         return None if value is _MISSING else value
 
     def text(self, name: str, *, optional: bool = False) -> str | None:
-        return self._typed(name, str, "text", optional=optional)
+        return self._take_typed(name, str, "text", optional=optional)
 
     def flag(self, name: str, *, optional: bool = False) -> bool | None:
-        return self._typed(name, bool, "true or false", optional=optional)
+        return self._take_typed(name, bool, "true or false", optional=optional)
 
     def mapping(self, name: str, *, optional: bool = False) -> dict[str, Any] | None:
-        return self._typed(name, dict, "an object", optional=optional)
+        return self._take_typed(name, dict, "an object", optional=optional)
 
     def items(self, name: str, *, optional: bool = False) -> list[Any] | None:
-        return self._typed(name, list, "a list", optional=optional)
+        return self._take_typed(name, list, "a list", optional=optional)
 
     def choice(self, name: str, *choices: str) -> Any:
         """The field, which must be one of these texts."""
@@ -99,7 +99,7 @@ class Fields:
         """The fields that were not taken out."""
         return self._left
 
-    def _typed(self, name: str, kind: type[T], words: str, *, optional: bool) -> T | None:
+    def _take_typed(self, name: str, kind: type[T], words: str, *, optional: bool) -> T | None:
         value = self._take(name, optional=optional)
         if value is _MISSING:
             return None
