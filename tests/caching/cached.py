@@ -63,7 +63,7 @@ class Untouchable:
 
 
 class Counted:
-    """A step's function that counts its calls and gives what it is told to: raises an exception, returns the rest."""
+    """A step's function that counts its calls and returns the next of the given results; an exception among them is raised."""
 
     def __init__(self, *gives: Any) -> None:
         self.gives = gives or ("first", "second", "third", "fourth")

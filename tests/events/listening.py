@@ -31,7 +31,7 @@ def said(event: Event) -> str:
 
 
 class Heard:
-    """A listener that remembers what it was told."""
+    """A listener that remembers its events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -72,7 +72,7 @@ class Slow(Heard):
 
     async def _listen(self, event: Event) -> None:
         self.is_listening += 1
-        assert self.is_listening == 1, "told of two events at once"
+        assert self.is_listening == 1, "called with two events at once"
         if self._rng.random() < 0.5:
             for _ in range(self._rng.randrange(12)):
                 await asyncio.sleep(0)
@@ -103,7 +103,7 @@ class HeldBack(_Proxy):
 
 
 def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was logged of listeners that raised: also what they asserted, as nobody else would notice."""
+    """What was logged of listeners that raised, failed assertions included: nothing else would show them."""
     records = caplog.get_records("call")
     return [
         f"{record.getMessage()}: {record.exc_info and record.exc_info[1]!r}" for record in records if record.name == "perdure"

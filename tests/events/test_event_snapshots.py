@@ -1,4 +1,4 @@
-"""What an event shows of its run: the run as it stood then, no more than is recorded, and for a collector all of it."""
+"""The snapshot of an event: the run at that moment, nothing that is not recorded, and for a collector all that is."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_nobody_is_told_of_a_record_before_the_store_has_acknowledged_it()
         told, steps = heard.take(), (await run.snapshot()).steps
         held.may_answer.set()
         await running
-    assert recorded  # it is there, but nobody knows for certain
+    assert recorded  # it is in the store, but the write is not acknowledged
     assert told == [*BEGUN, "step_start a", "step_start b"]
     assert not steps
     assert heard.said[0] == "persist"

@@ -1,4 +1,4 @@
-"""What a listener is told, word for word, in every way that a run and its steps can go."""
+"""Exactly which events a listener gets, for every way in which a run and its steps can go."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ async def test_a_suspension_that_a_signal_ends_and_a_replay_of_it(store: Store) 
         assert heard.events[-1].snapshot == await store.load("run")
         heard.take()
         assert await here.later("1h") == {"run": Ok({"approved": True})}
-    # A signal that was consumed before is not told again.
+    # A signal that was consumed before is not published again.
     assert heard.said == [*BEGUN, *skipped("a"), "persist", "run_complete"]
 
 
@@ -578,7 +578,7 @@ async def test_a_runtime_that_is_closed_gives_its_runs_back(store: Store) -> Non
         go.set()
         await closing
         assert isinstance(await running, Suspended)
-    # The step is recorded and has not reached the body any more: it is told as skipped when the run goes on.
+    # The step is recorded but did not reach the body: it is published as skipped when the run goes on.
     assert heard.said == [*BEGUN, "step_start a", "persist", "lease released", "run_suspended"]
     assert list(heard.events[-1].snapshot.steps) == ["a"]
     assert heard.events[-1].snapshot == await store.load("run")
@@ -740,7 +740,7 @@ async def test_with_nobody_listening_no_event_is_ever_made(monkeypatch: pytest.M
     async with world(flow, store=store) as here:
         run = await here.runtime.start(flow, id="run")
         with run.subscribe(Heard()):
-            pass  # somebody listened, and no longer does
+            pass  # a listener that has unsubscribed
         assert isinstance(await here.runtime.resume("run"), Suspended)
         await run.signal("go")
         assert await here.runtime.sweep() == {"run": Ok([1, 2])}

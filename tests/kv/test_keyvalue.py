@@ -1,4 +1,4 @@
-"""Key-value stores keep text by key, and states in them are found again or complained about."""
+"""Key-value stores hold text by key, and a state in one is loaded again or refused with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A range holds exactly the keys that begin so, by their bytes."""
+"""A range has exactly the keys with the prefix, by their bytes."""
 
 from __future__ import annotations
 

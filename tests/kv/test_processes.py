@@ -1,4 +1,4 @@
-"""Processes share a place: they begin at once, are killed, fork, and lose nothing that they were told is written."""
+"""Several processes on one database: they start at once, are killed, fork, and lose nothing that was acknowledged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a server: one round trip for each verb, nothing acknowledged is lost, and what was borrowed stays its owner's."""
+"""On a server: one round trip for each verb, nothing acknowledged is lost, and a client or pool that was passed in stays open."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class TestBorrowed:
 
 
 class TestWhatLiesThere:
-    """What somebody sees who looks into the database."""
+    """The content of the database."""
 
     async def test_postgres_has_bytes_and_instants_in_microseconds(self) -> None:
         place = await asyncio.to_thread(PostgresPlace)

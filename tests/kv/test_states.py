@@ -1,4 +1,4 @@
-"""States are kept in every place, by one line: `StatePersistence.open(dsn)`."""
+"""States in every kind of key-value store, with one line: `StatePersistence.open(dsn)`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite of key-value stores is worth something: each of these stores breaks one promise, and is caught by it."""
+"""The suite of key-value stores catches broken stores: each of these breaks one promise, and fails its case."""
 
 from __future__ import annotations
 

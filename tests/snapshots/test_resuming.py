@@ -917,7 +917,7 @@ async def begun_or_refused(document: Any, clock: ManualClock) -> str:
         refused = "another workflow"
     else:
         assert isinstance(outcome, Ok | Suspended), outcome
-        # It can be told, and what is told can be resumed in its turn.
+        # A snapshot can be taken of it, and a run can go on from that one too.
         exported = through_text(await place.snapshot())
         outcome = await There(clock).begin(WHATEVER, 1, snapshot=exported)
         assert isinstance(outcome, Ok | Suspended), outcome
