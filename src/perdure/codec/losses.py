@@ -14,11 +14,11 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-Why: TypeAlias = Literal["non-json", "circular", "encode-failed"]
+LossReason: TypeAlias = Literal["non-json", "circular", "encode-failed"]
 # A path is a linked list of (path before, kind of step, where), so that walking makes no strings; its root is a name.
-Path: TypeAlias = Any
+ValuePath: TypeAlias = Any
 LOST: Final = "$lost"
-_REASONS = frozenset(get_args(Why))
+_REASONS = frozenset(get_args(LossReason))
 _SEQUENCES = frozenset({None, "$tuple", "$set", "$frozenset"})
 
 
@@ -26,7 +26,7 @@ class Loss(msgspec.Struct, frozen=True):
     """One part of a value that could not be stored and became null."""
 
     path: str
-    reason: Why
+    reason: LossReason
 
 
 def tree_of(data: bytes) -> tuple[Any, list[Loss]]:
@@ -59,13 +59,13 @@ def tag_of(tree: Any) -> str | None:
     return key if key[:1] == "$" and key[1:2] != "$" else None
 
 
-def read_reason(content: Any) -> Why:
+def read_reason(content: Any) -> LossReason:
     if type(content) is not str or content not in _REASONS:
         raise ValueError("the reason of a loss is malformed")
     return content  # type: ignore[return-value]
 
 
-def _inside(tree: Any, tag: str | None, path: Path) -> Iterator[tuple[Any, Any, Path]]:
+def _inside(tree: Any, tag: str | None, path: ValuePath) -> Iterator[tuple[Any, Any, ValuePath]]:
     """The values directly inside a tree: the container, the index or key in it, and the path."""
     content = tree if tag is None else tree[tag]
     if type(content) is list:
@@ -80,7 +80,7 @@ def _inside(tree: Any, tag: str | None, path: Path) -> Iterator[tuple[Any, Any, 
         yield from ((content, key, (path, "[", key[1:] if key[:1] == "$" else key)) for key in content)
 
 
-def render(path: Path) -> str:
+def render(path: ValuePath) -> str:
     """The text of a path."""
     steps: list[str] = []
     while not isinstance(path, str):

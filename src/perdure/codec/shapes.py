@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import force_setattr
 
-Parts: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
+FieldsAndState: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
 
 PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
 _MISSING: Any = object()
@@ -55,7 +55,7 @@ class Shape:
         self.names = names
         self.known = frozenset(names)
 
-    def read(self, value: Any) -> Parts:
+    def read(self, value: Any) -> FieldsAndState:
         """The fields of `value`, and what else it holds; neither is copied."""
         raise NotImplementedError
 
@@ -96,7 +96,7 @@ class _AttributeShape(Shape):
         make = self.defaults.get(name)
         return _MISSING if make is None else make(instance)
 
-    def read(self, value: Any) -> Parts:
+    def read(self, value: Any) -> FieldsAndState:
         held = _dict_of(value)
         if self.in_dict and not self.slots and held.keys() == self.known:
             return held, {}
@@ -139,7 +139,7 @@ class _StructShape(Shape):
         super().__init__(cls, cls.__struct_fields__)
         self.runs_code = hasattr(cls, "__post_init__")
 
-    def read(self, value: Any) -> Parts:
+    def read(self, value: Any) -> FieldsAndState:
         pairs = ((name, getattr(value, name, _MISSING)) for name in self.names)
         fields = {name: item for name, item in pairs if item is not _MISSING}
         return fields, _dict_of(value)
@@ -162,7 +162,7 @@ class _NamedTupleShape(Shape):
     def default(self, name: str, _instance: Any) -> Any:
         return self.defaults.get(name, _MISSING)
 
-    def read(self, value: Any) -> Parts:
+    def read(self, value: Any) -> FieldsAndState:
         return dict(zip(self.names, tuple.__iter__(value), strict=True)), _dict_of(value)
 
     def build(self, fields: dict[str, Any], state: dict[str, Any]) -> Any:
@@ -178,7 +178,7 @@ class _PydanticShape(Shape):
         field = self.model.model_fields[name]
         return _MISSING if field.is_required() else _pydantic_default(field, given)
 
-    def read(self, value: Any) -> Parts:
+    def read(self, value: Any) -> FieldsAndState:
         held = value.__dict__
         deleted = self.model.__private_attributes__.keys() - (value.__pydantic_private__ or {}).keys()
         unset = sorted(self.known - value.__pydantic_fields_set__) + sorted(deleted)

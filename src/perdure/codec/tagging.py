@@ -29,7 +29,7 @@ from uuid import UUID
 import msgspec
 
 from perdure.codec import scalars
-from perdure.codec.losses import LOST, Loss, Path, Why, render
+from perdure.codec.losses import LOST, Loss, LossReason, ValuePath, render
 from perdure.codec.shapes import PATHS, Shape, name_of, shape_of
 from perdure.errors import ValueNotStorable
 
@@ -75,18 +75,18 @@ class Tagger:
         # In large values, the containers that were walked already: each is walked once, however often it occurs.
         self.done: dict[int, _WalkedContainer] = {}
 
-    def tag(self, value: Any, path: Path) -> Any:
+    def tag(self, value: Any, path: ValuePath) -> Any:
         """The tree of a value; the caller encodes it."""
         return _BY_TYPE.get(type(value), Tagger._other)(self, value, path)
 
-    def refuse(self, path: Path, reason: str, why: Why = "non-json") -> Any:
+    def refuse(self, path: ValuePath, reason: str, loss: LossReason = "non-json") -> Any:
         """Raise, or note the loss and return what takes the place of the part."""
         if self.losses is None:
             raise ValueNotStorable(render(path), reason)
-        self.losses.append(Loss(render(path), why))
-        return {LOST: why}
+        self.losses.append(Loss(render(path), loss))
+        return {LOST: loss}
 
-    def _enter(self, value: Any, size: int, path: Path) -> Any:
+    def _enter(self, value: Any, size: int, path: ValuePath) -> Any:
         """None when the parts of a container are to be walked, otherwise the tree that takes its place."""
         if id(value) in self.open:
             return self.refuse(path, "circular: it contains itself", "circular")
@@ -109,16 +109,16 @@ class Tagger:
             self.done[id(value)] = _WalkedContainer(value, tree, len(self.open), before - self.room)
         return tree
 
-    def _spend(self, size: int, path: Path) -> None:
+    def _spend(self, size: int, path: ValuePath) -> None:
         """Count bytes that will be written at least, on top of the one that the container has counted for each of its parts."""
         self.room -= size
         if self.room < 0:
             self._too_large(path)
 
-    def _too_large(self, path: Path) -> NoReturn:
+    def _too_large(self, path: ValuePath) -> NoReturn:
         raise ValueNotStorable(render(path), f"with it the value takes {limit_text(self.limit)}")
 
-    def _items(self, value: Any, path: Path) -> Any:
+    def _items(self, value: Any, path: ValuePath) -> Any:
         if (instead := self._enter(value, 2 * len(value), path)) is not None:
             return instead
         get, other = _BY_TYPE.get, Tagger._other
@@ -127,11 +127,11 @@ class Tagger:
             tree.append(get(type(item), other)(self, item, (path, "[", index)))
         return self._leave(value, tree)
 
-    def _tuple(self, value: tuple[Any, ...], path: Path) -> Any:
+    def _tuple(self, value: tuple[Any, ...], path: ValuePath) -> Any:
         items = self._items(value, path)
         return {"$tuple": items} if type(items) is list else items
 
-    def _set(self, value: Any, path: Path) -> Any:
+    def _set(self, value: Any, path: ValuePath) -> Any:
         before = self._count()
         items = self._items(value, path)
         # Elements that became None would be one; a set without some of its elements is another set.
@@ -146,7 +146,7 @@ class Tagger:
         """The tree that replaces a container in which something was lost, with the first reason; None when nothing was lost."""
         return {LOST: self.losses[before].reason} if self.losses is not None and len(self.losses) > before else None
 
-    def _dict(self, value: dict[Any, Any], path: Path) -> Any:
+    def _dict(self, value: dict[Any, Any], path: ValuePath) -> Any:
         for key in value:
             if type(key) is not str or not scalars.is_text(key):
                 return self._pairs(value, path)
@@ -159,7 +159,7 @@ class Tagger:
             tree[escaped] = get(type(item), other)(self, item, (path, "[", key))
         return self._leave(value, tree)
 
-    def _pairs(self, value: dict[Any, Any], path: Path) -> Any:
+    def _pairs(self, value: dict[Any, Any], path: ValuePath) -> Any:
         if (instead := self._enter(value, 6 * len(value), path)) is not None:
             return instead
         before = self._count()
@@ -171,38 +171,38 @@ class Tagger:
             pairs.sort(key=lambda pair: _encode_sorted(pair[0]))
         return self._leave(value, lost or {"$dict": pairs})
 
-    def _int(self, value: int, path: Path) -> Any:
+    def _int(self, value: int, path: ValuePath) -> Any:
         if scalars.is_plain_int(value):
             return value
         self._spend(value.bit_length() // 4, path)
         return {"$int": hex(value)}
 
-    def _float(self, value: float, _path: Path) -> Any:
+    def _float(self, value: float, _path: ValuePath) -> Any:
         return value if value - value == 0 else {"$float": repr(value)}
 
-    def _str(self, value: str, path: Path) -> Any:
+    def _str(self, value: str, path: ValuePath) -> Any:
         self.room -= len(value)
         if self.room < 0:
             self._too_large(path)
         return value if scalars.is_text(value) else {"$str": scalars.write_str(value)}
 
-    def _bytes(self, value: bytes | bytearray, path: Path) -> Any:
+    def _bytes(self, value: bytes | bytearray, path: ValuePath) -> Any:
         self._spend(len(value), path)
         return {f"${type(value).__name__}": scalars.write_bytes(value)}
 
-    def _decimal(self, value: Decimal, path: Path) -> Any:
+    def _decimal(self, value: Decimal, path: ValuePath) -> Any:
         text = scalars.write_decimal(value)
         self._spend(len(text), path)
         return {"$decimal": text}
 
-    def _moment(self, value: datetime | time, path: Path) -> Any:
+    def _moment(self, value: datetime | time, path: ValuePath) -> Any:
         content = scalars.write_moment(value)
         if content is None:
             zone = name_of(type(value.tzinfo))
             return self.refuse(path, f"its time zone, a {zone}, could not be rebuilt; use datetime.UTC or a zoneinfo.ZoneInfo")
         return {f"${type(value).__name__}": content}
 
-    def _other(self, value: Any, path: Path) -> Any:
+    def _other(self, value: Any, path: ValuePath) -> Any:
         cls: Any = type(value)
         kind = cls.__name__
         if kind in PATHS and cls is getattr(sys.modules.get("pathlib"), kind, None):
@@ -215,13 +215,13 @@ class Tagger:
             return self.refuse(path, _not_allowed_reason(cls))
         return self._enum(value, name, path) if shape is None else self._object(value, shape, name, path)
 
-    def _path(self, value: Any, path: Path) -> Any:
+    def _path(self, value: Any, path: ValuePath) -> Any:
         text = str(value)
         if type(value)(text) != value:
             return self.refuse(path, f"its text, {text[:80]!r}, names another path")
         return {"$path": [type(value).__name__, self._str(text, path)]}
 
-    def _enum(self, value: Enum, name: str, path: Path) -> Any:
+    def _enum(self, value: Enum, name: str, path: ValuePath) -> Any:
         cls = type(value)
         if value._name_ is not None and cls.__members__.get(value._name_) is value:
             return {"$enum": [name, value._name_]}
@@ -229,7 +229,7 @@ class Tagger:
             return {"$enum": [name, value._value_]}
         return self.refuse(path, f"it is no member of the enum {name}", "encode-failed")
 
-    def _object(self, value: Any, shape: Shape, name: str, path: Path) -> Any:
+    def _object(self, value: Any, shape: Shape, name: str, path: ValuePath) -> Any:
         try:
             fields, state = shape.read(value)
         except Exception as error:  # noqa: BLE001 - a descriptor or property of the user's class
@@ -265,19 +265,19 @@ def _not_allowed_reason(cls: type) -> str:
     )
 
 
-def _unset(_tagger: Tagger, _value: Any, _path: Path) -> Any:
+def _unset(_tagger: Tagger, _value: Any, _path: ValuePath) -> Any:
     return {"$unset": None}
 
 
-def _itself(_tagger: Tagger, value: Any, _path: Path) -> Any:
+def _itself(_tagger: Tagger, value: Any, _path: ValuePath) -> Any:
     return value
 
 
-def _as_text(tag: str, write: Callable[[Any], Any]) -> Callable[[Tagger, Any, Path], Any]:
+def _as_text(tag: str, write: Callable[[Any], Any]) -> Callable[[Tagger, Any, ValuePath], Any]:
     return lambda _tagger, value, _path: {tag: write(value)}
 
 
-_BY_TYPE: dict[type, Callable[[Tagger, Any, Path], Any]] = {
+_BY_TYPE: dict[type, Callable[[Tagger, Any, ValuePath], Any]] = {
     type(None): _itself,
     bool: _itself,
     int: Tagger._int,

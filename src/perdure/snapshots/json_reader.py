@@ -23,7 +23,7 @@ MAX_BYTES: Final = 64 * 2**20
 # Of one value, as in the codec. The levels that a document puts around its values come on top.
 MAX_DEPTH: Final = 200
 
-Path: TypeAlias = tuple[str | int, ...]
+JsonPath: TypeAlias = tuple[str | int, ...]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NESTING: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
@@ -39,7 +39,7 @@ class Problems:
     def __init__(self) -> None:
         self._found: dict[str, str] = {}
 
-    def add(self, path: Path, reason: str) -> None:
+    def add(self, path: JsonPath, reason: str) -> None:
         self._found.setdefault(format_path(path), reason)
 
     def extend(self, problems: Iterable[FormatProblem]) -> None:
@@ -69,7 +69,7 @@ class _RepeatedKeys(dict[str, Any]):
         self.repeated = [key for key, _ in pairs if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
 
 
-def format_path(path: Path) -> str:
+def format_path(path: JsonPath) -> str:
     """The path as text: `$.steps["user:1"].cause`."""
     return "$" + "".join(map(_format_part, path))
 

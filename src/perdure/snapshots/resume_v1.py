@@ -20,9 +20,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from perdure.snapshots.json_reader import Path, Problems
+from perdure.snapshots.json_reader import JsonPath, Problems
 from perdure.snapshots.parts import NO_CAUSE, StepResult
-from perdure.snapshots.validation import Fields, check_cause, check_key, read_step
+from perdure.snapshots.validation import Fields, check_cause, check_step_key, read_step
 
 # Fields of an entry that this version does not know are kept in `StepResult.extra` under this name. A "meta" inside the result
 # is kept there too, because in a snapshot that name is taken.
@@ -71,15 +71,15 @@ def _write_cause(cause: Any) -> dict[str, Any]:
     return {**rest, "type": "value", "value": rest.get("value", text)}
 
 
-def read_entry(key: Any, tree: Any, path: Path, problems: Problems) -> StepResult | None:
+def read_entry(key: Any, tree: Any, path: JsonPath, problems: Problems) -> StepResult | None:
     """The result in an entry; None when there is a problem."""
     fields = Fields.of(tree, path, problems)
     if fields is None:
-        check_key(key, path, problems)
+        check_step_key(key, path, problems)
         return None
     if (whole := fields.mapping("stepResult", optional=True)) is not None:
         return read_step(key, whole, (*path, "stepResult"), problems)
-    check_key(key, path, problems)
+    check_step_key(key, path, problems)
     result, meta = fields.mapping("result"), fields.mapping("meta", optional=True)
     if result is None:
         return None
@@ -87,7 +87,7 @@ def read_entry(key: Any, tree: Any, path: Path, problems: Problems) -> StepResul
 
 
 def _read_result(
-    tree: dict[str, Any], meta: dict[str, Any] | None, of_entry: dict[str, Any], path: Path, problems: Problems
+    tree: dict[str, Any], meta: dict[str, Any] | None, of_entry: dict[str, Any], path: JsonPath, problems: Problems
 ) -> StepResult | None:
     fields = Fields(tree, (*path, "result"), problems)
     ok = fields.flag("ok")
@@ -110,7 +110,7 @@ def _extra(of_result: dict[str, Any], of_entry: dict[str, Any]) -> dict[str, Any
 
 
 def _read_meta(
-    tree: dict[str, Any], cause: dict[str, Any] | None, path: Path, problems: Problems
+    tree: dict[str, Any], cause: dict[str, Any] | None, path: JsonPath, problems: Problems
 ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """The cause and the meta of a failure."""
     fields = Fields(tree, path, problems)
@@ -126,7 +126,7 @@ def _read_meta(
     return cause, {**fields.rest(), **meta}
 
 
-def _read_cause(tree: Any, path: Path, problems: Problems) -> dict[str, Any] | None:
+def _read_cause(tree: Any, path: JsonPath, problems: Problems) -> dict[str, Any] | None:
     """An entry's cause in the shape of a snapshot."""
     fields = Fields.of(tree, path, problems)
     kind = None if fields is None else fields.choice("type", "undefined", "error", "value")

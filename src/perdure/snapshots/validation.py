@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 from perdure.model.ids import MAX_ID_BYTES, check_id
-from perdure.snapshots.json_reader import Path, Problems, describe
+from perdure.snapshots.json_reader import JsonPath, Problems, describe
 from perdure.snapshots.parts import FORMAT_VERSION, Execution, LossWarning, StepResult
 
 _INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d([.,]\d+)?)?(Z|[+-]\d\d(:?\d\d(:?\d\d(\.\d+)?)?)?)", re.ASCII)
@@ -28,13 +28,13 @@ class Fields:
 
     __slots__ = ("_left", "_path", "_problems")
 
-    def __init__(self, tree: dict[str, Any], path: Path, problems: Problems) -> None:
+    def __init__(self, tree: dict[str, Any], path: JsonPath, problems: Problems) -> None:
         self._left = dict(tree)
         self._path = path
         self._problems = problems
 
     @classmethod
-    def of(cls, tree: Any, path: Path, problems: Problems) -> Fields | None:
+    def of(cls, tree: Any, path: JsonPath, problems: Problems) -> Fields | None:
         """The fields of an object; None, and a problem, when the tree is no object."""
         if type(tree) is dict:
             return cls(tree, path, problems)
@@ -120,9 +120,9 @@ def _read_steps(tree: dict[str, Any] | None, problems: Problems) -> dict[str, St
     return {key: step for key, step in read if step is not None}
 
 
-def read_step(key: Any, tree: Any, path: Path, problems: Problems, *, may_lack_value: bool = False) -> StepResult | None:
+def read_step(key: Any, tree: Any, path: JsonPath, problems: Problems, *, may_lack_value: bool = False) -> StepResult | None:
     """The result recorded under `key`. With `may_lack_value`, a value that JavaScript left out as undefined is null."""
-    check_key(key, path, problems)
+    check_step_key(key, path, problems)
     fields = Fields.of(tree, path, problems)
     if fields is None or (ok := fields.flag("ok")) is None:
         return None
@@ -137,7 +137,7 @@ def read_step(key: Any, tree: Any, path: Path, problems: Problems, *, may_lack_v
     return StepResult(ok=False, error=error, cause=cause, meta=meta, extra=fields.rest())
 
 
-def check_key(key: Any, path: Path, problems: Problems) -> None:
+def check_step_key(key: Any, path: JsonPath, problems: Problems) -> None:
     """Note a problem when no run could have recorded anything under `key`."""
     try:
         check_id(key, "key")
@@ -146,7 +146,7 @@ def check_key(key: Any, path: Path, problems: Problems) -> None:
         problems.add(path, reason)
 
 
-def check_cause(cause: Any, path: Path, problems: Problems) -> None:
+def check_cause(cause: Any, path: JsonPath, problems: Problems) -> None:
     """Note what is wrong with a cause and the causes below it. For None the problem has been noted already."""
     while cause is not None:
         fields = Fields.of(cause, path, problems)
