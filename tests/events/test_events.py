@@ -768,4 +768,4 @@ async def test_an_event_shows_what_it_is_about_and_not_the_whole_run() -> None:
 
     await flow()
     assert "key='a', name='a', attempt=1" in repr(heard.one(events.StepStartEvent))
-    assert max(len(repr(event)) for event in heard.events) < 400
+    assert max(len(repr(event)) for event in heard.events) < 420
