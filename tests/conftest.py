@@ -39,8 +39,8 @@ HARMLESS: Final = (
     # A store looks where its path leads when it is made, once; everything else it does in its threads.
     ("backends/sqlite/store.py", {"_checked_path"}),
     ("backends/files/store.py", {"_checked_path"}),
-    ("kv/sqlite.py", {"_checked_path"}),
-    ("kv/files.py", {"_checked_path"}),
+    ("kv/sqlite.py", {"_check_path"}),
+    ("kv/files.py", {"_check_path"}),
     # asyncmy reads its own version when it is imported.
     ("asyncmy/version.py", {"<module>"}),
     # A client of MongoDB looks once whether it is in a container.

@@ -70,6 +70,22 @@ def test_every_public_name_exists_and_is_listed_once() -> None:
     assert [name for name in perdure.__all__ if not hasattr(perdure, name)] == []
 
 
+def test_every_error_and_every_event_can_be_imported_from_the_package() -> None:
+    classes = {
+        name: found
+        for module in (perdure.errors, perdure.events)
+        for name, found in vars(module).items()
+        if isinstance(found, type) and found.__module__ == module.__name__ and not name.startswith("_")
+    }
+    assert {"RunCancelled", "RunCancelledEvent", "ResumeStateCollector"} <= classes.keys()
+    assert {name for name, found in classes.items() if getattr(perdure, name, None) is not found} == set()
+
+
+@pytest.mark.parametrize("name", ["Lease", "RunInfo", "Store"])
+def test_what_the_signatures_of_a_store_name_can_be_imported_from_the_package(name: str) -> None:
+    assert isinstance(getattr(perdure, name), type)
+
+
 def test_the_package_carries_its_type_marker() -> None:
     assert (SOURCE / "py.typed").is_file()
 

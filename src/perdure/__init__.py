@@ -51,8 +51,28 @@ if TYPE_CHECKING:
     from perdure.errors import Unloaded as Unloaded
     from perdure.errors import ValueNotStorable as ValueNotStorable
     from perdure.events import Event as Event
+    from perdure.events import LeaseChangedEvent as LeaseChangedEvent
     from perdure.events import Listener as Listener
+    from perdure.events import PersistedEvent as PersistedEvent
     from perdure.events import ResumeStateCollector as ResumeStateCollector
+    from perdure.events import RunCancelledEvent as RunCancelledEvent
+    from perdure.events import RunCompleteEvent as RunCompleteEvent
+    from perdure.events import RunErrorEvent as RunErrorEvent
+    from perdure.events import RunStartEvent as RunStartEvent
+    from perdure.events import RunSuspendedEvent as RunSuspendedEvent
+    from perdure.events import SignalReceivedEvent as SignalReceivedEvent
+    from perdure.events import StepCacheHitEvent as StepCacheHitEvent
+    from perdure.events import StepCacheMissEvent as StepCacheMissEvent
+    from perdure.events import StepCompleteEvent as StepCompleteEvent
+    from perdure.events import StepEndedEvent as StepEndedEvent
+    from perdure.events import StepErrorEvent as StepErrorEvent
+    from perdure.events import StepEvent as StepEvent
+    from perdure.events import StepRetryEvent as StepRetryEvent
+    from perdure.events import StepSkippedEvent as StepSkippedEvent
+    from perdure.events import StepStartEvent as StepStartEvent
+    from perdure.events import StepSuccessEvent as StepSuccessEvent
+    from perdure.events import StepTimeoutEvent as StepTimeoutEvent
+    from perdure.events import WarningEvent as WarningEvent
     from perdure.events import is_step_complete as is_step_complete
     from perdure.kv.dsns import open_key_value_store as open_key_value_store
     from perdure.kv.files import FilesKeyValueStore as FilesKeyValueStore
@@ -177,8 +197,28 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "events": (
         "Event",
+        "LeaseChangedEvent",
         "Listener",
+        "PersistedEvent",
         "ResumeStateCollector",
+        "RunCancelledEvent",
+        "RunCompleteEvent",
+        "RunErrorEvent",
+        "RunStartEvent",
+        "RunSuspendedEvent",
+        "SignalReceivedEvent",
+        "StepCacheHitEvent",
+        "StepCacheMissEvent",
+        "StepCompleteEvent",
+        "StepEndedEvent",
+        "StepErrorEvent",
+        "StepEvent",
+        "StepRetryEvent",
+        "StepSkippedEvent",
+        "StepStartEvent",
+        "StepSuccessEvent",
+        "StepTimeoutEvent",
+        "WarningEvent",
         "is_step_complete",
     ),
     "kv.dsns": ("open_key_value_store",),

@@ -1,12 +1,12 @@
 """Caches: where a step with `cache=` keeps its result for other runs.
 
-A cache may forget at any time, and then a step runs again; it must never give half a value, or the value of another key. What it
-keeps is text that perdure made. Instants come from the wall clock, because files outlive the process that wrote them.
+A cache may drop values at any time, and then a step runs again; it must never return a torn value, or the value of another key.
+The values are text that perdure made. Instants come from the wall clock, because files outlive the process that wrote them.
 
 `FileCache` has one file for each key, named after the key's hash. A file is never changed: a new one is written beside it under a
-temporary name and takes its place in one move, so that any number of processes may use a directory at once. There is no lock, as
-a stopped process could hold it for ever; the price is that a value renewed in the very moment in which its expired predecessor is
-removed may go with it. Files are not synced: after a power cut one may be torn, which shows when it is read. A call that is
+temporary name and replaces it by a rename, so any number of processes may use a directory at once. There is no lock, because a
+stopped process could hold it for ever; the price is that a value renewed at the very moment at which its expired predecessor is
+removed may be removed too. Files are not fsynced: after a power cut one may be torn, which is detected on reading. A call that is
 cancelled goes on in its thread and leaves the old file or the new one.
 """
 
@@ -35,7 +35,7 @@ from perdure.model.durations import Duration, microseconds
 _FORMAT_VERSION: Final = 1
 _KEPT_FILE: Final = re.compile(r"perdure-[0-9a-f]{64}\.json")
 _TEMPORARY_FILE: Final = re.compile(r"perdure-[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
-# No write takes that long, so whoever began this file was killed.
+# No write takes that long, so the process that wrote this file was killed.
 _LEFT_OVER_AFTER: Final = 3600
 
 
@@ -47,25 +47,25 @@ class StepCache(Protocol):
         ...
 
     def set(self, key: str, value: str, ttl: int | None = None) -> Awaitable[None] | None:
-        """Keep the text, for `ttl` seconds or for as long as this cache keeps things.
+        """Store the text, for `ttl` seconds or for as long as this cache keeps values.
 
-        The ttl saves space, in whole seconds, rounded up; the exact instant is inside the text, and perdure minds it.
+        The ttl, in whole seconds, rounded up, only saves space: the text contains the exact instant, and perdure checks it.
         """
         ...
 
     def delete(self, key: str) -> Awaitable[bool] | bool:
-        """Whether there was anything to delete. The step that has this key runs again when it is next asked for."""
+        """Delete the text; whether there was any. The step with this key runs again when it is called next."""
         ...
 
 
-def _length(ttl: Duration) -> int:
+def _ttl_microseconds(ttl: Duration) -> int:
     length = microseconds(ttl, what="ttl")
     if length == 0:
         raise ValueError(f"ttl must be a microsecond or more, not {ttl!r}; leave it out to keep values for good")
     return length
 
 
-def _checked_size(max_size: int) -> int:
+def _check_size(max_size: int) -> int:
     if isinstance(max_size, bool) or not isinstance(max_size, int):
         raise TypeError(f"max_size must be a whole number, not {max_size!r}")
     if max_size < 1:
@@ -74,21 +74,21 @@ def _checked_size(max_size: int) -> int:
 
 
 class _Lifetimes:
-    """How long values are kept: as `set` says, otherwise as the cache says, otherwise for good."""
+    """When values expire: by the ttl of `set`, otherwise by that of the cache, otherwise never."""
 
     def __init__(self, ttl: Duration | None, clock: Clock | None) -> None:
-        self._ttl = None if ttl is None else _length(ttl)
+        self._ttl = None if ttl is None else _ttl_microseconds(ttl)
         self.now = (clock or SystemClock()).now
 
     def expires_at(self, ttl: Duration | None) -> int | None:
-        length = self._ttl if ttl is None else _length(ttl)
+        length = self._ttl if ttl is None else _ttl_microseconds(ttl)
         return None if length is None else self.now() + length
 
     def is_over(self, expires_at: int | None) -> bool:
         return expires_at is not None and expires_at <= self.now()
 
 
-class _Kept(NamedTuple):
+class _CachedText(NamedTuple):
     value: str
     expires_at: int | None
 
@@ -96,70 +96,70 @@ class _Kept(NamedTuple):
 class MemoryCache:
     """A `StepCache` that lives as long as this object.
 
-    Of more than `max_size` values, those used least recently are forgotten. `ttl` is for values that are set without one.
+    Beyond `max_size` values, the least recently used are dropped. `ttl` is for values that are set without one.
     """
 
     def __init__(self, max_size: int | None = None, ttl: Duration | None = None, *, clock: Clock | None = None) -> None:
-        self._max_size = None if max_size is None else _checked_size(max_size)
+        self._max_size = None if max_size is None else _check_size(max_size)
         self._lifetimes = _Lifetimes(ttl, clock)
         # Event loops of several threads may share a cache.
         self._lock = threading.Lock()
         # The least recently used first.
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        # A heap of what expires when. A value that was replaced or forgotten stays in it, with an instant that is not its own.
+        self._values: OrderedDict[str, _CachedText] = OrderedDict()
+        # A heap of (expires_at, key). The pair of a replaced or dropped value stays in it, and is skipped when it comes due.
         self._expiring: list[tuple[int, str]] = []
 
     async def get(self, key: str) -> str | None:
         with self._lock:
-            self._forget_expired()
-            kept = self._kept.get(key)
+            self._drop_expired_values()
+            kept = self._values.get(key)
             if kept is None:
                 return None
-            self._kept.move_to_end(key)
+            self._values.move_to_end(key)
             return kept.value
 
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
         expires_at = self._lifetimes.expires_at(ttl)
         with self._lock:
-            self._forget_expired()
-            self._kept[key] = _Kept(value, expires_at)
-            self._kept.move_to_end(key)
+            self._drop_expired_values()
+            self._values[key] = _CachedText(value, expires_at)
+            self._values.move_to_end(key)
             self._note_expiry(key, expires_at)
-            if self._max_size is not None and len(self._kept) > self._max_size:
-                self._kept.popitem(last=False)
+            if self._max_size is not None and len(self._values) > self._max_size:
+                self._values.popitem(last=False)
 
     async def delete(self, key: str) -> bool:
         with self._lock:
-            self._forget_expired()
-            return self._kept.pop(key, None) is not None
+            self._drop_expired_values()
+            return self._values.pop(key, None) is not None
 
     async def clear(self) -> None:
-        """Forget everything."""
+        """Drop all values."""
         with self._lock:
-            self._kept.clear()
+            self._values.clear()
             self._expiring.clear()
 
     def __len__(self) -> int:
         with self._lock:
-            self._forget_expired()
-            return len(self._kept)
+            self._drop_expired_values()
+            return len(self._values)
 
     def _note_expiry(self, key: str, expires_at: int | None) -> None:
         if expires_at is not None:
             heapq.heappush(self._expiring, (expires_at, key))
-        if len(self._expiring) > 2 * len(self._kept):  # most of it is out of date
-            self._expiring = [(kept.expires_at, key) for key, kept in self._kept.items() if kept.expires_at is not None]
+        if len(self._expiring) > 2 * len(self._values):  # most pairs are stale
+            self._expiring = [(kept.expires_at, key) for key, kept in self._values.items() if kept.expires_at is not None]
             heapq.heapify(self._expiring)
 
-    def _forget_expired(self) -> None:
+    def _drop_expired_values(self) -> None:
         while self._expiring and self._lifetimes.is_over(self._expiring[0][0]):
             expires_at, key = heapq.heappop(self._expiring)
-            kept = self._kept.get(key)
+            kept = self._values.get(key)
             if kept is not None and kept.expires_at == expires_at:
-                del self._kept[key]
+                del self._values[key]
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _CacheFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is in a file of a `FileCache`."""
 
     version: Literal[1]
@@ -167,12 +167,12 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expires_at: int | None
     value: str
 
-    # Not msgspec's own JSON: any str can be a key, lone surrogates too.
+    # Not msgspec's JSON: any str can be a key, also one with lone surrogates.
     def to_bytes(self) -> bytes:
         return json.dumps(msgspec.structs.asdict(self), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> _File:
+    def from_bytes(cls, content: bytes) -> _CacheFile:
         try:
             return msgspec.convert(json.loads(content.decode("utf-8", "surrogatepass")), cls)
         except RecursionError as error:
@@ -180,15 +180,15 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Unreadable(Exception):
-    """There is a file for the key, but nothing can be made of it."""
+    """There is a file for the key, but it cannot be read."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"cache file {str(path)!r} is taken for missing until it is replaced: {reason}")
 
 
-def _read(path: Path, key: str) -> _File | None:
+def _read(path: Path, key: str) -> _CacheFile | None:
     try:
-        file = _File.from_bytes(path.read_bytes())
+        file = _CacheFile.from_bytes(path.read_bytes())
     except FileNotFoundError:
         return None
     except (PermissionError, IsADirectoryError, ValueError) as error:
@@ -203,16 +203,16 @@ def _temporary_for(path: Path) -> Path:
 
 
 def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
-    # A file's number alone may be given again as soon as the file is gone.
+    # An inode number alone may be reused as soon as the file is removed.
     return (one.st_ino, one.st_mtime_ns) == (other.st_ino, other.st_mtime_ns)
 
 
 class FileCache:
     """A `StepCache` in a directory, which any number of processes may share.
 
-    The directory is made when the first value is. Results may be private, so it and the files are for their owner only; a
-    directory that exists is left as it is. `ttl` is for values that are set without one. A file that is torn, or not one of
-    ours, counts as missing, with a `PerdureWarning`.
+    The directory is created with the first value. Results may be private, so it and the files are readable by their owner only; a
+    directory that exists keeps its permissions. `ttl` is for values that are set without one. A file that is torn, or was not
+    written by perdure, counts as missing, with a `PerdureWarning`.
     """
 
     def __init__(self, directory: str | os.PathLike[str], ttl: Duration | None = None, *, clock: Clock | None = None) -> None:
@@ -230,7 +230,7 @@ class FileCache:
             return None
 
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
-        file = _File(_FORMAT_VERSION, key, self._lifetimes.expires_at(ttl), value)
+        file = _CacheFile(_FORMAT_VERSION, key, self._lifetimes.expires_at(ttl), value)
         await asyncio.to_thread(self._set, file)
 
     async def delete(self, key: str) -> bool:
@@ -254,12 +254,12 @@ class FileCache:
         self._drop_expired(path, key)
         return None
 
-    def _set(self, file: _File) -> None:
+    def _set(self, file: _CacheFile) -> None:
         path = self._path(file.key)
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = _temporary_for(path)
         try:
-            with open(temporary, "xb", opener=_private) as writing:
+            with open(temporary, "xb", opener=_open_private) as writing:
                 writing.write(file.to_bytes())
             self._sweep_once(temporary.stat().st_mtime)
             temporary.replace(path)
@@ -301,17 +301,17 @@ class FileCache:
             return []
 
     def _sweep_once(self, now: float) -> None:
-        """Delete what killed processes left behind. `now` is the file system's, which may be another machine's."""
+        """Delete the temporary files of killed processes. `now` is the file system's time, which may be another machine's."""
         if self._is_swept:
             return
         self._is_swept = True
         for path in self._files(_TEMPORARY_FILE):
-            with suppress(OSError):  # somebody else swept it, or owns it
+            with suppress(OSError):  # another process has removed it, or another user owns it
                 if path.stat().st_mtime < now - _LEFT_OVER_AFTER:
                     path.unlink()
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
@@ -330,7 +330,7 @@ def as_cache(cache: Any) -> StepCache:
 
 
 class _MappingCache:
-    """A `StepCache` whose values are the values of a mapping. It knows no ttl."""
+    """A `StepCache` over a mapping. It ignores the ttl."""
 
     def __init__(self, mapping: MutableMapping[str, str]) -> None:
         self._mapping = mapping

@@ -296,7 +296,7 @@ class Context(Generic[D]):
 
     def _key(self, key: str) -> str:
         """The key as it is recorded."""
-        if not self._scope and (check_id(key, "a step's key")[0] not in "/%" or self._drive.calls.is_told(key)):
+        if not self._scope and (check_id(key, "a step's key")[0] not in "/%" or self._drive.calls.is_foreign(key)):
             return key  # an imported snapshot of another library has its keys as they are written, without our escapes
         return full_key(self._scope, key)
 

@@ -37,8 +37,8 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-# How many of its errors a SnapshotFormatError spells out. All of them are in `errors`.
-_MOST_TOLD: Final = 20
+# How many of its errors a SnapshotFormatError shows in its text. All of them are in `errors`.
+_MAX_SHOWN_ERRORS: Final = 20
 
 
 class PerdureError(Exception):
@@ -56,7 +56,7 @@ class RunNotFound(PerdureError):
 
 
 class RunConflict(PerdureError):
-    """The id is taken by a run with another input or of another workflow."""
+    """The id belongs to a run with another input or of another workflow."""
 
     def __init__(self, run_id: str, reason: str) -> None:
         super().__init__(run_id, reason)
@@ -99,7 +99,7 @@ class RunDead(PerdureError):
 
 
 class LeaseLost(PerdureError):
-    """Another worker holds the run now, or nobody does; the write was refused and nothing changed."""
+    """The lease is no longer valid, usually because another worker holds the run; the write was refused and nothing changed."""
 
     def __init__(self, run_id: str, epoch: int) -> None:
         super().__init__(run_id, epoch)
@@ -109,7 +109,7 @@ class LeaseLost(PerdureError):
 
 
 class LeaseHeld(PerdureError):
-    """Somebody else has the run: a live worker, or an operator who put it on hold."""
+    """The run is held: by a live worker that drives it, or by an operator who put it on hold."""
 
     def __init__(self, run_id: str, by: str) -> None:
         super().__init__(run_id, by)
@@ -235,11 +235,11 @@ class StreamFull(PerdureError):
 
 
 class SnapshotError(PerdureError):
-    """Recorded state cannot be used."""
+    """JournalIndex state cannot be used."""
 
 
 class SnapshotMismatch(SnapshotError):
-    """Recorded state does not belong to this workflow, or to this version of it."""
+    """JournalIndex state does not belong to this workflow, or to this version of it."""
 
     def __init__(self, run_id: str, reason: str) -> None:
         super().__init__(run_id, reason)
@@ -258,7 +258,7 @@ class FormatProblem(NamedTuple):
 class SnapshotFormatError(SnapshotError):
     """A document is no snapshot, or no resume state. Nothing was started with it.
 
-    `errors` has all that is wrong, `path` is where the first of it stands.
+    `errors` has everything that is wrong, `path` is that of the first error.
     """
 
     def __init__(self, errors: Iterable[tuple[str, str]], what: str = "the snapshot") -> None:
@@ -274,13 +274,13 @@ class SnapshotFormatError(SnapshotError):
 
     def __str__(self) -> str:
         errors, what = self.args
-        told = "; ".join(f"{path} {reason}" for path, reason in errors[:_MOST_TOLD])
-        more = f"; and {len(errors) - _MOST_TOLD} more" if len(errors) > _MOST_TOLD else ""
-        return f"{what} cannot be read: {told}{more}"
+        shown = "; ".join(f"{path} {reason}" for path, reason in errors[:_MAX_SHOWN_ERRORS])
+        more = f"; and {len(errors) - _MAX_SHOWN_ERRORS} more" if len(errors) > _MAX_SHOWN_ERRORS else ""
+        return f"{what} cannot be read: {shown}{more}"
 
 
 class SnapshotCorrupt(SnapshotError):
-    """Stored data of a run cannot be read back. It is left as it is, and the run is not started afresh."""
+    """Stored data of a run cannot be read back. It is left as it is, and the run is not started from the beginning."""
 
     def __init__(self, run_id: str, what: str, reason: str) -> None:
         super().__init__(run_id, what, reason)
@@ -306,7 +306,7 @@ OnChange: TypeAlias = Literal["warn", "error", "ignore"]
 
 
 def react(choice: OnChange, error: PerdureError) -> None:
-    """Do with a mismatch what the option says: raise it, warn with its sentence, or ignore it."""
+    """Raise the error, warn with its text, or ignore it, as the option says."""
     if choice == "error":
         raise error
     if choice == "warn":

@@ -1,14 +1,17 @@
-"""What happens to a run, as typed values for whoever listens.
+"""What happens to a run, as typed values that listeners get.
 
-    run_start  run_complete  run_error  run_suspended  run_cancelled          the run, each time it is driven here
+    run_start  run_complete  run_error  run_suspended  run_cancelled          the run, each time this process drives it
     step_start  step_retry  step_timeout                                      attempts at a step
-    step_cache_hit  step_cache_miss                                           what `cache=` knew
-    step_success  step_error  step_skipped  then  step_complete               how a step came out; skipped: it was recorded before
+    step_cache_hit  step_cache_miss                                           whether `cache=` had the result
+    step_success  step_error  step_skipped  then  step_complete               a step's outcome; skipped: it was recorded before
     signal  lease  persist  warning                                           around the run
 
-Each time a run is driven here it is told from `run_start` (and, with a store, the lease before it) to one of the other four that
-begin with `run`, unless the process dies. What an event says was recorded is recorded: nobody is told before the store has
-acknowledged it. Every event carries `snapshot`, the run as it stood then: a view, worked out when somebody looks.
+Each drive of a run publishes `run_start` first (with a store, the lease comes before it) and ends with one of the other four that
+begin with `run`, unless the process dies. What an event reports as recorded is recorded: events are published after the store has
+acknowledged the write. Every event carries `snapshot`, the run as it stood then, which is computed when it is read.
+
+Two helpers for listeners are at the end: `ResumeStateCollector` keeps what a run has recorded so far, and `is_step_complete` asks
+an event or a recorded state about a step.
 """
 
 from __future__ import annotations
@@ -45,12 +48,12 @@ EventType: TypeAlias = Literal[
     "warning",
 ]
 
-# Fields by which something is worked out when somebody looks.
-_WORKED_OUT: Final = frozenset({"view", "load", "tell"})
+# The fields from which properties are computed when they are read.
+_LAZY_FIELDS: Final = frozenset({"view", "load"})
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
-    """Something that happened to a run at the instant `at`. What is worked out from its `view` is no part of its value."""
+    """Something that happened to a run at the instant `at`. Equality, hash and repr leave out what is computed on reading."""
 
     type: ClassVar[EventType]
     # Whether it ends what this process does for the run. Such events are never dropped.
@@ -67,27 +70,27 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
         return self.view.snapshot()
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and isinstance(other, Event) and self._told() == other._told()
+        return type(other) is type(self) and isinstance(other, Event) and self._values() == other._values()
 
     def __hash__(self) -> int:
-        return hash((type(self), *self._told().values()))
+        return hash((type(self), *self._values().values()))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._told().items())})"
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._values().items())})"
 
-    def _told(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in _WORKED_OUT}
+    def _values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in _LAZY_FIELDS}
 
 
-class RunStart(Event, frozen=True, kw_only=True):
-    """The run is driven here from now on. `attempt` counts from 1; `is_resumed`: something was recorded before."""
+class RunStartEvent(Event, frozen=True, kw_only=True):
+    """This process starts to drive the run. `attempt` counts from 1; `is_resumed`: something was recorded before."""
 
     type: ClassVar[EventType] = "run_start"
     attempt: int
     is_resumed: bool
 
 
-class RunComplete(Event, frozen=True, kw_only=True):
+class RunCompleteEvent(Event, frozen=True, kw_only=True):
     """The run has ended with a value."""
 
     type: ClassVar[EventType] = "run_complete"
@@ -96,11 +99,11 @@ class RunComplete(Event, frozen=True, kw_only=True):
 
     @property
     def result(self) -> Any:
-        """The value: a copy, since whoever waits for the run has its own."""
+        """A copy of the value; the caller that awaits the run has another."""
         return self.load()
 
 
-class RunError(Event, frozen=True, kw_only=True):
+class RunErrorEvent(Event, frozen=True, kw_only=True):
     """The run has ended with an error: failed, or dead."""
 
     type: ClassVar[EventType] = "run_error"
@@ -108,10 +111,10 @@ class RunError(Event, frozen=True, kw_only=True):
     error: Any
 
 
-class RunSuspended(Event, frozen=True, kw_only=True):
-    """The run left memory: until `wake_at`, for one of the signals in `waiting_for`, or to be driven again or elsewhere.
+class RunSuspendedEvent(Event, frozen=True, kw_only=True):
+    """The run left memory: it waits until `wake_at` or for a signal in `waiting_for`, or is to be driven again or elsewhere.
 
-    `error` says why, if this process could not go on: the store failed, or another worker has the run.
+    `error` is the reason if this process could not go on: the store failed, or another worker has the run.
     """
 
     type: ClassVar[EventType] = "run_suspended"
@@ -121,7 +124,7 @@ class RunSuspended(Event, frozen=True, kw_only=True):
     error: BaseException | None = None
 
 
-class RunCancelled(Event, frozen=True, kw_only=True):
+class RunCancelledEvent(Event, frozen=True, kw_only=True):
     """The run has ended as cancelled."""
 
     type: ClassVar[EventType] = "run_cancelled"
@@ -129,20 +132,20 @@ class RunCancelled(Event, frozen=True, kw_only=True):
 
 
 class StepEvent(Event, frozen=True, kw_only=True):
-    """Something about one step. `attempt` counts from 1, and is 0 where a cache had the result, so that there was none."""
+    """Something about one step. `attempt` counts from 1; it is 0 when a cache had the result, so no attempt was made."""
 
     key: str
     name: str
     attempt: int
 
 
-class StepStart(StepEvent, frozen=True, kw_only=True):
+class StepStartEvent(StepEvent, frozen=True, kw_only=True):
     """The step's function is about to be called."""
 
     type: ClassVar[EventType] = "step_start"
 
 
-class StepRetry(StepEvent, frozen=True, kw_only=True):
+class StepRetryEvent(StepEvent, frozen=True, kw_only=True):
     """An attempt failed with `error`, and the next begins at `next_at`."""
 
     type: ClassVar[EventType] = "step_retry"
@@ -150,72 +153,72 @@ class StepRetry(StepEvent, frozen=True, kw_only=True):
     next_at: datetime
 
 
-class StepTimeout(StepEvent, frozen=True, kw_only=True):
-    """An attempt took longer than it may."""
+class StepTimeoutEvent(StepEvent, frozen=True, kw_only=True):
+    """An attempt took longer than its `timeout=`."""
 
     type: ClassVar[EventType] = "step_timeout"
     error: Exception
 
 
-class StepCacheHit(StepEvent, frozen=True, kw_only=True):
-    """The cache has the step's result, so that its function is not called."""
+class StepCacheHitEvent(StepEvent, frozen=True, kw_only=True):
+    """The cache has the step's result, so its function is not called."""
 
     type: ClassVar[EventType] = "step_cache_hit"
 
 
-class StepCacheMiss(StepEvent, frozen=True, kw_only=True):
+class StepCacheMissEvent(StepEvent, frozen=True, kw_only=True):
     """The cache does not have the step's result."""
 
     type: ClassVar[EventType] = "step_cache_miss"
 
 
-class StepEnded(StepEvent, frozen=True, kw_only=True):
+class StepEndedEvent(StepEvent, frozen=True, kw_only=True):
     """The step has an outcome, and it is recorded."""
 
     started_at: datetime
     ended_at: datetime
 
 
-class StepSuccess(StepEnded, frozen=True, kw_only=True):
-    """The step gave a result just now."""
+class StepSuccessEvent(StepEndedEvent, frozen=True, kw_only=True):
+    """The step has just succeeded."""
 
     type: ClassVar[EventType] = "step_success"
     load: Callable[[], Any]
 
     @property
     def result(self) -> Any:
-        """The value: a copy, since the body has its own."""
+        """A copy of the value; the body has another."""
         return self.load()
 
 
-class StepError(StepEnded, frozen=True, kw_only=True):
-    """The step failed just now."""
+class StepErrorEvent(StepEndedEvent, frozen=True, kw_only=True):
+    """The step has just failed."""
 
     type: ClassVar[EventType] = "step_error"
     error: Exception
 
 
-class StepSkipped(StepEnded, frozen=True, kw_only=True):
-    """The step was recorded before, so that its function is not called."""
+class StepSkippedEvent(StepEndedEvent, frozen=True, kw_only=True):
+    """The step was recorded before, so its function is not called."""
 
     type: ClassVar[EventType] = "step_skipped"
 
 
-class StepComplete(StepEnded, frozen=True, kw_only=True):
-    """The step has an outcome: from now, or, with `is_replayed`, from before."""
+class StepCompleteEvent(StepEndedEvent, frozen=True, kw_only=True):
+    """The step has an outcome: a new one, or, with `is_replayed`, one that was recorded before."""
 
     type: ClassVar[EventType] = "step_complete"
     is_replayed: bool
-    tell: Callable[[], StepResult]
+    load: Callable[[], StepResult]
 
     @property
     def result(self) -> StepResult:
-        """How the step came out, as a snapshot tells it."""
-        return self.tell()
+        """The outcome, as a snapshot shows it."""
+        return self.load()
 
 
-class SignalReceived(Event, frozen=True, kw_only=True):
-    """A wait of the run got its signal just now."""
+class SignalReceivedEvent(Event, frozen=True, kw_only=True):
+    """A wait of the run has just got its signal."""
 
     type: ClassVar[EventType] = "signal"
     key: str
@@ -228,7 +231,7 @@ class SignalReceived(Event, frozen=True, kw_only=True):
         return self.load()
 
 
-class LeaseChanged(Event, frozen=True, kw_only=True):
+class LeaseChangedEvent(Event, frozen=True, kw_only=True):
     """This process got the right to drive the run, gave it back, or lost it."""
 
     type: ClassVar[EventType] = "lease"
@@ -236,15 +239,15 @@ class LeaseChanged(Event, frozen=True, kw_only=True):
     epoch: int
 
 
-class Persisted(Event, frozen=True, kw_only=True):
+class PersistedEvent(Event, frozen=True, kw_only=True):
     """The store has acknowledged everything up to the entry `seq` of the journal."""
 
     type: ClassVar[EventType] = "persist"
     seq: int
 
 
-class Warned(Event, frozen=True, kw_only=True):
-    """Something is not as it should be, and the run goes on: what a `PerdureWarning` says."""
+class WarningEvent(Event, frozen=True, kw_only=True):
+    """Something is probably wrong, and the run goes on; `message` is that of the `PerdureWarning`."""
 
     type: ClassVar[EventType] = "warning"
     message: str
@@ -254,11 +257,11 @@ Listener: TypeAlias = Callable[[Event], Any]
 
 
 @overload
-def is_step_complete(state: Event, /) -> TypeGuard[StepComplete]: ...
+def is_step_complete(state: Event, /) -> TypeGuard[StepCompleteEvent]: ...
 @overload
 def is_step_complete(state: ResumeState | Snapshot | None, key: str) -> bool: ...
 def is_step_complete(state: Any, key: str | None = None) -> bool:
-    """Whether the step `key` is recorded there, and as a success; or whether an event is a step's `step_complete`."""
+    """Whether the step `key` is recorded in a state, as a success; with an event alone, whether it is a `step_complete`."""
     if key is None:
         return getattr(state, "type", None) == "step_complete"
     result = None if state is None else state.steps.get(key)
@@ -266,17 +269,17 @@ def is_step_complete(state: Any, key: str | None = None) -> bool:
 
 
 class ResumeStateCollector:
-    """Pass `handle_event` as `on_event=`, or to `run.subscribe`, and save `resume_state()` as often as you like.
+    """The resume state of a running run: pass `handle_event` as `on_event=` or to `run.subscribe`, and save `resume_state()`.
 
-    What the run had recorded before it was driven here is part of it from the first event on, so that saving again never loses
-    anything. One collector is for one run; of several, it knows the one it heard of last.
+    From the first event on the state includes what the run had recorded before this process drove it, so saving again never loses
+    anything. A collector is for one run; given the events of several, it has the state of the run of the last event.
     """
 
     def __init__(self) -> None:
         self._view: View | None = None
 
     def handle_event(self, event: Event) -> None:
-        """Take note of what is recorded by now."""
+        """Remember what is recorded by now."""
         self._view = event.view
 
     def resume_state(self) -> ResumeState:

@@ -23,7 +23,7 @@ from perdure.errors import LeaseHeld, PersistenceError
 from perdure.model.durations import instant, moment
 from perdure.model.journal import Entry
 from perdure.model.records import RunInfo, Schedule, Signal
-from perdure.snapshots.view import View, stored_view
+from perdure.snapshots.view import View, load_view
 from perdure.store import Store
 from perdure.stores import open_store
 
@@ -180,12 +180,12 @@ ALREADY_THERE: Final = "already there"
 
 async def copy_run(source: Store, target: Store, run_id: str) -> str | None:
     """`COPIED`, `ALREADY_THERE`, or why the run was left out; None when the source has it no more. Raises `PersistenceError`."""
-    original = await stored_view(source, run_id)
+    original = await load_view(source, run_id)
     if original is None:
         return None
     if original.row.lease_until is not None and original.row.lease_until > time_ns() // 1000:
         return f"a worker drives it in the source, with a lease until {moment(original.row.lease_until).isoformat()}"
-    copy, found = _copy_of(original), await stored_view(target, run_id)
+    copy, found = _copy_of(original), await load_view(target, run_id)
     if found is not None:
         if _is_copy(found, original, copy):
             return ALREADY_THERE
@@ -245,7 +245,7 @@ def _were_consumed(rows: Sequence[Signal], added: Sequence[Entry]) -> bool:
 
 async def _check(target: Store, original: View, copy: View) -> None:
     """Raise if the copy does not read back the same, unless a worker on the target has driven it on already."""
-    found = await stored_view(target, original.row.id)
+    found = await load_view(target, original.row.id)
     if found is None or not (_is_copy(found, original, copy) or _has_gone_on(found, copy)):
         raise PersistenceError(
             f"run {original.row.id!r} was copied, but does not read back the same",

@@ -19,14 +19,14 @@ from perdure.errors import OnChange
 from perdure.model.clock import Clock, SystemClock
 from perdure.model.durations import MICROSECOND, instant
 from perdure.model.ids import check_id
-from perdure.model.records import checked_priority, encoded_metadata
+from perdure.model.records import check_priority, encode_metadata
 from perdure.store import Store
 
 if TYPE_CHECKING:
     from perdure.caches import StepCache
     from perdure.events import Listener
     from perdure.simple_stores import StateKeeper
-    from perdure.snapshots.importer import GivenState
+    from perdure.snapshots.importer import StateSource
 
 
 class StoredOptions(TypedDict, total=False):
@@ -55,8 +55,8 @@ class RunOptions(StoredOptions, ProcessOptions, total=False):
     """Options of `wf.run` and `wf.start`."""
 
     store: Store | StateKeeper | str
-    snapshot: GivenState
-    resume_state: GivenState
+    snapshot: StateSource
+    resume_state: StateSource
     retry_failed: bool
     wait: bool
 
@@ -154,9 +154,9 @@ def columns_of(options: Mapping[str, Any]) -> dict[str, Any]:
 
 _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "queue": lambda queue: check_id(queue, "a queue's name"),
-    "priority": checked_priority,
+    "priority": check_priority,
     "start_at": lambda at: None if at is None else instant(at, what="start_at"),
-    "metadata": encoded_metadata,
+    "metadata": encode_metadata,
 }
 
 

@@ -1,4 +1,4 @@
-"""How a run, or a step, came out: `Ok`, `Err`, `Suspended`.
+"""The outcome of a run or a step: `Ok`, `Err`, `Suspended`.
 
 match await checkout.run(order, id="order-1"):
     case Ok(receipt): ...
@@ -18,7 +18,7 @@ E_co = TypeVar("E_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Ok(Generic[T_co]):
-    """It went well; `value` is the result."""
+    """A success; `value` is the result."""
 
     value: T_co
 
@@ -29,7 +29,7 @@ class Ok(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class Err(Generic[E_co]):
-    """It did not; `error` is an exception, or whatever the function put into `Err`."""
+    """A failure; `error` is an exception, or the value that the function put into `Err`."""
 
     error: E_co
     cause: Any = None
@@ -45,7 +45,7 @@ class Err(Generic[E_co]):
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """It waits: until `wake_at`, for one of the signals in `waiting_for`, or for whichever comes first."""
+    """The run waits: until `wake_at`, for one of the signals in `waiting_for`, or for the first of both."""
 
     run_id: str
     wake_at: datetime | None = None

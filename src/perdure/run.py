@@ -53,7 +53,7 @@ class Run(Generic[T_co]):
         `include` picks those that completed or failed, `since` those after that key, `limit` the oldest of them. `metadata` is
         added to the run's own.
         """
-        selection = Selection(include, limit, since).checked()
+        selection = Selection(include, limit, since).check()
         return (await self._host.view(self.id)).snapshot(selection, metadata)
 
     async def resume_state(self) -> ResumeState:

@@ -1,4 +1,4 @@
-"""What there is to know about a step's function before it is called: how to call it, and what it returns."""
+"""`@step`, `Retry`, and what is known of a step's function before it is called: its options, and what it returns."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _ATTRIBUTE: Final = "__perdure_step__"
 
 
 def step(**options: Unpack[StepDefaults]) -> Callable[[F], F]:
-    """Attach default options to a step's function, which stays an ordinary function. The call's own options win."""
+    """Attach default options to a step's function, which stays an ordinary function. Options of the call take precedence."""
     if "key" in options:
         raise TypeError("@step takes no key=: a key belongs to one call, so pass it to ctx.step")
-    checked(options)
+    check_options(options)
 
     def attach(fn: F) -> F:
         if not callable(fn):
@@ -58,7 +58,7 @@ def step(**options: Unpack[StepDefaults]) -> Callable[[F], F]:
     return attach
 
 
-def checked(options: Mapping[str, Any]) -> None:
+def check_options(options: Mapping[str, Any]) -> None:
     """Refuse options that are unknown or contradict each other."""
     unknown = options.keys() - OPTION_NAMES
     if unknown:
@@ -82,7 +82,7 @@ def checked(options: Mapping[str, Any]) -> None:
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """How a step is done: what its function is like, and its options in force, checked."""
+    """How a step runs: what kind of function it has, and its effective options, checked."""
 
     is_async: bool
     returns: Any
@@ -93,13 +93,13 @@ class StepPlan(msgspec.Struct, frozen=True):
     at_most_once: bool
     may_cache: bool
     ttl: float | None
-    # Whether the function is just called and awaited.
+    # Whether the function is only called and awaited: no thread, no timeout, no intent to record.
     is_bare: bool
 
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """A function, seen as a step. `plan` is how it is done when the call has no options of its own."""
+    """A function as a step. `plan` is for a call without options of its own."""
 
     name: str | None
     is_async: bool
@@ -112,9 +112,9 @@ class StepSpec:
         object.__setattr__(self, "plan", self.plan_with({}))
 
     def plan_with(self, options: Mapping[str, Any]) -> StepPlan:
-        """How it is done with these options of a call, which win over those beside the function. Refuses bad ones."""
+        """The plan with these options of a call, which take precedence over those of `@step`. Raises for invalid ones."""
         options = {**self.options, **options}
-        checked(options)
+        check_options(options)
         timeout, ttl = options.get("timeout"), options.get("ttl")
         return StepPlan(
             is_async=self.is_async,
@@ -130,12 +130,12 @@ class StepSpec:
         )
 
 
-# By weak reference to the function. Not a WeakKeyDictionary, which takes several times as long to look up, once for each step.
+# By weak reference to the function. Not a WeakKeyDictionary: its lookup, once for each step, takes several times as long.
 _specs: dict[ref[Any], StepSpec] = {}
 
 
 def spec_of(fn: Any) -> StepSpec:
-    """The spec of `fn`, worked out once for each function: bound methods and partials share that of what they wrap.
+    """The spec of `fn`, computed once for each function: bound methods and partials share that of what they wrap.
 
     A partial that `@step(...)` decorated has options of its own.
     """
@@ -144,18 +144,18 @@ def spec_of(fn: Any) -> StepSpec:
     if isinstance(fn, functools.partial) and _ATTRIBUTE in vars(fn):
         inner = spec_of(fn.func)
         return replace(inner, options={**inner.options, **vars(fn)[_ATTRIBUTE]})
-    plain = _innermost(fn)
+    plain = _innermost_function(fn)
     try:
         known = _specs.get(ref(plain))
-    except TypeError:  # not hashable, or takes no weak reference: worked out each time
+    except TypeError:  # not hashable, or takes no weak reference: computed each time
         return _inspect(plain)
     if known is None:
         known = _specs[ref(plain, _forget)] = _inspect(plain)
     return known
 
 
-def _forget(gone: ref[Any]) -> None:
-    _specs.pop(gone, None)
+def _forget(dead: ref[Any]) -> None:
+    _specs.pop(dead, None)
 
 
 def _inspect(fn: Any) -> StepSpec:
@@ -172,7 +172,7 @@ def _inspect(fn: Any) -> StepSpec:
     value, error = _results(fn)
     return StepSpec(
         name=None if name == "<lambda>" else name,
-        # A plain function that returns an awaitable is not known to be async before it is called; its result is awaited then.
+        # A plain function may return an awaitable; that shows only when it is called, and then the result is awaited.
         is_async=inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(_call_of(fn)),
         returns=value,
         fails_with=error,
@@ -180,7 +180,7 @@ def _inspect(fn: Any) -> StepSpec:
     )
 
 
-def _innermost(fn: Any) -> Any:
+def _innermost_function(fn: Any) -> Any:
     while True:
         if isinstance(fn, functools.partial):
             fn = fn.func
@@ -196,17 +196,17 @@ def _call_of(fn: Any) -> Any:
 
 
 def _results(fn: Any) -> tuple[Any, Any]:
-    """The annotations of what comes back: the value's, and that of what is inside `Err`."""
+    """The annotations of what is returned: of the value, and of the error inside `Err`."""
     if isinstance(fn, type):
         return fn, Any
     try:
         hint = typing.get_type_hints(_call_of(fn) or fn, include_extras=True).get("return", Any)
-    except Exception:  # noqa: BLE001 - whatever an annotation raises, it only means that there is nothing to go by
+    except Exception:  # noqa: BLE001 - an annotation may raise anything; then the function counts as not annotated
         return Any, Any
-    return split_result(_awaited(hint))
+    return split_result(_awaited_type(hint))
 
 
-def _awaited(hint: Any) -> Any:
+def _awaited_type(hint: Any) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(origin, type) and issubclass(origin, Awaitable) and args:
         return args[2] if issubclass(origin, Coroutine) and len(args) == 3 else args[0]
@@ -233,7 +233,7 @@ def _union(members: list[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Retry:
-    """How often and when. `attempts` counts the first one too; `on` says which exceptions are worth another."""
+    """How often and when a step is tried again. `attempts` includes the first; `on` names the exceptions that are retried."""
 
     attempts: int = 3
     on: type[BaseException] | tuple[type[BaseException], ...] = Exception
@@ -259,7 +259,7 @@ class Retry:
 
     @classmethod
     def of(cls, retry: Retry | int | None) -> Retry:
-        """`retry=` as it may be written: 5 is short for `Retry(attempts=5)`, None for no retry."""
+        """The `Retry` for a `retry=` option: 5 is short for `Retry(attempts=5)`, None means no retry."""
         if retry is None:
             return _ONCE
         return retry if isinstance(retry, Retry) else cls(attempts=retry)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from perdure import Context, Retry, Workflow
 from perdure.engine import step_cache as caching
-from perdure.kv.protocol import settled
+from perdure.kv.protocol import maybe_await
 from perdure.model.journal import Entry
 from perdure.state import FileCache, MemoryCache, MemoryKeyValueStore
 from perdure.store import Store
@@ -63,7 +63,7 @@ class Untouchable:
 
 
 class Counted:
-    """A step's function that counts its calls and gives what it is told to: raises an exception, returns the rest."""
+    """A step's function that counts its calls and returns the next of the given results; an exception among them is raised."""
 
     def __init__(self, *gives: Any) -> None:
         self.gives = gives or ("first", "second", "third", "fourth")
@@ -109,11 +109,11 @@ CACHES: Final[dict[str, Callable[[Path], Any]]] = {
 
 
 async def forget(cache: Any, key: str) -> bool:
-    return cache.pop(key, None) is not None if isinstance(cache, dict) else await settled(cache.delete(key))
+    return cache.pop(key, None) is not None if isinstance(cache, dict) else await maybe_await(cache.delete(key))
 
 
 async def has(cache: Any, key: str) -> bool:
-    return await settled(cache.get(key)) is not None
+    return await maybe_await(cache.get(key)) is not None
 
 
 async def until(condition: Callable[[], bool]) -> None:

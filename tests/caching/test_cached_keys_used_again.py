@@ -1,4 +1,4 @@
-"""A cached key used again in one run gives what the first use gave, and a replay sees the same in the same order."""
+"""A cached key used again in one run returns what the first use returned, and a replay sees the same in the same order."""
 
 from __future__ import annotations
 
@@ -422,7 +422,7 @@ class Doing:
         return f"<{label} {self.ran[label]}>"
 
     def saw(self, who: str, what: Any, *keys: str) -> None:
-        # What a body does after its process died is nobody's business.
+        # What a body does after its process died has no effect.
         if self.is_alive():
             self.seen.append(Sight(keys, who, what))
 

@@ -1026,7 +1026,7 @@ def test_an_at_most_once_step_whose_record_was_lost_is_found_in_the_cache() -> N
     found = {simulate(main(dies_at, after_commit=after)) for dies_at in range(4) for after in (False, True)}
     unknown = {each for each in found if "OutcomeUnknown" in each}
     assert found - unknown == {"first"}
-    assert len(unknown) == 1  # it died after the intent and before the call: nobody can know that
+    assert len(unknown) == 1  # it died after the intent and before the call, which cannot be known
 
 
 async def test_retries_are_one_outcome_for_the_cache(store: Store, cache: Any) -> None:

@@ -28,7 +28,7 @@ from perdure.caches import FileCache, MemoryCache, StepCache, _temporary_for, as
 from perdure.engine import step_cache as caching
 from perdure.engine.step_cache import Cached, StepCaching
 from perdure.errors import PerdureWarning, PersistenceError
-from perdure.kv.protocol import KeyValueStore, settled
+from perdure.kv.protocol import KeyValueStore, maybe_await
 from perdure.state import MemoryKeyValueStore
 from perdure.testing import ManualClock
 from tests.campaign import times
@@ -91,15 +91,15 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Memory
 
 
 async def test_text_is_kept_until_it_is_deleted(cache: StepCache) -> None:
-    assert await settled(cache.get("a")) is None
-    assert await settled(cache.delete("a")) is False
+    assert await maybe_await(cache.get("a")) is None
+    assert await maybe_await(cache.delete("a")) is False
     for value in ("1", "2"):
-        await settled(cache.set("a", value))
-    await settled(cache.set("b", "3"))
-    assert await settled(cache.get("a")) == "2"
-    assert await settled(cache.delete("a")) is True
-    assert await settled(cache.get("a")) is None
-    assert await settled(cache.get("b")) == "3"
+        await maybe_await(cache.set("a", value))
+    await maybe_await(cache.set("b", "3"))
+    assert await maybe_await(cache.get("a")) == "2"
+    assert await maybe_await(cache.delete("a")) is True
+    assert await maybe_await(cache.get("a")) is None
+    assert await maybe_await(cache.get("b")) == "3"
 
 
 def test_every_key_value_store_is_a_step_cache() -> None:
@@ -247,7 +247,7 @@ async def test_the_least_recently_used_is_forgotten_first_and_the_expired_before
                 clock.advance(length)
             case "look", []:
                 assert len(cache) == len(model.kept)
-                assert list(cache._kept) == [key for key, _, _ in model.kept]
+                assert list(cache._values) == [key for key, _, _ in model.kept]
     model.forget_expired(clock.now())
     assert [await cache.get(key) for key in "abcde"] == [model.get(key) for key in "abcde"]
 
@@ -272,7 +272,7 @@ async def test_values_that_are_replaced_deleted_or_expired_cost_no_memory() -> N
         await cache.delete(f"deleted {n}")
         await cache.set(f"expired {n}", "", 1)
         clock.advance(1)
-    assert len(cache) == len(cache._kept) == 1
+    assert len(cache) == len(cache._values) == 1
     assert len(cache._expiring) <= 6
 
 

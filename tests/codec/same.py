@@ -12,7 +12,7 @@ import msgspec
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two values cannot be told apart by type or content; sets and frozensets have no order to compare."""
+    """Whether two values have the same types and content; sets and frozensets have no order to compare."""
     if type(left) is not type(right):
         return False
     if isinstance(left, float):

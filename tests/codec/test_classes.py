@@ -14,7 +14,7 @@ import pydantic
 import pytest
 
 from perdure.codec import Codec, Loss, hints, register
-from perdure.codec.hints import allowed_by
+from perdure.codec.hints import allowed_classes
 from perdure.errors import ValueNotStorable
 from tests.codec import models
 from tests.codec.models import (  # fmt: skip
@@ -251,8 +251,8 @@ def test_only_classes_that_can_be_rebuilt_can_be_registered() -> None:
 
 def test_a_hint_is_resolved_once() -> None:
     unhashable = Annotated[Item, []]
-    assert allowed_by(list[Item]) is allowed_by(list[Item])
-    assert allowed_by(unhashable) is allowed_by(unhashable)
+    assert allowed_classes(list[Item]) is allowed_classes(list[Item])
+    assert allowed_classes(unhashable) is allowed_classes(unhashable)
 
 
 def test_unset_fields_of_a_struct_are_kept() -> None:

@@ -89,7 +89,7 @@ def test_values_that_differ_have_different_digests(values: list[Any]) -> None:
 
 
 def _unordered(left: Any, right: Any) -> bool:
-    """Whether two values are the same but for the order of dicts; told by their reprs' characters."""
+    """Whether two values are the same but for the order of dicts; compared by the characters of their reprs."""
     return type(left) is type(right) and sorted(repr(left)) == sorted(repr(right))
 
 

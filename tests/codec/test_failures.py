@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.codec import dump_error, load_error, rebuildable
+from perdure.codec import dump_error, is_rebuildable, load_error
 from perdure.errors import PerdureError, RunConflict, StepFailed, StepTimeout
 from tests.codec.models import Item
 
@@ -124,7 +124,7 @@ def test_an_exception_comes_back_as_its_own_class_with_arguments_and_text(error:
     assert type(again) is type(error)
     assert again.args == error.args
     assert str(again) == str(error)
-    assert rebuildable(error)
+    assert is_rebuildable(error)
 
 
 def test_what_builtin_exceptions_hold_beside_their_arguments_is_kept() -> None:
@@ -175,7 +175,7 @@ def test_a_local_class_comes_back_as_step_failed_with_type_and_message() -> None
     assert type(again) is StepFailed
     assert again.key == "key"
     assert str(again).endswith("Local: x")
-    assert not rebuildable(Local("x"))
+    assert not is_rebuildable(Local("x"))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_local_class_comes_back_as_step_failed_with_type_and_message() -> None
 )
 def test_what_is_no_exception_comes_back_as_step_failed(error: BaseException) -> None:
     assert type(_again(error)) is StepFailed
-    assert not rebuildable(error)
+    assert not is_rebuildable(error)
 
 
 def test_arguments_that_are_objects_leave_the_message() -> None:
@@ -416,7 +416,7 @@ def test_an_exception_that_forbids_assignment_comes_back_with_its_cause_and_note
     again = _again(error)
     assert again == error
     assert (type(again.__cause__), again.__notes__, again.__suppress_context__) == (Plain, ["a note"], True)
-    assert rebuildable(error)
+    assert is_rebuildable(error)
 
 
 def test_what_a_class_puts_in_place_of_what_python_keeps_is_not_asked() -> None:
@@ -531,7 +531,7 @@ class Dubious(Exception):
 @pytest.mark.parametrize("error", [Empty("x"), Dubious("x")], ids=lambda error: type(error).__name__)
 def test_an_exception_that_is_not_true_comes_back_as_itself(error: Exception) -> None:
     assert type(_again(error)) is type(error)
-    assert rebuildable(error)
+    assert is_rebuildable(error)
 
 
 def test_a_slot_that_holds_none_is_not_empty_when_it_comes_back() -> None:

@@ -1,4 +1,4 @@
-"""What a lossy dump leaves out is marked where it stood, and told from the stored bytes alone."""
+"""What a lossy dump leaves out is marked in its place, and can be read from the stored bytes alone."""
 
 from __future__ import annotations
 

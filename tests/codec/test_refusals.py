@@ -264,7 +264,7 @@ def test_a_value_that_shares_its_parts_too_often_is_refused_before_it_fills_memo
 
 @contextmanager
 def _memory_limit(more: int) -> Iterator[None]:
-    """A MemoryError for whoever takes this many bytes more, where the system can do that."""
+    """Taking this many bytes more is a MemoryError, where the system can limit memory."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, before[1]))

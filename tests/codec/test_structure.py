@@ -1,4 +1,4 @@
-"""What could be a value is told without knowing its classes, and refuses nothing that loads."""
+"""`check_structure` accepts everything that loads, without knowing the classes, and refuses what cannot be a value."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from perdure import Context, Run, Workflow
-from perdure.events import Event, LeaseChanged, SignalReceived, StepComplete, StepEvent
+from perdure.events import Event, LeaseChangedEvent, SignalReceivedEvent, StepCompleteEvent, StepEvent
 from tests.simulation import _Proxy
 
 # How everything begins that is in a store.
@@ -21,17 +21,17 @@ def said(event: Event) -> str:
     """An event in a few words: its type, what it is about, and its attempt if that is not the first."""
     match event:
         case StepEvent(key=key, attempt=attempt):
-            again = " again" if isinstance(event, StepComplete) and event.is_replayed else ""
+            again = " again" if isinstance(event, StepCompleteEvent) and event.is_replayed else ""
             return f"{event.type} {key}{'' if attempt == 1 else f' #{attempt}'}{again}"
-        case LeaseChanged(action=action):
+        case LeaseChangedEvent(action=action):
             return f"lease {action}"
-        case SignalReceived(key=key):
+        case SignalReceivedEvent(key=key):
             return f"signal {key}"
     return event.type
 
 
 class Heard:
-    """A listener that remembers what it was told."""
+    """A listener that remembers its events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -72,7 +72,7 @@ class Slow(Heard):
 
     async def _listen(self, event: Event) -> None:
         self.is_listening += 1
-        assert self.is_listening == 1, "told of two events at once"
+        assert self.is_listening == 1, "called with two events at once"
         if self._rng.random() < 0.5:
             for _ in range(self._rng.randrange(12)):
                 await asyncio.sleep(0)
@@ -103,7 +103,7 @@ class HeldBack(_Proxy):
 
 
 def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was logged of listeners that raised: also what they asserted, as nobody else would notice."""
+    """What was logged of listeners that raised, failed assertions included: nothing else would show them."""
     records = caplog.get_records("call")
     return [
         f"{record.getMessage()}: {record.exc_info and record.exc_info[1]!r}" for record in records if record.name == "perdure"

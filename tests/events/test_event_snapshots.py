@@ -1,4 +1,4 @@
-"""What an event shows of its run: the run as it stood then, no more than is recorded, and for a collector all of it."""
+"""The snapshot of an event: the run at that moment, nothing that is not recorded, and for a collector all that is."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ async def test_snapshots_of_branches_grow_by_what_is_recorded_and_never_shrink(s
         assert now[: len(seen)] == seen
         assert now == recorded[: len(now)]
         seen = now
-        if isinstance(event, events.StepEnded):
+        if isinstance(event, events.StepEndedEvent):
             assert event.key in now
-        if isinstance(event, events.Persisted):
+        if isinstance(event, events.PersistedEvent):
             assert len(now) == event.seq
-        if isinstance(event, events.StepStart) and event.key[1] != "0":
+        if isinstance(event, events.StepStartEvent) and event.key[1] != "0":
             assert f"{event.key[0]}{int(event.key[1]) - 1}" in now
     assert len(seen) == 12
 
@@ -136,7 +136,7 @@ async def test_nobody_is_told_of_a_record_before_the_store_has_acknowledged_it()
         told, steps = heard.take(), (await run.snapshot()).steps
         held.may_answer.set()
         await running
-    assert recorded  # it is there, but nobody knows for certain
+    assert recorded  # it is in the store, but the write is not acknowledged
     assert told == [*BEGUN, "step_start a", "step_start b"]
     assert not steps
     assert heard.said[0] == "persist"
@@ -228,7 +228,7 @@ async def test_an_event_costs_the_same_however_many_steps_there_are() -> None:
 
     await flow()
     assert len({id(event.view.journal) for event in heard.events}) == 1
-    assert [event.view.length for event in heard.events if isinstance(event, events.StepComplete)] == list(range(1, 51))
+    assert [event.view.length for event in heard.events if isinstance(event, events.StepCompleteEvent)] == list(range(1, 51))
 
 
 class Watched:
@@ -243,7 +243,7 @@ class Watched:
         self.collector.handle_event(event)
         now = dict(self.collector.resume_state().steps)
         assert {key: now.get(key) for key in self._known} == self._known
-        if isinstance(event, events.StepEnded):
+        if isinstance(event, events.StepEndedEvent):
             assert event.key in now
         self._known = now
 

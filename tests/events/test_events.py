@@ -1,4 +1,4 @@
-"""What a listener is told, word for word, in every way that a run and its steps can go."""
+"""Exactly which events a listener gets, for every way in which a run and its steps can go."""
 
 from __future__ import annotations
 
@@ -68,18 +68,18 @@ async def test_a_run_of_two_steps(store: Store) -> None:
     assert {(event.run_id, event.workflow, event.at) for event in heard.events} == {("run", "flow", EPOCH)}
     row = await store.get("run")
     assert row is not None
-    assert heard.one(events.LeaseChanged).epoch == row.epoch
-    start, ended = heard.one(events.RunStart), heard.one(events.RunComplete)
+    assert heard.one(events.LeaseChangedEvent).epoch == row.epoch
+    start, ended = heard.one(events.RunStartEvent), heard.one(events.RunCompleteEvent)
     assert (start.attempt, start.is_resumed, start.is_terminal) == (1, False, False)
     assert (ended.result, ended.is_terminal) == (2, True)
-    assert [event.seq for event in heard.events if isinstance(event, events.Persisted)] == [1, 2]
+    assert [event.seq for event in heard.events if isinstance(event, events.PersistedEvent)] == [1, 2]
     about = [
         (event.key, event.name, event.attempt, event.started_at, event.ended_at, event.result)
         for event in heard.events
-        if isinstance(event, events.StepSuccess)
+        if isinstance(event, events.StepSuccessEvent)
     ]
     assert about == [("a", "one", 1, EPOCH, EPOCH, 1), ("b", "two", 1, EPOCH, EPOCH, 2)]
-    completed = [event for event in heard.events if isinstance(event, events.StepComplete)]
+    completed = [event for event in heard.events if isinstance(event, events.StepCompleteEvent)]
     assert [event.result for event in completed] == [StepResult(ok=True, value=1), StepResult(ok=True, value=2)]
     assert not any(event.is_replayed for event in completed)
 
@@ -95,9 +95,9 @@ async def test_a_step_that_raises(store: Store) -> None:
         outcome = await here.runtime.run(flow, id="run")
     assert isinstance(outcome, Err)
     assert heard.said == [*BEGUN, "step_start a", "persist", "step_error a", "step_complete a", "run_error"]
-    assert repr(heard.one(events.StepError).error) == "ValueError('not today')"
-    assert heard.one(events.RunError).error is outcome.error
-    result = heard.one(events.StepComplete).result
+    assert repr(heard.one(events.StepErrorEvent).error) == "ValueError('not today')"
+    assert heard.one(events.RunErrorEvent).error is outcome.error
+    result = heard.one(events.StepCompleteEvent).result
     assert (result.ok, result.error, result.cause["message"]) == (False, "UNEXPECTED_ERROR", "not today")
 
 
@@ -114,10 +114,10 @@ async def test_a_step_that_returns_err(store: Store) -> None:
     async with world(flow, store=store, on_event=heard) as here:
         assert await here.runtime.run(flow, id="run") == Err("NOT_FOUND")
     assert heard.said == [*BEGUN, "step_start a", "persist", "step_error a", "step_complete a", "run_error"]
-    error = heard.one(events.StepError).error
+    error = heard.one(events.StepErrorEvent).error
     assert isinstance(error, StepFailed)
-    assert (error.error, heard.one(events.StepComplete).result.error) == ("NOT_FOUND", "NOT_FOUND")
-    assert heard.one(events.RunError).error == "NOT_FOUND"
+    assert (error.error, heard.one(events.StepCompleteEvent).result.error) == ("NOT_FOUND", "NOT_FOUND")
+    assert heard.one(events.RunErrorEvent).error == "NOT_FOUND"
 
 
 async def test_a_retry_that_waits_in_memory(store: Store) -> None:
@@ -130,14 +130,14 @@ async def test_a_retry_that_waits_in_memory(store: Store) -> None:
 
     def listen(event: events.Event) -> None:
         heard(event)
-        if isinstance(event, events.StepRetry):
+        if isinstance(event, events.StepRetryEvent):
             here.clock.advance("5s")
 
     async with world(flow, store=store, on_event=listen, unload_grace="1h") as here:
         assert await here.runtime.run(flow, id="run") == Ok("at last")
     again = ["step_start a #2", "persist", "step_success a #2", "step_complete a #2"]
     assert heard.said == [*BEGUN, "step_start a", "persist", "step_retry a", *again, "run_complete"]
-    retry = heard.one(events.StepRetry)
+    retry = heard.one(events.StepRetryEvent)
     assert (str(retry.error), retry.attempt, retry.next_at) == ("0 left", 1, EPOCH + timedelta(seconds=5))
 
 
@@ -154,7 +154,7 @@ async def test_a_retry_through_a_suspension(store: Store) -> None:
         assert heard.take() == [*BEGUN, "step_start a", "persist", "step_retry a", "run_suspended"]
         assert await here.later("5s") == {"run": Ok("at last")}
     assert heard.said == [*BEGUN, "step_start a #2", "persist", "step_success a #2", "step_complete a #2", "run_complete"]
-    assert heard.one(events.RunStart).is_resumed
+    assert heard.one(events.RunStartEvent).is_resumed
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
@@ -171,7 +171,7 @@ async def test_a_step_that_takes_too_long(store: Store, attempts: int) -> None:
     number = " #2" if attempts == 2 else ""
     end = ["persist", f"step_error a{number}", f"step_complete a{number}", "run_error"]
     assert heard.said == [*BEGUN, *retried, f"step_start a{number}", f"step_timeout a{number}", *end]
-    timeouts = [event for event in heard.events if isinstance(event, events.StepTimeout)]
+    timeouts = [event for event in heard.events if isinstance(event, events.StepTimeoutEvent)]
     assert all(isinstance(event.error, StepTimeout) for event in timeouts)
 
 
@@ -195,9 +195,9 @@ async def test_a_replay_after_a_crash(store: Store) -> None:
         here.clock.advance("31s")
         assert await here.runtime.run(flow, id="run") == Ok("c")
     assert heard.said == [*BEGUN, *skipped("a"), *skipped("b"), *step("c"), "run_complete"]
-    start = heard.one(events.RunStart)
+    start = heard.one(events.RunStartEvent)
     assert (start.is_resumed, start.attempt) == (True, 1)
-    was = [event for event in heard.events if isinstance(event, events.StepComplete)]
+    was = [event for event in heard.events if isinstance(event, events.StepCompleteEvent)]
     assert [(event.key, event.result.ok, event.is_replayed) for event in was] == [
         ("a", True, True),
         ("b", False, True),
@@ -223,7 +223,7 @@ async def test_what_a_crash_left_unrecorded_is_told_anew(store: Store) -> None:
     async with world(flow, store=store, on_event=heard) as here:
         here.clock.advance("31s")
         assert await here.runtime.run(flow, id="run") == Ok("a")
-    start = heard.one(events.RunStart)
+    start = heard.one(events.RunStartEvent)
     assert (start.is_resumed, start.attempt) == (False, 2)
     assert heard.said == [*BEGUN, *step("a"), "run_complete"]
 
@@ -241,7 +241,7 @@ async def test_a_suspension_that_a_signal_ends_and_a_replay_of_it(store: Store) 
     async with world(flow, store=store, on_event=heard) as here:
         assert isinstance(await here.runtime.run(flow, id="run"), Suspended)
         assert heard.said == [*BEGUN, *step("a"), "persist", "run_suspended"]
-        suspended = heard.one(events.RunSuspended)
+        suspended = heard.one(events.RunSuspendedEvent)
         assert (suspended.wake_at, suspended.waiting_for, suspended.error) == (None, ("go",), None)
         assert suspended.is_terminal
         heard.take()
@@ -249,13 +249,13 @@ async def test_a_suspension_that_a_signal_ends_and_a_replay_of_it(store: Store) 
         (outcome,) = (await here.runtime.sweep()).values()
         assert isinstance(outcome, Suspended)
         assert heard.said == [*BEGUN, *skipped("a"), "persist", "signal wait", "persist", "run_suspended"]
-        signal = heard.one(events.SignalReceived)
+        signal = heard.one(events.SignalReceivedEvent)
         assert (signal.key, signal.name, signal.payload) == ("wait", "go", {"approved": True})
-        assert heard.one(events.RunSuspended).wake_at == EPOCH + timedelta(hours=1)
+        assert heard.one(events.RunSuspendedEvent).wake_at == EPOCH + timedelta(hours=1)
         assert heard.events[-1].snapshot == await store.load("run")
         heard.take()
         assert await here.later("1h") == {"run": Ok({"approved": True})}
-    # A signal that was consumed before is not told again.
+    # A signal that was consumed before is not published again.
     assert heard.said == [*BEGUN, *skipped("a"), "persist", "run_complete"]
 
 
@@ -337,7 +337,7 @@ async def test_a_run_that_fails_because_another_was_cancelled_has_failed(store: 
     async with world(flow, store=store, on_event=heard) as here:
         await here.runtime.run(flow, id="run")
     assert heard.said == [*BEGUN, "run_error"]
-    assert isinstance(heard.one(events.RunError).error, RunCancelled)
+    assert isinstance(heard.one(events.RunErrorEvent).error, RunCancelled)
 
 
 async def first_version(ctx: Context[Any]) -> None:
@@ -360,7 +360,7 @@ async def test_changed_code_and_arguments_and_a_step_that_is_gone_are_warnings_a
             assert await here.later("1h") == {"run": Ok(None)}
     told = [text for text in heard.said if text != "persist"]  # when the end of the sleep was recorded is the store's affair
     assert told == [*BEGUN, "warning", *skipped("kept"), "warning", "warning", "run_complete"]
-    messages = [event.message for event in heard.events if isinstance(event, events.Warned)]
+    messages = [event.message for event in heard.events if isinstance(event, events.WarningEvent)]
     assert messages == [str(warning.message) for warning in warned]
     assert ["has changed" in messages[0], "'kept'" in messages[1], "'old'" in messages[2]] == [True, True, True]
 
@@ -404,7 +404,7 @@ async def test_a_step_that_must_not_run_twice(store: Store) -> None:
         here.clock.advance("31s")
         await here.runtime.run(flow, id="run")
     assert heard.said == [*BEGUN, "persist", "step_error a", "step_complete a", "run_error"]
-    assert "OutcomeUnknown" in str(heard.one(events.StepError).error)
+    assert "OutcomeUnknown" in str(heard.one(events.StepErrorEvent).error)
 
 
 async def test_a_map(store: Store) -> None:
@@ -469,8 +469,8 @@ async def test_a_run_that_is_dead(store: Store) -> None:
         run = await here.runtime.get("run")
         assert run is not None
         assert heard.said == [*BEGUN, "run_error"]
-        assert heard.one(events.RunStart).attempt == 3
-        assert isinstance(heard.one(events.RunError).error, RunDead)
+        assert heard.one(events.RunStartEvent).attempt == 3
+        assert isinstance(heard.one(events.RunErrorEvent).error, RunDead)
         assert heard.events[-1].snapshot == await run.snapshot()
 
 
@@ -488,9 +488,9 @@ async def test_a_run_that_cannot_be_read() -> None:
         spoil(here, "a", b"{")
         await here.later("1h")
     assert heard.said == [*BEGUN, *skipped("a"), "run_error"]
-    assert isinstance(heard.one(events.RunError).error, SnapshotCorrupt)
+    assert isinstance(heard.one(events.RunErrorEvent).error, SnapshotCorrupt)
     with pytest.raises(SnapshotCorrupt):
-        _ = heard.one(events.StepComplete).snapshot
+        _ = heard.one(events.StepCompleteEvent).snapshot
 
 
 async def stolen(store: Store, here: World) -> None:
@@ -518,7 +518,7 @@ async def test_a_lease_that_is_lost(store: Store, noticed: str) -> None:
             await here.runtime.run(flow, id="run")
     begun = ["step_start b"] if noticed == "at a record" else []
     assert heard.said == [*BEGUN, *step("a"), *begun, "lease lost", "run_suspended"]
-    assert isinstance(heard.one(events.RunSuspended).error, LeaseLost)
+    assert isinstance(heard.one(events.RunSuspendedEvent).error, LeaseLost)
     assert list(heard.events[-1].snapshot.steps) == ["a"]
 
 
@@ -553,7 +553,7 @@ async def test_a_store_that_fails(store: Store, verb: str) -> None:
             await here.runtime.run(flow, id="run")
     told = ["step_start a"] if verb == "record" else step("a")
     assert heard.said == [*BEGUN, *told, "lease released", "run_suspended"]
-    suspended = heard.one(events.RunSuspended)
+    suspended = heard.one(events.RunSuspendedEvent)
     assert isinstance(suspended.error, PersistenceError)
     assert suspended.snapshot.execution.status == "running"
 
@@ -579,7 +579,7 @@ async def test_a_runtime_that_is_closed_gives_its_runs_back(store: Store) -> Non
         go.set()
         await closing
         assert isinstance(await running, Suspended)
-    # The step is recorded and has not reached the body any more: it is told as skipped when the run goes on.
+    # The step is recorded but did not reach the body: it is published as skipped when the run goes on.
     assert heard.said == [*BEGUN, "step_start a", "persist", "lease released", "run_suspended"]
     assert list(heard.events[-1].snapshot.steps) == ["a"]
     assert heard.events[-1].snapshot == await store.load("run")
@@ -605,7 +605,7 @@ async def test_whoever_awaits_a_run_is_cancelled(store: Store) -> None:
         with pytest.raises(asyncio.CancelledError):
             await running
     assert heard.said == [*BEGUN, *step("a"), "step_start b", "lease released", "run_suspended"]
-    assert heard.one(events.RunSuspended).wake_at == EPOCH
+    assert heard.one(events.RunSuspendedEvent).wake_at == EPOCH
     assert heard.events[-1].snapshot == await store.load("run")
 
 
@@ -697,9 +697,9 @@ async def test_on_event_that_is_no_function_is_refused() -> None:
 async def test_what_a_listener_does_to_a_result_changes_nothing() -> None:
     def spoiling(event: events.Event) -> None:
         match event:
-            case events.StepSuccess(result=result) | events.RunComplete(result=result):
+            case events.StepSuccessEvent(result=result) | events.RunCompleteEvent(result=result):
                 result.append("spoilt")
-            case events.StepComplete(result=result):
+            case events.StepCompleteEvent(result=result):
                 result.value.append("spoilt")
 
     @workflow(on_event=spoiling)
@@ -741,7 +741,7 @@ async def test_with_nobody_listening_no_event_is_ever_made(monkeypatch: pytest.M
     async with world(flow, store=store) as here:
         run = await here.runtime.start(flow, id="run")
         with run.subscribe(Heard()):
-            pass  # somebody listened, and no longer does
+            pass  # a listener that has unsubscribed
         assert isinstance(await here.runtime.resume("run"), Suspended)
         await run.signal("go")
         assert await here.runtime.sweep() == {"run": Ok([1, 2])}
@@ -749,7 +749,7 @@ async def test_with_nobody_listening_no_event_is_ever_made(monkeypatch: pytest.M
     assert made == []
     with pytest.raises(AssertionError, match="an event was made"):
         await flow.run(on_event=Heard())
-    assert made[0] == "LeaseChanged"
+    assert made[0] == "LeaseChangedEvent"
 
 
 def test_every_type_has_one_class_and_every_class_its_type() -> None:
@@ -768,5 +768,5 @@ async def test_an_event_shows_what_it_is_about_and_not_the_whole_run() -> None:
         await ctx.step("a", work, "x" * 1000)
 
     await flow()
-    assert "key='a', name='a', attempt=1" in repr(heard.one(events.StepStart))
-    assert max(len(repr(event)) for event in heard.events) < 400
+    assert "key='a', name='a', attempt=1" in repr(heard.one(events.StepStartEvent))
+    assert max(len(repr(event)) for event in heard.events) < 420

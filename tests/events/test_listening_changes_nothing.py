@@ -1,4 +1,4 @@
-"""Whoever listens, and however slowly, the body sees what it would see if nobody did: on the first run and on a replay."""
+"""Listeners, however slow, do not change what the body sees: on the first run and on a replay."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EARS: Final[dict[str, Ears]] = {
     "a slow one": Ears(Slow),
     "a slow subscriber": Ears(Slow, "sync"),
     "a queue": Ears(Slow, "async"),
-    # Longer than the grace after which a record that nobody asks for is passed by.
+    # Longer than the grace after which a record that the body does not ask for is skipped.
     "one slower than the grace": Ears(lambda seed: Slow(seed, most_seconds=2)),
 }
 # Who listens to the first run, and who to the replay.

@@ -1,4 +1,4 @@
-"""Subscribing to a run: from when to when one is told, in which mode, and what is left of it."""
+"""Subscribing to a run: from when to when a listener gets events, in which mode, and what is left afterwards."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ async def test_a_drive_that_still_tells_its_end_does_not_take_the_listeners_of_t
     slow, go, late = asyncio.Event(), asyncio.Event(), Heard()
 
     async def first(event: Event) -> None:
-        if isinstance(event, events.RunSuspended):
+        if isinstance(event, events.RunSuspendedEvent):
             await slow.wait()
 
     async def body(ctx: Context[Any]) -> None:
@@ -246,7 +246,7 @@ async def test_two_drives_that_follow_closely_are_told_one_after_the_other() -> 
     heard, slow = Heard(), asyncio.Event()
 
     async def listen(event: Event) -> None:
-        if isinstance(event, events.RunSuspended):
+        if isinstance(event, events.RunSuspendedEvent):
             await slow.wait()
         heard(event)
 
@@ -360,7 +360,7 @@ def test_a_listener_with_a_queue_does_not_slow_the_run_which_waits_for_it_at_the
         run.subscribe(listen, mode="async")
         driving = asyncio.ensure_future(runtime.resume("run"))
         await asyncio.sleep(50)
-        assert await run.status() == "completed"  # long since, and nobody was told anything
+        assert await run.status() == "completed"  # for a long time, and no event was published
         assert (heard, driving.done()) == ([], False)
         assert await driving == Ok("ab")
         assert [text for text, _ in heard] == TWO_STEPS_SAID

@@ -1,4 +1,4 @@
-"""A listener may do anything, and raise anything: its run goes on as it would."""
+"""A listener may do anything, and raise anything: its run goes on as without it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_an_interrupt_ends_the_process_and_not_the_run(interrupt: type[BaseExcep
     recorded = [entry.key for entry in asyncio.run(store.journal("run"))]
 
     async def second() -> Any:
-        await TWO_STEPS.run()  # on a new loop nobody remembers who listened on one that is closed
+        await TWO_STEPS.run()  # a new loop drops the subscriptions of a closed one
         return await flow.run(id="run", store=store, wait=False)
 
     assert asyncio.run(second()) == Ok(["a", "b"])
@@ -333,7 +333,7 @@ def test_a_listener_that_hangs_keeps_nobody_who_has_to_get_away(leaves: str, at:
         running = asyncio.ensure_future(runtime.resume("run"))
         await hanging.hangs.wait()
         await turns(100)
-        assert not running.done()  # it waits, as long as nobody is in a hurry
+        assert not running.done()  # it waits as long as no deadline was set
         before = loop.time()
         if leaves == "the runtime":
             await runtime.close()

@@ -25,7 +25,7 @@ def die() -> None:
 
 
 async def begin(kv: Any, name: str) -> None:
-    """Use a new place when told to, like everybody else at that moment."""
+    """Use a new database when the parent says so, at the same moment as the other processes."""
     say("ready")
     sys.stdin.readline()
     await kv.set(name, "1")
@@ -82,7 +82,7 @@ async def order(ctx: Context[Deps]) -> list[str]:
 
 
 async def recover(dsn: str, deps: Deps) -> None:
-    """One life: go on from what is saved, save at every event, and die where told."""
+    """One life of the process: go on from the saved state, save at every event, and die where the parent says."""
     async with StatePersistence.open(dsn) as states:
         collector = ResumeStateCollector()
 

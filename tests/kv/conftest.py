@@ -1,4 +1,4 @@
-"""A fresh place of each kind for a test."""
+"""An empty database of each kind for a test."""
 
 from __future__ import annotations
 

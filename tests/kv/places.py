@@ -1,4 +1,4 @@
-"""One fresh place for each kind of key-value store, and how to look into it without the store."""
+"""One empty database for each kind of key-value store, and how to look into it without the store."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class MemoryPlace(Place):
 
     async def count(self) -> int:
         assert isinstance(self.kv, MemoryKeyValueStore)
-        return len(self.kv._kept)
+        return len(self.kv._texts)
 
 
 class FilesPlace(Place):

@@ -1,4 +1,4 @@
-"""A DSN leads to the right place, opens nothing before it is used, and tells nobody its password."""
+"""A DSN selects the right store, opens nothing before its first use, and its password appears in no message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perdure.kv import (
 )
 from tests.kv.places import Place
 
-# Nobody listens there.
+# No server listens there.
 SERVERS: Final = {
     "postgresql://ada:s3cr3t@127.0.0.1:1/app?sslmode=disable": PostgresKeyValueStore,
     "postgres://ada@127.0.0.1:1/app?sslmode=disable&password=s3cr3t": PostgresKeyValueStore,

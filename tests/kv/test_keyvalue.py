@@ -1,4 +1,4 @@
-"""Key-value stores keep text by key, and states in them are found again or complained about."""
+"""Key-value stores hold text by key, and a state in one is loaded again or refused with a reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import SnapshotFormatError
-from perdure.kv.protocol import KeyValueStore, fits
+from perdure.kv.patterns import matches
+from perdure.kv.protocol import KeyValueStore
 from perdure.kv.states import StatePersistence
 from perdure.snapshots.parts import StepResult
 from perdure.snapshots.resume_state import ResumeState
@@ -41,7 +42,7 @@ class PlainStore:
         return key in self.kept
 
     def keys(self, pattern: str) -> list[str]:
-        return [key for key in self.kept if fits(key, pattern)]
+        return [key for key in self.kept if matches(key, pattern)]
 
 
 async def test_text_is_kept_until_it_is_deleted() -> None:
@@ -101,12 +102,12 @@ async def test_a_ttl_that_is_no_length_of_time_is_refused(ttl: Any) -> None:
     ],
 )
 def test_everything_but_a_star_is_literal_in_a_pattern(pattern: str, key: str, expected: bool) -> None:
-    assert fits(key, pattern) is expected
+    assert matches(key, pattern) is expected
 
 
 @given(st.text("ab*", max_size=8), st.text("ab*", max_size=8))
 def test_a_star_stands_for_any_text(key: str, pattern: str) -> None:
-    assert fits(key, pattern) == fnmatch.fnmatchcase(key, pattern)
+    assert matches(key, pattern) == fnmatch.fnmatchcase(key, pattern)
 
 
 @pytest.mark.parametrize("make", [MemoryKeyValueStore, PlainStore])

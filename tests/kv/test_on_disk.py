@@ -130,7 +130,7 @@ async def test_markers_and_their_minutes_go_with_what_they_are_about(
     files: FilesKeyValueStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_files, "_MINUTE", 20_000)
-    monkeypatch.setattr(in_files, "_LOOK_EVERY", 0)
+    monkeypatch.setattr(in_files, "_SWEEP_EVERY", 0)
     for n in range(120):
         await files.set(f"{n}", "x", 0.01)
     await files.set("renewed", "1", 0.01)
@@ -146,7 +146,7 @@ async def test_what_expires_later_in_this_minute_is_left_with_its_marker(
     files: FilesKeyValueStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_files, "_MINUTE", 10**18)  # it lasts for thirty thousand years, and is always this one
-    monkeypatch.setattr(in_files, "_LOOK_EVERY", 0)
+    monkeypatch.setattr(in_files, "_SWEEP_EVERY", 0)
     await files.set("live", "1", 3600)
     for _ in range(3):
         await files.set("writer", "1")
@@ -157,7 +157,7 @@ async def test_what_expires_later_in_this_minute_is_left_with_its_marker(
 async def test_what_was_renewed_is_left_and_only_its_marker_goes(
     files: FilesKeyValueStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_files, "_LOOK_EVERY", 10**18)  # nothing is swept but by the first write
+    monkeypatch.setattr(in_files, "_SWEEP_EVERY", 10**18)  # nothing is swept but by the first write
     await files.set("first", "1")
     for key in ("good", "longer"):
         await files.set(key, "1", 0.001)
@@ -171,7 +171,7 @@ async def test_what_was_renewed_is_left_and_only_its_marker_goes(
 
 
 def test_a_key_that_is_renewed_while_it_is_swept_is_not_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_files, "_LOOK_EVERY", 10**18)  # nothing is swept but by the first write of each
+    monkeypatch.setattr(in_files, "_SWEEP_EVERY", 10**18)  # nothing is swept but by the first write of each
     files = FilesKeyValueStore(tmp_path)
     asyncio.run(files.set("first", "1"))
     asyncio.run(files.set("key", "old", 0.001))
@@ -195,7 +195,7 @@ def test_a_key_that_is_renewed_while_it_is_swept_is_not_taken_away(tmp_path: Pat
 async def test_renewing_and_sweeping_the_same_keys_at_once_ends_well(
     kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_files, "_LOOK_EVERY", 0)
+    monkeypatch.setattr(in_files, "_SWEEP_EVERY", 0)
     monkeypatch.setattr(in_files, "_MINUTE", 5_000)
     stores = [await asyncio.to_thread(kind, tmp_path / "place") for _ in range(3)]
 

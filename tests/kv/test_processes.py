@@ -1,4 +1,4 @@
-"""Processes share a place: they begin at once, are killed, fork, and lose nothing that they were told is written."""
+"""Several processes on one database: they start at once, are killed, fork, and lose nothing that was acknowledged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from perdure.kv.protocol import settled
+from perdure.kv.protocol import maybe_await
 from tests.campaign import times
 from tests.kv.places import Place
 
@@ -37,7 +37,7 @@ async def test_sixteen_processes_may_begin_on_a_new_place_at_once(shared_place: 
 
     assert await asyncio.to_thread(begin) == ["1"] * 16
     kv = await shared_place.open()
-    assert len(await settled(kv.keys("*"))) == 16
+    assert len(await maybe_await(kv.keys("*"))) == 16
 
 
 async def test_writers_that_are_killed_lose_nothing_they_were_told_is_written(shared_place: Place) -> None:
@@ -55,9 +55,9 @@ async def test_writers_that_are_killed_lose_nothing_they_were_told_is_written(sh
     kv = await shared_place.open()
     for _ in range(times(50)):
         told = await asyncio.to_thread(live, rng.randrange(1, 20))
-        assert int(await settled(kv.get("top")) or 0) in {told, told + 1}
+        assert int(await maybe_await(kv.get("top")) or 0) in {told, told + 1}
         for n in range(3):
-            text = await settled(kv.get(f"key {n}"))
+            text = await maybe_await(kv.get(f"key {n}"))
             if text is None:
                 assert told < 3
             else:

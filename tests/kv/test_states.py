@@ -1,4 +1,4 @@
-"""States are kept in every place, by one line: `StatePersistence.open(dsn)`."""
+"""States in every kind of key-value store, with one line: `StatePersistence.open(dsn)`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Context, Ok, Suspended, workflow
 from perdure.errors import PersistenceError
-from perdure.kv.protocol import settled
+from perdure.kv.protocol import maybe_await
 from perdure.state import MemoryKeyValueStore, ResumeState, Snapshot, StatePersistence, StepResult
 from tests.kv.places import MemoryPlace, Place
 from tests.snapshots.documents import COMPLETED
@@ -71,7 +71,7 @@ async def test_close_waits_for_what_is_under_way(place: Place) -> None:
             await asyncio.sleep(0)
     await asyncio.gather(*saving)
     if not isinstance(place, MemoryPlace):
-        assert len(await settled(kv.keys("*"))) == 20
+        assert len(await maybe_await(kv.keys("*"))) == 20
 
 
 async def test_a_run_can_be_driven_on_it_and_goes_on_through_another_handle(place: Place) -> None:

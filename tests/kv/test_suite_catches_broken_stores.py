@@ -1,4 +1,4 @@
-"""The suite of key-value stores is worth something: each of these stores breaks one promise, and is caught by it."""
+"""The suite of key-value stores catches broken stores: each of these breaks one promise, and fails its case."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any, ClassVar, TypeVar
 import pytest
 
 from perdure.kv import MemoryKeyValueStore
-from perdure.kv.protocol import KeyValueStore, fits
+from perdure.kv.patterns import matches
+from perdure.kv.protocol import KeyValueStore
 from perdure.model.durations import Duration
 from perdure.testing import keyvalue
 from perdure.testing.keyvalue import KeyValueFactory
@@ -82,15 +83,15 @@ class ListsExpired(MemoryKeyValueStore):
         return await super().delete(key)
 
     async def keys(self, pattern: str) -> list[str]:
-        return [key for key in self.ever if fits(key, pattern)]
+        return [key for key in self.ever if matches(key, pattern)]
 
 
 class KeepsTheOldTtl(MemoryKeyValueStore):
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
-        before = self._kept.get(key)
+        before = self._texts.get(key)
         await super().set(key, value, ttl)
         if ttl is None and before is not None:
-            self._kept[key] = before._replace(value=value)
+            self._texts[key] = before._replace(value=value)
 
 
 class TakesZeroForNever(MemoryKeyValueStore):
@@ -128,10 +129,10 @@ class SweepsWhatWasRenewed(MemoryKeyValueStore):
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
         await super().set(key, value, ttl)
         if ttl is not None:
-            self.first.setdefault(key, self._kept[key].expires_at or 0)
+            self.first.setdefault(key, self._texts[key].expires_at or 0)
         for name, expires_at in self.first.items():
             if expires_at <= self._clock.now() and name != key:
-                self._kept.pop(name, None)
+                self._texts.pop(name, None)
 
 
 class DeletesTwice(MemoryKeyValueStore):
@@ -218,7 +219,7 @@ class BrokenFactory(KeyValueFactory):
         return self.kv
 
     async def count(self) -> int:
-        return len(self.kv.rows if isinstance(self.kv, NeverSweeps) else self.kv._kept)
+        return len(self.kv.rows if isinstance(self.kv, NeverSweeps) else self.kv._texts)
 
 
 @pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
@@ -265,7 +266,7 @@ class PlainFactory(KeyValueFactory):
         return self.kv
 
     async def count(self) -> int:
-        return len(self.kv.inner._kept)
+        return len(self.kv.inner._texts)
 
 
 def _now(answer: Coroutine[Any, Any, T]) -> T:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perdure.model.journal import Entry, drop_entry
 from perdure.model.records import Awaited, QueueLimits, RunRow, Schedule, Signal
-from perdure.snapshots.view import View, stored_view
+from perdure.snapshots.view import View, load_view
 from perdure.store import Store
 
 # The backends that are left and moved into, by their names in `tests.backends.registry`.
@@ -31,7 +31,7 @@ def entries(draw: st.DrawFn) -> list[Entry]:
             seq=seq,
             key=draw(IDS),
             phase=draw(st.sampled_from(["open", "close"])),
-            kind=draw(st.sampled_from(["step", "sleep", "signal", "timeout", "race", "child", "told"])),
+            kind=draw(st.sampled_from(["step", "sleep", "signal", "timeout", "race", "child", "foreign"])),
             name=draw(NAMES),
             ok=draw(st.booleans()),
             payload=draw(PAYLOADS),
@@ -107,7 +107,7 @@ async def fill(store: Store, some: list[tuple[RunRow, list[Entry], list[Signal],
 
 async def everything(store: Store, *, but: tuple[str, ...] = ("epoch", "attempts")) -> dict[str, Any]:
     """All that can be read of all runs, schedules and limits."""
-    views: list[View | None] = [await stored_view(store, info.id) for info in await store.list(limit=100_000)]
+    views: list[View | None] = [await load_view(store, info.id) for info in await store.list(limit=100_000)]
     shown = {view.row.id: _shown(view, but) for view in views if view is not None}
     return {"runs": shown, "schedules": list(await store.schedules()), "limits": await store.queue_limits()}
 

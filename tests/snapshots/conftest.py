@@ -1,4 +1,4 @@
-"""Two places that go by one time."""
+"""Two worlds that share one clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents of every shape that is read, as others write them, and whatever lies beside the repository."""
+"""Documents of every readable shape, as other libraries write them, and those beside the repository, if there are any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of going on elsewhere share: a second place to be in, and the ways from one to the other."""
+"""Shared by tests in which a run goes on in another world: that world, and the ways to move a run into it."""
 
 from __future__ import annotations
 

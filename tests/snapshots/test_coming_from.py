@@ -13,7 +13,7 @@ import pytest
 
 from perdure import Context, Err, Ok, Runtime, StoredRun, Suspended, Workflow, open_store, stores, workflow
 from perdure.errors import DuplicateStep, PerdureWarning, SnapshotFormatError, SnapshotMismatch
-from perdure.events import Event, StepComplete
+from perdure.events import Event, StepCompleteEvent
 from perdure.state import (
     FileCache,
     MemoryCache,
@@ -338,7 +338,7 @@ def test_row_looks_like_validate_assert_valid_and_merge_snapshots() -> None:
 
 async def test_row_is_step_complete_of_state_snapshot_and_event() -> None:
     counted = Counted()
-    seen: list[StepComplete] = []
+    seen: list[StepCompleteEvent] = []
 
     def listen(event: Event) -> None:
         if is_step_complete(event):

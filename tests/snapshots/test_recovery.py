@@ -366,7 +366,7 @@ class TestWhereItStood:
         expected = await here.later("1h")
         here.clock.advance("1d")
         outcome = await there.begin(flow, snapshot=snapshot)
-        # The sleep was over at another time, because nobody was there to see it.
+        # The sleep was recorded at another time, because no worker ran when it was over.
         assert isinstance(outcome, Ok)
         assert isinstance(expected, Ok)
         now = outcome.value[-2]
@@ -397,7 +397,7 @@ class TestWhereItStood:
             [(e.seq, e.key, e.phase, e.kind, e.name, e.payload, e.attempt, e.started_at, e.ended_at) for e in j] for j in journals
         ]
         assert said[1] == said[0]
-        # Entries that set others aside are not told, and leave no gap.
+        # Drop entries are not in a snapshot, and leave no gap.
         assert [entry.seq for entry in journals[1]] == list(range(1, len(journals[1]) + 1))
 
     async def test_a_run_that_went_on_in_a_file_is_there_for_the_next_process(self, here: There, tmp_path: Path) -> None:
@@ -627,7 +627,7 @@ class Watched(MemoryKeyValueStore):
 
 
 class Process:
-    """Goes on from what is saved, saves what it does, and dies as told. Nothing that it does after that is seen by anybody."""
+    """Goes on from the saved state, saves what it does, and dies where the test says. After that it changes nothing."""
 
     def __init__(self, kv: Watched, charged: list[int], *, saves_at: str, as_snapshot: bool) -> None:
         self.persistence = StatePersistence(kv)

@@ -729,7 +729,7 @@ class TestWhatWeKeepBesideTheSteps:
             ({**SEED, "journal": {"1": _line(kind="sleep", payload={"deadline": FAR})}}, "$.metadata.perdure.journal"),
             ({**SEED, "journal": {"1": _line(kind="sleep")}}, "$.metadata.perdure.journal"),
             ({**SEED, "journal": {"1": _line(kind="race", payload={"deadline": 1})}}, "$.metadata.perdure.journal"),
-            ({**SEED, "journal": {"1": _line(kind="told", payload={"deadline": 1})}}, "$.metadata.perdure.journal"),
+            ({**SEED, "journal": {"1": _line(kind="foreign", payload={"deadline": 1})}}, "$.metadata.perdure.journal"),
             (
                 {**SEED, "journal": {"1": _line(), "2": _line(kind="sleep", payload={"deadline": 1})}},
                 "$.metadata.perdure.journal",
@@ -798,7 +798,7 @@ class TestWhatWeKeepBesideTheSteps:
 
 # Words that mean something where we keep what the shared format has no words for, and values that come close.
 WORDS: Final[tuple[Any, ...]] = (
-    "step", "sleep", "signal", "timeout", "race", "child", "run", "told", "open", "close", "drop", "result", "throw",
+    "step", "sleep", "signal", "timeout", "race", "child", "run", "foreign", "open", "close", "drop", "result", "throw",
     "$datetime", "$set", "$tuple", "$dict", "$bytes", "$class", "$enum", "$lost", "$float", "$$x", "non-json", "builtins",
     "running", "suspended", "completed", "failed", "dead", "cancelled", "plain", "tagged", "lost", "raised", "returned",
     "nap", "go", "limit", "race", "flaky", "once", "perdure", "kind", "stored", "failure", "journal", "seed", "outcome", "inbox",
@@ -917,7 +917,7 @@ async def begun_or_refused(document: Any, clock: ManualClock) -> str:
         refused = "another workflow"
     else:
         assert isinstance(outcome, Ok | Suspended), outcome
-        # It can be told, and what is told can be resumed in its turn.
+        # A snapshot can be taken of it, and a run can go on from that one too.
         exported = through_text(await place.snapshot())
         outcome = await There(clock).begin(WHATEVER, 1, snapshot=exported)
         assert isinstance(outcome, Ok | Suspended), outcome

@@ -1,4 +1,4 @@
-"""`run.snapshot()`: what it tells of a run, whoever drives it and however it stands."""
+"""`run.snapshot()`: its content, for every driver and every status of the run."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _assert_cause(cause: Any) -> None:
 
 @lossy
 class TestSelection:
-    """Which steps are told."""
+    """Which steps a snapshot has."""
 
     async def taken(self, **options: Any) -> Snapshot:
         flow = Workflow("flow", _mixed, strict=False)

@@ -1,4 +1,4 @@
-"""A snapshot is its JSON: reading and writing changes nothing, and two can be made one."""
+"""A snapshot is its JSON: reading and writing changes nothing, and two can be merged."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Any, assert_type
 
 from perdure import Context, Snapshot, open_store, workflow
 from perdure.errors import FormatProblem
-from perdure.events import Event, StepComplete
+from perdure.events import Event, StepCompleteEvent
 from perdure.state import (
     FileCache,
     MemoryCache,
@@ -36,7 +36,7 @@ async def feed(ctx: Context, number: int) -> str:
 def listener(event: Event) -> None:
     assert_type(event.snapshot, Snapshot)
     if is_step_complete(event):
-        assert_type(event, StepComplete)
+        assert_type(event, StepCompleteEvent)
         assert_type(event.result, StepResult)
         assert_type(event.key, str)
 

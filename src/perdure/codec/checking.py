@@ -1,11 +1,11 @@
 """Checking a value from outside against an annotation: a workflow's argument, a signal's payload.
 
-Whoever calls from Python passes the right objects, and those go through untouched, down to the identity of the list. Whoever
-calls over HTTP passes what JSON left of them, and gets them back: an object becomes the dataclass, a list the tuple, an ISO
-string the datetime, where the annotation says so. Nothing else is converted: no "1" to 1, no 1 to "1".
+Callers in Python pass the right objects, and those go through untouched, down to the identity of the list. Callers over HTTP
+pass plain JSON, which is converted where the annotation says so: an object to the dataclass, a list to the tuple, an ISO string
+to the datetime. Nothing else is converted: no "1" to 1, no 1 to "1".
 
-A class is built by its own constructor here, not by its shape, because data from outside has not been validated yet. What
-an annotation says that cannot be checked (a type variable, a protocol, a callable) is not checked.
+A class is built by its own constructor here, not by its shape, because data from outside has not been validated yet. Parts of
+an annotation that cannot be checked (a type variable, a protocol, a callable) are not checked.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from uuid import UUID
 import msgspec
 
 from perdure.codec.hints import fields_of
-from perdure.codec.shapes import is_pydantic, said, shape_of
+from perdure.codec.shapes import error_text, is_pydantic, shape_of
 
-# What msgspec makes of JSON: a float of an integer, the others of text. Not bytes: text that could be base64 is more often a
-# caller's mistake.
+# What msgspec converts from JSON: a float from an integer, the others from text. Not bytes: text that happens to be base64 is
+# more often a caller's mistake.
 _FROM_JSON = frozenset({float, datetime, date, time, timedelta, Decimal, UUID})
 _WRAPPERS = tuple(
     getattr(typing, name) for name in ("Required", "NotRequired", "ReadOnly", "Final", "ClassVar") if hasattr(typing, name)
@@ -43,7 +43,7 @@ _NOTHING: Any = object()
 def conform(value: Any, hint: Any, path: str) -> Any:
     """The value as `hint` describes it; the value itself when it is that already. `ValueError` when it does not fit."""
     if type(value) is hint and hint in _SCALARS:
-        return value  # as most are
+        return value  # the common case
     try:
         return _Check().value(value, hint, path)
     except RecursionError as error:
@@ -56,8 +56,8 @@ class _Check:
     __slots__ = ("unions",)
 
     def __init__(self) -> None:
-        # What each part was found to be as each union, or why not: an arm of a union may have the same union in its fields,
-        # and to try both of two arms again at every level takes twice the time for each.
+        # The result, or the refusal, of each part checked against each union. An arm of a union may have the same union in its
+        # fields; without this memory the time would double with every level.
         self.unions: dict[Any, tuple[Any, Any, str | None]] = {}
 
     def value(self, value: Any, hint: Any, path: str) -> Any:
@@ -80,26 +80,26 @@ class _Check:
         """Against a hint without type arguments."""
         if hint is None or hint is types.NoneType:
             return value if value is None else _mismatch(value, "None", path)
-        if not isinstance(hint, type) and (behind := _behind(hint)) is not _NOTHING:
+        if not isinstance(hint, type) and (behind := _alias_target(hint)) is not _NOTHING:
             return self.value(value, behind, path)
         if not isinstance(hint, type) or hint is object or hint is Any or getattr(hint, "_is_protocol", False):
             return value
         if typing.is_typeddict(hint):
             return self._typed_dict(value, hint, path)
-        return value if isinstance(value, hint) else self._converted(value, hint, {}, path)
+        return value if isinstance(value, hint) else self._convert(value, hint, {}, path)
 
     def _annotated(self, value: Any, hint: Any, path: str) -> Any:
         inner, *metadata = get_args(hint)
         result = self.value(value, inner, path)
         for constraint in metadata:
             if isinstance(constraint, msgspec.Meta):
-                _checked_by_msgspec(result, Annotated[type(result), constraint], path)
+                _check_by_msgspec(result, Annotated[type(result), constraint], path)
         return result
 
     def _union(self, value: Any, hint: Any, path: str) -> Any:
         if type(value) not in _CONTAINERS:
             return self._arm(value, hint, path)
-        # The arms in their order: `A | B` equals `B | A`. The hint is kept, so that its id cannot come to mean another one.
+        # The arms in their order: `A | B` equals `B | A`. The hint is kept alive, so that its id stays its own.
         arms = get_args(hint)
         key = (id(value), arms if _is_hashable(arms) else id(hint))
         if key not in self.unions:
@@ -113,7 +113,7 @@ class _Check:
         return result
 
     def _arm(self, value: Any, hint: Any, path: str) -> Any:
-        """The value as the arm that it is, otherwise as the first that it can be made."""
+        """The value itself if it already fits an arm, otherwise converted to the first arm that takes it."""
         converted: list[Any] = []
         reasons: list[str] = []
         for arm in get_args(hint):
@@ -143,17 +143,17 @@ class _Check:
             return self._items(value, hint, origin, arguments, path)
         if isinstance(value, origin) or getattr(origin, "_is_protocol", False):
             return value
-        return self._converted(value, origin, dict(zip(getattr(origin, "__parameters__", ()), arguments, strict=False)), path)
+        return self._convert(value, origin, dict(zip(getattr(origin, "__parameters__", ()), arguments, strict=False)), path)
 
     def _items(self, value: Any, hint: Any, origin: Any, arguments: tuple[Any, ...], path: str) -> Any:
         if not isinstance(value, origin) and not (type(value) is list and origin in (set, frozenset, collections.abc.Set)):
             return _mismatch(value, _name(hint), path)
         if type(value) not in _SEQUENCES or len(arguments) != 1:
-            return value  # a generator or a class of the user's own is not ours to run through
+            return value  # a generator or an object of a user's class must not be iterated here
         items = [self.value(item, arguments[0], f"{path}[{index}]") for index, item in enumerate(value)]
         if isinstance(value, origin):
-            return _same_or(value, items, type(value))
-        return _guarded(lambda: (frozenset if origin is frozenset else set)(items), path)
+            return _same_or_new(value, items, type(value))
+        return _guard(lambda: (frozenset if origin is frozenset else set)(items), path)
 
     def _tuple(self, value: Any, arguments: tuple[Any, ...], path: str) -> Any:
         if not isinstance(value, tuple) and type(value) is not list:
@@ -165,7 +165,7 @@ class _Check:
         if len(arguments) != len(value):
             raise ValueError(f"{path}: expected a tuple of {len(arguments)}, got {len(value)} items")
         items = [self.value(item, arguments[index], f"{path}[{index}]") for index, item in enumerate(value)]
-        return _same_or(value, items, tuple)
+        return _same_or_new(value, items, tuple)
 
     def _mapping(self, value: Any, origin: type, arguments: tuple[Any, ...], path: str) -> Any:
         if not isinstance(value, origin):
@@ -178,7 +178,7 @@ class _Check:
         ]
         if all(key is old and item is value[old] for (key, item), old in zip(pairs, value, strict=True)):
             return value
-        result = _guarded(lambda: dict(pairs), path)
+        result = _guard(lambda: dict(pairs), path)
         if len(result) < len(pairs):
             raise ValueError(f"{path}: two keys are the same once they are what the annotation says")
         return result
@@ -201,10 +201,10 @@ class _Check:
         items = {key: self.value(item, fields.get(key, Any), f'{path}["{key}"]') for key, item in value.items()}
         return value if all(items[key] is value[key] for key in value) else items
 
-    def _converted(self, value: Any, cls: Any, arguments: dict[Any, Any], path: str) -> Any:
-        """What JSON left of an instance of `cls`, as that instance."""
+    def _convert(self, value: Any, cls: Any, arguments: dict[Any, Any], path: str) -> Any:
+        """An instance of `cls` from its plain JSON."""
         if is_pydantic(cls):
-            return _guarded(lambda: cls.model_validate(value), path)
+            return _guard(lambda: cls.model_validate(value), path)
         if issubclass(cls, Enum):
             return _member(value, cls, path)
         shape = shape_of(cls)
@@ -215,7 +215,7 @@ class _Check:
                 raise ValueError(f"{path}: {cls.__name__} has {len(shape.names)} fields, got {len(value)} items")
             return self._from_dict(dict(zip(shape.names, value, strict=False)), cls, arguments, path)
         if issubclass(cls, getattr(sys.modules.get("pathlib"), "PurePath", ())) and type(value) is str:
-            return _guarded(lambda: cls(value), path)
+            return _guard(lambda: cls(value), path)
         return _from_scalar(value, cls, path) if cls in _FROM_JSON else _mismatch(value, cls.__name__, path)
 
     def _from_dict(self, value: dict[Any, Any], cls: Any, arguments: dict[Any, Any], path: str) -> Any:
@@ -229,15 +229,15 @@ class _Check:
             if is_struct and key not in parameters:
                 raise ValueError(f"{path}: {cls.__name__} has no field {key!r:.80}")
             name, hint = parameters.get(key, (key, Any))
-            given[name] = self.value(item, _substituted(hint, arguments), f"{path}.{key}")
-        return _guarded(lambda: cls(**given), path)
+            given[name] = self.value(item, _substitute(hint, arguments), f"{path}.{key}")
+        return _guard(lambda: cls(**given), path)
 
 
-def _behind(hint: Any) -> Any:
-    """What a NewType, or an alias made by the `type` statement, stands for; anything when that cannot be told."""
+def _alias_target(hint: Any) -> Any:
+    """What a NewType, or an alias made by the `type` statement, stands for; `Any` when that cannot be resolved."""
     try:
         return getattr(hint, "__supertype__", getattr(hint, "__value__", _NOTHING))
-    except Exception:  # noqa: BLE001 - an alias is evaluated when it is looked at, and may name what does not exist
+    except Exception:  # noqa: BLE001 - an alias is evaluated when it is read, and may name something that does not exist
         return Any
 
 
@@ -249,7 +249,7 @@ def _is_hashable(arms: tuple[Any, ...]) -> bool:
     return True
 
 
-def _checked_by_msgspec(value: Any, hint: Any, path: str) -> None:
+def _check_by_msgspec(value: Any, hint: Any, path: str) -> None:
     try:
         msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
@@ -277,7 +277,7 @@ def _member(value: Any, cls: Any, path: str) -> Any:
         if type(member.value) is type(value) and member.value == value:
             return member
     if issubclass(cls, Flag) and type(value) is int:
-        flags = _guarded(lambda: cls(value), path)
+        flags = _guard(lambda: cls(value), path)
         if flags.value == value:  # the first releases of 3.11 drop bits they do not know
             return flags
     raise ValueError(f"{path}: {value!r:.80} is no value of {cls.__name__}")
@@ -311,7 +311,7 @@ def _without_tag(value: dict[Any, Any], cls: Any, path: str) -> dict[Any, Any]:
     return {key: item for key, item in value.items() if key != config.tag_field}
 
 
-def _substituted(hint: Any, arguments: dict[Any, Any]) -> Any:
+def _substitute(hint: Any, arguments: dict[Any, Any]) -> Any:
     """A field's hint with the type variables of its class filled in, as `Page[User]` says."""
     if not arguments:
         return hint
@@ -330,19 +330,19 @@ def _by_msgspec(value: Any, hint: Any, path: str, *, strict: bool = True) -> Any
         return _mismatch(value, _name(hint), path)
 
 
-def _same_or(value: Any, items: list[Any], make: Callable[[Iterable[Any]], Any]) -> Any:
-    """The value itself when no item changed and its type is right, so that what was right stays the same object."""
+def _same_or_new(value: Any, items: list[Any], make: Callable[[Iterable[Any]], Any]) -> Any:
+    """The value itself when no item changed and its type is right, so that a correct value keeps its identity."""
     if type(value) is make and all(new is old for new, old in zip(items, value, strict=True)):
         return value
     return make(items)
 
 
-def _guarded(make: Callable[[], Any], path: str) -> Any:
-    """What `make` gives; what a user's constructor or validator raises becomes a ValueError with the path."""
+def _guard(make: Callable[[], Any], path: str) -> Any:
+    """What `make` returns; an exception of a user's constructor or validator becomes a ValueError with the path."""
     try:
         return make()
     except Exception as error:
-        raise ValueError(f"{path}: {said(error)}") from error
+        raise ValueError(f"{path}: {error_text(error)}") from error
 
 
 def _mismatch(value: Any, expected: str, path: str) -> NoReturn:

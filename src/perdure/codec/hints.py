@@ -1,7 +1,7 @@
 """Which classes a value may contain: those its annotation reaches, and those the program registered.
 
 Stored data names classes, but a name is only ever looked up here. Nothing is imported and nothing is found by name in a
-module, so what stands in a store cannot choose code that the program did not already choose with its annotations.
+module, so stored data cannot select code that the program did not select with its annotations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
-from perdure.codec.shapes import name_of, rebuilds
+from perdure.codec.shapes import can_rebuild, name_of
 
 C = TypeVar("C", bound=type)
 
@@ -26,7 +26,7 @@ class Allowed(NamedTuple):
     names: Mapping[type, str]
 
 
-def allowed_by(hint: Any) -> Allowed:
+def allowed_classes(hint: Any) -> Allowed:
     """The classes that an annotation reaches, through unions, containers, type arguments and fields."""
     try:
         return _by_hint(hint)
@@ -36,7 +36,7 @@ def allowed_by(hint: Any) -> Allowed:
 
 def register(cls: C) -> C:
     """The class itself, which from now on is rebuilt whatever an annotation says; usable as a decorator."""
-    if not isinstance(cls, type) or not rebuilds(cls):
+    if not isinstance(cls, type) or not can_rebuild(cls):
         raise TypeError(
             f"{cls!r} cannot be registered: perdure rebuilds dataclasses, msgspec Structs, attrs classes, pydantic models, "
             "NamedTuples and Enums"
@@ -49,13 +49,13 @@ def register(cls: C) -> C:
 
 def name_for(hint: Any) -> Callable[[type], str | None]:
     """A function that names a class for storage, or gives None when the class is not allowed."""
-    names = allowed_by(hint).names
+    names = allowed_classes(hint).names
 
     def name(cls: type) -> str | None:
         if (found := names.get(cls)) is not None:
             return found
-        # The annotation may have another class under the name that this one was registered with.
-        known = _registered().names.get(cls)
+        # The annotation may contain another class of the name under which this one was registered.
+        known = _registered_classes().names.get(cls)
         return known if known is not None and class_for(hint)(known) is cls else None
 
     return name
@@ -63,17 +63,17 @@ def name_for(hint: Any) -> Callable[[type], str | None]:
 
 def class_for(hint: Any) -> Callable[[str], type | None]:
     """A function that finds an allowed class by its stored name, or gives None."""
-    classes = allowed_by(hint).classes
+    classes = allowed_classes(hint).classes
 
     def find(name: str) -> type | None:
-        if (cls := classes.get(name, _registered().classes.get(name))) is not None:
+        if (cls := classes.get(name, _registered_classes().classes.get(name))) is not None:
             return cls
-        return _moved(classes, name)
+        return _find_moved(classes, name)
 
     return find
 
 
-def _moved(classes: Mapping[str, type], name: str) -> type | None:
+def _find_moved(classes: Mapping[str, type], name: str) -> type | None:
     """The only allowed class with this name in another module: `__main__` was imported since, or the class was moved."""
     same = [cls for cls in classes.values() if cls.__qualname__ == name.rpartition(":")[2]]
     return same[0] if len(same) == 1 else None
@@ -90,14 +90,13 @@ def fields_of(cls: type) -> dict[str, Any]:
 _registry: dict[str, type] = {}
 
 
-def _registered() -> Allowed:
-    # Classes are only ever added, so what was collected for fewer of them is never asked for again, also if another thread
-    # was collecting while one was registered.
-    return _registered_of(len(_registry))
+def _registered_classes() -> Allowed:
+    # Classes are only ever added, so their number is a valid cache key, even if one is registered while another thread collects.
+    return _collect_registered(len(_registry))
 
 
 @lru_cache(maxsize=2)
-def _registered_of(_count: int) -> Allowed:
+def _collect_registered(_count: int) -> Allowed:
     return _collect(list(_registry.values()))
 
 
@@ -110,8 +109,8 @@ _unhashable: dict[int, tuple[Any, Allowed]] = {}
 
 
 def _by_identity(hint: Any) -> Allowed:
-    # The hint is kept beside its answer, so its id cannot come to mean another one; hints that are made anew for every
-    # call would pile up, hence the limit.
+    # The hint is kept alive beside its result, so that its id stays its own. New hints for every call would pile
+    # up, hence the limit.
     if (found := _unhashable.get(id(hint))) is not None:
         return found[1]
     if len(_unhashable) >= 256:
@@ -129,16 +128,16 @@ def _collect(hints: list[Any]) -> Allowed:
         if id(hint) in seen:
             continue
         seen[id(hint)] = hint
-        if isinstance(hint, type) and get_origin(hint) is None and rebuilds(hint):
-            # Two classes of one name cannot be told apart in stored data, so neither is allowed.
+        if isinstance(hint, type) and get_origin(hint) is None and can_rebuild(hint):
+            # Two classes of one name cannot be distinguished in stored data, so neither is allowed.
             classes[name_of(hint)] = hint if classes.get(name_of(hint), hint) is hint else None
-        hints.extend(_reached(hint))
+        hints.extend(_inner_hints(hint))
     found = {name: cls for name, cls in classes.items() if cls is not None}
     return Allowed(MappingProxyType(found), MappingProxyType({cls: name for name, cls in found.items()}))
 
 
-def _reached(hint: Any) -> Iterator[Any]:
-    """What stands directly inside a hint."""
+def _inner_hints(hint: Any) -> Iterator[Any]:
+    """The hints directly inside a hint."""
     if get_origin(hint) is Literal:
         yield from (type(value) for value in get_args(hint) if isinstance(value, Enum))
     elif get_origin(hint) is not None:
@@ -149,21 +148,21 @@ def _reached(hint: Any) -> Iterator[Any]:
     elif isinstance(hint, list):  # the parameters of a Callable
         yield from hint
     else:
-        yield from _behind(hint)
+        yield from _alias_targets(hint)
 
 
-def _behind(hint: Any) -> Iterator[Any]:
+def _alias_targets(hint: Any) -> Iterator[Any]:
     """What a NewType, a type variable, or an alias made by the `type` statement stands for."""
     for attribute in ("__supertype__", "__bound__", "__value__"):
         try:
             yield getattr(hint, attribute, None)
-        except Exception:  # noqa: BLE001, S112 - an alias is evaluated when it is looked at, and may name what does not exist
+        except Exception:  # noqa: BLE001, S112 - an alias is evaluated when it is read, and may name something that does not exist
             continue
     yield from getattr(hint, "__constraints__", ())
 
 
 def _field_hints(cls: type) -> Iterator[Any]:
-    if typing.is_typeddict(cls) or rebuilds(cls):
+    if typing.is_typeddict(cls) or can_rebuild(cls):
         yield from fields_of(cls).values()
         # pydantic resolves names that get_type_hints cannot see, and its generic models only show their arguments here.
         yield from (field.annotation for field in getattr(cls, "__pydantic_fields__", {}).values())

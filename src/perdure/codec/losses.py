@@ -1,10 +1,10 @@
-"""What a lossy dump could not store: how it is noted, where it stood, and how stored bytes tell of it.
+"""What a lossy dump could not store: the reason, the path, and how to find both in stored bytes.
 
-In the tree a lost part is `{"$lost": reason}`, so that the bytes alone say what is missing; in a value it is None. A set or
-dict that would lose an element or a key is lost as a whole.
+In the tree a lost part is `{"$lost": reason}`, so the bytes alone show what is missing; in a value it is None. A set or dict that
+would lose an element or a key is lost as a whole.
 
 A path reads like Python: `value["a"][0].field`. Keys stand in it as their JSON, so `value[7]`, `value[null]` and
-`value[{"$tuple":[1,2]}]`: the value and its bytes give the same path, and no user's `__repr__` is asked.
+`value[{"$tuple":[1,2]}]`: the value and its bytes give the same path, and no user's `__repr__` runs.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-Why: TypeAlias = Literal["non-json", "circular", "encode-failed"]
+LossReason: TypeAlias = Literal["non-json", "circular", "encode-failed"]
 # A path is a linked list of (path before, kind of step, where), so that walking makes no strings; its root is a name.
-Path: TypeAlias = Any
+ValuePath: TypeAlias = Any
 LOST: Final = "$lost"
-_REASONS = frozenset(get_args(Why))
+_REASONS = frozenset(get_args(LossReason))
 _SEQUENCES = frozenset({None, "$tuple", "$set", "$frozenset"})
 
 
@@ -26,13 +26,13 @@ class Loss(msgspec.Struct, frozen=True):
     """One part of a value that could not be stored and became null."""
 
     path: str
-    reason: Why
+    reason: LossReason
 
 
 def tree_of(data: bytes) -> tuple[Any, list[Loss]]:
     """The JSON of stored bytes, with null for each part that was lost, and those losses; other tags stay as they are.
 
-    `ValueError` when the bytes are no JSON, or a loss is malformed. What else a tag holds is not looked at.
+    `ValueError` when the bytes are no JSON, or a loss is malformed. The content of other tags is not checked.
     """
     try:
         whole = [msgspec.json.decode(data)]
@@ -59,14 +59,14 @@ def tag_of(tree: Any) -> str | None:
     return key if key[:1] == "$" and key[1:2] != "$" else None
 
 
-def read_reason(content: Any) -> Why:
+def read_reason(content: Any) -> LossReason:
     if type(content) is not str or content not in _REASONS:
         raise ValueError("the reason of a loss is malformed")
     return content  # type: ignore[return-value]
 
 
-def _inside(tree: Any, tag: str | None, path: Path) -> Iterator[tuple[Any, Any, Path]]:
-    """Where values stand directly inside a tree: the container, the place in it, and the path."""
+def _inside(tree: Any, tag: str | None, path: ValuePath) -> Iterator[tuple[Any, Any, ValuePath]]:
+    """The values directly inside a tree: the container, the index or key in it, and the path."""
     content = tree if tag is None else tree[tag]
     if type(content) is list:
         if tag == "$dict":
@@ -80,7 +80,7 @@ def _inside(tree: Any, tag: str | None, path: Path) -> Iterator[tuple[Any, Any, 
         yield from ((content, key, (path, "[", key[1:] if key[:1] == "$" else key)) for key in content)
 
 
-def render(path: Path) -> str:
+def render(path: ValuePath) -> str:
     """The text of a path."""
     steps: list[str] = []
     while not isinstance(path, str):
@@ -88,17 +88,17 @@ def render(path: Path) -> str:
         if kind == ".":
             steps.append(f".{where}")
         else:
-            steps.append(f"[{_shown(where)}]" if kind == "[" else f".key({_named(where)})")
+            steps.append(f"[{_key_text(where)}]" if kind == "[" else f".key({_unstorable_key_text(where)})")
     return path + "".join(reversed(steps))
 
 
-def _shown(key: Any) -> str:
+def _key_text(key: Any) -> str:
     """A key's tree, or an index, as JSON; cut where it is long."""
     return msgspec.json.encode(key[:80]).decode() if type(key) is str else msgspec.json.encode(key).decode()[:80]
 
 
-def _named(key: Any) -> str:
-    """A key of which some part cannot be stored, so that it has no JSON."""
+def _unstorable_key_text(key: Any) -> str:
+    """A key that has no JSON, because a part of it cannot be stored."""
     try:
         return ascii(key)[:80]
     except Exception:  # noqa: BLE001 - a key is a user's object, and so is its repr

@@ -1,6 +1,6 @@
-"""How a step or a run came out, as stored bytes and back.
+"""The outcome of a step or a run, as stored bytes and back.
 
-A success is the encoded value. A failure says where it came from: an `Err` that was returned, or an exception that was raised.
+A success is the encoded value. A failure records its origin: an `Err` that was returned, or an exception that was raised.
 """
 
 from __future__ import annotations
@@ -10,42 +10,42 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from perdure.codec import Codec, Loss, dump_error, load_error, rebuildable, register
+from perdure.codec import Codec, Loss, dump_error, is_rebuildable, load_error, register
 from perdure.errors import PerdureWarning, RunCancelled, SnapshotCorrupt, StepFailed, ValueNotStorable
 from perdure.model.records import EndStatus, RunRow
 from perdure.result import Err, Ok, Outcome
 
-# Results as values, as ctx.map(on_error="collect") gives them, may be stored whatever an annotation says.
+# Results as values, as ctx.map(on_error="collect") gives them, may be stored under any annotation.
 register(Ok)
 register(Err)
 
-# Stands for a step's key where the body itself failed.
+# In place of a step's key when the body itself failed.
 BODY: Final = "body"
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A failure as it is stored. `error` is an encoded value (origin result) or a described exception (origin throw)."""
+    """A failure as it is stored. `error` is an encoded value (origin result) or a recorded exception (origin throw)."""
 
     origin: Literal["result", "throw"]
     error: msgspec.Raw
     cause: msgspec.Raw = msgspec.Raw(b"null")
     # An exception that was returned inside Err rather than raised.
     is_exception: bool = False
-    # The cause is a described exception too.
+    # The cause is a recorded exception too.
     has_exception_cause: bool = False
     # Of a run: the keys whose errors ended it.
     keys: list[str] | None = None
 
 
 class Hints(NamedTuple):
-    """The annotations of what a function gives back: of its value, and of what is inside an `Err`."""
+    """The annotations of what a function returns: of its value, and of the error inside an `Err`."""
 
     value: Any = Any
     error: Any = Any
 
 
 class Ending(NamedTuple):
-    """How a run ended: for the store, and for whoever waits for it."""
+    """How a run ended: status and payload for the store, outcome for the callers that wait for it."""
 
     status: EndStatus
     payload: bytes
@@ -53,7 +53,7 @@ class Ending(NamedTuple):
 
 
 def store_value(codec: Codec, value: Any, hint: Any, *, is_strict: bool) -> tuple[bytes, Any]:
-    """The value as bytes and as a replay would give it. Not strict: what cannot be stored becomes None, with a warning."""
+    """The value as bytes, and as a replay would return it. Not strict: what cannot be stored becomes None, with a warning."""
     if is_strict:
         return codec.dump(value, hint)
     losses: list[Loss] = []
@@ -81,7 +81,7 @@ def store_err(codec: Codec, err: Err[Any], hint: Any, *, is_strict: bool) -> byt
     is_cause = isinstance(err.cause, BaseException)
     losses: list[Loss] = []
     cause = dump_error(err.cause) if is_cause else codec.dump(err.cause, losses=losses, path="cause")[0]
-    # Not an error, strict or not: that would cost the error what its cause is worth.
+    # Not an error even when strict: the error matters more than its cause.
     _warn_of(losses, "a cause is stored as far as it can be")
     return msgspec.json.encode(Failure("result", msgspec.Raw(error), msgspec.Raw(cause), is_exception, is_cause))
 
@@ -95,9 +95,9 @@ def load_failure(codec: Codec, payload: bytes, key: str, hint: Any = Any) -> Exc
     return StepFailed(key, load_error(data, key) if failure.is_exception else codec.load(data, hint))
 
 
-def as_replayed(error: Exception, key: str) -> Exception:
+def error_on_replay(error: Exception, key: str) -> Exception:
     """What the first run raises for `error`: itself if a replay would raise the same class, else what a replay would raise."""
-    if rebuildable(error):
+    if is_rebuildable(error):
         return error
     replayed = load_error(dump_error(error), key)
     replayed.__cause__ = error
@@ -113,19 +113,19 @@ def failed_keys_of(payload: bytes) -> set[str] | None:
     return None if keys is None else set(keys)
 
 
-def ended_with(codec: Codec, result: Any, hints: Hints, keys: list[str] | None = None, is_strict: bool = True) -> Ending:  # noqa: FBT001, FBT002
+def run_ending(codec: Codec, result: Any, hints: Hints, keys: list[str] | None = None, is_strict: bool = True) -> Ending:  # noqa: FBT001, FBT002
     """How a run ends whose body returned `result`, or `Err(exception)` for one that raised because of the steps `keys`."""
-    ending = _ended_with(codec, result, hints, is_strict=is_strict)
+    ending = _run_ending(codec, result, hints, is_strict=is_strict)
     if keys is None or ending.status != "failed":
         return ending
     failure = msgspec.json.decode(ending.payload, type=Failure)
     return ending._replace(payload=msgspec.json.encode(msgspec.structs.replace(failure, keys=keys)))
 
 
-def _ended_with(codec: Codec, result: Any, hints: Hints, *, is_strict: bool) -> Ending:
+def _run_ending(codec: Codec, result: Any, hints: Hints, *, is_strict: bool) -> Ending:
     try:
         if isinstance(result, Err):
-            return _failed(codec, result, hints, is_strict=is_strict)
+            return _failed_ending(codec, result, hints, is_strict=is_strict)
         value = result.value if isinstance(result, Ok) else result
         payload, kept = store_value(codec, value, hints.value, is_strict=is_strict)
     except ValueNotStorable as error:
@@ -133,26 +133,26 @@ def _ended_with(codec: Codec, result: Any, hints: Hints, *, is_strict: bool) -> 
     return Ending("completed", payload, Ok(kept))
 
 
-def _failed(codec: Codec, result: Err[Any], hints: Hints, *, is_strict: bool) -> Ending:
+def _failed_ending(codec: Codec, result: Err[Any], hints: Hints, *, is_strict: bool) -> Ending:
     match result.error:
         case StepFailed() as failed if failed.was_returned:
-            # A step returned Err and the body let it pass: that Err is the run's outcome.
-            return _returned(codec, Err(failed.error), failed.key, hints, is_strict=is_strict)
+            # A step returned Err and the body did not catch it: that Err is the run's outcome.
+            return _err_ending(codec, Err(failed.error), failed.key, hints, is_strict=is_strict)
         case Exception() as error:
             return Ending("failed", store_exception(error), result)
         case BaseException() as error:
-            # Raised again it would stop whoever waits for the run; told apart from a run that was cancelled.
+            # Raised again it would stop the caller that waits for the run, and look like a cancelled run.
             payload = store_exception(error)
             return Ending("failed", payload, Err(load_failure(codec, payload, BODY)))
         case _:
-            return _returned(codec, result, "result", hints, is_strict=is_strict)
+            return _err_ending(codec, result, "result", hints, is_strict=is_strict)
 
 
-def _returned(codec: Codec, err: Err[Any], key: str, hints: Hints, *, is_strict: bool) -> Ending:
+def _err_ending(codec: Codec, err: Err[Any], key: str, hints: Hints, *, is_strict: bool) -> Ending:
     try:
         return Ending("failed", store_err(codec, err, hints.error, is_strict=True), err)
     except ValueNotStorable as reason:
-        # Losing the error would be worse than losing its class: describe it, and say how to keep it.
+        # Losing the error would be worse than losing its class: record its text, and the reason.
         described = StepFailed(key, type(err.error).__name__, f"{err.error!r} ({reason})")
         return Ending("failed", store_exception(described), Err(described) if is_strict else err)
 

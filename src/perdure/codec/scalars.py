@@ -1,4 +1,4 @@
-"""The values without parts that JSON has no word for, as text and back.
+"""The values without parts that JSON has no type for, as text and back.
 
 Each function here is exact: what `read_x(write_x(v))` gives has the type and value of `v`, in any process, whatever its
 locale, decimal context or limits. The `read_*` functions take whatever JSON held and raise `ValueError` or `TypeError`.

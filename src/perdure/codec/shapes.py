@@ -25,12 +25,12 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import force_setattr
 
-Parts: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
+FieldsAndState: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
 
 PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
 _MISSING: Any = object()
 _LEAVE_UNSET: Any = object()
-# What typing leaves on an instance made as `Page[User](...)`, and attrs' memory of a hash, which the next process must not trust.
+# What typing sets on an instance made as `Page[User](...)`, and the hash that attrs caches, which is wrong in another process.
 _NOT_STATE = frozenset({"__orig_class__", "_attrs_cached_hash"})
 
 
@@ -39,8 +39,8 @@ def name_of(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def said(error: Exception) -> str:
-    """What an exception says; it may be a user's, whose `__str__` raises too."""
+def error_text(error: Exception) -> str:
+    """The text of an exception; it may be a user's, whose `__str__` raises too."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - as above
@@ -55,7 +55,7 @@ class Shape:
         self.names = names
         self.known = frozenset(names)
 
-    def read(self, value: Any) -> Parts:
+    def read(self, value: Any) -> FieldsAndState:
         """The fields of `value`, and what else it holds; neither is copied."""
         raise NotImplementedError
 
@@ -67,7 +67,7 @@ class Shape:
         """The default of a field, or `_MISSING`."""
         return _MISSING
 
-    def fitted(self, fields: dict[str, Any], instance: Any = None) -> Iterator[tuple[str, Any]]:
+    def fit(self, fields: dict[str, Any], instance: Any = None) -> Iterator[tuple[str, Any]]:
         """The recorded fields as the class has them today: defaults filled in, dropped ones left out.
 
         One at a time, because a default may be computed from the fields before it, as `instance` has them by then.
@@ -96,7 +96,7 @@ class _AttributeShape(Shape):
         make = self.defaults.get(name)
         return _MISSING if make is None else make(instance)
 
-    def read(self, value: Any) -> Parts:
+    def read(self, value: Any) -> FieldsAndState:
         held = _dict_of(value)
         if self.in_dict and not self.slots and held.keys() == self.known:
             return held, {}
@@ -113,7 +113,7 @@ class _AttributeShape(Shape):
         return {name: item for name, item in pairs if item is not _MISSING}
 
     def _field(self, value: Any, name: str) -> Any:
-        # An empty slot read with getattr would ask a __getattr__ of the class, which may make something up.
+        # An empty slot read with getattr would run the __getattr__ of the class, which may return anything.
         slot = self.slots.get(name)
         return _in_slot(slot, value) if slot is not None and _on_class(self.cls, name) is slot else getattr(value, name, _MISSING)
 
@@ -125,9 +125,9 @@ class _AttributeShape(Shape):
         if self.in_dict and fields.keys() == self.known:
             instance.__dict__.update(fields)
         elif self.in_dict:
-            instance.__dict__.update(self.fitted(fields, instance))
+            instance.__dict__.update(self.fit(fields, instance))
         else:
-            for name, item in self.fitted(fields, instance):
+            for name, item in self.fit(fields, instance):
                 object.__setattr__(instance, name, item)
         if self.caches_hash:
             object.__setattr__(instance, "_attrs_cached_hash", None)
@@ -139,7 +139,7 @@ class _StructShape(Shape):
         super().__init__(cls, cls.__struct_fields__)
         self.runs_code = hasattr(cls, "__post_init__")
 
-    def read(self, value: Any) -> Parts:
+    def read(self, value: Any) -> FieldsAndState:
         pairs = ((name, getattr(value, name, _MISSING)) for name in self.names)
         fields = {name: item for name, item in pairs if item is not _MISSING}
         return fields, _dict_of(value)
@@ -162,11 +162,11 @@ class _NamedTupleShape(Shape):
     def default(self, name: str, _instance: Any) -> Any:
         return self.defaults.get(name, _MISSING)
 
-    def read(self, value: Any) -> Parts:
+    def read(self, value: Any) -> FieldsAndState:
         return dict(zip(self.names, tuple.__iter__(value), strict=True)), _dict_of(value)
 
     def build(self, fields: dict[str, Any], state: dict[str, Any]) -> Any:
-        return _with_state(tuple.__new__(self.cls, [item for _, item in self.fitted(fields)]), state, {})
+        return _with_state(tuple.__new__(self.cls, [item for _, item in self.fit(fields)]), state, {})
 
 
 class _PydanticShape(Shape):
@@ -178,7 +178,7 @@ class _PydanticShape(Shape):
         field = self.model.model_fields[name]
         return _MISSING if field.is_required() else _pydantic_default(field, given)
 
-    def read(self, value: Any) -> Parts:
+    def read(self, value: Any) -> FieldsAndState:
         held = value.__dict__
         deleted = self.model.__private_attributes__.keys() - (value.__pydantic_private__ or {}).keys()
         unset = sorted(self.known - value.__pydantic_fields_set__) + sorted(deleted)
@@ -190,7 +190,7 @@ class _PydanticShape(Shape):
         instance = model.__new__(model)
         unset = set(state.get("unset", ())) | (self.known - fields.keys())
         held: dict[str, Any] = {}
-        held.update(self.fitted(fields, held))
+        held.update(self.fit(fields, held))
         for name, part in (
             ("__dict__", held),
             ("__pydantic_fields_set__", set(self.known - unset) | set(state.get("extra", ()))),
@@ -209,10 +209,10 @@ class _PydanticShape(Shape):
 
 
 def _pydantic_default(declared: Any, given: dict[str, Any]) -> Any:
-    """The default of a field or private attribute; releases of pydantic differ in what they want to be told."""
-    told = {"call_default_factory": True, "validated_data": given}
+    """The default of a field or private attribute; releases of pydantic differ in the arguments they take."""
+    arguments = {"call_default_factory": True, "validated_data": given}
     known = type(declared).get_default.__kwdefaults__ or {}
-    return declared.get_default(**{name: value for name, value in told.items() if name in known})
+    return declared.get_default(**{name: value for name, value in arguments.items() if name in known})
 
 
 @lru_cache(maxsize=4096)
@@ -235,12 +235,12 @@ def shape_of(cls: type) -> Shape | None:
 
 
 def is_pydantic(cls: type) -> bool:
-    """Whether a class is a pydantic model; pydantic was imported by whoever made one."""
+    """Whether a class is a pydantic model; where there is one, pydantic has been imported."""
     pydantic = sys.modules.get("pydantic.main")
     return pydantic is not None and issubclass(cls, pydantic.BaseModel)
 
 
-def rebuilds(cls: Any) -> bool:
+def can_rebuild(cls: Any) -> bool:
     """Whether instances of a class can be stored at all, given that it is allowed."""
     return issubclass(cls, Enum) or shape_of(cls) is not None
 
@@ -260,7 +260,7 @@ def _dataclass_shape(cls: Any) -> Shape:
         if field.default is not dataclasses.MISSING:
             defaults[field.name] = _constant(field.default)
         elif field.default_factory is not dataclasses.MISSING:
-            defaults[field.name] = _called(field.default_factory)
+            defaults[field.name] = _from_factory(field.default_factory)
         elif not field.init:
             defaults[field.name] = _constant(_LEAVE_UNSET)
     return _AttributeShape(cls, tuple(field.name for field in fields), defaults)
@@ -271,7 +271,7 @@ def _attrs_shape(cls: Any) -> Shape:
     defaults: dict[str, Callable[[Any], Any]] = {}
     for field in cls.__attrs_attrs__:
         if isinstance(field.default, attr.Factory):
-            defaults[field.name] = field.default.factory if field.default.takes_self else _called(field.default.factory)
+            defaults[field.name] = field.default.factory if field.default.takes_self else _from_factory(field.default.factory)
         elif field.default is not attr.NOTHING:
             defaults[field.name] = _constant(field.default)
         elif not field.init:
@@ -283,17 +283,17 @@ def _constant(value: Any) -> Callable[[Any], Any]:
     return lambda _instance: value
 
 
-def _called(factory: Callable[[], Any]) -> Callable[[Any], Any]:
+def _from_factory(factory: Callable[[], Any]) -> Callable[[Any], Any]:
     return lambda _instance: factory()
 
 
 def _on_class(cls: type, name: Any) -> Any:
-    """What a class holds under a name, found without asking a descriptor what it stands for."""
+    """What a class holds under a name, found without invoking a descriptor."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
 
 def _dict_of(value: Any) -> dict[str, Any]:
-    """What an instance holds in its dict; one without is not asked, because a `__getattr__` might answer."""
+    """The instance's `__dict__`; read only if it has one, because a `__getattr__` might answer instead."""
     return value.__dict__ if type(value).__dictoffset__ else {}
 
 

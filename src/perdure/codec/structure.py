@@ -1,7 +1,7 @@
 """Whether stored bytes could be a value, when the classes in them are not known yet.
 
-Every tag is read but those of classes and enums, which stand for something unique instead; what is inside an object is looked at
-by itself.
+Every tag is read except those of classes and enums. A unique object stands in for each of these, and the fields inside it are
+checked on their own.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from perdure.codec.values import Codec, refuse_repeated_keys
 
 
 def check_structure(codec: Codec, data: bytes) -> None:
-    """Raise `ValueError` if these bytes cannot be read whatever classes the reader knows."""
+    """Raise `ValueError` if no reader could read these bytes, whatever classes it knows."""
     if len(data) > codec.max_bytes:
         raise ValueError(f"the data is longer than {codec.max_bytes:,} bytes (max_bytes)")
     try:
         refuse_repeated_keys(data)
         trees = [msgspec.json.decode(data)]
         while trees:
-            Untagger(_no_class, codec.max_depth).value(_set_apart(trees.pop(), trees))
+            Untagger(_no_class, codec.max_depth).value(_split_off_objects(trees.pop(), trees))
     except RecursionError as error:
         raise ValueError("the data is nested too deeply to be read") from error
     except Exception as error:  # what a malformed tree makes a constructor raise is as various as the constructors
@@ -34,10 +34,10 @@ def _no_class(_: str) -> None:
     return None
 
 
-def _set_apart(tree: Any, inside: list[Any]) -> Any:
-    """The tree with something unique in place of each object and enum member; what stands in the objects goes to `inside`."""
+def _split_off_objects(tree: Any, inside: list[Any]) -> Any:
+    """The tree with a unique object in place of each class instance and enum member; their fields go to `inside`."""
     if type(tree) is list:
-        return [_set_apart(part, inside) for part in tree]
+        return [_split_off_objects(part, inside) for part in tree]
     if type(tree) is not dict:
         return tree
     match tag_of(tree):
@@ -47,7 +47,7 @@ def _set_apart(tree: Any, inside: list[Any]) -> Any:
         case "$enum":
             _check_member(tree["$enum"])
             return object()
-    return {key: _set_apart(part, inside) for key, part in tree.items()}
+    return {key: _split_off_objects(part, inside) for key, part in tree.items()}
 
 
 def _fields(content: Any) -> list[Any]:

@@ -29,17 +29,17 @@ from uuid import UUID
 import msgspec
 
 from perdure.codec import scalars
-from perdure.codec.losses import LOST, Loss, Path, Why, render
+from perdure.codec.losses import LOST, Loss, LossReason, ValuePath, render
 from perdure.codec.shapes import PATHS, Shape, name_of, shape_of
 from perdure.errors import ValueNotStorable
 
-# After how many bytes parts that occur again are looked out for.
+# From this many bytes on, walked containers are remembered.
 _MANY = 16 * 1024
-_sorted = msgspec.json.Encoder(order="deterministic").encode
+_encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 
 
-class _Done(NamedTuple):
-    """A container that was walked. It is held here so that its id cannot come to mean another one."""
+class _WalkedContainer(NamedTuple):
+    """A container that was walked. It is kept alive so that its id stays its own."""
 
     value: Any
     tree: Any
@@ -66,33 +66,33 @@ class Tagger:
         self.losses = losses
         self.canonical = canonical
         self.limit = room
-        # How many more bytes fit if the rest takes as few as it can, so a value that refers to one list a billion times,
-        # or holds all the world, is stopped before its tree fills the memory.
+        # How many more bytes fit if the rest takes as few as possible. It stops a value that refers to one list a billion times,
+        # or is huge, before its tree fills the memory.
         self.room = room
-        # The containers around the current part by id, with the room there was before them: how deep it is, and what would
-        # be a cycle.
+        # The containers around the current part by id, with the room there was before each: their number is the depth, and
+        # meeting one of them again is a cycle.
         self.open: dict[int, int] = {}
-        # In large values, the containers that were walked already, so that walking takes no longer than what is there.
-        self.done: dict[int, _Done] = {}
+        # In large values, the containers that were walked already: each is walked once, however often it occurs.
+        self.done: dict[int, _WalkedContainer] = {}
 
-    def tag(self, value: Any, path: Path) -> Any:
+    def tag(self, value: Any, path: ValuePath) -> Any:
         """The tree of a value; the caller encodes it."""
         return _BY_TYPE.get(type(value), Tagger._other)(self, value, path)
 
-    def refuse(self, path: Path, reason: str, why: Why = "non-json") -> Any:
-        """Raise, or note the loss and give what stands in this place instead."""
+    def refuse(self, path: ValuePath, reason: str, loss: LossReason = "non-json") -> Any:
+        """Raise, or note the loss and return what takes the place of the part."""
         if self.losses is None:
             raise ValueNotStorable(render(path), reason)
-        self.losses.append(Loss(render(path), why))
-        return {LOST: why}
+        self.losses.append(Loss(render(path), loss))
+        return {LOST: loss}
 
-    def _enter(self, value: Any, size: int, path: Path) -> Any:
-        """None when the parts of a container may be walked, otherwise what stands in its place."""
+    def _enter(self, value: Any, size: int, path: ValuePath) -> Any:
+        """None when the parts of a container are to be walked, otherwise the tree that takes its place."""
         if id(value) in self.open:
             return self.refuse(path, "circular: it contains itself", "circular")
         if len(self.open) >= self.max_depth:
             raise ValueNotStorable(render(path), f"it is nested more than {self.max_depth} deep (max_depth)")
-        # Not deeper than where it was walked, or something in it might be too deep here.
+        # Reused only at the same depth or above: deeper, something in it might exceed the limit.
         if self.done and (done := self.done.get(id(value))) is not None and len(self.open) <= done.depth:
             self._spend(done.size, path)
             return done.tree
@@ -104,21 +104,21 @@ class Tagger:
 
     def _leave(self, value: Any, tree: Any) -> Any:
         before = self.open.pop(id(value))
-        # What was lost must be noted at each of its places, so there every place is walked.
+        # A loss must be noted for each occurrence, so with losses every occurrence is walked.
         if self.limit - self.room > _MANY and not self.losses:
-            self.done[id(value)] = _Done(value, tree, len(self.open), before - self.room)
+            self.done[id(value)] = _WalkedContainer(value, tree, len(self.open), before - self.room)
         return tree
 
-    def _spend(self, size: int, path: Path) -> None:
-        """Count bytes that will be written at least, beside the one that the container has counted for each of its parts."""
+    def _spend(self, size: int, path: ValuePath) -> None:
+        """Count bytes that will be written at least, on top of the one that the container has counted for each of its parts."""
         self.room -= size
         if self.room < 0:
             self._too_large(path)
 
-    def _too_large(self, path: Path) -> NoReturn:
-        raise ValueNotStorable(render(path), f"with it the value takes {too_long(self.limit)}")
+    def _too_large(self, path: ValuePath) -> NoReturn:
+        raise ValueNotStorable(render(path), f"with it the value takes {limit_text(self.limit)}")
 
-    def _items(self, value: Any, path: Path) -> Any:
+    def _items(self, value: Any, path: ValuePath) -> Any:
         if (instead := self._enter(value, 2 * len(value), path)) is not None:
             return instead
         get, other = _BY_TYPE.get, Tagger._other
@@ -127,26 +127,26 @@ class Tagger:
             tree.append(get(type(item), other)(self, item, (path, "[", index)))
         return self._leave(value, tree)
 
-    def _tuple(self, value: tuple[Any, ...], path: Path) -> Any:
+    def _tuple(self, value: tuple[Any, ...], path: ValuePath) -> Any:
         items = self._items(value, path)
         return {"$tuple": items} if type(items) is list else items
 
-    def _set(self, value: Any, path: Path) -> Any:
+    def _set(self, value: Any, path: ValuePath) -> Any:
         before = self._count()
         items = self._items(value, path)
         # Elements that became None would be one; a set without some of its elements is another set.
         if lost := self._lost_since(before):
             return lost
-        return {f"${type(value).__name__}": sorted(items, key=_sorted) if self.canonical else items}
+        return {f"${type(value).__name__}": sorted(items, key=_encode_sorted) if self.canonical else items}
 
     def _count(self) -> int:
         return 0 if self.losses is None else len(self.losses)
 
     def _lost_since(self, before: int) -> Any:
-        """What stands for a whole of which a part was lost: its reason is that of the first; None when none was."""
+        """The tree that replaces a container in which something was lost, with the first reason; None when nothing was lost."""
         return {LOST: self.losses[before].reason} if self.losses is not None and len(self.losses) > before else None
 
-    def _dict(self, value: dict[Any, Any], path: Path) -> Any:
+    def _dict(self, value: dict[Any, Any], path: ValuePath) -> Any:
         for key in value:
             if type(key) is not str or not scalars.is_text(key):
                 return self._pairs(value, path)
@@ -159,7 +159,7 @@ class Tagger:
             tree[escaped] = get(type(item), other)(self, item, (path, "[", key))
         return self._leave(value, tree)
 
-    def _pairs(self, value: dict[Any, Any], path: Path) -> Any:
+    def _pairs(self, value: dict[Any, Any], path: ValuePath) -> Any:
         if (instead := self._enter(value, 6 * len(value), path)) is not None:
             return instead
         before = self._count()
@@ -168,60 +168,60 @@ class Tagger:
         lost = self._lost_since(before)
         pairs = [] if lost else [(key, self.tag(item, (path, "[", key))) for key, item in zip(keys, value.values(), strict=True)]
         if self.canonical:
-            pairs.sort(key=lambda pair: _sorted(pair[0]))
+            pairs.sort(key=lambda pair: _encode_sorted(pair[0]))
         return self._leave(value, lost or {"$dict": pairs})
 
-    def _int(self, value: int, path: Path) -> Any:
+    def _int(self, value: int, path: ValuePath) -> Any:
         if scalars.is_plain_int(value):
             return value
         self._spend(value.bit_length() // 4, path)
         return {"$int": hex(value)}
 
-    def _float(self, value: float, _path: Path) -> Any:
+    def _float(self, value: float, _path: ValuePath) -> Any:
         return value if value - value == 0 else {"$float": repr(value)}
 
-    def _str(self, value: str, path: Path) -> Any:
+    def _str(self, value: str, path: ValuePath) -> Any:
         self.room -= len(value)
         if self.room < 0:
             self._too_large(path)
         return value if scalars.is_text(value) else {"$str": scalars.write_str(value)}
 
-    def _bytes(self, value: bytes | bytearray, path: Path) -> Any:
+    def _bytes(self, value: bytes | bytearray, path: ValuePath) -> Any:
         self._spend(len(value), path)
         return {f"${type(value).__name__}": scalars.write_bytes(value)}
 
-    def _decimal(self, value: Decimal, path: Path) -> Any:
+    def _decimal(self, value: Decimal, path: ValuePath) -> Any:
         text = scalars.write_decimal(value)
         self._spend(len(text), path)
         return {"$decimal": text}
 
-    def _moment(self, value: datetime | time, path: Path) -> Any:
+    def _moment(self, value: datetime | time, path: ValuePath) -> Any:
         content = scalars.write_moment(value)
         if content is None:
             zone = name_of(type(value.tzinfo))
             return self.refuse(path, f"its time zone, a {zone}, could not be rebuilt; use datetime.UTC or a zoneinfo.ZoneInfo")
         return {f"${type(value).__name__}": content}
 
-    def _other(self, value: Any, path: Path) -> Any:
+    def _other(self, value: Any, path: ValuePath) -> Any:
         cls: Any = type(value)
         kind = cls.__name__
         if kind in PATHS and cls is getattr(sys.modules.get("pathlib"), kind, None):
             return self._path(value, path)
         shape = shape_of(cls)
         if shape is None and not issubclass(cls, Enum):
-            return self.refuse(path, _unsupported(cls))
+            return self.refuse(path, _unsupported_reason(cls))
         name = self.name_for(cls)
         if name is None:
-            return self.refuse(path, _not_allowed(cls))
+            return self.refuse(path, _not_allowed_reason(cls))
         return self._enum(value, name, path) if shape is None else self._object(value, shape, name, path)
 
-    def _path(self, value: Any, path: Path) -> Any:
+    def _path(self, value: Any, path: ValuePath) -> Any:
         text = str(value)
         if type(value)(text) != value:
             return self.refuse(path, f"its text, {text[:80]!r}, names another path")
         return {"$path": [type(value).__name__, self._str(text, path)]}
 
-    def _enum(self, value: Enum, name: str, path: Path) -> Any:
+    def _enum(self, value: Enum, name: str, path: ValuePath) -> Any:
         cls = type(value)
         if value._name_ is not None and cls.__members__.get(value._name_) is value:
             return {"$enum": [name, value._name_]}
@@ -229,7 +229,7 @@ class Tagger:
             return {"$enum": [name, value._value_]}
         return self.refuse(path, f"it is no member of the enum {name}", "encode-failed")
 
-    def _object(self, value: Any, shape: Shape, name: str, path: Path) -> Any:
+    def _object(self, value: Any, shape: Shape, name: str, path: ValuePath) -> Any:
         try:
             fields, state = shape.read(value)
         except Exception as error:  # noqa: BLE001 - a descriptor or property of the user's class
@@ -247,37 +247,37 @@ class Tagger:
         return self._leave(value, {"$class": tree})
 
 
-def too_long(limit: int) -> str:
+def limit_text(limit: int) -> str:
     return f"more than the limit of {limit:,} bytes (max_bytes); store a reference to it"
 
 
-def _unsupported(cls: type) -> str:
+def _unsupported_reason(cls: type) -> str:
     base = next((base for base in cls.__mro__[1:-1] if base in _BY_TYPE), None)
     if base is not None:
         return f"{name_of(cls)} is a subclass of {base.__name__} and would come back as a plain {base.__name__}; convert it first"
     return f"values of type {name_of(cls)} have no stored form; return plain data, a dataclass, or another kind of record"
 
 
-def _not_allowed(cls: type) -> str:
+def _not_allowed_reason(cls: type) -> str:
     return (
         f"class {name_of(cls)} is not in the annotation, so it could not be rebuilt; annotate the step's return type with it, "
         "pass returns=, or register the class (perdure.register)"
     )
 
 
-def _unset(_tagger: Tagger, _value: Any, _path: Path) -> Any:
+def _unset(_tagger: Tagger, _value: Any, _path: ValuePath) -> Any:
     return {"$unset": None}
 
 
-def _itself(_tagger: Tagger, value: Any, _path: Path) -> Any:
+def _itself(_tagger: Tagger, value: Any, _path: ValuePath) -> Any:
     return value
 
 
-def _as_text(tag: str, write: Callable[[Any], Any]) -> Callable[[Tagger, Any, Path], Any]:
+def _as_text(tag: str, write: Callable[[Any], Any]) -> Callable[[Tagger, Any, ValuePath], Any]:
     return lambda _tagger, value, _path: {tag: write(value)}
 
 
-_BY_TYPE: dict[type, Callable[[Tagger, Any, Path], Any]] = {
+_BY_TYPE: dict[type, Callable[[Tagger, Any, ValuePath], Any]] = {
     type(None): _itself,
     bool: _itself,
     int: Tagger._int,

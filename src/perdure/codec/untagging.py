@@ -1,9 +1,9 @@
 """The JSON tree that was stored back to the Python value; `tagging` describes the tree.
 
 Nothing here trusts its input. A class is found among the allowed ones or not at all, every scalar is checked to be what
-would have been written, and whatever goes wrong is an exception that `Codec.load` turns into a `ValueError`.
+would have been written, and every failure is an exception that `Codec.load` turns into a `ValueError`.
 
-The functions call each other as little as they can: 200 levels must fit into Python's stack beside the caller's frames.
+Call chains are kept short: 200 levels must fit into Python's stack beside the caller's frames.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Untagger:
             if key[:1] == "$":
                 if len(tree) == 1 and key[1:2] != "$":
                     return _builder(key)(self, tree[key], depth)
-                tree = _unescaped(tree)
+                tree = _unescape(tree)
                 break
         return self._fields(tree, depth)
 
@@ -50,7 +50,7 @@ class Untagger:
 
     def _items(self, tree: Any, depth: int) -> list[Any]:
         depth = self._deeper(depth)
-        items: list[Any] = _checked(list, tree)
+        items: list[Any] = _check_type(list, tree)
         for index, item in enumerate(items):
             if type(item) is dict or type(item) is list:
                 items[index] = self.value(item, depth)
@@ -58,7 +58,7 @@ class Untagger:
 
     def _fields(self, tree: Any, depth: int) -> dict[str, Any]:
         depth = self._deeper(depth)
-        fields: dict[str, Any] = _checked(dict, tree)
+        fields: dict[str, Any] = _check_type(dict, tree)
         for key, item in fields.items():
             if type(item) is dict or type(item) is list:
                 fields[key] = self.value(item, depth)
@@ -68,30 +68,30 @@ class Untagger:
         return tuple(self._items(content, depth))
 
     def _set(self, content: Any, depth: int) -> set[Any]:
-        return _unique(set(self._items(content, depth)), content)
+        return _check_unique(set(self._items(content, depth)), content)
 
     def _frozenset(self, content: Any, depth: int) -> frozenset[Any]:
-        return _unique(frozenset(self._items(content, depth)), content)
+        return _check_unique(frozenset(self._items(content, depth)), content)
 
     def _dict(self, content: Any, depth: int) -> dict[Any, Any]:
         depth = self._deeper(depth)
         result: dict[Any, Any] = {}
-        for pair in _checked(list, content):
-            key, item = _checked(list, pair)
+        for pair in _check_type(list, content):
+            key, item = _check_type(list, pair)
             result[self.value(key, depth)] = self.value(item, depth)
-        return _unique(result, content)
+        return _check_unique(result, content)
 
     def _class(self, content: Any, depth: int) -> Any:
-        name, fields, *state = _checked(list, content)
-        cls = self._allowed(name)
+        name, fields, *state = _check_type(list, content)
+        cls = self._allowed_class(name)
         shape = shape_of(cls)
         if shape is None or len(state) > 1:
             raise ValueError(f"an object of {name_of(cls)} is malformed")
         return shape.build(self._fields(fields, depth), self._fields(state[0], depth) if state else {})
 
     def _enum(self, content: Any, _depth: int) -> Any:
-        name, member = _checked(list, content)
-        cls: Any = self._allowed(name)
+        name, member = _check_type(list, content)
+        cls: Any = self._allowed_class(name)
         if type(member) is str and issubclass(cls, Enum) and member in cls.__members__:
             return cls.__members__[member]
         # The first releases of 3.11 drop bits they do not know.
@@ -99,7 +99,7 @@ class Untagger:
             return flags
         raise ValueError(f"{name_of(cls)} has no member {str(member)[:80]!r}")
 
-    def _allowed(self, name: Any) -> type:
+    def _allowed_class(self, name: Any) -> type:
         cls = self.class_for(scalars.text(name))
         if cls is None:
             raise ValueError(f"class {name[:200]!r} is neither in the annotation nor registered")
@@ -108,7 +108,7 @@ class Untagger:
     def _path(self, content: Any, depth: int) -> Any:
         import pathlib
 
-        kind, where = _checked(list, content)
+        kind, where = _check_type(list, content)
         if kind not in PATHS:
             raise ValueError("a path is malformed")
         return getattr(pathlib, kind)(scalars.text(self.value(where, depth)))
@@ -120,14 +120,14 @@ def _builder(tag: str) -> Callable[[Untagger, Any, int], Any]:
     return build
 
 
-def _checked(kind: type, content: Any) -> Any:
+def _check_type(kind: type, content: Any) -> Any:
     if type(content) is not kind:
         raise ValueError(f"a tag that must hold a {kind.__name__} holds a {type(content).__name__}")
     return content
 
 
-def _unescaped(tree: dict[str, Any]) -> dict[str, Any]:
-    """A user's dict with its keys as they were; a tag among other keys is not something that was ever written."""
+def _unescape(tree: dict[str, Any]) -> dict[str, Any]:
+    """A user's dict with its original keys; a tag among other keys is refused, because `Tagger` never writes one."""
     plain = {}
     for key, item in tree.items():
         if key[:1] == "$" and key[1:2] != "$":
@@ -139,7 +139,7 @@ def _unescaped(tree: dict[str, Any]) -> dict[str, Any]:
 U = TypeVar("U", set[Any], frozenset[Any], dict[Any, Any])
 
 
-def _unique(result: U, content: list[Any]) -> U:
+def _check_unique(result: U, content: list[Any]) -> U:
     if len(result) != len(content):
         raise ValueError(f"a {type(result).__name__} holds something twice")
     return result

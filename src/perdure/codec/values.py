@@ -11,7 +11,7 @@ would be read back must equal what was given, and `marshal` must accept it. Why 
 - A tuple, set, bytes, or a dict key that is no text comes back as a list or text, which never equals it.
 - A cycle or a deep value makes one of the three raise.
 
-Nothing is ever loaded from marshal, and no value is written much further than the limit (`bounded`). Two things are not
+Nothing is ever loaded from marshal, and no value is written much further than the limit (`encode_bounded`). Two things are not
 kept, on either way: that two parts were one object, and the payload bits of a NaN.
 """
 
@@ -25,12 +25,11 @@ from zlib import crc32
 
 import msgspec
 
-from perdure.codec.bounded import encoded
 from perdure.codec.checking import conform
 from perdure.codec.hints import class_for, name_for
 from perdure.codec.losses import LOST, Loss
-from perdure.codec.shapes import name_of, said
-from perdure.codec.tagging import Tagger, too_long
+from perdure.codec.shapes import error_text, name_of
+from perdure.codec.tagging import Tagger, limit_text
 from perdure.codec.untagging import Untagger
 from perdure.errors import ValueNotStorable
 
@@ -43,6 +42,10 @@ _EXACT, _FEW = frozenset({type(None), bool, int, str}), 16
 # As numbers, because one byte is found in C without making an object of it.
 _BRACE, _DOLLAR = b"{$"
 _TAG = b'"$'
+# The first buffer of `encode_bounded` fits nearly every value. With this growth, writing a part of a larger value in vain and
+# clearing a buffer that is too large for it cost about the same.
+_FIRST_BUFFER, _BUFFER_GROWTH = 1024, 8
+_encode_into = msgspec.json.Encoder().encode_into
 # A tuple's tree is this, its items and a brace.
 _TUPLE = b'{"$tuple":'
 _CRC_OF_TUPLE = crc32(_TUPLE)
@@ -64,12 +67,12 @@ class Codec:
         """The value as JSON, and as `load` will return it: a copy that shares nothing mutable with the original.
 
         A part that cannot be stored raises `ValueNotStorable` with its path; when `losses` is given the part becomes None
-        instead, is noted there, and is marked in the JSON, so that `tree_of` can tell. Values past the size or depth limit
+        instead, is noted there, and is marked in the JSON, so `tree_of` can find it. Values past the size or depth limit
         are refused in either case.
         """
-        data, copy = self._plain(value) or self._tagged(value, hint, losses, path)
+        data, copy = self._dump_plain(value) or self._dump_tagged(value, hint, losses, path)
         if len(data) > self.max_bytes:
-            raise ValueNotStorable(path, f"it takes {len(data):,} bytes, {too_long(self.max_bytes)}")
+            raise ValueNotStorable(path, f"it takes {len(data):,} bytes, {limit_text(self.max_bytes)}")
         return data, copy
 
     def load(self, data: bytes, hint: Any = Any) -> Any:
@@ -92,7 +95,7 @@ class Codec:
         except RecursionError as error:
             raise ValueError("the data is nested too deeply to be read") from error
         except Exception as error:  # what a malformed tree makes a constructor raise is as various as the constructors
-            raise ValueError(f"the data cannot be read: {said(error)}") from error
+            raise ValueError(f"the data cannot be read: {error_text(error)}") from error
 
     def digest(self, value: Any) -> bytes | None:
         """16 bytes that are equal for equal values of equal types, in every process; None for what could not be stored."""
@@ -102,9 +105,10 @@ class Codec:
             return None
 
     def checksum(self, args: tuple[Any, ...]) -> bytes | None:
-        """As `digest`, in four bytes and half the time: to notice that a step is called with others, not to prove that it is not.
+        """As `digest`, in four bytes and half the time: another sum proves that a step is called with other arguments.
 
-        Other arguments have another sum for certain when they differ in four bytes in a row, and otherwise but once in 2**32.
+        An equal sum proves nothing. Arguments that differ within four consecutive bytes always have different sums; of all others
+        one pair in 2**32 has the same.
         """
         try:
             short = self._few_scalars(args)
@@ -117,7 +121,7 @@ class Codec:
         """A value from outside as its annotation describes it; `ValueError` with path and reason when it does not fit."""
         return conform(value, hint, "value")
 
-    def _plain(self, value: Any) -> tuple[bytes, Any] | None:
+    def _dump_plain(self, value: Any) -> tuple[bytes, Any] | None:
         """The value's JSON and its copy if its tree is the value itself, otherwise None."""
         try:
             if (kind := type(value)) in _SCALARS:
@@ -129,14 +133,14 @@ class Codec:
                 return None
             if kind is list and (short := self._few_scalars(value)) is not None:
                 return short, value.copy()
-            if (within := encoded(value, self.max_bytes)) is None:
+            if (within := encode_bounded(value, self.max_bytes)) is None:
                 return None
             data, copy = within, _decode(within)
             # Compared first: marshal sorts sets, in time that doubles with each level, and what equals JSON has no sets.
             if copy != value:
                 return None
             marshal.dumps(value, 2)
-        except Exception:  # noqa: BLE001 - not plain, too deep, circular, or no Unicode: the tagging walk knows, and says where
+        except Exception:  # noqa: BLE001 - not plain, too deep, circular, or no Unicode: the tagging walk finds out which and where
             return None
         if _may_have_tags(data):
             return None
@@ -144,7 +148,7 @@ class Codec:
         return (data, copy) if is_plain else None
 
     def _few_scalars(self, value: list[Any] | tuple[Any, ...]) -> bytes | None:
-        """The JSON of a list of a few plain scalars, such as the arguments of a step, for which no closer look is needed."""
+        """The JSON of a list of a few plain scalars, such as the arguments of a step, for which no further check is needed."""
         if len(value) > _FEW:
             return None
         for item in value:
@@ -156,32 +160,34 @@ class Codec:
             return None
         return None if len(data) >= self._short or (_DOLLAR in data and _TAG in data) else data
 
-    def _tagged(self, value: Any, hint: Any, losses: list[Loss] | None, path: str) -> tuple[bytes, Any]:
+    def _dump_tagged(self, value: Any, hint: Any, losses: list[Loss] | None, path: str) -> tuple[bytes, Any]:
         tagger = Tagger(name_for(hint), self.max_depth, room=self.max_bytes, losses=losses)
         try:
-            if (data := encoded(tagger.tag(value, path), self.max_bytes)) is None:
-                raise ValueNotStorable(path, f"it takes {too_long(self.max_bytes)}")
+            if (data := encode_bounded(tagger.tag(value, path), self.max_bytes)) is None:
+                raise ValueNotStorable(path, f"it takes {limit_text(self.max_bytes)}")
             return data, Untagger(class_for(hint), self.max_depth).value(_decode(data))
         except (ValueNotStorable, MemoryError):
             raise
         except RecursionError as error:
             raise ValueNotStorable(path, "it is nested too deeply for the stack that is left") from error
-        except Exception as error:  # the user's classes have a say here: __hash__, a Struct's __post_init__, an Enum's _missing_
+        except (
+            Exception
+        ) as error:  # code of the user's classes runs here: __hash__, __post_init__ of a Struct, _missing_ of an Enum
             if losses is None:
-                raise ValueNotStorable(path, f"it could not be rebuilt: {type(error).__name__}: {said(error)}") from error
+                raise ValueNotStorable(path, f"it could not be rebuilt: {type(error).__name__}: {error_text(error)}") from error
             losses.append(Loss(path, "encode-failed"))
             return _encode({LOST: "encode-failed"}), None
 
     def _canonical(self, value: Any) -> bytes:
         is_tuple = type(value) is tuple
         items = list(value) if is_tuple else value
-        if (plain := self._plain(items)) is None:
+        if (plain := self._dump_plain(items)) is None:
             return _encode_sorted(Tagger(name_of, self.max_depth, room=self.max_bytes, canonical=True).tag(value, "value"))
         data = _encode_sorted(items) if _BRACE in plain[0] else plain[0]
         return _as_tuple(data) if is_tuple else data
 
     def _too_deep(self, data: bytes, plain: Any) -> bool:
-        # Each level takes two bytes and opens one bracket, so nearly every value is told by a glance at its JSON.
+        # Each level takes two bytes and opens one bracket, so the length and the brackets decide for nearly every value.
         if len(data) <= 2 * self.max_depth or data.count(b"[") + data.count(b"{") <= self.max_depth:
             return False
         return _is_deeper(plain, self.max_depth)
@@ -212,14 +218,34 @@ def _has_long_number(data: bytes) -> bool:
     return len(data) > 640 and any(data[start : start + 320].isdigit() for start in range(0, len(data), 320))
 
 
+def encode_bounded(value: Any, limit: int, size: int = _FIRST_BUFFER) -> bytes | None:
+    """The value's JSON, or None when it is much longer than `limit`; memory for many times the limit is never taken.
+
+    JSON that is only a little longer is returned, so the caller can report its length.
+
+    A value may refer to one part a billion times, and a step may return a whole table, so the JSON of a value that fits into
+    memory need not fit. msgspec has no limit of its own, but it writes into a bytearray, and a bytearray with an exported
+    buffer cannot grow.
+    """
+    buffer = bytearray(size)
+    _export = memoryview(buffer)
+    try:
+        _encode_into(value, buffer)
+    except BufferError:
+        # msgspec asks for some room before it knows what it needs, hence twice.
+        enough = 2 * limit + _FIRST_BUFFER
+        return encode_bounded(value, limit, min(size * _BUFFER_GROWTH, enough)) if size < enough else None
+    return bytes(buffer)
+
+
 def refuse_repeated_keys(data: bytes) -> None:
-    """Raise `ValueError` if an object in this JSON has a key twice, which msgspec takes without a word."""
+    """Raise `ValueError` if an object in this JSON has a key twice, which msgspec accepts silently."""
     import json
 
-    json.loads(data, object_pairs_hook=_without_repeats)
+    json.loads(data, object_pairs_hook=_check_pairs)
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> None:
+def _check_pairs(pairs: list[tuple[str, Any]]) -> None:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:

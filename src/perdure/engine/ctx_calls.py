@@ -19,7 +19,7 @@ from perdure.engine.replay import Receiver, Turnstile
 from perdure.engine.step_info import StepInfo, place
 from perdure.engine.waits import Wait, Waits
 from perdure.errors import DuplicateStep, RunFinished, StepChanged, Unloaded
-from perdure.model.journal import Entry, Kind, Recorded
+from perdure.model.journal import Entry, JournalIndex, Kind
 from perdure.result import Err
 
 # A body may try a few things on its way out; one that tries for ever must not keep the loop to itself.
@@ -104,7 +104,7 @@ class Shared:
 class Calls:
     """The calls of one drive."""
 
-    def __init__(self, run_id: str, recorded: Recorded, branches: Branches, turnstile: Turnstile, waits: Waits) -> None:
+    def __init__(self, run_id: str, recorded: JournalIndex, branches: Branches, turnstile: Turnstile, waits: Waits) -> None:
         self.opened = recorded.opened
         self.winners = recorded.winners
         self._run_id = run_id
@@ -114,7 +114,7 @@ class Calls:
         self._kinds = recorded.kinds
         self._closed_keys = {entry.key for entry in recorded.closes} if recorded.closes else set()
         self._used: set[str] = set()
-        # Recorded keys that the body has not asked for so far.
+        # JournalIndex keys that the body has not asked for so far.
         self.unasked = {*self._closed_keys, *self.winners}
         # How many numbers ctx.random() and ctx.uuid4() have given in each scope.
         self.counters: dict[tuple[tuple[str, ...], str], int] = {}
@@ -142,7 +142,7 @@ class Calls:
         if key in self._used:
             raise DuplicateStep(self._run_id, key)
         recorded = self._kinds.setdefault(key, kind)
-        if recorded != kind and recorded != "told":  # noqa: PLR1714 - a tuple would be made for every step
+        if recorded != kind and recorded != "foreign":  # noqa: PLR1714 - a tuple would be made for every step
             raise StepChanged(self._run_id, key, f"a {recorded}", f"a {kind}")
         self._used.add(key)
         if self.unasked:
@@ -245,9 +245,9 @@ class Calls:
         """Whether the journal has the outcome of `key`."""
         return key in self._closed_keys
 
-    def is_told(self, key: str) -> bool:
+    def is_foreign(self, key: str) -> bool:
         """Whether others recorded the outcome of `key`."""
-        return self._kinds.get(key) == "told"
+        return self._kinds.get(key) == "foreign"
 
     async def parked(self, call: CtxCall, future: Parked) -> Any:
         """What `future` gives; `Unloaded` when the run left memory instead."""

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, NoReturn
 import msgspec
 
 from perdure.aio.pending_write import answered, finished
-from perdure.codec.outcomes import Ending, Hints, ended_with, outcome_of
+from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
 from perdure.engine.body_tasks import Branches, begun, cancel_tasks, first_step, note_tasks
 from perdure.engine.ctx_calls import Calls
 from perdure.engine.endings import ending_of_body, ending_of_dead_run
@@ -42,7 +42,7 @@ from perdure.errors import (
     react,
 )
 from perdure.model.durations import moment
-from perdure.model.journal import Entry, Recorded
+from perdure.model.journal import Entry, JournalIndex
 from perdure.model.records import Claim, Pulse
 from perdure.options import EngineSettings, Options
 from perdure.result import Err, Outcome, Suspended
@@ -151,7 +151,7 @@ class Drive:
         # Step functions that are running right now. Whoever counts one out says so if the drive must stop.
         self.executing = 0
 
-    def _new_turnstile(self, recorded: Recorded) -> Turnstile:
+    def _new_turnstile(self, recorded: JournalIndex) -> Turnstile:
         turnstile = Turnstile(
             self.branches,
             self.clock,
@@ -229,7 +229,7 @@ class Drive:
         if self.run.attempts > self.settings.max_attempts:
             return await self._finish(ending_of_dead_run(self.run, self.codec, self._hints))
         if self._unreadable is not None:
-            return await self._finish(ended_with(self.codec, Err(self._unreadable), self._hints))
+            return await self._finish(run_ending(self.codec, Err(self._unreadable), self._hints))
         self._start_body()
         while True:
             await self._attention
@@ -313,7 +313,7 @@ class Drive:
     def fail(self, error: PerdureError) -> NoReturn:
         """End the run as failed without letting the body see it: what is recorded cannot be used."""
         if self._ending is None:
-            self._ending = ended_with(self.codec, Err(error), self._hints)
+            self._ending = run_ending(self.codec, Err(error), self._hints)
             self._attend()
         self._close("unloaded")
         self.calls.refuse()
@@ -330,7 +330,7 @@ class Drive:
         react(choice, error)
 
     def corrupt(self, what: str, reason: Exception) -> NoReturn:
-        """Recorded data cannot be read back: end the run as failed, and touch nothing."""
+        """JournalIndex data cannot be read back: end the run as failed, and touch nothing."""
         self.fail(SnapshotCorrupt(self.run.id, what, str(reason)))
 
     # From here on: how it starts, goes on and ends.
@@ -529,11 +529,11 @@ class Drive:
             self._attend()
 
 
-def _readable(claim: Claim) -> tuple[Recorded, SnapshotCorrupt | None]:
+def _readable(claim: Claim) -> tuple[JournalIndex, SnapshotCorrupt | None]:
     """What the journal says, or the error that says why it cannot be read."""
     if not claim.journal:
-        return Recorded([], {}, {}, {}), None
+        return JournalIndex([], {}, {}, {}), None
     try:
-        return Recorded.of(claim.journal), None
+        return JournalIndex.of(claim.journal), None
     except ValueError as reason:
-        return Recorded.of([]), SnapshotCorrupt(claim.run.id, "the journal", str(reason))
+        return JournalIndex.of([]), SnapshotCorrupt(claim.run.id, "the journal", str(reason))

@@ -17,7 +17,7 @@ from perdure.engine.drive import Drive
 from perdure.engine.waits import Wait
 from perdure.errors import InvalidInput
 from perdure.model.durations import MAX_INSTANT
-from perdure.model.journal import Entry, Kind, Opened
+from perdure.model.journal import Entry, Kind, OpenWait
 from perdure.model.records import Awaited, Signal
 from perdure.snapshots.step_results import load_value
 
@@ -107,13 +107,13 @@ def _open(drive: Drive, call: CtxCall, name: str, deadline: Callable[[], int] | 
     """The open entry of this wait, recorded now."""
     until = None if deadline is None else min(deadline(), MAX_INSTANT)
     now = drive.clock.now()
-    payload = msgspec.json.encode(Opened(until))
+    payload = msgspec.json.encode(OpenWait(until))
     return drive.recorder.append(call.key, name, kind=call.kind, phase="open", payload=payload, started_at=now, ended_at=now)
 
 
 def _deadline(drive: Drive, opened: Entry) -> int | None:
     try:
-        return msgspec.json.decode(opened.payload, type=Opened).deadline
+        return msgspec.json.decode(opened.payload, type=OpenWait).deadline
     except msgspec.MsgspecError as reason:
         drive.corrupt(f"the deadline of {opened.key!r}", reason)
 

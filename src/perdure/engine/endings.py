@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from perdure.codec import Codec
-from perdure.codec.outcomes import Ending, Hints, ended_with
+from perdure.codec.outcomes import Ending, Hints, run_ending
 from perdure.engine.ctx_calls import Calls
 from perdure.errors import RunCancelled, RunDead, SnapshotMismatch
 from perdure.model.records import RunRow
@@ -36,9 +36,9 @@ def ending_of_body(
             except SnapshotMismatch as error:
                 result = Err(error)
         keys = calls.failed_keys(result) if isinstance(result, Err) else None
-        return ended_with(codec, result, hints, keys, is_strict)
+        return run_ending(codec, result, hints, keys, is_strict)
     except Exception as error:  # noqa: BLE001 - a result of the user's making, or a warning that is an error: the run has failed
-        return ended_with(codec, Err(error), hints)
+        return run_ending(codec, Err(error), hints)
 
 
 def _unknown_steps(calls: Calls) -> str:
@@ -50,4 +50,4 @@ def _unknown_steps(calls: Calls) -> str:
 def ending_of_dead_run(run: RunRow, codec: Codec, hints: Hints) -> Ending:
     """How a run ends that stopped its workers too often."""
     error = RunDead(run.id, run.attempts - 1)
-    return Ending("dead", ended_with(codec, Err(error), hints).payload, Err(error))
+    return Ending("dead", run_ending(codec, Err(error), hints).payload, Err(error))

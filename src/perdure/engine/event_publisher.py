@@ -29,7 +29,7 @@ from perdure.model.durations import moment
 from perdure.model.journal import Entry
 from perdure.model.records import RunRow
 from perdure.result import Ok, Outcome, Suspended
-from perdure.snapshots.step_results import load_value, told
+from perdure.snapshots.step_results import load_value, read_result
 from perdure.snapshots.view import View
 from perdure.stepspec import StepPlan
 
@@ -111,8 +111,8 @@ class Telling:
         if self.audience:
             run = self._drive.run
             if self._drive.has_lease:
-                self.note(events.LeaseChanged, action="acquired", epoch=run.epoch)
-            self.note(events.RunStart, attempt=max(1, run.attempts), is_resumed=self._drive.is_resumed)
+                self.note(events.LeaseChangedEvent, action="acquired", epoch=run.epoch)
+            self.note(events.RunStartEvent, attempt=max(1, run.attempts), is_resumed=self._drive.is_resumed)
         if self.listeners.are_behind:
             await self.told()
 
@@ -136,7 +136,7 @@ class Telling:
         elif self._drive.has_lease:
             self._note_left()
         else:
-            self.note(events.RunCancelled)
+            self.note(events.RunCancelledEvent)
         self.hurry(CLOSING_SECONDS)  # after that nobody waits for listeners
         await self._told_everything()
 
@@ -149,8 +149,8 @@ class Telling:
         """The record of a step reached the body again."""
         with self._reaching(call, entry):
             about = _about(entry, step.name)
-            self.note(events.StepSkipped, **about)
-            self.note(events.StepComplete, **about, is_replayed=True, tell=lambda: told(entry).result)
+            self.note(events.StepSkippedEvent, **about)
+            self.note(events.StepCompleteEvent, **about, is_replayed=True, load=lambda: read_result(entry).result)
             await self.told()
 
     async def step_ended(self, call: CtxCall, step: PublishedStep, entry: Entry, error: Exception | None) -> None:
@@ -160,10 +160,10 @@ class Telling:
             await drive.recorded()
             about = _about(entry, step.name)
             if error is None:
-                self.note(events.StepSuccess, **about, load=lambda: load_value(drive.codec, entry, step.plan.returns))
+                self.note(events.StepSuccessEvent, **about, load=lambda: load_value(drive.codec, entry, step.plan.returns))
             else:
-                self.note(events.StepError, **about, error=error)
-            self.note(events.StepComplete, **about, is_replayed=False, tell=lambda: told(entry).result)
+                self.note(events.StepErrorEvent, **about, error=error)
+            self.note(events.StepCompleteEvent, **about, is_replayed=False, load=lambda: read_result(entry).result)
             await self.told()
 
     async def signal_received(self, call: CtxCall, entry: Entry, load: Callable[[], Any]) -> None:
@@ -172,21 +172,21 @@ class Telling:
             return
         with self._reaching(call, entry):
             await self._drive.recorded()
-            self.note(events.SignalReceived, key=entry.key, name=entry.name, load=load)
+            self.note(events.SignalReceivedEvent, key=entry.key, name=entry.name, load=load)
             await self.told()
 
     def persisted(self, seq: int) -> None:
         """The store has acknowledged the journal up to `seq`."""
         if self.audience:
-            self.note(events.Persisted, seq=seq)
+            self.note(events.PersistedEvent, seq=seq)
 
     def released(self) -> None:
         """The run was given back."""
-        self.note(events.LeaseChanged, action="released", epoch=self._drive.run.epoch)
+        self.note(events.LeaseChangedEvent, action="released", epoch=self._drive.run.epoch)
 
     def warned(self, message: str) -> None:
         """Something is not as it should be."""
-        self.note(events.Warned, message=message)
+        self.note(events.WarningEvent, message=message)
 
     @contextmanager
     def _reaching(self, call: CtxCall, entry: Entry) -> Iterator[None]:
@@ -201,31 +201,31 @@ class Telling:
 
     def _note_end(self, outcome: Outcome[Any]) -> None:
         if isinstance(outcome, Suspended):
-            self.note(events.RunSuspended, wake_at=outcome.wake_at, waiting_for=outcome.waiting_for)
+            self.note(events.RunSuspendedEvent, wake_at=outcome.wake_at, waiting_for=outcome.waiting_for)
             return
         self.listeners.ended()
         if not self.audience:
             return
         if isinstance(outcome, Ok):
-            self.note(events.RunComplete, load=self._drive.result)
+            self.note(events.RunCompleteEvent, load=self._drive.result)
         elif self._drive.run.status == "cancelled":
-            self.note(events.RunCancelled)
+            self.note(events.RunCancelledEvent)
         else:
-            self.note(events.RunError, error=outcome.error)
+            self.note(events.RunErrorEvent, error=outcome.error)
 
     def _note_left(self) -> None:
         run = self._drive.run
         # A run that could not be given back is as it was: its own wake-up is the end of a lease that is nobody's any more.
         wake_at = None if run.wake_at is None or run.status == "running" else moment(run.wake_at)
-        self.note(events.RunSuspended, wake_at=wake_at, waiting_for=tuple(each.name for each in run.waiting_for))
+        self.note(events.RunSuspendedEvent, wake_at=wake_at, waiting_for=tuple(each.name for each in run.waiting_for))
 
     def _note_failure(self, failure: BaseException) -> None:
         if isinstance(failure, LeaseLost):
-            self.note(events.LeaseChanged, action="lost", epoch=self._drive.run.epoch)
+            self.note(events.LeaseChangedEvent, action="lost", epoch=self._drive.run.epoch)
         if self._drive.has_lease:
-            self.note(events.RunSuspended, wake_at=None, waiting_for=(), error=failure)
+            self.note(events.RunSuspendedEvent, wake_at=None, waiting_for=(), error=failure)
         else:
-            self.note(events.RunError, error=failure)
+            self.note(events.RunErrorEvent, error=failure)
 
     async def _told_everything(self) -> None:
         await self.told()

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from perdure.errors import PerdureWarning, PersistenceError
-from perdure.kv.protocol import settled
+from perdure.kv.protocol import maybe_await
 from perdure.model.clock import Clock
 from perdure.model.durations import microseconds
 
@@ -90,7 +90,7 @@ class StepCaching:
         A text that is not ours, or damaged, is a miss and a `PerdureWarning`. `PersistenceError` when the cache fails.
         """
         try:
-            text = await settled(self._cache.get(key))
+            text = await maybe_await(self._cache.get(key))
         except Exception as error:
             raise PersistenceError(f"the cache could not be asked for step {key!r}", _reason(error)) from error
         if text is None:
@@ -110,7 +110,7 @@ class StepCaching:
         text = cached.to_text()
         try:
             # A ttl only if there is one, in whole seconds and by position: a cache that knows less, or another name, will do.
-            await settled(self._cache.set(key, text) if ttl is None else self._cache.set(key, text, math.ceil(ttl)))
+            await maybe_await(self._cache.set(key, text) if ttl is None else self._cache.set(key, text, math.ceil(ttl)))
         except Exception as error:  # noqa: BLE001 - it is the user's object, and this run does not depend on it
             told = (
                 f"the cache did not keep step {key!r} ({_reason(error)}); this run has its result, others will do the step again"

@@ -19,7 +19,7 @@ import msgspec
 
 from perdure import events
 from perdure.codec import dump_error, tree_of
-from perdure.codec.outcomes import as_replayed, load_failure, store_err, store_exception, store_value
+from perdure.codec.outcomes import error_on_replay, load_failure, store_err, store_exception, store_value
 from perdure.engine.ctx_calls import CtxCall
 from perdure.engine.drive import Drive
 from perdure.engine.step_cache import Cached, StepCaching
@@ -159,10 +159,10 @@ class _Attempts(msgspec.Struct):
             found = None if cached is None else self._from_cache(cached)
             if found is not None:
                 self._attempt = 0
-                await self._tell(events.StepCacheHit)
+                await self._tell(events.StepCacheHitEvent)
                 found.started_at = self._drive.clock.now()
                 return found
-            await self._tell(events.StepCacheMiss)
+            await self._tell(events.StepCacheMissEvent)
             result = await self._until_done()
             if result.is_final:
                 kept = Cached(result.ok, msgspec.Raw(result.payload), self._args_hash, None)
@@ -202,7 +202,7 @@ class _Attempts(msgspec.Struct):
             await self._drive.telling.of_step(kind, self._step, self._attempt, **fields)
 
     async def _tell_start(self) -> None:
-        await self._tell(events.StepStart)
+        await self._tell(events.StepStartEvent)
         await self._drive.may_start()  # a listener takes time, in which anything may happen
 
     async def _until_done(self) -> AttemptResult:
@@ -245,7 +245,7 @@ class _Attempts(msgspec.Struct):
             return None
         error = self._as_exception(raised)
         if isinstance(error, StepTimeout):
-            await self._tell(events.StepTimeout, error=error)
+            await self._tell(events.StepTimeoutEvent, error=error)
         if not self._step.plan.retry.wants(error, self._attempt):
             return self._failed(error, is_final=isinstance(raised, Exception))
         await self._pause(error)
@@ -285,7 +285,7 @@ class _Attempts(msgspec.Struct):
         return AttemptResult(True, payload, kept)
 
     def _failed(self, error: Exception, *, is_final: bool = True) -> AttemptResult:
-        return AttemptResult(False, store_exception(error), error=as_replayed(error, self._step.key), is_final=is_final)
+        return AttemptResult(False, store_exception(error), error=error_on_replay(error, self._step.key), is_final=is_final)
 
     def _open(self, payload: bytes) -> Entry:
         now = self._drive.clock.now()
@@ -310,7 +310,7 @@ class _Attempts(msgspec.Struct):
         opened = self._open(msgspec.json.encode(NextTry(at, msgspec.Raw(dump_error(error)))))
         if self._drive.telling.audience:
             await self._drive.recorded()
-            await self._drive.telling.of_step(events.StepRetry, self._step, failed, error=error, next_at=moment(at))
+            await self._drive.telling.of_step(events.StepRetryEvent, self._step, failed, error=error, next_at=moment(at))
         await self._wait_until(at, opened.seq)
         if self._lingering is not None and not self._step.plan.abandon:
             await asyncio.wait([self._lingering])

@@ -1,4 +1,4 @@
-"""Key-value stores, ready-made: text by key in memory, files, SQLite, PostgreSQL, MongoDB and Redis.
+"""Ready-made key-value stores: text by key in memory, files, SQLite, PostgreSQL, MongoDB and Redis.
 
     kv = SQLiteKeyValueStore("app.db")          # or open_key_value_store("sqlite:///app.db")
     states = StatePersistence.open("redis://localhost/0")
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from perdure.kv.redis import RedisKeyValueStore as RedisKeyValueStore
     from perdure.kv.sqlite import SQLiteKeyValueStore as SQLiteKeyValueStore
 
-_HOMES = {
+_MODULE_OF = {
     "FilesKeyValueStore": "files",
     "MemoryKeyValueStore": "memory",
     "MongoKeyValueStore": "mongo",
@@ -32,11 +32,11 @@ _HOMES = {
 }
 
 __all__ = [  # noqa: PLE0604 - built from the table, so that it cannot drift from it
-    *sorted(_HOMES),
+    *sorted(_MODULE_OF),
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'perdure.kv' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"perdure.kv.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"perdure.kv.{_MODULE_OF[name]}"), name)

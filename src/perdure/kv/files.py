@@ -1,13 +1,13 @@
 """Text by key in plain files, for all processes of one machine, with nothing but the standard library.
 
     <directory>/values/n-<namespace>/kept/<key>                 one file for each key: a line about it, and the text
-    <directory>/values/n-<namespace>/expiring/<minute>/<key>    an empty file: look at this key when that minute is over
+    <directory>/values/n-<namespace>/expiring/<minute>/<key>    a marker, empty: check this key when that minute is over
     <directory>/values/n-<namespace>/drafts/                    files that are being written
-    <directory>/values/n-<namespace>/lock                       had for a moment by whoever puts a file in place or away
+    <directory>/values/n-<namespace>/lock                       locked while a file is moved into place or removed
 
-A file is never changed: a new one is written and synced as a draft and takes the other's place in one move, so readers need no
-lock and see a whole text. The lock keeps one process from taking away, as expired, what another has just renewed. A marker is
-there before the file that it is about; one whose key has been renewed meanwhile is dropped when it is looked at.
+A file is never changed: a new one is written and fsynced as a draft and replaces the other by a rename, so readers need no lock
+and see a whole text. The lock keeps one process from removing, as expired, a file that another has just renewed. A marker is
+created before the file it belongs to; a marker whose key was renewed since is removed when it is checked.
 """
 
 # Paths are the strings that the kernel takes.
@@ -42,24 +42,24 @@ from perdure.backends.files.disk import (
 )
 from perdure.backends.files.locks import LockBusy, check_locks, file_lock, lock_timeout
 from perdure.errors import PersistenceError
-from perdure.kv.limits import checked_key, checked_namespace, decoded, encoded, lifetime, literal_beginning
-from perdure.kv.protocol import fits
+from perdure.kv.limits import check_key, check_namespace, decode_value, encode_value, lifetime
+from perdure.kv.patterns import literal_prefix, matches
 from perdure.model.durations import MICROSECOND, Duration
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# How many expired files a write takes away: more than it adds, so that they become fewer.
+# How many expired files a write removes: more than it adds, so that they become fewer.
 SWEPT_PER_WRITE: Final = 50
 _MINUTE: Final = 60 * MICROSECOND
-# How long a process believes that nothing has expired, so that not every write lists the minutes.
-_LOOK_EVERY: Final = 1 * MICROSECOND
-# No write takes that long, so whoever began this draft was killed.
+# How long a process does not check again after it found nothing expired, so that not every write lists the minutes.
+_SWEEP_EVERY: Final = 1 * MICROSECOND
+# No write takes that long, so the process that wrote this draft was killed.
 _LEFT_OVER_AFTER: Final = 3600
-_LONGEST_HEAD: Final = 16_384
+_MAX_HEAD_BYTES: Final = 16_384
 
 
-class _Head(msgspec.Struct, frozen=True):
+class _FileHead(msgspec.Struct, frozen=True):
     """The first line of a file."""
 
     key: str
@@ -80,8 +80,8 @@ class FilesKeyValueStore:
 
     def __init__(self, directory: str | Path, *, namespace: str = "") -> None:
         check_locks()
-        self._root = _checked_path(directory)
-        self._namespace = checked_namespace(namespace)
+        self._root = _check_path(directory)
+        self._namespace = check_namespace(namespace)
         self._files = _Files(self._root, namespace)
         self._label = f"key-value files {self._root!r}"
         self._lifecycle = Lifecycle(self._label)
@@ -95,46 +95,46 @@ class FilesKeyValueStore:
 
     @property
     def place(self) -> tuple[str, ...]:
-        """Two with the same place keep the same texts: the real path and the namespace."""
+        """Two stores with the same place hold the same texts: the real path and the namespace."""
         return ("files", self._root, self._namespace)
 
     async def get(self, key: str) -> str | None:
         """The text under `key`, or None."""
-        data = await self._ask(self._files.read, checked_key(key))
-        return None if data is None else decoded(data)
+        data = await self._ask(self._files.read, check_key(key))
+        return None if data is None else decode_value(data)
 
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
-        """Keep the text, for `ttl` or for good."""
-        data, length = encoded(checked_key(key), value), lifetime(ttl)
+        """Store the text, for `ttl` or without expiry."""
+        data, length = encode_value(check_key(key), value), lifetime(ttl)
         await self._ask(self._files.write, key, data, length)
 
     async def delete(self, key: str) -> bool:
         """Whether there was anything to delete."""
-        return await self._ask(self._files.remove, checked_key(key))
+        return await self._ask(self._files.remove, check_key(key))
 
     async def exists(self, key: str) -> bool:
         """Whether there is text under `key`."""
-        return await self._ask(self._files.is_there, checked_key(key))
+        return await self._ask(self._files.is_there, check_key(key))
 
     async def keys(self, pattern: str) -> list[str]:
-        """The keys that fit the pattern, in any order."""
-        if literal_beginning(pattern) is None:
+        """The keys that match the pattern, in any order."""
+        if literal_prefix(pattern) is None:
             return []
-        return await self._ask(self._files.fitting, pattern)
+        return await self._ask(self._files.matching_keys, pattern)
 
     async def close(self) -> None:
-        """Wait for what is under way. There is nothing open in between."""
+        """Wait for calls in flight. Between calls nothing is open."""
         empty = self._lifecycle.close()
         if empty is not None:
             await asyncio.shield(asyncio.wrap_future(empty))
 
     async def _ask(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        if self._process != os.getpid():  # forked: what was under way is the parent's
+        if self._process != os.getpid():  # forked: the calls in flight are the parent's
             self._process, self._lifecycle = os.getpid(), Lifecycle(self._label)
         lifecycle = self._lifecycle
         lifecycle.enter()
         try:
-            # Cancelled, it is known to be over all the same: a later `set` of the key must not be overtaken by it.
+            # A cancelled call ends only when the thread is done, so that it cannot overwrite a later `set` of the key.
             return await answered(asyncio.to_thread(work, *args, **kwargs))
         except LockBusy:
             raise lock_timeout(self._root) from None
@@ -155,7 +155,7 @@ class _Files:
         self._drafts = f"{self._directory}/drafts"
         self._lock = f"{self._directory}/lock"
         self._is_made = False
-        self._look_at = 0
+        self._next_sweep_at = 0
 
     def read(self, key: str) -> bytes | None:
         """The text under the key, or None."""
@@ -168,7 +168,7 @@ class _Files:
         line, _, data = content.partition(b"\n")
         head = self._head(path, line)
         if head.key != key or head.size != len(data):
-            raise self._damaged(path, f"it says it holds {head.size} bytes of {head.key!r}, and has {len(data)}")
+            raise self._damage_error(path, f"it says it holds {head.size} bytes of {head.key!r}, and has {len(data)}")
         return data if head.is_live else None
 
     def is_there(self, key: str) -> bool:
@@ -177,10 +177,10 @@ class _Files:
         return head is not None and head.is_live
 
     def write(self, key: str, data: bytes, length: int | None) -> None:
-        """Have the text on the disk."""
+        """Write the text to the disk."""
         self._make()
         expires_at = None if length is None else _now() + length
-        head = msgspec.json.encode(_Head(key, len(data), expires_at))
+        head = msgspec.json.encode(_FileHead(key, len(data), expires_at))
         draft = f"{self._drafts}/{secrets.token_hex(8)}"
         try:
             with open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
@@ -192,11 +192,11 @@ class _Files:
                 os.unlink(draft)
             raise
         sync_directory(self._kept)
-        with suppress(OSError, LockBusy):  # the text is on the disk; what is not swept now is swept by a later write
+        with suppress(OSError, LockBusy):  # the text is on the disk; a later write sweeps what this one could not
             self._sweep()
 
     def remove(self, key: str) -> bool:
-        """Have no text under the key; whether there was any."""
+        """Remove the text under the key; whether there was any."""
         path = self._path(key)
         with file_lock(self._lock) as is_made:
             head = self._peek(path) if is_made else None
@@ -206,15 +206,15 @@ class _Files:
         sync_directory(self._kept)
         return head.is_live
 
-    def fitting(self, pattern: str) -> list[str]:
-        """The live keys that fit the pattern."""
+    def matching_keys(self, pattern: str) -> list[str]:
+        """The live keys that match the pattern."""
         try:
             names = [entry.name for entry in os.scandir(self._kept)]
         except FileNotFoundError:
             return []
-        beginning = _name(pattern.partition("*")[0])
-        heads = (self._peek(f"{self._kept}/{name}") for name in names if _may_fit(name, beginning))
-        return [head.key for head in heads if head is not None and head.is_live and fits(head.key, pattern)]
+        prefix = _name(pattern.partition("*")[0])
+        heads = (self._peek(f"{self._kept}/{name}") for name in names if _may_match(name, prefix))
+        return [head.key for head in heads if head is not None and head.is_live and matches(head.key, pattern)]
 
     def _path(self, key: str) -> str:
         return f"{self._kept}/{_name(key)}"
@@ -226,13 +226,13 @@ class _Files:
         for directory in (self._kept, self._expiring, self._drafts):
             make_directory(directory)
         for entry in os.scandir(self._drafts):
-            with suppress(FileNotFoundError):  # somebody else was faster
+            with suppress(FileNotFoundError):  # another process has removed it
                 if entry.stat().st_mtime < time.time() - _LEFT_OVER_AFTER:
                     os.unlink(entry.path)
         self._is_made = True
 
     def _put(self, draft: str, key: str, expires_at: int | None) -> None:
-        """Move the draft to its place, with the marker for its end there before it."""
+        """Move the draft into place, after creating the marker for its expiry."""
         with file_lock(self._lock, create=True):
             if expires_at is not None:
                 minute = f"{self._expiring}/{expires_at // _MINUTE}"
@@ -243,31 +243,31 @@ class _Files:
             os.rename(draft, self._path(key))
 
     def _sweep(self) -> None:
-        """Take away some of what has expired."""
+        """Remove some of the expired files."""
         now = _now()
-        if now < self._look_at:
+        if now < self._next_sweep_at:
             return
         due = sorted(int(name) for name in os.listdir(self._expiring) if name.isdecimal() and int(name) <= now // _MINUTE)
         markers = list(islice(chain.from_iterable(map(self._markers, due)), SWEPT_PER_WRITE))
         for minute, name in markers:
-            self._look(minute, name)
+            self._check_marker(minute, name)
         if len(markers) < SWEPT_PER_WRITE:
-            self._look_at = now + _LOOK_EVERY
+            self._next_sweep_at = now + _SWEEP_EVERY
 
     def _markers(self, minute: int) -> Iterator[tuple[int, str]]:
         directory = f"{self._expiring}/{minute}"
         with suppress(FileNotFoundError):
             names = os.listdir(directory)
             if not names and minute < _now() // _MINUTE:
-                with file_lock(self._lock), suppress(OSError):  # not empty any more, or gone
+                with file_lock(self._lock), suppress(OSError):  # no longer empty, or removed by another process
                     os.rmdir(directory)
             yield from ((minute, name) for name in names)
 
-    def _look(self, minute: int, name: str) -> None:
-        """Take the file away if it has expired, and the marker with it; the marker also when it is about nothing any more."""
+    def _check_marker(self, minute: int, name: str) -> None:
+        """Remove the file and its marker if the file has expired; remove the marker alone if it no longer applies."""
         with file_lock(self._lock), suppress(FileNotFoundError):
             head = None
-            with suppress(PersistenceError):  # whoever reads it will be told
+            with suppress(PersistenceError):  # reading the key raises it
                 head = self._peek(f"{self._kept}/{name}")
             if head is not None and not head.is_live:
                 os.unlink(f"{self._kept}/{name}")
@@ -275,32 +275,32 @@ class _Files:
                 return
             os.unlink(f"{self._expiring}/{minute}/{name}")
 
-    def _peek(self, path: str) -> _Head | None:
-        """What the file says about itself, or None when there is none."""
+    def _peek(self, path: str) -> _FileHead | None:
+        """The head of the file, or None when there is no file."""
         try:
             with open_file(path, os.O_RDONLY) as fd:
-                return self._head(path, os.pread(fd, _LONGEST_HEAD, 0).partition(b"\n")[0])
+                return self._head(path, os.pread(fd, _MAX_HEAD_BYTES, 0).partition(b"\n")[0])
         except FileNotFoundError:
             return None
 
-    def _head(self, path: str, line: bytes) -> _Head:
+    def _head(self, path: str, line: bytes) -> _FileHead:
         try:
-            return msgspec.json.decode(line, type=_Head)
+            return msgspec.json.decode(line, type=_FileHead)
         except msgspec.DecodeError as reason:
-            raise self._damaged(path, str(reason)) from None
+            raise self._damage_error(path, str(reason)) from None
 
-    def _damaged(self, path: str, reason: str) -> PersistenceError:
+    def _damage_error(self, path: str, reason: str) -> PersistenceError:
         return PersistenceError(f"key-value files {self._root!r}", f"{path!r} cannot be read ({reason}); it was left as it is")
 
 
 def _name(key: str) -> str:
-    # The name that a run of this id would have.
+    # The same encoding as the file name of a run with this id.
     return run_name(key)
 
 
-def _may_fit(name: str, beginning: str) -> bool:
-    """Whether the file is worth a look: one that is not named by a hash has a name that begins as its key does."""
-    return name.startswith(beginning) or not (_is_plain(name) and _is_plain(beginning))
+def _may_match(name: str, prefix: str) -> bool:
+    """Whether the file has to be read. Unless a name is a hash, it begins as its key does."""
+    return name.startswith(prefix) or not (_is_plain(name) and _is_plain(prefix))
 
 
 def _is_plain(name: str) -> bool:
@@ -311,7 +311,7 @@ def _now() -> int:
     return time.time_ns() // 1000
 
 
-def _checked_path(directory: str | Path) -> str:
+def _check_path(directory: str | Path) -> str:
     text = os.fspath(directory)
     if not isinstance(text, str) or not text or "\0" in text:
         raise ValueError(f"directory {directory!r} must name a directory; without one use MemoryKeyValueStore()")

@@ -16,7 +16,8 @@ from perdure.backends.mongo.address import DEFAULT_DATABASE, MongoAddress, parse
 from perdure.backends.mongo.connections import MongoConnections
 from perdure.backends.mongo.errors import driver
 from perdure.backends.mongo.schema import checked_stem
-from perdure.kv.limits import checked_namespace, escaped, range_of
+from perdure.kv.limits import check_namespace, escape_namespace
+from perdure.kv.patterns import key_range
 from perdure.kv.server_store import ServerKeyValueStore
 
 # A document holds 16 MB, and so does the command that brings it, with the key and everything around it.
@@ -64,7 +65,7 @@ class MongoKeyValueStore(ServerKeyValueStore[MongoKvConnections]):
         driver()
         borrowed = MongoAddress(f"client {id(client)}", database or DEFAULT_DATABASE, None)
         place = borrowed if url is None else parse_address(url, database)
-        self._before = f"{escaped(checked_namespace(namespace))}:"
+        self._before = f"{escape_namespace(check_namespace(namespace))}:"
         super().__init__(MongoKvConnections(place, checked_stem(collection), url=url, client=client))
 
     @property
@@ -93,8 +94,8 @@ class MongoKeyValueStore(ServerKeyValueStore[MongoKvConnections]):
     async def _exists(self, key: str) -> bool:
         return await self._connections.values.find_one({"_id": self._name(key), **_IS_LIVE}, {"_id": 1}) is not None
 
-    async def _beginning_with(self, beginning: str) -> list[str]:
-        first, end = range_of(self._name(beginning))
+    async def _keys_with_prefix(self, prefix: str) -> list[str]:
+        first, end = key_range(self._name(prefix))
         which = {"_id": {"$gte": first, "$lt": end}, **_IS_LIVE}
         return [found["_id"].removeprefix(self._before) async for found in self._connections.values.find(which, {"_id": 1})]
 

@@ -1,7 +1,7 @@
 """Text by key in a table of a PostgreSQL database, for any number of processes and machines.
 
-Every verb is one statement and one round trip, by the server's clock; a `set` that sees expired rows removes some of them by
-another. Keys sort and compare by their bytes (COLLATE "C"); texts are bytes, as PostgreSQL's own cannot hold NUL.
+Every method is one statement and one round trip, by the server's clock; a `set` that sees expired rows removes some of them with
+a second one. Keys sort and compare by their bytes (COLLATE "C"); texts are bytea, because PostgreSQL's text cannot hold NUL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from perdure.backends.postgres.connections import PostgresConnections
 from perdure.backends.postgres.errors import driver
 from perdure.backends.postgres.schema import Connection, Tables
 from perdure.errors import PersistenceError
-from perdure.kv.limits import checked_namespace, range_of
+from perdure.kv.limits import check_namespace
+from perdure.kv.patterns import key_range
 from perdure.kv.server_store import ServerKeyValueStore
 
 # How many expired rows a write removes: more than it adds, so that they become fewer.
@@ -27,7 +28,7 @@ _PROCESS: Final = "SELECT pg_backend_pid()"
 _LOOK: Final = """
     SELECT EXISTS (SELECT FROM pg_class WHERE relname = $$1 AND pg_table_is_visible(oid)), current_setting('server_encoding')
 """
-_LOCK: Final = "SELECT pg_advisory_xact_lock($$1)"  # let go of when the transaction ends
+_LOCK: Final = "SELECT pg_advisory_xact_lock($$1)"  # released when the transaction ends
 _CREATE: Final = """
     CREATE TABLE IF NOT EXISTS $table (
         namespace  text COLLATE "C" NOT NULL,
@@ -47,14 +48,14 @@ _SET: Final = """
     ON CONFLICT (namespace, key) DO UPDATE SET value = excluded.value, expires_at = excluded.expires_at
     RETURNING EXISTS (SELECT FROM $table WHERE expires_at <= $clock)
 """
-# By itself, and past rows that are locked: as a part of `set`, two of them could wait for each other.
+# A statement of its own that skips locked rows: as a part of `set`, two of them could deadlock.
 _SWEEP: Final = """
     DELETE FROM $table AS gone USING (
         SELECT namespace, key FROM $table WHERE expires_at <= $clock ORDER BY expires_at LIMIT $$1 FOR UPDATE SKIP LOCKED
     ) AS old
     WHERE gone.namespace = old.namespace AND gone.key = old.key AND gone.expires_at <= $clock
 """
-# The server's, as a subquery, so that it is asked once for a statement and can be compared with an index.
+# The server's clock as a subquery, so that it is read once for each statement and an index can be used.
 _CLOCK: Final = "(SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
 
 
@@ -69,16 +70,16 @@ class _Statements:
             "clock": _CLOCK,
             "is_live": f"(expires_at IS NULL OR expires_at > {_CLOCK})",
         }
-        self.look, self.lock, self.create = map(self._filled, (_LOOK, _LOCK, _CREATE))
-        self.get, self.exists, self.keys = map(self._filled, (_GET, _EXISTS, _KEYS))
-        self.set, self.sweep, self.delete = map(self._filled, (_SET, _SWEEP, _DELETE))
+        self.look, self.lock, self.create = map(self._fill, (_LOOK, _LOCK, _CREATE))
+        self.get, self.exists, self.keys = map(self._fill, (_GET, _EXISTS, _KEYS))
+        self.set, self.sweep, self.delete = map(self._fill, (_SET, _SWEEP, _DELETE))
 
     @property
     def lock_key(self) -> int:
-        """The advisory lock of those who would create the table."""
+        """The advisory lock for creating the table."""
         return int.from_bytes(hashlib.sha256(f"perdure {self.table}".encode()).digest()[:8], "big", signed=True)
 
-    def _filled(self, template: str) -> str:
+    def _fill(self, template: str) -> str:
         return Template(template).substitute(self._names)
 
 
@@ -97,7 +98,7 @@ class PostgresKvConnections(PostgresConnections):
         return _statements(f"{self.tables.stem}_values")
 
     async def open(self, *, allowed: bool) -> None:  # noqa: ARG002 - it may always create its table
-        """Leave table and pool there, and know how the server is reached."""
+        """Create the table and the pool, and find out whether there is a pooler in between."""
         async with self._alone() as connection, connection.transaction(isolation="read_committed"):
             self.behind_pooler = (await connection.fetch(_PROCESS))[0][0] != connection.get_server_pid()
             await self._set_up(connection)
@@ -105,7 +106,7 @@ class PostgresKvConnections(PostgresConnections):
             self._pool = await self._new_pool(reset=_keep_session)
 
     async def _set_up(self, connection: Connection) -> None:
-        """Have the table. Many processes may do this at once; a killed one leaves nothing half done."""
+        """Create the table if it is missing. Many processes may do this at once; a killed one leaves nothing half done."""
         statements = self.statements
         is_there, encoding = (await connection.fetch(statements.look, statements.table))[0]
         if encoding != "UTF8":
@@ -116,7 +117,7 @@ class PostgresKvConnections(PostgresConnections):
             await connection.execute(statements.create)
 
     async def rows(self, statement: str, *values: Any) -> Sequence[Any]:
-        """The rows that a statement gives."""
+        """The rows that a statement returns."""
         return await self.connected(lambda connection: _fetch(connection, statement, values))
 
 
@@ -138,7 +139,7 @@ class PostgresKeyValueStore(ServerKeyValueStore[PostgresKvConnections]):
             raise ValueError("a PostgreSQL key-value store takes a URL or a pool, one of them")
         driver()
         place = PostgresAddress(f"pool {id(pool)}", "", "", None) if url is None else parse_address(url)
-        self._namespace = checked_namespace(namespace)
+        self._namespace = check_namespace(namespace)
         super().__init__(PostgresKvConnections(place, Tables(table), dsn=url, pool=pool, pool_size=pool_size))
 
     @property
@@ -164,7 +165,7 @@ class PostgresKeyValueStore(ServerKeyValueStore[PostgresKvConnections]):
     async def _exists(self, key: str) -> bool:
         return bool(await self._connections.rows(self._connections.statements.exists, self._namespace, key))
 
-    async def _beginning_with(self, beginning: str) -> list[str]:
-        first, end = range_of(beginning)
+    async def _keys_with_prefix(self, prefix: str) -> list[str]:
+        first, end = key_range(prefix)
         rows = await self._connections.rows(self._connections.statements.keys, self._namespace, first, end)
         return [row[0] for row in rows]

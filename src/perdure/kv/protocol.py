@@ -1,7 +1,7 @@
-"""Key-value stores: the least that is needed to keep text by key. Ready-made ones are in `perdure.kv`.
+"""`KeyValueStore`: the few methods that a store of text by key needs. Ready-made ones are in `perdure.kv`.
 
-The methods of a `KeyValueStore` may be plain or async; a plain one runs on the event loop, so it should not wait for anything.
-In a pattern every character stands for itself but `*`, which stands for any text.
+The methods may be plain or async; a plain one runs on the event loop, so it should not wait for anything. In a pattern every
+character stands for itself except `*`, which stands for any text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class KeyValueStore(Protocol):
         ...
 
     def set(self, key: str, value: str, ttl: int | None = None) -> Awaitable[None] | None:
-        """Keep the text, for `ttl` seconds or for good: the ttl it had before does not count any more."""
+        """Store the text, for `ttl` seconds or without expiry. A ttl from an earlier `set` does not apply any more."""
         ...
 
     def delete(self, key: str) -> Awaitable[bool] | bool:
@@ -33,28 +33,10 @@ class KeyValueStore(Protocol):
         ...
 
     def keys(self, pattern: str) -> Awaitable[list[str]] | list[str]:
-        """The keys that fit the pattern, in any order."""
+        """The keys that match the pattern, in any order."""
         ...
 
 
-async def settled(answer: Awaitable[T] | T) -> T:
-    """The answer of a method that may be plain or async."""
-    return await cast("Awaitable[T]", answer) if inspect.isawaitable(answer) else answer
-
-
-def fits(key: str, pattern: str) -> bool:
-    """Whether a key fits a pattern in which only `*` is special. Takes no longer than their lengths multiplied."""
-    first, *others = pattern.split("*")
-    if not others:
-        return key == pattern
-    *middle, last = others
-    if not key.startswith(first) or len(key) < len(first) + len(last) or not key.endswith(last):
-        return False
-    # The leftmost place for each part leaves the most room for the rest.
-    at, end = len(first), len(key) - len(last)
-    for part in middle:
-        found = key.find(part, at, end)
-        if found < 0:
-            return False
-        at = found + len(part)
-    return True
+async def maybe_await(result: Awaitable[T] | T) -> T:
+    """The result of a method that may be plain or async."""
+    return await cast("Awaitable[T]", result) if inspect.isawaitable(result) else result

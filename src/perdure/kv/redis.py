@@ -14,7 +14,7 @@ from perdure.backends.base.connections import ServerConnections
 from perdure.backends.base.failures import WriteFailure
 from perdure.backends.redis.driver import RedisAddress, address_of_client, driver, map_error, may_pass, open_client, parse_address
 from perdure.errors import PerdureWarning
-from perdure.kv.limits import checked_namespace, escaped
+from perdure.kv.limits import check_namespace, escape_namespace
 from perdure.kv.server_store import ServerKeyValueStore
 
 _STEM: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -89,7 +89,7 @@ class RedisKeyValueStore(ServerKeyValueStore[RedisKvConnections]):
             raise ValueError(f"table {table!r} must consist of 1 to 64 letters, digits, '_', '.' and '-'")
         driver()
         place = address_of_client(client) if url is None else parse_address(url)
-        self._before = f"{table}:values:{escaped(checked_namespace(namespace))}:".encode()
+        self._before = f"{table}:values:{escape_namespace(check_namespace(namespace))}:".encode()
         super().__init__(RedisKvConnections(place, url=url, client=client, cluster=cluster))
 
     @property
@@ -115,8 +115,8 @@ class RedisKeyValueStore(ServerKeyValueStore[RedisKvConnections]):
     async def _exists(self, key: str) -> bool:
         return bool(await self._connections.client.exists(self._name(key)))
 
-    async def _beginning_with(self, beginning: str) -> list[str]:
-        pattern = _SPECIAL.sub(rb"\\\g<0>", self._name(beginning)) + b"*"
+    async def _keys_with_prefix(self, prefix: str) -> list[str]:
+        pattern = _SPECIAL.sub(rb"\\\g<0>", self._name(prefix)) + b"*"
         # Redis may tell a key twice while it makes room.
         found = {name async for name in self._connections.client.scan_iter(pattern, count=_SCANNED_AT_ONCE)}
         return [name.removeprefix(self._before).decode() for name in found]

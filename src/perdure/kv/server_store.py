@@ -1,7 +1,7 @@
-"""A key-value store on a server: its verbs are carried to the loop of its connections, and errors tell no credentials.
+"""The base of key-value stores on a server: its methods run on the loop of its connections, and errors show no credentials.
 
-A `set` whose reply was lost is made again: it leaves the same text. A `delete` whose reply was lost and that finds nothing the
-second time cannot say whether there was anything, and raises.
+A `set` whose reply was lost is repeated, because it leaves the same text. A `delete` whose reply was lost and that finds nothing
+the second time cannot know whether there was anything, and raises.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from perdure.aio.pending_write import answered
 from perdure.backends.base.connections import ServerConnections
 from perdure.backends.base.server_store import ServerBacked
 from perdure.errors import PersistenceError
-from perdure.kv.limits import MAX_VALUE_BYTES, checked_key, decoded, encoded, lifetime, literal_beginning
-from perdure.kv.protocol import fits
+from perdure.kv.limits import MAX_VALUE_BYTES, check_key, decode_value, encode_value, lifetime
+from perdure.kv.patterns import literal_prefix, matches
 from perdure.model.durations import Duration
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ H = TypeVar("H", bound=ServerConnections)
 
 
 class ServerKeyValueStore(ServerBacked[H], ABC):
-    """What is alike in all key-value stores on a server. A subclass has one round trip for each verb, on the connections loop."""
+    """What key-value stores on a server share. A subclass has one round trip for each method, on the loop of the connections."""
 
     most_bytes = MAX_VALUE_BYTES
 
@@ -33,44 +33,44 @@ class ServerKeyValueStore(ServerBacked[H], ABC):
     @property
     @abstractmethod
     def place(self) -> tuple[str, ...]:
-        """Two with the same place keep the same texts."""
+        """Two stores with the same place hold the same texts."""
 
     async def get(self, key: str) -> str | None:
         """The text under `key`, or None."""
-        name = checked_key(key)
-        data = await self._ask(lambda _: self._get(name))
-        return None if data is None else decoded(data)
+        name = check_key(key)
+        data = await self._call(lambda _: self._get(name))
+        return None if data is None else decode_value(data)
 
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
-        """Keep the text, for `ttl` or for good."""
-        data, length = encoded(checked_key(key), value, most=self.most_bytes), lifetime(ttl)
-        # Cancelled, it is known to be over all the same: a later `set` of the key must not be overtaken by it.
-        await answered(self._ask(lambda _: self._set(key, data, length)))
+        """Store the text, for `ttl` or without expiry."""
+        data, length = encode_value(check_key(key), value, most=self.most_bytes), lifetime(ttl)
+        # A cancelled `set` ends only when its reply has arrived, so that it cannot overwrite a later `set` of the key.
+        await answered(self._call(lambda _: self._set(key, data, length)))
 
     async def delete(self, key: str) -> bool:
         """Whether there was anything to delete."""
-        name = checked_key(key)
-        return await answered(self._ask(lambda repeated: self._delete_once(name, repeated=repeated)))
+        name = check_key(key)
+        return await answered(self._call(lambda repeated: self._delete_once(name, repeated=repeated)))
 
     async def exists(self, key: str) -> bool:
         """Whether there is text under `key`."""
-        name = checked_key(key)
-        return await self._ask(lambda _: self._exists(name))
+        name = check_key(key)
+        return await self._call(lambda _: self._exists(name))
 
     async def keys(self, pattern: str) -> list[str]:
-        """The keys that fit the pattern, in any order."""
-        beginning = literal_beginning(pattern)
-        if beginning is None:
+        """The keys that match the pattern, in any order."""
+        prefix = literal_prefix(pattern)
+        if prefix is None:
             return []
-        found = await self._ask(lambda _: self._beginning_with(beginning))
-        return [key for key in found if fits(key, pattern)]
+        found = await self._call(lambda _: self._keys_with_prefix(prefix))
+        return [key for key in found if matches(key, pattern)]
 
     @abstractmethod
     async def _get(self, key: str) -> bytes | None: ...
 
     @abstractmethod
     async def _set(self, key: str, data: bytes, length: int | None) -> None:
-        """`length` is in microseconds of the server's clock. None: for good."""
+        """`length` is in microseconds, by the server's clock. None: no expiry."""
 
     @abstractmethod
     async def _delete(self, key: str) -> bool: ...
@@ -79,16 +79,16 @@ class ServerKeyValueStore(ServerBacked[H], ABC):
     async def _exists(self, key: str) -> bool: ...
 
     @abstractmethod
-    async def _beginning_with(self, beginning: str) -> list[str]:
-        """The live keys that begin so, and maybe others."""
+    async def _keys_with_prefix(self, prefix: str) -> list[str]:
+        """The live keys with this prefix, and maybe others."""
 
     async def _delete_once(self, key: str, *, repeated: bool) -> bool:
         was_there = await self._delete(key)
         if repeated and not was_there:
-            reason = f"the reply to a first delete of {key!r} was lost: whether it was there is not known; it is gone now"
+            reason = f"the reply to a first delete of {key!r} was lost, so whether the key existed is unknown; it is deleted now"
             raise PersistenceError(self._connections.label, reason)
         return was_there
 
-    async def _ask(self, verb: Callable[[bool], Awaitable[T]]) -> T:
-        """What the verb gives, made again after errors that pass; then it is told that it may have been done before."""
+    async def _call(self, verb: Callable[[bool], Awaitable[T]]) -> T:
+        """The verb's result. It is repeated after transient errors, and then called with True: it may have been done already."""
         return await self._submit(lambda: self._connections.retry_transient(verb))

@@ -1,7 +1,7 @@
 """Text by key in an SQLite file, for all processes of one machine, with nothing but the standard library.
 
-The file's threads are those of the `SQLiteStore`s on it, if there are any: all writes of a process go through one, many in one
-commit. The clock is this machine's, looked at in that thread.
+It shares its threads with the `SQLiteStore`s on the same file: all writes of a process go through one thread, many in one commit.
+The clock is this machine's, read in that thread.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from perdure.backends.sqlite.database import database_at
 from perdure.backends.sqlite.gate import Gate
 from perdure.backends.sqlite.schema import quoted
 from perdure.backends.sqlite.worker import Worker
-from perdure.kv.limits import checked_key, checked_namespace, decoded, encoded, lifetime, literal_beginning, range_of
-from perdure.kv.protocol import fits
+from perdure.kv.limits import check_key, check_namespace, decode_value, encode_value, lifetime
+from perdure.kv.patterns import key_range, literal_prefix, matches
 from perdure.model.durations import Duration
 
 P = ParamSpec("P")
@@ -53,7 +53,7 @@ _SET: Final = """
 _SWEEP: Final = """
     DELETE FROM $table WHERE rowid IN (SELECT rowid FROM $table WHERE expires_at <= ? ORDER BY expires_at LIMIT ?)
 """
-# Not whether it is live: early SQLites with a partial index on a column take the column for never null in RETURNING (seen: 3.40).
+# Not RETURNING $is_live: some SQLites assume there that a column with a partial index is never null (seen: 3.40).
 _DELETE: Final = "DELETE FROM $table WHERE namespace = ? AND key = ? RETURNING expires_at"
 # SQLite sorts blobs after text.
 _AFTER_ALL_TEXT: Final = b""
@@ -67,11 +67,11 @@ class SQLiteKeyValueStore:
 
     def __init__(self, path: str | Path, *, table: str = "perdure", namespace: str = "") -> None:
         quoted(table)
-        self._rows = _Rows(f"{table}_values", checked_namespace(namespace))
+        self._rows = _ValueRows(f"{table}_values", check_namespace(namespace))
         self._ready_mark = f"{table}/values"
-        self._database = database_at(_checked_path(path), full=True)
+        self._database = database_at(_check_path(path), full=True)
         self._lifecycle = Gate(self._database.file.path)
-        # Also a store that is only dropped gives its share of the threads back.
+        # A store that is garbage-collected without `close` gives up its share of the threads too.
         self._release = weakref.finalize(self, self._database.abandon)
         self._release.atexit = False
 
@@ -83,36 +83,36 @@ class SQLiteKeyValueStore:
 
     @property
     def place(self) -> tuple[str, ...]:
-        """Two with the same place keep the same texts: the real path, the table (SQLite folds its case) and the namespace."""
+        """Two stores with the same place hold the same texts: the real path, table (SQLite folds its case) and namespace."""
         return ("sqlite", self._database.file.path, self._ready_mark.lower(), self._rows.namespace)
 
     async def get(self, key: str) -> str | None:
         """The text under `key`, or None."""
-        return await self._ask(self._database.reader, self._rows.get, checked_key(key))
+        return await self._ask(self._database.reader, self._rows.get, check_key(key))
 
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
-        """Keep the text, for `ttl` or for good."""
-        data = encoded(checked_key(key), value)
+        """Store the text, for `ttl` or without expiry."""
+        data = encode_value(check_key(key), value)
         await self._ask(self._database.writer, self._rows.set, key, data, lifetime(ttl))
 
     async def delete(self, key: str) -> bool:
         """Whether there was anything to delete."""
-        return await self._ask(self._database.writer, self._rows.delete, checked_key(key))
+        return await self._ask(self._database.writer, self._rows.delete, check_key(key))
 
     async def exists(self, key: str) -> bool:
         """Whether there is text under `key`."""
-        return await self._ask(self._database.reader, self._rows.exists, checked_key(key))
+        return await self._ask(self._database.reader, self._rows.exists, check_key(key))
 
     async def keys(self, pattern: str) -> list[str]:
-        """The keys that fit the pattern, in any order."""
-        beginning = literal_beginning(pattern)
-        if beginning is None:
+        """The keys that match the pattern, in any order."""
+        prefix = literal_prefix(pattern)
+        if prefix is None:
             return []
-        found = await self._ask(self._database.reader, self._rows.beginning_with, beginning)
-        return [key for key in found if fits(key, pattern)]
+        found = await self._ask(self._database.reader, self._rows.keys_with_prefix, prefix)
+        return [key for key in found if matches(key, pattern)]
 
     async def close(self) -> None:
-        """Wait for what was submitted, and let go of the file if nothing else of this process uses it."""
+        """Wait for what was submitted, and close the file if nothing else in this process uses it."""
         empty = Watcher()
         if not self._lifecycle.close(empty) or self._release.detach() is None:
             return
@@ -142,8 +142,8 @@ class SQLiteKeyValueStore:
         database.ready.add(self._ready_mark)
 
 
-class _Rows:
-    """The rows of one namespace. Every method runs in a thread of the file, and a writing one inside a transaction."""
+class _ValueRows:
+    """The rows of one namespace. Every method runs in a thread of the file, those that write in a transaction."""
 
     def __init__(self, table: str, namespace: str) -> None:
         self._names = {
@@ -152,25 +152,25 @@ class _Rows:
             "is_live": "(expires_at IS NULL OR expires_at > ?)",
         }
         self.namespace = namespace
-        self._get, self._exists, self._keys = map(self._filled, (_GET, _EXISTS, _KEYS))
-        self._set, self._sweep, self._delete = map(self._filled, (_SET, _SWEEP, _DELETE))
+        self._get, self._exists, self._keys = map(self._fill, (_GET, _EXISTS, _KEYS))
+        self._set, self._sweep, self._delete = map(self._fill, (_SET, _SWEEP, _DELETE))
 
-    def _filled(self, template: str) -> str:
+    def _fill(self, template: str) -> str:
         return Template(template).substitute(self._names)
 
     def create(self, connection: sqlite3.Connection) -> None:
         for statement in _CREATE:
-            connection.execute(self._filled(statement))
+            connection.execute(self._fill(statement))
 
     def get(self, connection: sqlite3.Connection, key: str) -> str | None:
         rows = connection.execute(self._get, (self.namespace, key, _now())).fetchall()
-        return decoded(rows[0][0]) if rows else None
+        return decode_value(rows[0][0]) if rows else None
 
     def exists(self, connection: sqlite3.Connection, key: str) -> bool:
         return bool(connection.execute(self._exists, (self.namespace, key, _now())).fetchall())
 
-    def beginning_with(self, connection: sqlite3.Connection, beginning: str) -> list[str]:
-        first, end = range_of(beginning)
+    def keys_with_prefix(self, connection: sqlite3.Connection, prefix: str) -> list[str]:
+        first, end = key_range(prefix)
         values = (self.namespace, _now(), first, _AFTER_ALL_TEXT if end is None else end)
         return [key for (key,) in connection.execute(self._keys, values).fetchall()]
 
@@ -188,7 +188,7 @@ def _now() -> int:
     return time.time_ns() // 1000
 
 
-def _checked_path(path: str | Path) -> str:
+def _check_path(path: str | Path) -> str:
     text = os.fspath(path)
     if not isinstance(text, str) or not text or text == ":memory:" or "\0" in text:
         raise ValueError(f"path {path!r} must name a file; for a store without one use MemoryKeyValueStore()")

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from perdure.errors import SnapshotFormatError
 from perdure.kv.dsns import open_key_value_store
-from perdure.kv.protocol import KeyValueStore, settled
+from perdure.kv.protocol import KeyValueStore, maybe_await
 from perdure.model.ids import check_id
 from perdure.snapshots.resume_state import ResumeState, dump_state, parse_state
 from perdure.snapshots.snapshot import Snapshot
@@ -16,7 +16,7 @@ from perdure.snapshots.snapshot import Snapshot
 class StatePersistence:
     """Resume states in a key-value store, each under `prefix` and its id.
 
-    `async with` closes at its end what `open` has opened.
+    Leaving `async with` closes the key-value store if `open` opened it.
     """
 
     def __init__(self, kv: KeyValueStore, prefix: str = "workflow:state:") -> None:
@@ -26,7 +26,7 @@ class StatePersistence:
 
     @property
     def perdure_place(self) -> tuple[int, str]:
-        """Which states these are: equal for two objects over the same key-value store and prefix."""
+        """Equal for two objects over the same key-value store and prefix, which hold the same states."""
         return id(self._kv), self._prefix
 
     @classmethod
@@ -40,10 +40,10 @@ class StatePersistence:
         return states
 
     async def close(self) -> None:
-        """Close the key-value store if `open` opened it; one that was passed in stays its owner's."""
+        """Close the key-value store if `open` opened it; one that was passed in stays open."""
         close = getattr(self._kv, "close", None)
         if self._is_owned and close is not None:
-            await settled(close())
+            await maybe_await(close())
 
     async def __aenter__(self) -> Self:
         return self
@@ -52,11 +52,11 @@ class StatePersistence:
         await self.close()
 
     async def save(self, id: str, state: ResumeState | Snapshot, metadata: Mapping[str, Any] | None = None) -> None:  # noqa: A002 - the name people know
-        """Keep the state, in place of what was there; `metadata` is added to its own."""
-        await settled(self._kv.set(self._key(id), dump_state(state, **(metadata or {}))))
+        """Store the state, replacing an earlier one; `metadata` is added to its own."""
+        await maybe_await(self._kv.set(self._key(id), dump_state(state, **(metadata or {}))))
 
     async def load(self, id: str) -> ResumeState | None:  # noqa: A002 - as above
-        """The state that was saved, or None when there is none. One that cannot be read is an error, and stays where it is."""
+        """The state that was saved, or None when there is none. One that cannot be read is an error, and stays stored."""
         text = await self.load_raw(id)
         if text is None:
             return None
@@ -66,17 +66,17 @@ class StatePersistence:
             raise SnapshotFormatError(error.errors, f"the resume state under key {self._key(id)!r}") from error
 
     async def load_raw(self, id: str) -> str | None:  # noqa: A002 - as above
-        """The text that was saved, unread."""
-        return await settled(self._kv.get(self._key(id)))
+        """The text that was saved, not parsed."""
+        return await maybe_await(self._kv.get(self._key(id)))
 
     async def delete(self, id: str) -> bool:  # noqa: A002 - as above
         """Whether there was a state to delete."""
-        return bool(await settled(self._kv.delete(self._key(id))))
+        return bool(await maybe_await(self._kv.delete(self._key(id))))
 
     async def list(self) -> list[str]:
         """The ids under which something is saved, sorted."""
-        # A star in the prefix matches more than itself, so the keys are looked at once more.
-        found = await settled(self._kv.keys(f"{self._prefix}*"))
+        # A star in the prefix matches more than itself, so the keys are checked once more.
+        found = await maybe_await(self._kv.keys(f"{self._prefix}*"))
         return sorted(key.removeprefix(self._prefix) for key in found if key.startswith(self._prefix))
 
     def _key(self, id: str) -> str:  # noqa: A002 - as above

@@ -1,1 +1,1 @@
-"""The values that all parts of perdure share: runs and their journal, lengths of time, clocks."""
+"""The values that all parts of perdure share: runs and their journal, ids, lengths of time, clocks."""

@@ -1,7 +1,7 @@
 """Time, as a parameter.
 
-The engine asks one clock for instants and timers. `SystemClock` is real; `perdure.testing.ManualClock` jumps. A store has a
-clock of its own, the one that lease expiry goes by, and is told another instant only under a manual clock (`store_now`).
+The engine gets instants and timers from one clock. `SystemClock` is real; `perdure.testing.ManualClock` jumps. A store has a
+clock of its own, which decides when leases expire; only under a manual clock does the engine pass it an instant (`store_now`).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ class Timer(Protocol):
     """A callback that has not run yet."""
 
     def cancel(self) -> None:
-        """Forget it."""
+        """Do not run the callback any more."""
         ...
 
 
 class Clock(Protocol):
-    """Where the engine gets the time from."""
+    """The source of time for the engine."""
 
     def now(self) -> int:
         """The present instant, in microseconds UTC."""
         ...
 
     def store_now(self) -> int | None:
-        """The `now=` for store verbs: None leaves it to the store's own clock."""
+        """The `now=` for store verbs; None: the store uses its own clock."""
         ...
 
     def call_at(self, at: int, callback: Callable[..., Any], *args: Any) -> Timer:
@@ -53,7 +53,7 @@ class SystemClock:
 
 
 class NotBefore:
-    """Another clock, seen as if a given instant had come already; it goes on from there."""
+    """Another clock, moved forward so that it starts at a given instant or later."""
 
     def __init__(self, clock: Clock, at: int) -> None:
         self._clock = clock
@@ -72,10 +72,10 @@ class NotBefore:
 if hasattr(time, "CLOCK_BOOTTIME"):
 
     def elapsed() -> float:
-        """Seconds on a clock that is never set and also counts while the machine sleeps."""
+        """Seconds on a clock that is never adjusted and that also counts while the machine sleeps."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 else:  # not Linux
 
     def elapsed() -> float:
-        """Seconds on a clock that is never set."""
+        """Seconds on a clock that is never adjusted."""
         return time.monotonic()

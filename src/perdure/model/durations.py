@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 Duration: TypeAlias = timedelta | float | int | str
 
 MICROSECOND: Final = 1_000_000
-# The last instant a datetime can show. Deadlines past it are refused when asked for, not when they come due.
+# The last instant that a datetime can represent. Deadlines past it are refused when they are set, not when they come due.
 MAX_INSTANT: Final = 253_402_300_799 * MICROSECOND
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}

@@ -1,4 +1,4 @@
-"""Ids, namespaces and tokens: what they may be, and random bytes to make them of.
+"""Ids and namespaces: what they may be, and random bytes for ids and tokens.
 
 Random bytes are fetched many at a time: `os.urandom` releases the GIL, and another thread may keep it for a while.
 """
@@ -15,7 +15,7 @@ _MAX_NAMESPACE_BYTES: Final = 255
 def check_id(text: object, what: str) -> str:
     """`text` as a run id or key: a non-empty str of at most 1,024 UTF-8 bytes without NUL or lone surrogates."""
     if type(text) is str and text.isascii() and 0 < len(text) <= MAX_ID_BYTES and "\0" not in text:
-        return text  # as nearly all are
+        return text  # the common case
     if not isinstance(text, str):
         raise TypeError(f"{what} must be a str, not {type(text).__name__}")
     try:
@@ -28,7 +28,7 @@ def check_id(text: object, what: str) -> str:
     return text
 
 
-def checked_namespace(prefix: str, what: str = "prefix") -> str:
+def check_namespace(prefix: str, what: str = "prefix") -> str:
     """The prefix as a namespace. Raises `ValueError` unless it is text of at most 255 UTF-8 bytes without NUL."""
     try:
         is_good = isinstance(prefix, str) and "\0" not in prefix and len(prefix.encode()) <= _MAX_NAMESPACE_BYTES
@@ -42,12 +42,12 @@ def checked_namespace(prefix: str, what: str = "prefix") -> str:
 _SIZE: Final = 16
 _AT_ONCE: Final = 64
 
-# Fetched and not given out. Any thread takes one off the end, which nothing can come between.
+# Fetched and not used yet. `list.pop` is atomic, so any thread may take one.
 _ready: Final[list[bytes]] = []
 
 
 def random_bytes() -> bytes:
-    """Sixteen bytes that nobody else gets."""
+    """Sixteen random bytes."""
     while True:
         try:
             return _ready.pop()
@@ -57,4 +57,4 @@ def random_bytes() -> bytes:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_ready.clear)  # they are the parent's
+    os.register_at_fork(after_in_child=_ready.clear)  # the parent uses them

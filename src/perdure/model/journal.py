@@ -1,7 +1,7 @@
 """The journal: what a run has recorded, as an append-only list of entries.
 
 An entry opens something that may outlive the process (a wait's deadline, a retry's next try, an intent to run at most
-once), closes it with its outcome, or drops earlier entries so that a failed run can go on. Entries are matched by key,
+once), closes it with its outcome, or drops earlier entries, so that a failed run can go on. Entries are matched by key,
 never by position; `seq` only says in which order their results reached the body.
 """
 
@@ -14,13 +14,13 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 Phase: TypeAlias = Literal["open", "close", "drop"]
-# What a key stands for. A recorded key asked for as another kind is StepChanged.
-# `told` came from a snapshot that others wrote: its payload is the step as they told it, and it stands for any kind.
-Kind: TypeAlias = Literal["step", "sleep", "signal", "timeout", "race", "child", "run", "told"]
+# What a key stands for. Asking for a recorded key as another kind raises StepChanged.
+# `foreign` came from a snapshot of another library: its payload is the whole step as that library wrote it, and it fits any kind.
+Kind: TypeAlias = Literal["step", "sleep", "signal", "timeout", "race", "child", "run", "foreign"]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One line of the journal. `payload` is encoded by the codec: a value, an error, or what an open entry must remember."""
+    """One line of the journal. `payload` is encoded by the codec: a value, an error, or the state of an open entry."""
 
     seq: int
     key: str
@@ -36,27 +36,27 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     epoch: int = 0
 
 
-class Opened(msgspec.Struct, frozen=True):
-    """What the open entry of a wait remembers."""
+class OpenWait(msgspec.Struct, frozen=True):
+    """The payload of the open entry of a wait."""
 
     deadline: int | None
 
 
 class NextTry(msgspec.Struct, frozen=True):
-    """What the open entry of a retried step remembers."""
+    """The payload of the open entry of a retried step."""
 
     at: int
     error: msgspec.Raw
 
 
 def drop_entry(seq: int, keys: Iterable[str], at: int, epoch: int) -> Entry:
-    """An entry that sets aside everything recorded so far under `keys`; the rows themselves stay as history."""
+    """An entry that drops everything recorded so far under `keys`; the dropped rows stay as history."""
     payload = msgspec.json.encode(sorted(keys))
     return Entry(seq=seq, key="", phase="drop", kind="run", payload=payload, started_at=at, ended_at=at, epoch=epoch)
 
 
-def in_force(entries: Iterable[Entry]) -> list[Entry]:
-    """The entries that still count, by `seq`: without drop entries and what they set aside. Raises ValueError."""
+def entries_in_force(entries: Iterable[Entry]) -> list[Entry]:
+    """The entries that still apply, by `seq`: without drop entries and what they dropped. Raises ValueError."""
     kept: list[Entry] = []
     for entry in sorted(entries, key=attrgetter("seq")):
         if entry.phase == "drop":
@@ -67,20 +67,20 @@ def in_force(entries: Iterable[Entry]) -> list[Entry]:
     return kept
 
 
-class Recorded(NamedTuple):
-    """What a journal says, by use: results in the order in which they were handed over, and what to look up by key."""
+class JournalIndex(NamedTuple):
+    """A journal by use: results in the order in which the body got them, and the rest by key."""
 
     closes: list[Entry]
-    # Who won a race is not handed over: it says which branch to wait for, and what that branch does is in order by itself.
+    # The body does not get the winner of a race: it says which branch to wait for, and the results of that branch are in order.
     winners: dict[str, Entry]
-    # All open entries of each key, in order: a wait that was cancelled and called again opened once more.
+    # All open entries of each key, in order: a wait that was cancelled and called again has more than one.
     opened: dict[str, list[Entry]]
     kinds: dict[str, Kind]
 
     @classmethod
-    def of(cls, entries: Iterable[Entry]) -> Recorded:
-        """The entries in force among these. Raises ValueError when nobody can know which they are."""
-        kept = in_force(entries)
+    def of(cls, entries: Iterable[Entry]) -> JournalIndex:
+        """The entries in force among these. Raises ValueError when a drop entry cannot be read."""
+        kept = entries_in_force(entries)
         return cls(
             closes=[entry for entry in kept if entry.phase == "close" and entry.kind != "race"],
             winners={entry.key: entry for entry in kept if entry.kind == "race"},

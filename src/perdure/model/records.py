@@ -1,4 +1,4 @@
-"""What the engine and a store hand each other: runs, leases, signals, claims, as frozen structs over bytes.
+"""What the engine and a store exchange: runs, leases, signals, claims, as frozen structs over bytes.
 
 Instants are integer microseconds UTC, payloads are opaque bytes, run ids and keys have been checked (`check_id`).
 """
@@ -73,9 +73,9 @@ class RunRow(NewRun, frozen=True, kw_only=True):
     """A run as the store holds it, without journal and inbox.
 
     `wake_at` is the instant from which it may be claimed: a pending run's start, a running one's lease end, a suspended
-    one's timer. None: only a signal, a cancel or nothing at all moves it. `waiting_for` is empty unless it is suspended.
+    one's timer. None: only a signal or a cancel can wake it. `waiting_for` is empty unless it is suspended.
     `updated_at` changes when the run is created, leased, renewed, released, suspended, finished, reopened or restored, or gets
-    the input it was restored without, and at nothing else.
+    the input it was restored without, and at no other time.
     """
 
     status: Status
@@ -95,12 +95,12 @@ class RunRow(NewRun, frozen=True, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        """Whether the run takes nothing more."""
+        """Whether the run has ended, so that nothing can be added to it."""
         return self.status in ENDED
 
     @property
     def lacks_input(self) -> bool:
-        """Whether it was restored without its input, so that nobody can drive it before a `create` brings that."""
+        """Whether it was restored without its input; it cannot be driven before a `create` brings that."""
         return not self.input_hash
 
 
@@ -121,8 +121,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """The right to drive a run. `epoch` only ever grows, also over delete and create; `token` is random per acquisition.
 
-    A lease is good as long as the run has this epoch and token, also past `until` if nobody took over. An epoch is the one before
-    plus one, or the store's clock if that is higher.
+    A lease is valid as long as the run has this epoch and token, also past `until` if no other worker took over. A new epoch is
+    the previous one plus one, or the store's clock if that is higher.
     """
 
     run_id: str
@@ -132,14 +132,14 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pulse(msgspec.Struct, frozen=True, gc=False):
-    """What the holder learns with every write and renewal: the highest inbox seq, and whether to stop."""
+    """What the store tells the lease holder with every write and renewal: the highest inbox seq, and whether to stop."""
 
     inbox_seq: int
     cancel_requested: bool
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A run given to this worker: the lease, the row, the whole journal by seq, and the inbox rows not yet consumed.
+    """A run that this worker has claimed: the lease, the row, the whole journal by seq, and the inbox rows not yet consumed.
 
     `inbox_seq` is the highest seq in the inbox, consumed or not. `item_counts` has the length of each stream.
     """
@@ -161,14 +161,14 @@ class Created(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True):
-    """What `claim` gave, and the earliest instant after now at which more may come due (it may be early, never late)."""
+    """The claimed runs, and the earliest instant after now at which more may come due (it may be early, never late)."""
 
     claims: list[Claim]
     next_wake_at: int | None
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A workflow to start again and again. `spec` is the engine's text for when; the store only compares `next_at`."""
+    """A workflow to start repeatedly. `spec` is the engine's text for when; the store only compares `next_at`."""
 
     id: str
     workflow: str
@@ -189,7 +189,7 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
 MAX_PRIORITY: Final = 2**31 - 1
 
 
-def checked_priority(number: Any) -> int:
+def check_priority(number: Any) -> int:
     """A priority that every store can hold."""
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"priority must be a whole number, not {number!r}")
@@ -198,7 +198,7 @@ def checked_priority(number: Any) -> int:
     return number
 
 
-def encoded_metadata(metadata: Any) -> bytes:
+def encode_metadata(metadata: Any) -> bytes:
     """Metadata as JSON: a dict that reads back as it is."""
     if not isinstance(metadata, dict):
         raise TypeError(f"metadata must be a dict of JSON values, not {metadata!r}")
@@ -212,7 +212,7 @@ def encoded_metadata(metadata: Any) -> bytes:
 
 
 def is_changed(recorded: str | None, current: str | None) -> bool:
-    """Whether two hashes say that the code is another; two of different schemes say nothing."""
+    """Whether two hashes show that the code has changed; hashes of different schemes cannot be compared."""
     if recorded is None or current is None or recorded.partition(":")[0] != current.partition(":")[0]:
         return False
     return recorded != current

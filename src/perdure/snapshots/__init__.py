@@ -1,1 +1,1 @@
-"""A run as plain JSON: written, read without trust, and turned into a run again."""
+"""A run as plain JSON: writing it, reading it without trusting it, and starting a run from it."""

@@ -1,7 +1,7 @@
-"""A snapshot or a resume state as the beginning of a run.
+"""Starts a run from a snapshot or a resume state (`snapshot=`, `resume_state=`).
 
-Whatever was given is read in full, checked against the workflow and turned into journal entries before anything is written and
-before any code of the user's runs: a run begins with all of it, or not at all.
+The state is read in full, checked against the workflow and turned into journal entries before anything is written and before any
+code of the user runs: a run starts with all of it, or not at all.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ import msgspec
 from perdure.codec.outcomes import failed_keys_of
 from perdure.errors import OnChange, SnapshotFormatError, SnapshotMismatch
 from perdure.model.journal import Entry, Kind
-from perdure.model.records import NewRun, Signal, encoded_metadata, is_changed
-from perdure.snapshots.json_reader import Problems, described, shown_path
-from perdure.snapshots.parts import OURS, LossWarning, StepResult
+from perdure.model.records import NewRun, Signal, encode_metadata, is_changed
+from perdure.snapshots.json_reader import Problems, describe, format_path
+from perdure.snapshots.parts import OWN_FIELD, LossWarning, StepResult
 from perdure.snapshots.resume_state import ResumeState, dump_state, parse_state
-from perdure.snapshots.run_metadata import Instant, Line, RunRecord, record_in
+from perdure.snapshots.run_metadata import Instant, JournalLine, RunMetadata, read_run_metadata
 from perdure.snapshots.snapshot import Snapshot, assert_valid_snapshot, raw_tree
 from perdure.snapshots.to_journal import entry_for
-from perdure.snapshots.view import OF_RUN
+from perdure.snapshots.view import RUN_FIELDS
 
 State: TypeAlias = Snapshot | ResumeState | dict[str, Any] | str | bytes | None
-GivenState: TypeAlias = State | Callable[[], State | Awaitable[State]]
+StateSource: TypeAlias = State | Callable[[], State | Awaitable[State]]
 
 
-class _Waiting(msgspec.Struct, frozen=True):
-    """What the open entry of a wait may remember."""
+class _OpenWaitPayload(msgspec.Struct, frozen=True):
+    """The payload that the open entry of a wait may have."""
 
     deadline: Instant | None
 
 
-class _Trying(msgspec.Struct, frozen=True):
-    """What the open entry of a retried step may remember."""
+class _OpenRetryPayload(msgspec.Struct, frozen=True):
+    """The payload that the open entry of a retried step may have."""
 
     at: Instant
     error: msgspec.Raw
 
 
-# What an open entry of each kind remembers. That of a step may also be null: the intent to run it at most once.
-_REMEMBERED: Final[Mapping[Kind, type[_Waiting | _Trying]]] = {
-    "step": _Trying,
-    "sleep": _Waiting,
-    "signal": _Waiting,
-    "timeout": _Waiting,
+# The payload of an open entry of each kind. That of a step may also be null: the intent to run it at most once.
+_OPEN_PAYLOADS: Final[Mapping[Kind, type[_OpenWaitPayload | _OpenRetryPayload]]] = {
+    "step": _OpenRetryPayload,
+    "sleep": _OpenWaitPayload,
+    "signal": _OpenWaitPayload,
+    "timeout": _OpenWaitPayload,
 }
 
 
@@ -58,8 +58,8 @@ class Arguments(NamedTuple):
     kwargs: dict[str, Any]
 
 
-class Beginning(NamedTuple):
-    """What a run begins with. `arguments` are what `new.input` would be read as, if that is known."""
+class RunStart(NamedTuple):
+    """What a run starts with. `arguments` are the decoded `new.input`, if the caller has them."""
 
     new: NewRun
     entries: Sequence[Entry] = ()
@@ -68,13 +68,13 @@ class Beginning(NamedTuple):
     arguments: Arguments | None = None
 
 
-def is_state_given(options: Mapping[str, Any]) -> bool:
-    """Whether a run is to begin with what others recorded."""
+def has_state(options: Mapping[str, Any]) -> bool:
+    """Whether the options give a state to start from."""
     return "snapshot" in options or "resume_state" in options
 
 
-async def given_state(options: Mapping[str, Any]) -> Snapshot | ResumeState | None:
-    """The state that `snapshot=` or `resume_state=` gives for this run, read in full; None to start afresh."""
+async def resolve_state(options: Mapping[str, Any]) -> Snapshot | ResumeState | None:
+    """The state that `snapshot=` or `resume_state=` names, called and awaited if need be, and read in full; None for no state."""
     if "snapshot" in options and "resume_state" in options:
         raise TypeError("snapshot= and resume_state= are two names for one option; pass one of them")
     given = options.get("snapshot", options.get("resume_state"))
@@ -86,47 +86,53 @@ async def given_state(options: Mapping[str, Any]) -> Snapshot | ResumeState | No
 
 
 def read_state(given: Any) -> Snapshot | ResumeState:
-    """The state, whichever of the known shapes it has. Raises `SnapshotFormatError`."""
+    """The state in a document of any known shape. Raises `SnapshotFormatError`."""
     if isinstance(given, ResumeState | Snapshot):
-        _check_made(given.steps)
+        _check_results(given.steps)
     if isinstance(given, ResumeState):
         return parse_state(dump_state(given))
     problems = Problems()
     tree = raw_tree(given, problems)
     if problems:
-        raise SnapshotFormatError(problems.listed())
+        raise SnapshotFormatError(problems.errors())
     is_state = isinstance(tree, dict) and "formatVersion" not in tree and not tree.keys().isdisjoint({"version", "kind"})
     return parse_state(tree) if is_state else assert_valid_snapshot(tree)
 
 
-def _check_made(steps: Mapping[Any, Any]) -> None:
-    """Refuse what somebody put together from other things than results."""
+def _check_results(steps: Mapping[Any, Any]) -> None:
+    """Refuse a state object that was built from something else than results."""
     problems = Problems()
     for key, step in steps.items():
         if not isinstance(step, StepResult):
-            problems.add(("steps", str(key)), f"must be a StepResult, not {described(step)}")
+            problems.add(("steps", str(key)), f"must be a StepResult, not {describe(step)}")
     if problems:
-        raise SnapshotFormatError(problems.listed())
+        raise SnapshotFormatError(problems.errors())
 
 
-def begun(new: NewRun, state: Snapshot | ResumeState, on_change: OnChange, *, without_failed: bool, is_named: bool) -> Beginning:
-    """The beginning of the run `new` from this state. Raises `SnapshotMismatch` when the state belongs to another workflow.
+def import_state(
+    new: NewRun, state: Snapshot | ResumeState, on_change: OnChange, *, without_failed: bool, is_named: bool
+) -> RunStart:
+    """The run `new` with this state as its journal. Raises `SnapshotMismatch` when the state belongs to another workflow.
 
-    It has the definition hash of the code that recorded the state, so that whoever drives it sees whether that has changed.
+    The run gets the definition hash of the code that recorded the state, so its driver can detect that the code has changed.
     """
     metadata = dict(state.metadata or {})
-    record = record_in(metadata)
-    left_out = failed_keys(state, record) if without_failed else ()
-    entries = entries_of({key: step for key, step in state.steps.items() if key not in left_out}, losses_of(state), record)
+    run_metadata = read_run_metadata(metadata)
+    left_out = failed_keys(state, run_metadata) if without_failed else ()
+    entries = journal_entries(
+        {key: step for key, step in state.steps.items() if key not in left_out}, losses_by_step(state), run_metadata
+    )
     if isinstance(state, Snapshot):
-        new = _checked(new, state, on_change)
-    new = msgspec.structs.replace(new, metadata=_merged(new.metadata, metadata, is_named=is_named))
-    if record is None:
-        return Beginning(new, entries)
-    return Beginning(msgspec.structs.replace(new, seed=record.seed), entries, inbox_of(record), record.created_at)
+        new = _match_workflow(new, state, on_change)
+    new = msgspec.structs.replace(new, metadata=_merge_metadata(new.metadata, metadata, is_named=is_named))
+    if run_metadata is None:
+        return RunStart(new, entries)
+    new = msgspec.structs.replace(new, seed=run_metadata.seed)
+    return RunStart(new, entries, inbox_signals(run_metadata), run_metadata.created_at)
 
 
-def _checked(new: NewRun, state: Snapshot, on_change: OnChange) -> NewRun:
+def _match_workflow(new: NewRun, state: Snapshot, on_change: OnChange) -> NewRun:
+    """The run with the recorded definition hash. Raises `SnapshotMismatch` for another workflow, or changed code with "error"."""
     if state.workflow_name is not None and state.workflow_name != new.workflow:
         reason = f"the snapshot is of workflow {state.workflow_name!r}, and this is {new.workflow!r}"
         raise SnapshotMismatch(new.id, reason)
@@ -138,45 +144,47 @@ def _checked(new: NewRun, state: Snapshot, on_change: OnChange) -> NewRun:
     return msgspec.structs.replace(new, definition_hash=recorded)
 
 
-def _merged(given: bytes, restored: dict[str, Any], *, is_named: bool) -> bytes:
-    """The metadata of a run that goes on from a snapshot: what came with that, and what was given now."""
-    # A run without a name of its own keeps the one under which the snapshot knows it.
-    left_out = OF_RUN if is_named else OF_RUN - {"workflowId"}
+def _merge_metadata(given: bytes, restored: dict[str, Any], *, is_named: bool) -> bytes:
+    """The metadata of a run that goes on from a snapshot: that of the snapshot, overridden by what was passed now."""
+    # A run that was started without an id keeps the one in the snapshot.
+    left_out = RUN_FIELDS if is_named else RUN_FIELDS - {"workflowId"}
     kept = {name: value for name, value in restored.items() if name not in left_out}
     try:
-        return encoded_metadata({**kept, **msgspec.json.decode(given)})
+        return encode_metadata({**kept, **msgspec.json.decode(given)})
     except (TypeError, RecursionError) as reason:
         raise SnapshotFormatError([("$.metadata", f"cannot be stored: {reason}")]) from None
 
 
-def failed_keys(state: Snapshot | ResumeState, record: RunRecord | None) -> set[str]:
-    """The keys to leave out so that what failed is tried again: those that ended the run, or all if that is not known."""
+def failed_keys(state: Snapshot | ResumeState, run_metadata: RunMetadata | None) -> set[str]:
+    """The failed keys to leave out so that they run again: those that ended the run, or all if those are not known."""
     failed = {key for key, step in state.steps.items() if not step.ok}
-    outcome = None if record is None else record.outcome_bytes()
+    outcome = None if run_metadata is None else run_metadata.outcome_bytes()
     known = None if outcome is None else failed_keys_of(outcome)
     return failed if known is None else failed & known
 
 
-def losses_of(state: Snapshot | ResumeState) -> dict[str, list[LossWarning]]:
-    """What the state says was lost, by step."""
+def losses_by_step(state: Snapshot | ResumeState) -> dict[str, list[LossWarning]]:
+    """The warnings of the state, by step."""
     losses: dict[str, list[LossWarning]] = {}
     for warning in state.warnings if isinstance(state, Snapshot) else ():
         losses.setdefault(warning.step_id, []).append(warning)
     return losses
 
 
-def entries_of(steps: Mapping[str, StepResult], losses: Mapping[str, list[LossWarning]], record: RunRecord | None) -> list[Entry]:
-    """The journal of these steps: as the record has it, and then, in the order in which they are told, those it does not know.
+def journal_entries(
+    steps: Mapping[str, StepResult], losses: Mapping[str, list[LossWarning]], run_metadata: RunMetadata | None
+) -> list[Entry]:
+    """The journal of these steps: first those that the run's metadata has, in its order, then the others in the order given.
 
-    A step that is not among them has not happened, so that whatever the record says about it counts for nothing.
+    Lines of the metadata about a step that is not among these are ignored: that step has not happened.
     """
-    lines = [] if record is None else _lines(record, steps)
+    lines = [] if run_metadata is None else _lines_in_force(run_metadata, steps)
     recorded = {line.key for line in lines if line.phase == "close"}
     entries: list[Entry] = []
     try:
         for line in lines:
             if line.phase == "open":
-                entries.append(_opened(line, len(entries) + 1))
+                entries.append(_open_entry(line, len(entries) + 1))
             else:
                 step, lost = steps[line.key], losses.get(line.key, ())
                 entries.append(entry_for(line.key, step, lost, len(entries) + 1, line.fields()))
@@ -189,53 +197,53 @@ def entries_of(steps: Mapping[str, StepResult], losses: Mapping[str, list[LossWa
     return entries
 
 
-def _lines(record: RunRecord, steps: Mapping[str, StepResult]) -> list[Line]:
-    """The lines that count, in order."""
+def _lines_in_force(run_metadata: RunMetadata, steps: Mapping[str, StepResult]) -> list[JournalLine]:
+    """The lines that apply to these steps, in order."""
     try:
-        ordered = [record.journal[seq] for seq in sorted(record.journal, key=int)]
+        ordered = [run_metadata.journal[seq] for seq in sorted(run_metadata.journal, key=int)]
     except ValueError as reason:
-        raise _unreadable(str(reason)) from None
-    by_key: dict[str, list[tuple[int, Line]]] = {}
+        raise _journal_error(str(reason)) from None
+    by_key: dict[str, list[tuple[int, JournalLine]]] = {}
     for index, line in enumerate(ordered):
         known = by_key.setdefault(line.key, [])
         if known and known[-1][1].phase == "close":
-            known.clear()  # it was set aside to be tried again, in the later of two snapshots that were merged
+            known.clear()  # two snapshots were merged, and in the later one this key was dropped to run again
         known.append((index, line))
     kept = [each for key, known in by_key.items() if key in steps or not _is_closed(known) for each in known]
     return [line for _, line in sorted(kept, key=itemgetter(0))]
 
 
-def _is_closed(lines: list[tuple[int, Line]]) -> bool:
+def _is_closed(lines: list[tuple[int, JournalLine]]) -> bool:
     return lines[-1][1].phase == "close"
 
 
 def _check_kinds(entries: list[Entry]) -> None:
-    """Refuse a key that was opened as one thing and closed as another."""
+    """Refuse a key that was opened as one kind and closed as another."""
     kinds: dict[str, Kind] = {}
     for entry in entries:
-        if entry.kind != "told" and kinds.setdefault(entry.key, entry.kind) != entry.kind:
-            raise _unreadable(f"{entry.key!r} is recorded as a {kinds[entry.key]} and as a {entry.kind}")
+        if entry.kind != "foreign" and kinds.setdefault(entry.key, entry.kind) != entry.kind:
+            raise _journal_error(f"{entry.key!r} is recorded as a {kinds[entry.key]} and as a {entry.kind}")
 
 
-def _opened(line: Line, seq: int) -> Entry:
+def _open_entry(line: JournalLine, seq: int) -> Entry:
     payload = msgspec.json.encode(line.payload)
-    if line.kind not in _REMEMBERED:
-        raise _unreadable(f"{line.key!r} is open, which a {line.kind} never is")
+    if line.kind not in _OPEN_PAYLOADS:
+        raise _journal_error(f"{line.key!r} is open, which a {line.kind} never is")
     try:
         if line.kind != "step" or payload != b"null":
-            payload = msgspec.json.encode(msgspec.json.decode(payload, type=_REMEMBERED[line.kind]))
+            payload = msgspec.json.encode(msgspec.json.decode(payload, type=_OPEN_PAYLOADS[line.kind]))
     except msgspec.MsgspecError as reason:
-        raise _unreadable(f"what {line.key!r} waits for: {reason}") from None
+        raise _journal_error(f"what {line.key!r} waits for: {reason}") from None
     return Entry(seq=seq, key=line.key, phase="open", payload=payload, **line.fields())
 
 
-def _unreadable(reason: str) -> SnapshotFormatError:
-    return SnapshotFormatError([(shown_path(("metadata", OURS, "journal")), f"cannot be read: {reason}")])
+def _journal_error(reason: str) -> SnapshotFormatError:
+    return SnapshotFormatError([(format_path(("metadata", OWN_FIELD, "journal")), f"cannot be read: {reason}")])
 
 
-def inbox_of(record: RunRecord | None) -> list[Signal]:
-    """The signals that wait to be consumed."""
-    lines = [] if record is None else record.inbox
+def inbox_signals(run_metadata: RunMetadata | None) -> list[Signal]:
+    """The signals that are not consumed yet."""
+    lines = [] if run_metadata is None else run_metadata.inbox
     return [
         Signal(seq=seq, kind=line.kind, name=line.name, payload=bytes(line.payload), dedupe=line.dedupe)
         for seq, line in enumerate(lines, 1)

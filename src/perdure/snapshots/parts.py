@@ -1,9 +1,8 @@
-"""The parts of a snapshot: the result of a step, how the run stood, and what could not be stored.
+"""The parts of a snapshot: the result of a step, the state of the run, and what could not be stored.
 
-Nothing in here interprets a value: what stands in the JSON stands in the object, tags (`{"$datetime": …}`) included. Every
-part keeps the fields it does not know in `extra` and writes them back, and an instant that was read is written in its own
-words as long as it is the same instant, so reading and writing changes nothing. The trees inside a `StepResult` are its own;
-change a copy.
+Nothing here interprets a value: the object holds what the JSON holds, tags (`{"$datetime": …}`) included. Every part keeps the
+fields it does not know in `extra` and writes them back, and an instant that was read is written as the same text unless it was
+changed, so reading and writing changes nothing. Do not change the trees inside a `StepResult`; change a copy.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 from perdure.errors import SnapshotFormatError
-from perdure.snapshots.json_reader import Problems, own_copy
+from perdure.snapshots.json_reader import Problems, copy_json
 
 FORMAT_VERSION: Final = 1
-# What only we can say about a run or a step stands in a field of this name.
-OURS: Final = "perdure"
-# A snapshot, its steps, a step: what stands around a value.
+# The field of a run's metadata, or of a step, that holds what only perdure writes.
+OWN_FIELD: Final = "perdure"
+# The levels around a value: a snapshot, its steps, a step.
 AROUND_VALUES: Final = 3
-# The cause of a failure of which none is known, in the words of the library that defined the format.
+# The cause of a failure whose cause is unknown, as the library that defined the format writes it.
 NO_CAUSE: Final[Mapping[str, Any]] = MappingProxyType(
     {"type": "thrown", "originalType": "undefined", "stringRepresentation": "undefined"}
 )
@@ -32,7 +31,7 @@ ExecutionStatus: TypeAlias = Literal["running", "completed", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """How a step came out: with a `value` when `ok`, otherwise with an `error` and what is known of its `cause`."""
+    """The outcome of a step: a `value` when `ok`, otherwise an `error` and what is known of its `cause`."""
 
     ok: bool
     value: Any = None
@@ -46,21 +45,21 @@ class StepResult:
             object.__setattr__(self, "cause", dict(NO_CAUSE))
 
     def tree(self) -> dict[str, Any]:
-        """The step's JSON, which shares its parts with this object."""
+        """The step's JSON; it shares its parts with this object."""
         shown = {"ok": True, "value": self.value} if self.ok else {"ok": False, "error": self.error, "cause": self.cause}
-        return {**shown, **present(meta=self.meta), **self.extra}
+        return {**shown, **without_none(meta=self.meta), **self.extra}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """How the run stood when the snapshot was taken."""
+    """The state of the run when the snapshot was taken."""
 
     status: ExecutionStatus
     last_updated: datetime
     completed_at: datetime | None = None
     current_step_id: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
-    # The instants as they were written where they came from: "Z" and "+00:00" are one instant and two texts.
+    # The instants as they were written in the document that was read: "Z" and "+00:00" are one instant and two texts.
     texts: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -75,7 +74,7 @@ class Execution:
         return {
             "status": self.status,
             "lastUpdated": self._text("lastUpdated", self.last_updated),
-            **present(completedAt=completed, currentStepId=self.current_step_id),
+            **without_none(completedAt=completed, currentStepId=self.current_step_id),
             **self.extra,
         }
 
@@ -99,12 +98,12 @@ class LossWarning:
         return {"type": self.type, "stepId": self.step_id, "path": self.path, "reason": self.reason, **self.extra}
 
 
-def checked(tree: dict[str, Any], *, around: int, what: str) -> dict[str, Any]:
-    """A copy of a tree that is about to be written; `SnapshotFormatError` when it is no plain JSON."""
+def checked_copy(tree: dict[str, Any], *, around: int, what: str) -> dict[str, Any]:
+    """A copy of a tree that is about to be written; `SnapshotFormatError` when the tree is no plain JSON."""
     problems = Problems()
-    copy: dict[str, Any] = own_copy(tree, problems, around=around)
+    copy: dict[str, Any] = copy_json(tree, problems, around=around)
     if problems:
-        raise SnapshotFormatError(problems.listed(), what)
+        raise SnapshotFormatError(problems.errors(), what)
     return copy
 
 
@@ -112,11 +111,11 @@ def iso_text(at: datetime) -> str:
     """The instant as JavaScript writes it: in UTC, to the millisecond unless it is finer."""
     try:
         at = at.astimezone(UTC)
-    except OverflowError:  # within a day of the first or last instant there is, UTC may have no name for it
+    except OverflowError:  # within a day of the first or last datetime, the same instant in UTC may be out of range
         return at.isoformat()
     text = at.isoformat(timespec="microseconds" if at.microsecond % 1000 else "milliseconds")
     return text.removesuffix("+00:00") + "Z"
 
 
-def present(**fields: Any) -> dict[str, Any]:
+def without_none(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}

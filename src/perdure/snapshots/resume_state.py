@@ -1,10 +1,10 @@
-"""Resume state: the results of a run's steps, without the run, to go on from.
+"""Resume state: the results of a run's steps, without the run itself, from which another run can go on.
 
     dump_state   ResumeState → {"version": 1, "entries": {key: {"result": …, "meta"?: …}}, "metadata"?}
     parse_state  that, {"kind": "ResumeState", "steps": [[key, result], …]}, or a snapshot → ResumeState
 
-Steps are the same `StepResult` as in a snapshot whichever shape they were read from; `resume_entries` knows how the first shape
-tells them. `StatePersistence` keeps states in any `KeyValueStore`.
+Steps are the same `StepResult` as in a snapshot, whichever of these shapes they were read from; `resume_v1` reads and writes the
+entries of the first. `StatePersistence` keeps states in any `KeyValueStore`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from perdure.errors import SnapshotFormatError
-from perdure.snapshots.json_reader import Problems, described, own_copy, write_text
-from perdure.snapshots.parts import AROUND_VALUES, Execution, ExecutionStatus, StepResult, checked
-from perdure.snapshots.resume_v1 import entry_of, read_entry
+from perdure.snapshots.json_reader import Problems, copy_json, describe, write_text
+from perdure.snapshots.parts import AROUND_VALUES, Execution, ExecutionStatus, StepResult, checked_copy
+from perdure.snapshots.resume_v1 import read_entry, write_entry
 from perdure.snapshots.snapshot import Snapshot, raw_tree, read_snapshot
 from perdure.snapshots.validation import Fields, read_step
 
 _WHAT: Final = "the resume state"
-# The document, its entries, an entry, its result: what stands around a value.
+# The levels around a value: the document, its entries, an entry, its result.
 _AROUND_VALUES: Final = 4
-# What another shape says under these names cannot be kept, because `dump_state` uses them itself.
+# Unknown fields of these names in another shape are dropped, because `dump_state` writes its own.
 _OF_WRITTEN_FORM: Final = frozenset({"version", "entries"})
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """What the steps of a run gave, by key and in the order in which they were recorded, and the caller's own metadata."""
+    """The results of a run's steps by key, in the order in which they were recorded, and the caller's own metadata."""
 
     steps: dict[str, StepResult] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class ResumeState:
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot) -> ResumeState:
-        """The steps and metadata of a snapshot, without how the run stood."""
+        """The steps and metadata of a snapshot, without the state of the run."""
         return cls(dict(snapshot.steps), dict(snapshot.metadata or {}))
 
     def to_snapshot(
@@ -60,15 +60,15 @@ def dump_state(state: ResumeState | Snapshot, /, **metadata: Any) -> str:
     if isinstance(state, Snapshot):
         state = ResumeState.from_snapshot(state)
     try:
-        return write_text(checked(_tree(state, metadata), around=_AROUND_VALUES, what=_WHAT))
+        return write_text(checked_copy(_tree(state, metadata), around=_AROUND_VALUES, what=_WHAT))
     except RecursionError:
         raise SnapshotFormatError([("$", "is nested too deeply for the stack that is left")], _WHAT) from None
 
 
 def _tree(state: ResumeState, metadata: dict[str, Any]) -> dict[str, Any]:
-    entries = {key: entry_of(step) for key, step in state.steps.items()}
-    told = {**state.metadata, **metadata}
-    return {**state.extra, "version": 1, "entries": entries, **({"metadata": told} if told else {})}
+    entries = {key: write_entry(step) for key, step in state.steps.items()}
+    merged = {**state.metadata, **metadata}
+    return {**state.extra, "version": 1, "entries": entries, **({"metadata": merged} if merged else {})}
 
 
 def parse_state(document: str | bytes | dict[str, Any]) -> ResumeState:
@@ -76,10 +76,10 @@ def parse_state(document: str | bytes | dict[str, Any]) -> ResumeState:
     problems = Problems()
     raw = raw_tree(document, problems)
     is_snapshot = isinstance(raw, dict) and "formatVersion" in raw
-    tree = own_copy(raw, problems, around=AROUND_VALUES if is_snapshot else _AROUND_VALUES)
+    tree = copy_json(raw, problems, around=AROUND_VALUES if is_snapshot else _AROUND_VALUES)
     state = None if tree is None and problems else _read_state(tree, problems)
     if state is None or problems:
-        raise SnapshotFormatError(problems.listed(), _WHAT)
+        raise SnapshotFormatError(problems.errors(), _WHAT)
     return state
 
 
@@ -111,7 +111,7 @@ def _read_pairs(fields: Fields, problems: Problems) -> ResumeState:
     read: dict[str, StepResult | None] = {}
     for index, pair in enumerate(fields.items("steps") or ()):
         if type(pair) is not list or len(pair) != 2 or type(pair[0]) is not str:
-            problems.add(("steps", index), f"must be a list of a key and its result, not {described(pair)}")
+            problems.add(("steps", index), f"must be a list of a key and its result, not {describe(pair)}")
         elif pair[0] in read:
             problems.add(("steps", index, 0), "is a key that an earlier step has")
         else:

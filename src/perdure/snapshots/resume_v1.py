@@ -9,9 +9,9 @@
     {"type": "error", "errorName", "errorMessage", "errorStack"}  error, with name, message, stack
     {"type": "value", "value"}                                  thrown, with its value
 
-What was thrown is the cause of a step that threw; a cause that its result told differently stays in `meta` as `resultCause`.
-A result that these shapes cannot tell in full also stands in the entry as it would in a snapshot, under `stepResult`, which
-others pass over and which is read here before all else.
+The cause of a step that threw is what it threw; if its result has another cause, that one stays in `meta` as `resultCause`.
+A result that these shapes cannot hold in full is also written as it would be in a snapshot, under `stepResult`. Other libraries
+ignore that field; here it takes precedence.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from perdure.snapshots.json_reader import Path, Problems
+from perdure.snapshots.json_reader import JsonPath, Problems
 from perdure.snapshots.parts import NO_CAUSE, StepResult
-from perdure.snapshots.validation import Fields, check_cause, check_key, read_step
+from perdure.snapshots.validation import Fields, check_cause, check_step_key, read_step
 
-# Fields of an entry that this version does not know are kept among those of its result, under this name. Among them is a "meta"
-# inside the result: in a snapshot that name is taken.
+# Fields of an entry that this version does not know are kept in `StepResult.extra` under this name. A "meta" inside the result
+# is kept there too, because in a snapshot that name is taken.
 _OF_ENTRY: Final = "entry"
 
 
-def entry_of(step: StepResult) -> dict[str, Any]:
-    """The entry of a result, which shares its parts."""
-    entry = _plain_entry(step)
+def write_entry(step: StepResult) -> dict[str, Any]:
+    """The entry of a result; it shares its parts."""
+    entry = _write_plain_entry(step)
     if step.ok and not step.extra:
         return entry
     problems = Problems()
-    is_told = read_entry("key", entry, (), problems) == step and not problems
-    return entry if is_told else {**entry, "stepResult": step.tree()}
+    is_complete = read_entry("key", entry, (), problems) == step and not problems
+    return entry if is_complete else {**entry, "stepResult": step.tree()}
 
 
-def _plain_entry(step: StepResult) -> dict[str, Any]:
+def _write_plain_entry(step: StepResult) -> dict[str, Any]:
     extra = dict(step.extra)
     around = extra.pop(_OF_ENTRY) if isinstance(extra.get(_OF_ENTRY), dict) else {}
     if step.ok:
         result = {**extra, "ok": True, "value": step.value}
         return {**around, "result": result, **({} if step.meta is None else {"meta": step.meta})}
     meta = dict(step.meta or {})
-    cause = told = _cause_of(step.cause or NO_CAUSE)
+    cause = result_cause = _write_cause(step.cause or NO_CAUSE)
     if meta.get("origin") == "throw":
-        told = _cause_of(meta.pop("resultCause")) if "resultCause" in meta else cause
+        result_cause = _write_cause(meta.pop("resultCause")) if "resultCause" in meta else cause
         meta["thrown"] = cause
     elif "resultCause" in meta:
-        meta["resultCause"] = _cause_of(meta["resultCause"])
-    result = {**extra, "ok": False, "error": step.error, "cause": told}
+        meta["resultCause"] = _write_cause(meta["resultCause"])
+    result = {**extra, "ok": False, "error": step.error, "cause": result_cause}
     return {**around, "result": result, **({} if step.meta is None else {"meta": meta})}
 
 
-def _cause_of(cause: Any) -> dict[str, Any]:
-    """A snapshot's cause in the words of an entry."""
+def _write_cause(cause: Any) -> dict[str, Any]:
+    """A snapshot's cause in the shape of an entry."""
     if not isinstance(cause, Mapping):
         return {"type": "value", "value": cause}
     rest = dict(cause)
@@ -71,15 +71,15 @@ def _cause_of(cause: Any) -> dict[str, Any]:
     return {**rest, "type": "value", "value": rest.get("value", text)}
 
 
-def read_entry(key: Any, tree: Any, path: Path, problems: Problems) -> StepResult | None:
-    """The result that an entry tells; None when there is a problem."""
+def read_entry(key: Any, tree: Any, path: JsonPath, problems: Problems) -> StepResult | None:
+    """The result in an entry; None when there is a problem."""
     fields = Fields.of(tree, path, problems)
     if fields is None:
-        check_key(key, path, problems)
+        check_step_key(key, path, problems)
         return None
     if (whole := fields.mapping("stepResult", optional=True)) is not None:
         return read_step(key, whole, (*path, "stepResult"), problems)
-    check_key(key, path, problems)
+    check_step_key(key, path, problems)
     result, meta = fields.mapping("result"), fields.mapping("meta", optional=True)
     if result is None:
         return None
@@ -87,7 +87,7 @@ def read_entry(key: Any, tree: Any, path: Path, problems: Problems) -> StepResul
 
 
 def _read_result(
-    tree: dict[str, Any], meta: dict[str, Any] | None, of_entry: dict[str, Any], path: Path, problems: Problems
+    tree: dict[str, Any], meta: dict[str, Any] | None, of_entry: dict[str, Any], path: JsonPath, problems: Problems
 ) -> StepResult | None:
     fields = Fields(tree, (*path, "result"), problems)
     ok = fields.flag("ok")
@@ -96,8 +96,8 @@ def _read_result(
     if ok:
         return StepResult(ok=True, value=fields.value("value", optional=True), meta=meta, extra=_extra(fields.rest(), of_entry))
     error = fields.value("error", optional=True)
-    told = fields.value("cause", optional=True)
-    cause = None if told is None else _read_cause(told, (*path, "result", "cause"), problems)
+    tree_of_cause = fields.value("cause", optional=True)
+    cause = None if tree_of_cause is None else _read_cause(tree_of_cause, (*path, "result", "cause"), problems)
     if meta is not None:
         cause, meta = _read_meta(meta, cause, (*path, "meta"), problems)
     return StepResult(ok=False, error=error, cause=cause, meta=meta, extra=_extra(fields.rest(), of_entry))
@@ -110,7 +110,7 @@ def _extra(of_result: dict[str, Any], of_entry: dict[str, Any]) -> dict[str, Any
 
 
 def _read_meta(
-    tree: dict[str, Any], cause: dict[str, Any] | None, path: Path, problems: Problems
+    tree: dict[str, Any], cause: dict[str, Any] | None, path: JsonPath, problems: Problems
 ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """The cause and the meta of a failure."""
     fields = Fields(tree, path, problems)
@@ -120,23 +120,23 @@ def _read_meta(
     if of_result is not None:
         meta["resultCause"] = _read_cause(of_result, (*path, "resultCause"), problems)
     if origin == "throw" and (thrown := fields.mapping("thrown")) is not None:
-        told, cause = cause, _read_cause(thrown, (*path, "thrown"), problems)
-        if told is not None and told != cause:
-            meta["resultCause"] = told
+        result_cause, cause = cause, _read_cause(thrown, (*path, "thrown"), problems)
+        if result_cause is not None and result_cause != cause:
+            meta["resultCause"] = result_cause
     return cause, {**fields.rest(), **meta}
 
 
-def _read_cause(tree: Any, path: Path, problems: Problems) -> dict[str, Any] | None:
-    """An entry's cause in the words of a snapshot."""
+def _read_cause(tree: Any, path: JsonPath, problems: Problems) -> dict[str, Any] | None:
+    """An entry's cause in the shape of a snapshot."""
     fields = Fields.of(tree, path, problems)
     kind = None if fields is None else fields.choice("type", "undefined", "error", "value")
     if fields is None or kind is None:
         return None
-    known = _read_error(fields) if kind == "error" else _thrown(fields) if kind == "value" else dict(NO_CAUSE)
+    known = _read_error(fields) if kind == "error" else _read_value(fields) if kind == "value" else dict(NO_CAUSE)
     if known is None:
         return None
     cause = {**fields.rest(), **known}
-    # A field that an entry does not know may mean something in a snapshot, such as the cause of the cause, and must be that.
+    # A field that is unknown in an entry may have a meaning in a snapshot, such as the cause of the cause, so it is checked.
     check_cause(cause, path, problems)
     return cause
 
@@ -148,19 +148,19 @@ def _read_error(fields: Fields) -> dict[str, Any] | None:
     return {"type": "error", "name": name, "message": message, **({} if stack is None else {"stack": stack})}
 
 
-def _thrown(fields: Fields) -> dict[str, Any]:
-    """The cause that is a value, described as JavaScript would."""
+def _read_value(fields: Fields) -> dict[str, Any]:
+    """A cause that is a value, described as JavaScript would describe it."""
     value = fields.value("value", optional=True)
     kinds = {str: "string", bool: "boolean", int: "number", float: "number"}
     return {
         "type": "thrown",
         "originalType": kinds.get(type(value), "object"),
         "value": value,
-        "stringRepresentation": _said(value),
+        "stringRepresentation": _javascript_text(value),
     }
 
 
-def _said(value: Any) -> str:
+def _javascript_text(value: Any) -> str:
     if isinstance(value, dict | list):
         return "[object Object]" if isinstance(value, dict) else "[object Array]"
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,8 +1,8 @@
-"""What a snapshot keeps of a run besides its steps, so that the run can go on exactly where it stood.
+"""What a snapshot keeps of a run in addition to its steps, so that the run can go on exactly where it was.
 
-It stands in the snapshot's metadata under `perdure`: when the run was begun and with which seed, so that `ctx.now()` and
-`ctx.uuid4()` give the same again; what the journal says about each entry beyond its result; and what is open. Steps are not
-repeated here, and what the snapshot says about a step wins: a line whose step is gone counts for nothing.
+It is the field `perdure` of the snapshot's metadata: when the run was created and with which seed, so that `ctx.now()` and
+`ctx.uuid4()` return the same values again; what the journal holds of each entry beyond its result; and what is open. Results are
+not repeated here, and the snapshot's steps take precedence: a journal line whose step was removed is ignored.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from perdure.model.durations import MAX_INSTANT
 from perdure.model.ids import check_id
 from perdure.model.journal import Entry, Kind
 from perdure.model.records import Awaited, RunRow, Signal, Status
-from perdure.snapshots.parts import OURS
+from perdure.snapshots.parts import OWN_FIELD
 from perdure.snapshots.to_journal import check_failure
 
 Instant: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_INSTANT)]
-# A seed is the key of a hash, which can be no longer.
+# A seed is the key of a BLAKE2b hash, which has at most 64 bytes.
 Seed: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=64)]
 Digest: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=64)]
 
 _codec: Final = Codec()
 
 
-class Line(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class JournalLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """An entry of the journal without its result; `payload` is what an open entry remembers."""
 
     key: str
@@ -45,8 +45,8 @@ class Line(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     payload: Any = None
 
     @classmethod
-    def of(cls, entry: Entry) -> Line:
-        """What there is to say about an entry in force."""
+    def of(cls, entry: Entry) -> JournalLine:
+        """The line of an entry in force."""
         return cls(
             entry.key,
             "open" if entry.phase == "open" else "close",
@@ -60,7 +60,7 @@ class Line(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         )
 
     def fields(self) -> dict[str, Any]:
-        """The fields of the entry that this tells."""
+        """The fields of the entry that this line has."""
         return {name: getattr(self, name) for name in ("kind", "name", "attempt", "started_at", "ended_at", "args_hash")}
 
 
@@ -73,16 +73,16 @@ class InboxLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     dedupe: str | None = None
 
 
-class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """A run as it stood, without its steps."""
+class RunMetadata(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """A run without its steps."""
 
     seed: Seed
     created_at: Instant
     workflow: str = ""
     input_hash: Digest = b""
     # By seq, as text: JSON has no other keys.
-    journal: dict[str, Line] = {}
-    # The rest is only told when nothing was left out on purpose: then a run can be put back as it stood.
+    journal: dict[str, JournalLine] = {}
+    # The rest is set only in a snapshot from which nothing was left out: then the run can be restored as it was.
     status: Status | None = None
     wake_at: Instant | None = None
     waiting_for: tuple[Awaited, ...] = ()
@@ -91,13 +91,13 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel")
     cancel_requested: bool = False
 
     @classmethod
-    def of(cls, row: RunRow, entries: Iterable[Entry]) -> RunRecord:
-        """What is known of a run of which only these entries are told."""
-        journal = {str(entry.seq): Line.of(entry) for entry in entries}
+    def of(cls, row: RunRow, entries: Iterable[Entry]) -> RunMetadata:
+        """The metadata of a snapshot that holds only these entries."""
+        journal = {str(entry.seq): JournalLine.of(entry) for entry in entries}
         return cls(seed=row.seed, created_at=row.created_at, workflow=row.workflow, input_hash=row.input_hash, journal=journal)
 
-    def whole(self, row: RunRow, inbox: Iterable[Signal]) -> RunRecord:
-        """The same of a run of which everything is told."""
+    def with_state(self, row: RunRow, inbox: Iterable[Signal]) -> RunMetadata:
+        """The same, with the state of the run, for a snapshot from which nothing was left out."""
         return msgspec.structs.replace(
             self,
             status=row.status,
@@ -109,11 +109,11 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel")
         )
 
     def outcome_bytes(self) -> bytes | None:
-        """The outcome as it is stored, if the run has ended with one."""
+        """The outcome as a store holds it, if the run has ended with one."""
         return None if self.outcome is msgspec.UNSET else msgspec.json.encode(self.outcome)
 
     def check(self) -> None:
-        """Raise ValueError if something is in it that no run has."""
+        """Raise ValueError if a part of it cannot belong to any run."""
         for line in self.journal.values():
             check_id(line.key, "a key")
             if "\0" in line.name:
@@ -136,19 +136,19 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel")
             raise ValueError("a signal is in the inbox twice")
 
     def tree(self) -> dict[str, Any]:
-        """The record as plain JSON."""
+        """This as plain JSON."""
         tree: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return tree
 
 
-def record_in(metadata: Any) -> RunRecord | None:
-    """The record in a snapshot's metadata, or None. `SnapshotFormatError` when it cannot be read."""
-    told = (metadata or {}).get(OURS)
-    if told is None:
+def read_run_metadata(metadata: Any) -> RunMetadata | None:
+    """What perdure wrote into a snapshot's metadata, or None. `SnapshotFormatError` when it cannot be read."""
+    tree = (metadata or {}).get(OWN_FIELD)
+    if tree is None:
         return None
     try:
-        record = msgspec.json.decode(msgspec.json.encode(told), type=RunRecord)
-        record.check()
+        run_metadata = msgspec.json.decode(msgspec.json.encode(tree), type=RunMetadata)
+        run_metadata.check()
     except (ValueError, TypeError, RecursionError) as reason:
-        raise SnapshotFormatError([(f"$.metadata.{OURS}", f"cannot be read: {reason}")]) from None
-    return record
+        raise SnapshotFormatError([(f"$.metadata.{OWN_FIELD}", f"cannot be read: {reason}")]) from None
+    return run_metadata

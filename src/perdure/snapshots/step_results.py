@@ -1,15 +1,15 @@
-"""A step in the journal, as a `StepResult` of a snapshot and as what it gives the body.
+"""A closing entry of the journal as a `StepResult` of a snapshot, and as the value or error that the body gets.
 
-The shared format tells plain values and errors in plain words. What it has no words for stands beside them in a field of our own,
-so that a step that went through a snapshot is what it was:
+The snapshot format is shared with other libraries and holds plain values and errors. What it has no fields for is in a field of
+our own, so that a step that went through a snapshot is restored exactly:
 
     "perdure": {"kind": "sleep"}    it is no step but another construct
     "perdure": {"tagged": true}     the value has tags ({"$datetime": …}); without this, "$" in a value means nothing
     "perdure": {"stored": …}        the value as it is stored, where parts of it were lost
     "perdure": {"failure": …}       the failure as it is stored, which rebuilds the exception
 
-A step that came from elsewhere is kept as it was told, whole, under the kind `told`: it fits every construct, its fields that
-nobody here knows are given back, and what it says is taken literally. `stepentries` is the way back into a journal.
+A step that another library recorded is kept whole, as an entry of kind `foreign`: it fits every construct, its unknown fields
+are written back, and its value is taken literally. `to_journal` is the way back into a journal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perdure.codec.outcomes import Failure, load_failure
 from perdure.errors import StepFailed
 from perdure.model.journal import Entry, Kind
 from perdure.snapshots.json_reader import MAX_DEPTH
-from perdure.snapshots.parts import NO_CAUSE, OURS, LossWarning, StepResult
+from perdure.snapshots.parts import NO_CAUSE, OWN_FIELD, LossWarning, StepResult
 
 RAISED: Final = "UNEXPECTED_ERROR"
 TIMED_OUT: Final = "TIMEOUT"
@@ -31,12 +31,12 @@ _MAX_SHOWN: Final = 1_000
 _MAX_CHAIN: Final = 20
 
 CODEC: Final = Codec()
-# A step as others told it has a value that may be as large and deep as any, and stands around that.
-TOLD_CODEC: Final = Codec(max_bytes=CODEC.max_bytes + 2**20, max_depth=MAX_DEPTH + 2)
+# A foreign entry holds a whole step, so its limits are those of a value plus what a step puts around one.
+FOREIGN_CODEC: Final = Codec(max_bytes=CODEC.max_bytes + 2**20, max_depth=MAX_DEPTH + 2)
 
 
-class Mark(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What the shared format cannot say about a step of ours."""
+class StepDetails(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What the shared format has no fields for, of a step that perdure recorded."""
 
     kind: Kind = "step"
     tagged: bool = False
@@ -44,47 +44,47 @@ class Mark(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     failure: msgspec.Raw = msgspec.Raw()
 
 
-NO_MARK: Final = Mark()
-# Fields of a mark that are stored bytes, and objects in a snapshot.
-STORED: Final = ("stored", "failure")
+NO_DETAILS: Final = StepDetails()
+# Fields of `StepDetails` that are stored bytes in a journal and objects in a snapshot.
+STORED_FIELDS: Final = ("stored", "failure")
 
 
-class Told(NamedTuple):
+class ResultWithWarnings(NamedTuple):
     """A step's result, and warnings about the parts of it that were lost."""
 
     result: StepResult
     warnings: list[LossWarning]
 
 
-def told(entry: Entry) -> Told:
+def read_result(entry: Entry) -> ResultWithWarnings:
     """The result that a closing entry records. Raises ValueError when it cannot be read."""
-    if entry.kind == "told":
-        return _as_told(entry)
-    result, losses = our_result(entry)
-    return Told(result, [LossWarning(step_id=entry.key, path=loss.path, reason=loss.reason) for loss in losses])
+    if entry.kind == "foreign":
+        return _read_foreign_result(entry)
+    result, losses = read_own_result(entry)
+    return ResultWithWarnings(result, [LossWarning(step_id=entry.key, path=loss.path, reason=loss.reason) for loss in losses])
 
 
-def our_result(entry: Entry) -> tuple[StepResult, list[Loss]]:
-    """The result that a closing entry of ours records, and what was lost of it."""
+def read_own_result(entry: Entry) -> tuple[StepResult, list[Loss]]:
+    """The result that a closing entry of perdure's own records, and what was lost of it."""
     if entry.ok:
-        return _success(entry)
+        return _read_success(entry)
     if entry.kind != "step":
-        return _failure(TIMED_OUT, dict(NO_CAUSE), "result", Mark(kind=entry.kind)), []
-    return _of_failure(entry.payload)
+        return _failure_result(TIMED_OUT, dict(NO_CAUSE), "result", StepDetails(kind=entry.kind)), []
+    return _read_failure(entry.payload)
 
 
-def _success(entry: Entry) -> tuple[StepResult, list[Loss]]:
+def _read_success(entry: Entry) -> tuple[StepResult, list[Loss]]:
     tree, losses = tree_of(entry.payload)
     stored = msgspec.Raw(entry.payload) if losses else msgspec.Raw()
-    mark = Mark(kind=entry.kind, tagged=not losses and b'"$' in entry.payload, stored=stored)
-    return StepResult(ok=True, value=tree, extra=_extra(mark)), losses
+    details = StepDetails(kind=entry.kind, tagged=not losses and b'"$' in entry.payload, stored=stored)
+    return StepResult(ok=True, value=tree, extra=_extra(details)), losses
 
 
-def _of_failure(payload: bytes) -> tuple[StepResult, list[Loss]]:
+def _read_failure(payload: bytes) -> tuple[StepResult, list[Loss]]:
     failure = msgspec.json.decode(payload, type=Failure)
-    mark = Mark(failure=msgspec.Raw(payload))
+    details = StepDetails(failure=msgspec.Raw(payload))
     if failure.origin == "throw":
-        return _failure(RAISED, _described(msgspec.json.decode(failure.error)), "throw", mark), []
+        return _failure_result(RAISED, _exception_cause(msgspec.json.decode(failure.error)), "throw", details), []
     losses: list[Loss] = []
     if failure.is_exception:
         error = msgspec.json.decode(failure.error)
@@ -92,39 +92,40 @@ def _of_failure(payload: bytes) -> tuple[StepResult, list[Loss]]:
         error, losses = tree_of(bytes(failure.error))
     cause, lost = _cause_of(failure, error)
     shown = error["qualname"] if failure.is_exception else error
-    return _failure(shown, cause, "result", mark), [*_moved(losses, "error"), *_moved(lost, "cause.value")]
+    losses = [*_prefix_paths(losses, "error"), *_prefix_paths(lost, "cause.value")]
+    return _failure_result(shown, cause, "result", details), losses
 
 
-def _moved(losses: list[Loss], to: str) -> list[Loss]:
+def _prefix_paths(losses: list[Loss], to: str) -> list[Loss]:
     return [Loss(to + loss.path.removeprefix("value"), loss.reason) for loss in losses]
 
 
-def _failure(error: Any, cause: dict[str, Any], origin: str, mark: Mark) -> StepResult:
-    return StepResult(ok=False, error=error, cause=cause, meta={"origin": origin}, extra=_extra(mark))
+def _failure_result(error: Any, cause: dict[str, Any], origin: str, details: StepDetails) -> StepResult:
+    return StepResult(ok=False, error=error, cause=cause, meta={"origin": origin}, extra=_extra(details))
 
 
 def _cause_of(failure: Failure, error: Any) -> tuple[dict[str, Any], list[Loss]]:
-    """What an `Err` was caused by: the cause it names, the exception inside it, or the error itself."""
+    """The cause of an `Err`: the one it names, the exception inside it, or the error itself."""
     if failure.has_exception_cause:
-        return _described(msgspec.json.decode(failure.cause)), []
+        return _exception_cause(msgspec.json.decode(failure.cause)), []
     if bytes(failure.cause) != b"null":
         cause, losses = tree_of(bytes(failure.cause))
-        return _thrown(cause), losses
-    return _described(error) if failure.is_exception else _thrown(error), []
+        return _value_cause(cause), losses
+    return _exception_cause(error) if failure.is_exception else _value_cause(error), []
 
 
-def _described(error: Any, depth: int = 0) -> dict[str, Any]:
+def _exception_cause(error: Any, depth: int = 0) -> dict[str, Any]:
     """A recorded exception as a cause."""
     cause = error.get("cause") or (None if error.get("suppress_context") else error.get("context"))
-    described = {"type": "error", "name": error["qualname"], "message": error["message"]}
+    tree = {"type": "error", "name": error["qualname"], "message": error["message"]}
     if error.get("traceback"):
-        described["stack"] = error["traceback"]
+        tree["stack"] = error["traceback"]
     if cause is not None and depth < _MAX_CHAIN:
-        described["cause"] = _described(cause, depth + 1)
-    return described
+        tree["cause"] = _exception_cause(cause, depth + 1)
+    return tree
 
 
-def _thrown(value: Any) -> dict[str, Any]:
+def _value_cause(value: Any) -> dict[str, Any]:
     """A value that is no exception, as a cause."""
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     thrown = {
@@ -142,38 +143,38 @@ def _javascript_type(value: Any) -> str:
     return "string" if isinstance(value, str) else "number" if isinstance(value, int | float) else "object"
 
 
-def _extra(mark: Mark) -> dict[str, Any]:
-    if mark == NO_MARK:
+def _extra(details: StepDetails) -> dict[str, Any]:
+    if details == NO_DETAILS:
         return {}
-    fields: dict[str, Any] = {"kind": mark.kind} if mark.kind != "step" else {}
-    if mark.tagged:
+    fields: dict[str, Any] = {"kind": details.kind} if details.kind != "step" else {}
+    if details.tagged:
         fields["tagged"] = True
-    stored = {name: msgspec.json.decode(raw) for name in STORED if bytes(raw := getattr(mark, name))}
-    return {OURS: {**fields, **stored}}
+    stored = {name: msgspec.json.decode(raw) for name in STORED_FIELDS if bytes(raw := getattr(details, name))}
+    return {OWN_FIELD: {**fields, **stored}}
 
 
-def _as_told(entry: Entry) -> Told:
-    tree, warnings = TOLD_CODEC.load(entry.payload)
+def _read_foreign_result(entry: Entry) -> ResultWithWarnings:
+    tree, warnings = FOREIGN_CODEC.load(entry.payload)
     known = {name: tree.pop(name) for name in ("ok", "value", "error", "cause", "meta") if name in tree}
-    # What does not belong to an outcome of this sort was an unknown field when it was read, and is one again.
+    # Fields that do not belong to this sort of outcome were unknown fields when the document was read, and stay such.
     stray = ("error", "cause") if known["ok"] else ("value",)
     extra = {**tree, **{name: known.pop(name) for name in stray if name in known}}
-    return Told(StepResult(**known, extra=extra), [_warning(entry.key, warning) for warning in warnings])
+    return ResultWithWarnings(StepResult(**known, extra=extra), [_read_warning(entry.key, warning) for warning in warnings])
 
 
-def _warning(key: str, tree: dict[str, Any]) -> LossWarning:
+def _read_warning(key: str, tree: dict[str, Any]) -> LossWarning:
     known = {name: tree.pop(name) for name in ("type", "path", "reason")}
     return LossWarning(step_id=key, **known, extra=tree)
 
 
 def load_value(codec: Codec, entry: Entry, hint: Any) -> Any:
-    """The value of a step that went well. Raises ValueError.
+    """The value of a step that succeeded. Raises ValueError.
 
-    What others told is made what the annotation says where it fits: they know nothing of our classes.
+    A foreign value is converted to what the annotation says where it fits, because other libraries know nothing of our classes.
     """
-    if entry.kind != "told":
+    if entry.kind != "foreign":
         return codec.load(entry.payload, hint)
-    value = _as_told(entry).result.value
+    value = _read_foreign_result(entry).result.value
     try:
         return codec.conform(value, hint)
     except ValueError:
@@ -181,13 +182,13 @@ def load_value(codec: Codec, entry: Entry, hint: Any) -> Any:
 
 
 def load_error_of(codec: Codec, entry: Entry, key: str, hint: Any) -> Exception:
-    """What a step that failed raises. Raises ValueError.
+    """The exception that a failed step raises. Raises ValueError.
 
-    What others told is never the Python exception that happens to have the same name.
+    A foreign failure never becomes the Python exception that happens to have the same name.
     """
-    if entry.kind != "told":
+    if entry.kind != "foreign":
         return load_failure(codec, entry.payload, key, hint)
-    result = _as_told(entry).result
+    result = _read_foreign_result(entry).result
     cause = result.cause or NO_CAUSE
     if (result.meta or {}).get("origin") != "throw":
         return StepFailed(key, result.error)

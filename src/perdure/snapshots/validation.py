@@ -1,11 +1,11 @@
-"""Reading the parts of snapshots that came from anywhere, and saying everything that is wrong with them.
+"""Reads the parts of a snapshot from an untrusted tree, and collects everything that is wrong with it.
 
-`Fields` looks at one JSON object: each method takes a field out, checks it, and notes what is wrong with it; what nobody took is
-what this version does not know. The functions below go through the format with it. They are given a copy (`own_copy`), so
-what they return may hold parts of the tree.
+`Fields` reads one JSON object: each method takes out one field, checks it, and notes a problem; the fields that are left are
+unknown to this version. The functions below read the format with it. They get a copy (`copy_json`), so what they return may share
+parts of the tree.
 
-Where the format names a closed set that decides what happens (status, origin, the type of a cause), anything else is refused.
-The words of a warning decide nothing, so any text will do there.
+Where the format names a closed set on which behaviour depends (status, origin, the type of a cause), anything else is refused.
+Nothing depends on the text of a warning, so any text is accepted there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 from perdure.model.ids import MAX_ID_BYTES, check_id
-from perdure.snapshots.json_reader import Path, Problems, described
+from perdure.snapshots.json_reader import JsonPath, Problems, describe
 from perdure.snapshots.parts import FORMAT_VERSION, Execution, LossWarning, StepResult
 
 _INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d([.,]\d+)?)?(Z|[+-]\d\d(:?\d\d(:?\d\d(\.\d+)?)?)?)", re.ASCII)
@@ -24,49 +24,49 @@ T = TypeVar("T")
 
 
 class Fields:
-    """One JSON object of a document. Every method takes one field, and notes what is wrong with it."""
+    """One JSON object of a document. Every method takes out one field, and notes what is wrong with it."""
 
     __slots__ = ("_left", "_path", "_problems")
 
-    def __init__(self, tree: dict[str, Any], path: Path, problems: Problems) -> None:
+    def __init__(self, tree: dict[str, Any], path: JsonPath, problems: Problems) -> None:
         self._left = dict(tree)
         self._path = path
         self._problems = problems
 
     @classmethod
-    def of(cls, tree: Any, path: Path, problems: Problems) -> Fields | None:
-        """The fields of an object; None and a problem when it is none."""
+    def of(cls, tree: Any, path: JsonPath, problems: Problems) -> Fields | None:
+        """The fields of an object; None, and a problem, when the tree is no object."""
         if type(tree) is dict:
             return cls(tree, path, problems)
-        problems.add(path, f"must be an object, not {described(tree)}")
+        problems.add(path, f"must be an object, not {describe(tree)}")
         return None
 
     def value(self, name: str, *, optional: bool = False) -> Any:
-        """The field whatever it is; None when it is missing."""
+        """The field of any type; None when it is missing."""
         value = self._take(name, optional=optional)
         return None if value is _MISSING else value
 
     def text(self, name: str, *, optional: bool = False) -> str | None:
-        return self._typed(name, str, "text", optional=optional)
+        return self._take_typed(name, str, "text", optional=optional)
 
     def flag(self, name: str, *, optional: bool = False) -> bool | None:
-        return self._typed(name, bool, "true or false", optional=optional)
+        return self._take_typed(name, bool, "true or false", optional=optional)
 
     def mapping(self, name: str, *, optional: bool = False) -> dict[str, Any] | None:
-        return self._typed(name, dict, "an object", optional=optional)
+        return self._take_typed(name, dict, "an object", optional=optional)
 
     def items(self, name: str, *, optional: bool = False) -> list[Any] | None:
-        return self._typed(name, list, "a list", optional=optional)
+        return self._take_typed(name, list, "a list", optional=optional)
 
     def choice(self, name: str, *choices: str) -> Any:
-        """The field, which must be one of a few words."""
+        """The field, which must be one of these texts."""
         value = self._take(name, optional=False)
         if value is _MISSING:
             return None
         if type(value) is str and value in choices:
             return value
         words = ", ".join(f'"{choice}"' for choice in choices)
-        self._problems.add((*self._path, name), f"must be one of {words}, not {described(value)}")
+        self._problems.add((*self._path, name), f"must be one of {words}, not {describe(value)}")
         return None
 
     def instant(self, name: str, *, optional: bool = False) -> tuple[datetime, str] | None:
@@ -79,12 +79,12 @@ class Fields:
                 return datetime.fromisoformat(text), text
         except ValueError:
             pass
-        reason = f'must be an instant with its offset, such as "2026-01-31T12:00:00.000Z", not {described(text)}'
+        reason = f'must be an instant with its offset, such as "2026-01-31T12:00:00.000Z", not {describe(text)}'
         self._problems.add((*self._path, name), reason)
         return None
 
     def version(self, name: str, what: str) -> bool:
-        """Whether the document is of version 1. When it is of a later one, nothing else about it can be judged."""
+        """Whether the document can be read: False for a later version, of which nothing else can be checked."""
         value = self._take(name, optional=False)
         if value is _MISSING or (type(value) is int and value == FORMAT_VERSION):
             return True
@@ -92,20 +92,20 @@ class Fields:
             reason = f"says {what} version {value}, which a newer perdure wrote; this one reads version {FORMAT_VERSION}"
             self._problems.add((*self._path, name), reason)
             return False
-        self._problems.add((*self._path, name), f"must be the integer {FORMAT_VERSION}, not {described(value)}")
+        self._problems.add((*self._path, name), f"must be the integer {FORMAT_VERSION}, not {describe(value)}")
         return True
 
     def rest(self) -> dict[str, Any]:
-        """The fields that nobody took."""
+        """The fields that were not taken out."""
         return self._left
 
-    def _typed(self, name: str, kind: type[T], words: str, *, optional: bool) -> T | None:
+    def _take_typed(self, name: str, kind: type[T], words: str, *, optional: bool) -> T | None:
         value = self._take(name, optional=optional)
         if value is _MISSING:
             return None
         if type(value) is kind:
             return value
-        self._problems.add((*self._path, name), f"must be {words}, not {described(value)}")
+        self._problems.add((*self._path, name), f"must be {words}, not {describe(value)}")
         return None
 
     def _take(self, name: str, *, optional: bool) -> Any:
@@ -120,9 +120,9 @@ def _read_steps(tree: dict[str, Any] | None, problems: Problems) -> dict[str, St
     return {key: step for key, step in read if step is not None}
 
 
-def read_step(key: Any, tree: Any, path: Path, problems: Problems, *, may_lack_value: bool = False) -> StepResult | None:
-    """The result recorded under `key`. With `may_lack_value` what JavaScript left out as undefined is null."""
-    check_key(key, path, problems)
+def read_step(key: Any, tree: Any, path: JsonPath, problems: Problems, *, may_lack_value: bool = False) -> StepResult | None:
+    """The result recorded under `key`. With `may_lack_value`, a value that JavaScript left out as undefined is null."""
+    check_step_key(key, path, problems)
     fields = Fields.of(tree, path, problems)
     if fields is None or (ok := fields.flag("ok")) is None:
         return None
@@ -137,7 +137,7 @@ def read_step(key: Any, tree: Any, path: Path, problems: Problems, *, may_lack_v
     return StepResult(ok=False, error=error, cause=cause, meta=meta, extra=fields.rest())
 
 
-def check_key(key: Any, path: Path, problems: Problems) -> None:
+def check_step_key(key: Any, path: JsonPath, problems: Problems) -> None:
     """Note a problem when no run could have recorded anything under `key`."""
     try:
         check_id(key, "key")
@@ -146,8 +146,8 @@ def check_key(key: Any, path: Path, problems: Problems) -> None:
         problems.add(path, reason)
 
 
-def check_cause(cause: Any, path: Path, problems: Problems) -> None:
-    """Note what is wrong with a cause and, in turn, with the cause of that. None has been noted already."""
+def check_cause(cause: Any, path: JsonPath, problems: Problems) -> None:
+    """Note what is wrong with a cause and the causes below it. For None the problem has been noted already."""
     while cause is not None:
         fields = Fields.of(cause, path, problems)
         if fields is None:
@@ -195,8 +195,8 @@ def _read_warning(tree: Any, index: int, problems: Problems) -> LossWarning | No
     return LossWarning(step_id=step_id, path=path, reason=reason, type=kind, extra=fields.rest())
 
 
-class ReadParts(NamedTuple):
-    """The parts of a snapshot that was read."""
+class SnapshotParts(NamedTuple):
+    """The parts of a snapshot, by the names of its fields."""
 
     steps: dict[str, StepResult]
     execution: Execution
@@ -206,8 +206,8 @@ class ReadParts(NamedTuple):
     extra: dict[str, Any]
 
 
-def read_parts(tree: Any, problems: Problems) -> ReadParts | None:
-    """The parts of a snapshot; with problems what is returned is of no use."""
+def read_parts(tree: Any, problems: Problems) -> SnapshotParts | None:
+    """The parts of a snapshot. When problems were found the result is meaningless."""
     fields = Fields.of(tree, (), problems)
     if fields is None or not fields.version("formatVersion", "snapshot format"):
         return None
@@ -217,14 +217,14 @@ def read_parts(tree: Any, problems: Problems) -> ReadParts | None:
     metadata = fields.mapping("metadata", optional=True)
     warnings = fields.items("warnings", optional=True)
     extra = fields.rest() if warnings != [] else {**fields.rest(), "warnings": []}
-    told = [_read_warning(warning, index, problems) for index, warning in enumerate(warnings or ())]
+    read_warnings = [_read_warning(warning, index, problems) for index, warning in enumerate(warnings or ())]
     if problems or execution is None:
         return None
-    return ReadParts(
+    return SnapshotParts(
         steps=steps,
         execution=execution,
         metadata=metadata,
-        warnings=[warning for warning in told if warning is not None],
+        warnings=[warning for warning in read_warnings if warning is not None],
         workflow_name=name,
         extra=extra,
     )

@@ -1,7 +1,7 @@
-"""A run as a snapshot: a view of its row and its journal, cut at one moment.
+"""A run as a snapshot: a view of its row and its journal at one moment.
 
-A `View` holds the journal that its drive goes on appending to, and how long it was, so that making one costs nothing; the
-snapshot is worked out when somebody looks.
+A `View` refers to the journal that the drive goes on appending to, and remembers its length, so making one costs nothing; the
+snapshot is computed when it is asked for.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import msgspec
 
 from perdure.errors import SnapshotCorrupt
 from perdure.model.durations import moment
-from perdure.model.journal import Entry, in_force
-from perdure.model.records import ENDED, RunRow, Signal, Status, encoded_metadata
-from perdure.snapshots.parts import OURS, Execution, ExecutionStatus, LossWarning, StepResult
+from perdure.model.journal import Entry, entries_in_force
+from perdure.model.records import ENDED, RunRow, Signal, Status, encode_metadata
+from perdure.snapshots.parts import OWN_FIELD, Execution, ExecutionStatus, LossWarning, StepResult
 from perdure.snapshots.resume_state import ResumeState
-from perdure.snapshots.run_metadata import RunRecord
+from perdure.snapshots.run_metadata import RunMetadata
 from perdure.snapshots.snapshot import Snapshot
-from perdure.snapshots.step_results import told
+from perdure.snapshots.step_results import read_result
 
 Include: TypeAlias = Literal["all", "completed", "failed"]
 
@@ -33,19 +33,19 @@ _STATUSES: Final[Mapping[Status, ExecutionStatus]] = {
     "cancelled": "failed",
     "dead": "failed",
 }
-# What a snapshot's metadata says of the run itself; the rest is the user's.
-OF_RUN: Final = frozenset({"workflowId", "definitionHash", "input", OURS})
+# The fields of a snapshot's metadata that describe the run itself; the rest is the user's.
+RUN_FIELDS: Final = frozenset({"workflowId", "definitionHash", "input", OWN_FIELD})
 
 
 class Selection(NamedTuple):
-    """Which of a run's steps are told: of this sort, after the key `since`, and at most `limit`, oldest first."""
+    """Which of a run's steps a snapshot has: those of one outcome, after the key `since`, at most `limit`, oldest first."""
 
     include: Include = "all"
     limit: int | None = None
     since: str | None = None
 
-    def checked(self) -> Selection:
-        """This, if it makes sense."""
+    def check(self) -> Selection:
+        """This selection; ValueError when it is not possible."""
         if self.include not in get_args(Include):
             raise ValueError(f"include is one of {', '.join(get_args(Include))}, not {self.include!r}")
         if self.limit is not None and (isinstance(self.limit, bool) or not isinstance(self.limit, int) or self.limit < 0):
@@ -54,28 +54,28 @@ class Selection(NamedTuple):
 
     @property
     def is_open_ended(self) -> bool:
-        """Whether everything after `since` is told."""
+        """Whether the snapshot has everything after `since`."""
         return self.include == "all" and self.limit is None
 
-    def of(self, entries: Sequence[Entry], run_id: str) -> list[Entry]:
-        """The closing entries that are told, among those in force. Raises ValueError when there is no `since`."""
+    def choose(self, entries: Sequence[Entry], run_id: str) -> list[Entry]:
+        """The selected closing entries among those in force. Raises ValueError when the key `since` is not recorded."""
         start = 0
         if self.since is not None:
             found = [index for index, entry in enumerate(entries) if entry.key == self.since and entry.phase == "close"]
             if not found:
                 raise ValueError(f"since={self.since!r}: run {run_id!r} has recorded nothing under that key")
             start = found[0] + 1
-        told_of = [entry for entry in entries[start:] if entry.phase == "close" and self.include in ("all", _sort(entry))]
-        return told_of[: self.limit]
+        chosen = [entry for entry in entries[start:] if entry.phase == "close" and self.include in ("all", _outcome(entry))]
+        return chosen[: self.limit]
 
 
-def _sort(entry: Entry) -> Include:
+def _outcome(entry: Entry) -> Include:
     return "completed" if entry.ok else "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A run at one moment: its row, and so much of its journal."""
+    """A run at one moment: its row, and the first `length` entries of its journal."""
 
     row: RunRow
     journal: Sequence[Entry]
@@ -85,45 +85,45 @@ class View:
     def entries(self) -> list[Entry]:
         """The entries in force. Raises `SnapshotCorrupt`."""
         try:
-            return in_force(self.journal[: self.length])
+            return entries_in_force(self.journal[: self.length])
         except ValueError as reason:
             raise SnapshotCorrupt(self.row.id, "the journal", str(reason)) from reason
 
     def snapshot(self, selection: Selection = Selection(), metadata: Mapping[str, Any] | None = None) -> Snapshot:  # noqa: B008 - immutable
         """The run as a snapshot; `metadata` is added to its own. Raises `SnapshotCorrupt`."""
         entries = self.entries()
-        chosen = selection.of(entries, self.row.id)
+        chosen = selection.choose(entries, self.row.id)
         steps, warnings = _steps(self.row.id, chosen)
-        record = RunRecord.of(self.row, _recorded(entries, chosen, selection))
+        run_metadata = RunMetadata.of(self.row, _entries_to_include(entries, chosen, selection))
         if selection.is_open_ended:
-            record = record.whole(self.row, self.inbox)
+            run_metadata = run_metadata.with_state(self.row, self.inbox)
         return Snapshot(
             steps=steps,
             execution=_execution(self.row, entries),
-            metadata={**_metadata(self.row), **_json(metadata), OURS: record.tree()},
+            metadata={**_metadata(self.row), **_check_metadata(metadata), OWN_FIELD: run_metadata.tree()},
             warnings=warnings,
             workflow_name=self.row.workflow or None,
         )
 
     def resume_state(self) -> ResumeState:
         """The results of the run's steps, and the user's own metadata."""
-        steps, _ = _steps(self.row.id, Selection().of(self.entries(), self.row.id))
-        return ResumeState(dict(steps), users_metadata(self.row))
+        steps, _ = _steps(self.row.id, Selection().choose(self.entries(), self.row.id))
+        return ResumeState(dict(steps), user_metadata(self.row))
 
 
-class Readable(Protocol):
-    """What is needed of a store to look at a run."""
+class RunReader(Protocol):
+    """What is needed of a store to read a run."""
 
     async def get(self, run_id: str) -> RunRow | None: ...
     async def journal(self, run_id: str) -> list[Entry]: ...
     async def inbox(self, run_id: str) -> list[Signal]: ...
 
 
-async def stored_view(store: Readable, run_id: str) -> View | None:
+async def load_view(store: RunReader, run_id: str) -> View | None:
     """The run as a store has it, or None.
 
-    Row, journal and inbox are three reads. Whoever drives the run meanwhile may take a signal from the inbox into the journal, or
-    leave it waiting for something else: then what was read belongs to no one moment, and is read again.
+    Row, journal and inbox are three reads. Between them the run's driver may consume a signal into the journal, or suspend the
+    run with another wait: then the reads do not belong to one moment, and are repeated.
     """
     while (row := await store.get(run_id)) is not None:
         waiting = await store.inbox(run_id)
@@ -136,11 +136,11 @@ async def stored_view(store: Readable, run_id: str) -> View | None:
     return None
 
 
-def _recorded(entries: list[Entry], chosen: list[Entry], selection: Selection) -> list[Entry]:
-    """Whose lines go into the snapshot: those of the steps told, and what is still open if all after `since` are told."""
-    told_of = {entry.key for entry in chosen}
+def _entries_to_include(entries: list[Entry], chosen: list[Entry], selection: Selection) -> list[Entry]:
+    """The entries whose lines the snapshot has: those of the chosen steps, and open ones if it has everything after `since`."""
+    keys = {entry.key for entry in chosen}
     closed = {entry.key for entry in entries if entry.phase == "close"}
-    return [entry for entry in entries if entry.key in told_of or (selection.is_open_ended and entry.key not in closed)]
+    return [entry for entry in entries if entry.key in keys or (selection.is_open_ended and entry.key not in closed)]
 
 
 def _steps(run_id: str, entries: Iterable[Entry]) -> tuple[dict[str, StepResult], list[LossWarning]]:
@@ -148,7 +148,7 @@ def _steps(run_id: str, entries: Iterable[Entry]) -> tuple[dict[str, StepResult]
     warnings: list[LossWarning] = []
     for entry in entries:
         try:
-            steps[entry.key], lost = told(entry)
+            steps[entry.key], lost = read_result(entry)
         except (ValueError, KeyError, TypeError, msgspec.MsgspecError) as reason:
             raise SnapshotCorrupt(run_id, f"the record of {entry.key!r}", str(reason)) from reason
         warnings += lost
@@ -167,22 +167,22 @@ def _execution(row: RunRow, entries: list[Entry]) -> Execution:
 
 
 def _metadata(row: RunRow) -> dict[str, Any]:
-    told_of_run: dict[str, Any] = {"workflowId": row.id}
+    of_run: dict[str, Any] = {"workflowId": row.id}
     if row.definition_hash is not None:
-        told_of_run["definitionHash"] = row.definition_hash
+        of_run["definitionHash"] = row.definition_hash
     if row.input_hash:
-        told_of_run["input"] = msgspec.json.decode(row.input)
-    return {**told_of_run, **users_metadata(row)}
+        of_run["input"] = msgspec.json.decode(row.input)
+    return {**of_run, **user_metadata(row)}
 
 
-def users_metadata(row: RunRow) -> dict[str, Any]:
-    """What the user stored with the run, or came with the snapshot it was begun from."""
+def user_metadata(row: RunRow) -> dict[str, Any]:
+    """The metadata that the user stored with the run, or that came with the snapshot it was started from."""
     kept: dict[str, Any] = msgspec.json.decode(row.metadata)
-    return {name: value for name, value in kept.items() if name != OURS}
+    return {name: value for name, value in kept.items() if name != OWN_FIELD}
 
 
-def _json(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     if metadata is None:
         return {}
-    encoded_metadata(dict(metadata) if isinstance(metadata, Mapping) else metadata)
+    encode_metadata(dict(metadata) if isinstance(metadata, Mapping) else metadata)
     return dict(metadata)

@@ -32,7 +32,8 @@ from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from perdure.errors import PerdureError, ValueNotStorable
-from perdure.kv.protocol import KeyValueStore, fits, settled
+from perdure.kv.patterns import matches
+from perdure.kv.protocol import KeyValueStore, maybe_await
 from perdure.testing.processes import process_pool
 
 T = TypeVar("T")
@@ -93,8 +94,8 @@ class World:
 
     async def seen(self, key: str) -> tuple[str | None, bool, list[str]]:
         """What three methods say about a key."""
-        listed = await settled(self.kv.keys("*"))
-        return await settled(self.kv.get(key)), await settled(self.kv.exists(key)), [one for one in listed if one == key]
+        listed = await maybe_await(self.kv.keys("*"))
+        return await maybe_await(self.kv.get(key)), await maybe_await(self.kv.exists(key)), [one for one in listed if one == key]
 
     async def expired(self, key: str) -> None:
         """Wait until the key is no more."""
@@ -104,14 +105,14 @@ class World:
         """Write until there are no more than so many texts there."""
 
         async def is_swept() -> bool:
-            await settled(self.kv.set("writer", "1"))
+            await maybe_await(self.kv.set("writer", "1"))
             return await self.factory.count() == left
 
         await until(is_swept, f"all but {left} texts to be removed")
 
 
 async def _is_none(kv: KeyValueStore, key: str) -> bool:
-    return await settled(kv.get(key)) is None
+    return await maybe_await(kv.get(key)) is None
 
 
 async def until(is_so: Callable[[], Awaitable[bool]], what: str) -> None:
@@ -130,7 +131,7 @@ async def _handle(factory: KeyValueFactory) -> AsyncIterator[KeyValueStore]:
     finally:
         close = getattr(kv, "close", None)
         if close is not None:
-            await settled(close())
+            await maybe_await(close())
 
 
 class KeyValueCase(NamedTuple):
@@ -179,19 +180,19 @@ def key_value_tests(factory: type[KeyValueFactory]) -> Callable[[KeyValueCase], 
 @_promise
 async def what_was_never_set_is_missing_to_every_method(world: World) -> None:
     assert await world.seen("a") == (None, False, [])
-    assert await settled(world.kv.delete("a")) is False
-    assert await settled(world.kv.keys("*")) == []
+    assert await maybe_await(world.kv.delete("a")) is False
+    assert await maybe_await(world.kv.keys("*")) == []
 
 
 @_promise
 async def text_is_kept_until_it_is_deleted(world: World) -> None:
     kv = world.kv
-    await settled(kv.set("a", "1"))
-    await settled(kv.set("b", "other"))
-    await settled(kv.set("a", "2"))
+    await maybe_await(kv.set("a", "1"))
+    await maybe_await(kv.set("b", "other"))
+    await maybe_await(kv.set("a", "2"))
     assert await world.seen("a") == ("2", True, ["a"])
-    assert await settled(kv.delete("a")) is True
-    assert await settled(kv.delete("a")) is False
+    assert await maybe_await(kv.delete("a")) is True
+    assert await maybe_await(kv.delete("a")) is False
     assert await world.seen("a") == (None, False, [])
     assert await world.seen("b") == ("other", True, ["b"])
 
@@ -199,22 +200,22 @@ async def text_is_kept_until_it_is_deleted(world: World) -> None:
 @_promise
 async def keys_are_told_apart_byte_by_byte(world: World) -> None:
     for n, key in enumerate(KEYS):
-        await settled(world.kv.set(key, f"{n}"))
-    assert [await settled(world.kv.get(key)) for key in KEYS] == [f"{n}" for n in range(len(KEYS))]
-    assert sorted(await settled(world.kv.keys("*"))) == sorted(KEYS)
+        await maybe_await(world.kv.set(key, f"{n}"))
+    assert [await maybe_await(world.kv.get(key)) for key in KEYS] == [f"{n}" for n in range(len(KEYS))]
+    assert sorted(await maybe_await(world.kv.keys("*"))) == sorted(KEYS)
     for key in KEYS[::2]:
-        assert await settled(world.kv.delete(key)) is True
-    assert [await settled(world.kv.exists(key)) for key in KEYS] == [bool(n % 2) for n in range(len(KEYS))]
+        assert await maybe_await(world.kv.delete(key)) is True
+    assert [await maybe_await(world.kv.exists(key)) for key in KEYS] == [bool(n % 2) for n in range(len(KEYS))]
     assert await world.factory.count() == len(KEYS) // 2
 
 
 @_promise
 async def in_a_pattern_only_a_star_is_special(world: World) -> None:
     for key in KEYS:
-        await settled(world.kv.set(key, ""))
+        await maybe_await(world.kv.set(key, ""))
     for pattern in PATTERNS:
-        found = await settled(world.kv.keys(pattern))
-        assert sorted(found) == sorted(key for key in KEYS if fits(key, pattern)), f"for pattern {pattern[:80]!r}"
+        found = await maybe_await(world.kv.keys(pattern))
+        assert sorted(found) == sorted(key for key in KEYS if matches(key, pattern)), f"for pattern {pattern[:80]!r}"
 
 
 @_promise
@@ -223,133 +224,133 @@ async def a_key_that_not_every_place_can_hold_is_refused(world: World) -> None:
     for key in wrong:
         for ask in (world.kv.get, partial(world.kv.set, value="1"), world.kv.delete, world.kv.exists):
             with _refused(f"{key!r} as a key"):
-                await settled(ask(key))
+                await maybe_await(ask(key))
     assert await world.factory.count() == 0
 
 
 @_promise
 async def every_text_comes_back_as_it_was(world: World) -> None:
     for n, value in enumerate(VALUES):
-        await settled(world.kv.set(f"{n}", value))
-        await settled(world.kv.set(f"{n} for an hour", value, 3600))
-    assert [await settled(world.kv.get(f"{n}")) for n in range(len(VALUES))] == list(VALUES)
-    assert [await settled(world.kv.get(f"{n} for an hour")) for n in range(len(VALUES))] == list(VALUES)
+        await maybe_await(world.kv.set(f"{n}", value))
+        await maybe_await(world.kv.set(f"{n} for an hour", value, 3600))
+    assert [await maybe_await(world.kv.get(f"{n}")) for n in range(len(VALUES))] == list(VALUES)
+    assert [await maybe_await(world.kv.get(f"{n} for an hour")) for n in range(len(VALUES))] == list(VALUES)
     with _refused("bytes as a value"):
-        await settled(world.kv.set("bytes", b"1"))  # type: ignore[arg-type]  # on purpose
-    assert await settled(world.kv.exists("bytes")) is False
+        await maybe_await(world.kv.set("bytes", b"1"))  # type: ignore[arg-type]  # on purpose
+    assert await maybe_await(world.kv.exists("bytes")) is False
 
 
 @_promise
 async def a_large_text_is_kept_and_one_that_is_too_large_refused(world: World) -> None:
     most = world.factory.most_bytes
-    await settled(world.kv.set("k" * 2048, "\u00f3" * (most // 2)))
-    assert await settled(world.kv.get("k" * 2048)) == "\u00f3" * (most // 2)
+    await maybe_await(world.kv.set("k" * 2048, "\u00f3" * (most // 2)))
+    assert await maybe_await(world.kv.get("k" * 2048)) == "\u00f3" * (most // 2)
     with _refused("a text that is too large", ValueNotStorable):
-        await settled(world.kv.set("k" * 2048, "\u00f3" * (most // 2) + "xx"))
-    assert await settled(world.kv.get("k" * 2048)) == "\u00f3" * (most // 2)
+        await maybe_await(world.kv.set("k" * 2048, "\u00f3" * (most // 2) + "xx"))
+    assert await maybe_await(world.kv.get("k" * 2048)) == "\u00f3" * (most // 2)
 
 
 @_promise
 async def an_expired_key_is_missing_to_every_method_at_once(world: World) -> None:
     kv = world.kv
     for key in ("a", "b"):
-        await settled(kv.set(key, "1", 1))
-    await settled(kv.set("later", "1", 3600))
+        await maybe_await(kv.set(key, "1", 1))
+    await maybe_await(kv.set("later", "1", 3600))
     await world.expired("b")
     assert await world.seen("a") == (None, False, [])
-    assert await settled(kv.delete("a")) is False
+    assert await maybe_await(kv.delete("a")) is False
     assert await world.seen("later") == ("1", True, ["later"])
-    assert await settled(kv.delete("later")) is True
+    assert await maybe_await(kv.delete("later")) is True
 
 
 @_promise
 async def a_ttl_of_zero_is_over_at_once(world: World) -> None:
-    await settled(world.kv.set("a", "1"))
-    await settled(world.kv.set("a", "2", 0))
+    await maybe_await(world.kv.set("a", "1"))
+    await maybe_await(world.kv.set("a", "2", 0))
     assert await world.seen("a") == (None, False, [])
-    assert await settled(world.kv.delete("a")) is False
+    assert await maybe_await(world.kv.delete("a")) is False
 
 
 @_promise
 async def setting_replaces_the_ttl_and_without_one_clears_it(world: World) -> None:
     for key in ("a", "b", "witness"):
-        await settled(world.kv.set(key, "1", 1))
-    await settled(world.kv.set("a", "2"))
-    await settled(world.kv.set("b", "2", 3600))
-    await settled(world.kv.set("c", "1", 3600))
-    await settled(world.kv.set("c", "2", 1))
+        await maybe_await(world.kv.set(key, "1", 1))
+    await maybe_await(world.kv.set("a", "2"))
+    await maybe_await(world.kv.set("b", "2", 3600))
+    await maybe_await(world.kv.set("c", "1", 3600))
+    await maybe_await(world.kv.set("c", "2", 1))
     await world.expired("witness")
     await world.expired("c")
-    assert [await settled(world.kv.get(key)) for key in "abc"] == ["2", "2", None]
+    assert [await maybe_await(world.kv.get(key)) for key in "abc"] == ["2", "2", None]
 
 
 @_promise
 async def a_ttl_that_is_no_length_of_time_is_refused(world: World) -> None:
-    await settled(world.kv.set("a", "1"))
+    await maybe_await(world.kv.set("a", "1"))
     wrong: tuple[Any, ...] = (-1, float("nan"), float("inf"), "soon", True)
     for ttl in wrong:
         with _refused(f"{ttl!r} as a ttl"):
-            await settled(world.kv.set("a", "2", ttl))
-    assert await settled(world.kv.get("a")) == "1"
+            await maybe_await(world.kv.set("a", "2", ttl))
+    assert await maybe_await(world.kv.get("a")) == "1"
 
 
 @_promise
 async def a_ttl_that_ends_in_thousands_of_years_is_taken(world: World) -> None:
-    await settled(world.kv.set("a", "1", 8000 * 365 * 86_400))
+    await maybe_await(world.kv.set("a", "1", 8000 * 365 * 86_400))
     assert await world.seen("a") == ("1", True, ["a"])
 
 
 @_promise
 async def what_has_expired_is_removed_by_later_writes(world: World) -> None:
     for n in range(150):
-        await settled(world.kv.set(f"{n}", "x", 1))
-    await settled(world.kv.set("later", "1", 3600))
+        await maybe_await(world.kv.set(f"{n}", "x", 1))
+    await maybe_await(world.kv.set("later", "1", 3600))
     await world.expired("149")
     await world.swept(left=2)
-    assert sorted(await settled(world.kv.keys("*"))) == ["later", "writer"]
+    assert sorted(await maybe_await(world.kv.keys("*"))) == ["later", "writer"]
 
 
 @_promise
 async def a_key_that_expired_and_was_set_again_stays(world: World) -> None:
     for key in ("good", "longer", *(f"gone {n}" for n in range(5))):
-        await settled(world.kv.set(key, "1", 1))
+        await maybe_await(world.kv.set(key, "1", 1))
     await world.expired("gone 4")
-    await settled(world.kv.set("good", "2"))
-    await settled(world.kv.set("longer", "2", 3600))
+    await maybe_await(world.kv.set("good", "2"))
+    await maybe_await(world.kv.set("longer", "2", 3600))
     await world.swept(left=3)
-    assert [await settled(world.kv.get(key)) for key in ("good", "longer")] == ["2", "2"]
+    assert [await maybe_await(world.kv.get(key)) for key in ("good", "longer")] == ["2", "2"]
 
 
 @_promise
 async def one_of_many_deletes_finds_the_text(world: World) -> None:
-    await settled(world.kv.set("a", "1"))
-    told = await asyncio.gather(*(settled(world.kv.delete("a")) for _ in range(20)))
+    await maybe_await(world.kv.set("a", "1"))
+    told = await asyncio.gather(*(maybe_await(world.kv.delete("a")) for _ in range(20)))
     assert sorted(told) == [False] * 19 + [True]
 
 
 @_promise
 async def a_reader_sees_whole_texts_while_they_are_replaced(world: World) -> None:
     texts = [chr(ord("a") + n) * 50_000 for n in range(8)]
-    await settled(world.kv.set("a", texts[0]))
+    await maybe_await(world.kv.set("a", texts[0]))
 
     async def write(text: str) -> None:
         for _ in range(5):
-            await settled(world.kv.set("a", text))
+            await maybe_await(world.kv.set("a", text))
             await asyncio.sleep(0)
 
     async def read() -> None:
         for _ in range(10):
-            assert await settled(world.kv.get("a")) in texts
+            assert await maybe_await(world.kv.get("a")) in texts
             await asyncio.sleep(0)
 
     await asyncio.gather(*(read() for _ in range(4)), *(write(text) for text in texts))
-    assert await settled(world.kv.get("a")) in texts
+    assert await maybe_await(world.kv.get("a")) in texts
 
 
 @_promise
 async def a_cancelled_set_does_not_overtake_a_later_one(world: World) -> None:
     async def set_old(n: int) -> None:
-        await settled(world.kv.set("a", f"old {n}" * 1000))
+        await maybe_await(world.kv.set("a", f"old {n}" * 1000))
 
     for n in range(10):
         setting = asyncio.ensure_future(set_old(n))
@@ -358,39 +359,39 @@ async def a_cancelled_set_does_not_overtake_a_later_one(world: World) -> None:
         setting.cancel()
         with suppress(asyncio.CancelledError):
             await setting
-        await settled(world.kv.set("a", f"new {n}"))
+        await maybe_await(world.kv.set("a", f"new {n}"))
         for _ in range(5):  # time for the old one, if it is still under way
-            await settled(world.kv.set("b", ""))
+            await maybe_await(world.kv.set("b", ""))
             await asyncio.sleep(0)
-        assert await settled(world.kv.get("a")) == f"new {n}"
+        assert await maybe_await(world.kv.get("a")) == f"new {n}"
 
 
 @_promise
 async def event_loops_of_other_threads_may_use_the_same_handle(world: World) -> None:
     def work(name: str) -> str | None:
         async def work() -> str | None:
-            await asyncio.gather(*(settled(world.kv.set(f"{name}-{n}", name)) for n in range(10)))
-            return await settled(world.kv.get(f"{name}-9"))
+            await asyncio.gather(*(maybe_await(world.kv.set(f"{name}-{n}", name)) for n in range(10)))
+            return await maybe_await(world.kv.get(f"{name}-9"))
 
         return asyncio.run(work())
 
     names = ["one", "two", "three"]
     assert await asyncio.gather(*(asyncio.to_thread(work, name) for name in names)) == names
     assert await asyncio.gather(*(asyncio.to_thread(work, name) for name in names)) == names
-    assert len(await settled(world.kv.keys("*-*"))) == 30
+    assert len(await maybe_await(world.kv.keys("*-*"))) == 30
 
 
 @_shared_promise
 async def what_one_handle_set_another_has(world: World) -> None:
     async with _handle(world.factory) as other:
-        await settled(world.kv.set("a", "1"))
-        assert await settled(other.get("a")) == "1"
-        await settled(other.set("a", "2", 3600))
+        await maybe_await(world.kv.set("a", "1"))
+        assert await maybe_await(other.get("a")) == "1"
+        await maybe_await(other.set("a", "2", 3600))
         assert await world.seen("a") == ("2", True, ["a"])
     async with _handle(world.factory) as later:
-        assert await settled(later.get("a")) == "2"
-        assert await settled(later.delete("a")) is True
-    assert await settled(world.kv.get("a")) is None
+        assert await maybe_await(later.get("a")) == "2"
+        assert await maybe_await(later.delete("a")) is True
+    assert await maybe_await(world.kv.get("a")) is None
 
 
 @_shared_promise
@@ -398,48 +399,48 @@ async def processes_may_begin_and_work_at_once(world: World) -> None:
     told = await _in_processes(world.factory, *(partial(_write_many, name=name) for name in ("one", "two", "three")))
     assert told == [20, 20, 20]
     kv = world.kv
-    assert len(await settled(kv.keys("own-*"))) == 60
-    shared = await settled(kv.get("shared"))
+    assert len(await maybe_await(kv.keys("own-*"))) == 60
+    shared = await maybe_await(kv.get("shared"))
     assert shared is not None
     assert shared in {name * 10_000 for name in ("one", "two", "three")}
     assert sum(await _in_processes(world.factory, *[_delete_many] * 3)) == 60
-    assert await settled(kv.keys("own-*")) == []
+    assert await maybe_await(kv.keys("own-*")) == []
 
 
 @_shared_promise
 async def what_a_killed_process_was_told_is_set_is_there(world: World) -> None:
     with suppress(BrokenProcessPool):
         await _in_processes(world.factory, _set_and_die)
-    assert await settled(world.kv.get("a")) == "acknowledged"
+    assert await maybe_await(world.kv.get("a")) == "acknowledged"
 
 
 @_shared_promise
 async def processes_agree_on_what_has_expired(world: World) -> None:
-    await settled(world.kv.set("a", "1", 1))
-    await settled(world.kv.set("b", "1", 3600))
+    await maybe_await(world.kv.set("a", "1", 1))
+    await maybe_await(world.kv.set("b", "1", 3600))
     await world.expired("a")
     assert await _in_processes(world.factory, *[_both] * 2) == [(None, "1")] * 2
 
 
 async def _write_many(kv: KeyValueStore, name: str) -> int:
     for n in range(20):
-        await settled(kv.set(f"own-{name}-{n}", name))
-        await settled(kv.set("shared", name * 10_000))
-        await settled(kv.set(f"short-{n}", name, 0 if n % 2 else 1))
-    return len(await settled(kv.keys(f"own-{name}-*")))
+        await maybe_await(kv.set(f"own-{name}-{n}", name))
+        await maybe_await(kv.set("shared", name * 10_000))
+        await maybe_await(kv.set(f"short-{n}", name, 0 if n % 2 else 1))
+    return len(await maybe_await(kv.keys(f"own-{name}-*")))
 
 
 async def _delete_many(kv: KeyValueStore) -> int:
-    return sum([await settled(kv.delete(key)) for key in await settled(kv.keys("own-*"))])
+    return sum([await maybe_await(kv.delete(key)) for key in await maybe_await(kv.keys("own-*"))])
 
 
 async def _set_and_die(kv: KeyValueStore) -> None:
-    await settled(kv.set("a", "acknowledged"))
+    await maybe_await(kv.set("a", "acknowledged"))
     os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
 async def _both(kv: KeyValueStore) -> tuple[str | None, str | None]:
-    return await settled(kv.get("a")), await settled(kv.get("b"))
+    return await maybe_await(kv.get("a")), await maybe_await(kv.get("b"))
 
 
 def _work(factory: KeyValueFactory, job: Callable[[KeyValueStore], Awaitable[T]]) -> T:

@@ -24,12 +24,12 @@ from perdure.engine.subscriptions import listeners_of
 from perdure.errors import InvalidInput, PerdureWarning, RunFinished, RunNotFound, SnapshotCorrupt, ValueNotStorable
 from perdure.model.clock import elapsed
 from perdure.model.ids import check_id, random_bytes
-from perdure.model.journal import Entry, in_force
+from perdure.model.journal import Entry, entries_in_force
 from perdure.model.records import Claim, Claims, Created, NewRun, RunRow
 from perdure.options import EngineSettings, Options, columns_of
 from perdure.result import Outcome, Suspended
-from perdure.snapshots.importer import Arguments, Beginning
-from perdure.snapshots.view import View, stored_view
+from perdure.snapshots.importer import Arguments, RunStart
+from perdure.snapshots.view import View, load_view
 from perdure.store import Store
 from perdure.worker.active_runs import ActiveRun, active_runs, drive_key
 from perdure.worker.workflow_body import WorkflowDefinition, body_of, call_body
@@ -91,7 +91,7 @@ class Host:
 
     def new_run(
         self, workflow: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
-    ) -> Beginning:
+    ) -> RunStart:
         """The run as it is to be created. Raises `InvalidInput` and refuses bad ids; nothing is written."""
         encoded, digest, arguments = workflow.encode_input(self.settings.codec, args, kwargs)
         new = NewRun(
@@ -103,12 +103,12 @@ class Host:
             definition_hash=workflow.definition_hash,
             **columns_of(options),
         )
-        return Beginning(new, arguments=arguments)
+        return RunStart(new, arguments=arguments)
 
     async def create_and_drive(
         self,
         workflow: WorkflowDefinition,
-        start: Beginning,
+        start: RunStart,
         options: dict[str, Any],
         *,
         may_drive: bool = True,
@@ -227,7 +227,7 @@ class Host:
         active = active_runs.find(self.store, run_id)
         if active is not None:
             return active.drive.view()
-        view = await stored_view(self.store, check_id(run_id, "a run's id"))
+        view = await load_view(self.store, check_id(run_id, "a run's id"))
         if view is None:
             raise RunNotFound(run_id)
         return view
@@ -270,7 +270,7 @@ class Host:
         if row.status == "completed":
             raise RunFinished(run_id, row.status)
         try:
-            entries = in_force(await self.store.journal(run_id))
+            entries = entries_in_force(await self.store.journal(run_id))
         except ValueError as reason:
             raise SnapshotCorrupt(run_id, "the journal", str(reason)) from reason
         await self.store.reopen(run_id, _keys_to_retry(row, entries), now=self.clock.store_now())

@@ -11,7 +11,7 @@ from perdure.model.ids import random_bytes
 from perdure.model.records import Claim, Lease, RunRow
 from perdure.options import EngineSettings, Options
 from perdure.result import Outcome
-from perdure.snapshots.importer import Beginning, begun, given_state, is_state_given
+from perdure.snapshots.importer import RunStart, has_state, import_state, resolve_state
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
 from perdure.store import Store
@@ -28,7 +28,7 @@ async def run_once(
     workflow: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
 ) -> Outcome[Any]:
     """`wf.run(...)`: one run, driven here, on the store that `store=` or PERDURE_STORE names."""
-    state = await given_state(options) if is_state_given(options) else None
+    state = await resolve_state(options) if has_state(options) else None
     store, is_owned, is_implicit = choose_store(options.get("store"), is_anonymous="id" not in options)
     host = _host_for(workflow, store, is_implicit=is_implicit)
     try:
@@ -44,7 +44,7 @@ async def start_once(
     workflow: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
 ) -> tuple[Host, str]:
     """`wf.start(...)`: one run, driven in the background of this process by the host that is returned with its id."""
-    state = await given_state(options) if is_state_given(options) else None
+    state = await resolve_state(options) if has_state(options) else None
     is_private = "id" not in options and options.get("store") is None
     store, _, is_implicit = choose_store(options.get("store"), is_anonymous=is_private)
     host = _host_for(workflow, store, is_implicit=is_implicit and not is_private)
@@ -63,12 +63,12 @@ def _new_run(
     kwargs: dict[str, Any],
     state: Snapshot | ResumeState | None,
     options: dict[str, Any],
-) -> Beginning:
+) -> RunStart:
     start = host.new_run(workflow, args, kwargs, options)
     if state is None:
         return start
     on_change = Options.nearest(workflow.process_options, options).on_definition_change
-    return begun(start.new, state, on_change, without_failed=bool(options.get("retry_failed")), is_named="id" in options)
+    return import_state(start.new, state, on_change, without_failed=bool(options.get("retry_failed")), is_named="id" in options)
 
 
 def _host_for(workflow: WorkflowDefinition, store: Store, *, is_implicit: bool) -> Host:

@@ -14,7 +14,7 @@ from perdure.errors import InvalidInput, LeaseHeld, LeaseLost, RunNotFound
 from perdure.model.durations import instant, moment
 from perdure.model.records import RunRow
 from perdure.result import Outcome, Suspended
-from perdure.snapshots.importer import Beginning
+from perdure.snapshots.importer import RunStart
 from perdure.worker.active_runs import active_runs
 from perdure.worker.host import Host
 from perdure.worker.workflow_body import WorkflowDefinition
@@ -28,7 +28,7 @@ POLL_SECONDS: Final = 1.0
 async def run_to_outcome(
     host: Host,
     workflow: WorkflowDefinition,
-    start: Beginning,
+    start: RunStart,
     options: dict[str, Any],
     *,
     retry_failed: bool = False,

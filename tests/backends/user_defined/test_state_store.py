@@ -12,7 +12,7 @@ import pytest
 
 from perdure import Context, Err, Ok, Retry, Runtime, Suspended, workflow
 from perdure.errors import PersistenceError, RunConflict, SnapshotFormatError
-from perdure.events import Event, StepComplete
+from perdure.events import Event, StepCompleteEvent
 from perdure.result import Outcome
 from perdure.state import MemoryKeyValueStore, Snapshot, StatePersistence
 
@@ -191,7 +191,7 @@ async def test_a_listener_is_told_of_a_step_when_its_state_is_kept() -> None:
     missing: list[str] = []
 
     def listen(event: Event) -> None:
-        if isinstance(event, StepComplete) and event.key not in json.loads(store.texts["c"])["steps"]:
+        if isinstance(event, StepCompleteEvent) and event.key not in json.loads(store.texts["c"])["steps"]:
             missing.append(event.key)
 
     await checkout.run(5, id="c", store=store, on_event=listen)

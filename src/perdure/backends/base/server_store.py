@@ -15,7 +15,7 @@ from perdure.backends.base.batching import Batcher, Request
 from perdure.backends.base.connections import ServerConnections
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.errors import PersistenceError
-from perdure.model.ids import checked_namespace
+from perdure.model.ids import check_namespace
 from perdure.snapshots.save_load import SavesSnapshots
 from perdure.store import Durability
 
@@ -128,7 +128,7 @@ class ServerStore(ServerBacked[H], SavesSnapshots):
     """What is alike in all stores on a server. A subclass has the verbs."""
 
     def __init__(self, connections: H, *, prefix: str, auto_migrate: bool) -> None:
-        self._namespace = checked_namespace(prefix)
+        self._namespace = check_namespace(prefix)
         super().__init__(connections, auto_migrate=auto_migrate)
 
     def _attach(self, connections: H) -> None:

@@ -33,7 +33,7 @@ from perdure.backends.files.namespace import LockedRun
 from perdure.backends.files.run_state import RunState
 from perdure.backends.files.threads import RunChange, join_namespace, leave_namespace
 from perdure.errors import StoreCapabilityError
-from perdure.model.ids import checked_namespace
+from perdure.model.ids import check_namespace
 from perdure.model.journal import Entry
 from perdure.model.records import (
     Awaited,
@@ -65,7 +65,7 @@ class FilesStore(SavesSnapshots):
 
     def __init__(self, directory: str | Path, *, prefix: str = "") -> None:
         check_locks()
-        self._open(_checked_path(directory), checked_namespace(prefix))
+        self._open(_checked_path(directory), check_namespace(prefix))
 
     def _open(self, root: str, prefix: str) -> None:
         self._lifecycle = Lifecycle(f"files store {root!r}")

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from perdure.backends.key_value.backend import Backend, KeyValueTraits, PlainBackend, StoredValue, Version
 from perdure.backends.key_value.compare_and_swap import EmulatedBackend
-from perdure.kv.protocol import KeyValueStore, settled
+from perdure.kv.protocol import KeyValueStore, maybe_await
 from perdure.store import Durability
 
 _COLLECTION: Final = "perdure"
@@ -43,16 +43,16 @@ class KeyValueStoreBackend:
 
     async def read(self, key: str) -> bytes | None:
         """What is stored, or None."""
-        text = await settled(self._kv.get(_flatten(key)))
+        text = await maybe_await(self._kv.get(_flatten(key)))
         return None if text is None else text.encode()
 
     async def write(self, key: str, data: bytes) -> None:
         """Store this in place of what is there."""
-        await settled(self._kv.set(_flatten(key), data.decode()))
+        await maybe_await(self._kv.set(_flatten(key), data.decode()))
 
     async def remove(self, key: str) -> None:
         """Delete what is there."""
-        await settled(self._kv.delete(_flatten(key)))
+        await maybe_await(self._kv.delete(_flatten(key)))
 
 
 class PyKeyValueBackend:

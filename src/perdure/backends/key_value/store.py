@@ -30,7 +30,7 @@ from perdure.backends.key_value.lookup import ListFilter
 from perdure.backends.key_value.run_document import RunDocument
 from perdure.backends.key_value.verbs import PackedRecords, PackedRun
 from perdure.errors import LeaseLost, PersistenceError, StoreCapabilityError
-from perdure.model.ids import checked_namespace
+from perdure.model.ids import check_namespace
 from perdure.model.journal import Entry
 from perdure.model.records import (
     Awaited,
@@ -61,7 +61,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
     """Runs over a `KeyValueStore`, a store of py-key-value, or an object store of obstore, which stays the caller's."""
 
     def __init__(self, kv: Any, *, prefix: str = "") -> None:
-        by_loop = services_of(kv, traits_of(kv), checked_namespace(prefix))
+        by_loop = services_of(kv, traits_of(kv), check_namespace(prefix))
         super().__init__(KeyValueConnections(by_loop), prefix=prefix, auto_migrate=True)
 
     def _on_attach(self) -> None:

@@ -12,7 +12,7 @@ import re
 from typing import Final
 from urllib.parse import quote
 
-from perdure.model.ids import checked_namespace
+from perdure.model.ids import check_namespace
 
 _STEM: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # What a run consists of, as in prelude.lua.
@@ -26,7 +26,7 @@ class Keys:
         if not isinstance(stem, str) or not _STEM.fullmatch(stem):
             raise ValueError(f"table {stem!r} must consist of 1 to 64 letters, digits, '_', '.' and '-'")
         self.stem = stem
-        self.prefix = checked_namespace(prefix)
+        self.prefix = check_namespace(prefix)
         self.root = f"{{{stem}:{quote(prefix, safe='')}}}"
         self.schedules = f"{self.root}:schedules"
         self.limits = f"{self.root}:limits"

@@ -125,8 +125,8 @@ def _sleep(db: Session, run: _Run, write: Write) -> list[Statement]:
 def _end(db: Session, run: _Run, write: Write, runs: dict[str, _Run]) -> list[Statement]:
     at = run.at if write.now is None else write.now
     run.status, run.wake_at = write.status or "", None
-    is_told = run.parent_notified or (run.parent_id is not None and run.parent_key is not None)
-    ended = db.statement(_END, run.id, run.status, write.outcome, at, is_told)
+    is_foreign = run.parent_notified or (run.parent_id is not None and run.parent_key is not None)
+    ended = db.statement(_END, run.id, run.status, write.outcome, at, is_foreign)
     return [ended, *_tell_parent(db, run, write.outcome or b"", at, runs)]
 
 

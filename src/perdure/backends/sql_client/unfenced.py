@@ -16,7 +16,7 @@ from perdure.backends.sql.values import TEXT
 from perdure.backends.sql_client.store import ClientChannel, Queries
 from perdure.errors import PersistenceError
 from perdure.model.durations import instant, moment
-from perdure.model.ids import checked_namespace
+from perdure.model.ids import check_namespace
 from perdure.model.records import Status
 from perdure.simple_stores import StoredRun
 from perdure.snapshots.snapshot import Snapshot
@@ -68,7 +68,7 @@ class SqlWorkflowStore:
     ) -> None:
         self._tables = Tables(table, dialect, TEXT)
         self._label = f"sql_client ({dialect.label}, without transactions)"
-        self._db = Session(ClientChannel(client, self._label), self._tables, checked_namespace(prefix))
+        self._db = Session(ClientChannel(client, self._label), self._tables, check_namespace(prefix))
         self._auto_migrate = auto_migrate
         self._is_ready = False
 

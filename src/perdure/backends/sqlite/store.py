@@ -30,7 +30,7 @@ from perdure.backends.sqlite.transaction import SQLiteTransaction, transaction
 from perdure.backends.sqlite.worker import Worker
 from perdure.errors import PersistenceError
 from perdure.model.durations import microseconds
-from perdure.model.ids import checked_namespace
+from perdure.model.ids import check_namespace
 from perdure.model.journal import Entry
 from perdure.model.records import (
     Awaited,
@@ -77,7 +77,7 @@ class SQLiteStore(SavesSnapshots):
         if synchronous not in ("full", "normal"):
             raise ValueError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
         self._tables = Tables(table)
-        self._namespace = checked_namespace(prefix)
+        self._namespace = check_namespace(prefix)
         self._auto_migrate = auto_migrate
         self._use(database_at(_checked_path(path), full=synchronous == "full"))
 
@@ -101,8 +101,8 @@ class SQLiteStore(SavesSnapshots):
     @property
     def durability(self) -> Durability:
         """Whether every commit waits for the disk."""
-        in_force = self._database.writer.synchronous
-        full = self._database.file.full if in_force is None else in_force >= _FULL
+        entries_in_force = self._database.writer.synchronous
+        full = self._database.file.full if entries_in_force is None else entries_in_force >= _FULL
         return "disk" if full else "process"
 
     @property

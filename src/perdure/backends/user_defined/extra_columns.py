@@ -15,7 +15,7 @@ import msgspec
 from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.errors import SnapshotFormatError
 from perdure.model.records import RunRow, Signal
-from perdure.snapshots.parts import OURS
+from perdure.snapshots.parts import OWN_FIELD
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.run_metadata import Instant
 from perdure.snapshots.snapshot import Snapshot
@@ -57,17 +57,17 @@ class ExtraColumns(msgspec.Struct, frozen=True, omit_defaults=True, rename="came
     @classmethod
     def read(cls, state: Snapshot | ResumeState) -> ExtraColumns:
         """What stands in the metadata of the state. Raises `SnapshotFormatError`."""
-        ours = (state.metadata or {}).get(OURS)
+        ours = (state.metadata or {}).get(OWN_FIELD)
         try:
             return msgspec.convert(ours if isinstance(ours, dict) else {}, cls)
         except msgspec.ValidationError as reason:
-            raise SnapshotFormatError([(f"$.metadata.{OURS}", f"cannot be read: {reason}")]) from None
+            raise SnapshotFormatError([(f"$.metadata.{OWN_FIELD}", f"cannot be read: {reason}")]) from None
 
     def add_to(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with these columns in its metadata."""
         metadata = dict(snapshot.metadata or {})
-        ours: dict[str, Any] = {**metadata.get(OURS, {}), **msgspec.json.decode(msgspec.json.encode(self))}
-        return replace(snapshot, metadata={**metadata, OURS: ours})
+        ours: dict[str, Any] = {**metadata.get(OWN_FIELD, {}), **msgspec.json.decode(msgspec.json.encode(self))}
+        return replace(snapshot, metadata={**metadata, OWN_FIELD: ours})
 
     def consumed_signals(self) -> list[Signal]:
         """The signals that were consumed, without their payloads."""

@@ -22,12 +22,12 @@ from perdure.backends.base.new_runs import restored_row
 from perdure.backends.memory.store import MemoryStore
 from perdure.backends.user_defined.extra_columns import ExtraColumns, number_after
 from perdure.errors import PerdureError, PersistenceError, SnapshotFormatError, StoreCapabilityError
-from perdure.kv.protocol import settled
+from perdure.kv.protocol import maybe_await
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, Claim, Created, EndStatus, Item, Lease, NewRun, Pulse, RunRow, Signal
 from perdure.snapshots.importer import read_state
 from perdure.snapshots.resume_state import ResumeState
-from perdure.snapshots.save_load import rows_of
+from perdure.snapshots.save_load import run_rows
 from perdure.snapshots.snapshot import Snapshot
 from perdure.snapshots.view import View
 
@@ -232,7 +232,7 @@ class StateStore(MemoryStore):
             state, known = read_state(saved), self._row(run_id)
             if known is not None and self._loaded.get(run_id) == state:
                 return
-            (row, entries, inbox), extra = rows_of(run_id, state), ExtraColumns.read(state)
+            (row, entries, inbox), extra = run_rows(run_id, state), ExtraColumns.read(state)
         consumed = extra.consumed_signals()
         waiting = number_after(consumed, inbox)
         row = extra.apply_to(restored_row(row, waiting, known, store_time(None)))
@@ -298,7 +298,7 @@ def _name_run(run_id: str) -> Iterator[None]:
 async def call_user_method(method: Callable[..., Any], *args: Any, trouble: str) -> Any:
     """What a method of the user's object returns, plain or async. Whatever it raises becomes a `PersistenceError`."""
     try:
-        return await settled(method(*args))
+        return await maybe_await(method(*args))
     except PerdureError:
         raise
     except asyncio.CancelledError as error:
