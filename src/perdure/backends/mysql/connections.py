@@ -56,11 +56,11 @@ class MysqlConnections(SqlConnections):
 
     THREAD: ClassVar[LoopThread] = LoopThread("perdure-mysql")
 
-    def __init__(self, tables: Tables, *, place: MysqlAddress | None, pool: Any | None, pool_size: int) -> None:
-        label = "MySQL store on a borrowed pool" if place is None else place.label
+    def __init__(self, tables: Tables, *, address: MysqlAddress | None, pool: Any | None, pool_size: int) -> None:
+        label = "MySQL store on a borrowed pool" if address is None else address.label
         loop = None if pool is None else pool._loop  # noqa: SLF001 - there is no public way to ask
         super().__init__(label, tables, is_borrowed=pool is not None, loop=loop)
-        self.place = place
+        self.address = address
         self._pool = pool
         self._pool_size = pool_size
         self._max_packet = 1 << 20
@@ -68,12 +68,12 @@ class MysqlConnections(SqlConnections):
     def sibling(self) -> Self:
         """A connections on the same server."""
         pool = self._pool if self.is_borrowed else None
-        return type(self)(self.tables, place=self.place, pool=pool, pool_size=self._pool_size)
+        return type(self)(self.tables, address=self.address, pool=pool, pool_size=self._pool_size)
 
     @property
     def where(self) -> tuple[str, str]:
         """What tells this database from others in the process."""
-        return (f"pool {id(self._pool)}", "") if self.place is None else (self.place.address, self.place.database)
+        return (f"pool {id(self._pool)}", "") if self.address is None else (self.address.server, self.address.database)
 
     def classify_failure(self, error: BaseException) -> WriteFailure:
         """What to make of an error that a statement met."""
@@ -81,7 +81,7 @@ class MysqlConnections(SqlConnections):
 
     def map_error(self, error: BaseException) -> BaseException:
         """What the caller gets."""
-        return errors.map_error(error, self.label, "" if self.place is None else self.place.password)
+        return errors.map_error(error, self.label, "" if self.address is None else self.address.password)
 
     def is_caused_by_one_request(self, error: BaseException) -> bool:
         """Whether a packet for many failed because of one of them: of what it says, or of who holds its row."""
@@ -120,7 +120,7 @@ class MysqlConnections(SqlConnections):
             raise PersistenceError(self.label, f"{', '.join(others)} cannot roll back: ALTER TABLE ... ENGINE=InnoDB")
 
     async def _new_pool(self) -> Any:
-        if self.place is None:
+        if self.address is None:
             raise PersistenceError(self.label, "it was closed; open a new one")
         return await errors.driver().create_pool(
             minsize=0,
@@ -131,7 +131,7 @@ class MysqlConnections(SqlConnections):
             init_command=_SESSION,
             connect_timeout=CONNECT_TIMEOUT,
             read_timeout=STATEMENT_TIMEOUT,
-            **self.place.arguments(),
+            **self.address.arguments(),
         )
 
     @contextlib.asynccontextmanager

@@ -47,8 +47,8 @@ class MysqlStore(SqlStore[MysqlConnections]):
         if (url is None) == (pool is None):
             raise ValueError("a MySQL store takes a url or a pool, one of them")
         driver()
-        place = None if url is None else parse_address(url)
-        connections = MysqlConnections(Tables(table, MYSQL, BYTES), place=place, pool=pool, pool_size=pool_size)
+        address = None if url is None else parse_address(url)
+        connections = MysqlConnections(Tables(table, MYSQL, BYTES), address=address, pool=pool, pool_size=pool_size)
         super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
     def _on_attach(self) -> None:
@@ -64,8 +64,8 @@ class MysqlStore(SqlStore[MysqlConnections]):
         super()._reopen_in_child()
 
     def __repr__(self) -> str:
-        place = self._connections.place
-        return "MysqlStore(pool=...)" if place is None else f"MysqlStore('{place.address}/{place.database}')"
+        address = self._connections.address
+        return "MysqlStore(pool=...)" if address is None else f"MysqlStore('{address.server}/{address.database}')"
 
     @property
     def key(self) -> tuple[str, ...]:
