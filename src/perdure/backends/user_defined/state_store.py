@@ -190,7 +190,7 @@ class StateStore(MemoryStore):
 
     @asynccontextmanager
     async def _turn(self, run_id: str) -> AsyncIterator[None]:
-        async with self._turns.taken(run_id):
+        async with self._turns.hold(run_id):
             try:
                 yield
             finally:
@@ -274,7 +274,7 @@ class StateStore(MemoryStore):
         with self._locked():
             surplus = list(self._idle)[: max(0, len(self._idle) - REMEMBERED)]
         for run_id in surplus:
-            with self._turns.taken_if_free(run_id) as is_free, self._locked() as namespace:
+            with self._turns.hold_if_free(run_id) as is_free, self._locked() as namespace:
                 if is_free and run_id in self._idle:
                     del self._idle[run_id]
                     namespace.remove(run_id)
