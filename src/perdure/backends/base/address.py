@@ -41,8 +41,8 @@ def parse_server_url(
 ) -> ServerUrl:
     """The parts of a URL that reads like `form`. Raises `ValueError` that names it by `product` and `noun`, without repeating it.
 
-    `strict` refuses a query that is not made of `name=value`; otherwise such parts are left out. Of an option that is given
-    twice the last one counts.
+    `strict` refuses a query that is not made of `name=value`; otherwise a name alone is an option with an empty value. Of an
+    option that is given twice the last one counts.
     """
     scheme, mark, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
     if not isinstance(url, str) or not mark or scheme.lower() not in schemes:

@@ -89,11 +89,11 @@ class LargeValues:
 
     def schema(self) -> list[Statement]:
         """The statements that create the table, where it does not exist."""
-        return [Statement(sql, ()) for sql in self._schema]
+        return [Statement(sql) for sql in self._schema]
 
     def sweep(self) -> Statement:
         """The statement that removes pieces to which no row refers."""
-        return Statement(self._sweep, ())
+        return Statement(self._sweep)
 
     def replace(self, statements: Sequence[Statement]) -> tuple[list[Statement], list[Statement]]:
         """The statements that store the pieces, to be sent first, and the given ones with references instead of large values."""
