@@ -213,24 +213,24 @@ def redis(
 
 def open_store(dsn: str) -> Store:
     """The store that a DSN names; keywords of its function can follow as `?table=...&prefix=...`."""
-    return _dsn.opened(dsn, _SCHEMES)
+    return _SCHEMES[_dsn.scheme_of(dsn, _SCHEMES)].make_store(dsn)
 
 
-_SCHEMES: Final = {
-    "memory": _dsn.Scheme(memory, _dsn.nowhere),
-    "sqlite": _dsn.Scheme(sqlite, _dsn.path_after_slashes),
-    "files": _dsn.Scheme(files, _dsn.path),
-    "postgresql": _dsn.Scheme(postgres),
-    "postgres": _dsn.Scheme(postgres),
-    "mysql": _dsn.Scheme(mysql),
-    "mariadb": _dsn.Scheme(mysql),
-    "mongodb": _dsn.Scheme(mongo),
-    "mongodb+srv": _dsn.Scheme(mongo),
-    "libsql": _dsn.Scheme(libsql),
-    "file": _dsn.Scheme(libsql),
-    "redis": _dsn.Scheme(redis),
-    "rediss": _dsn.Scheme(redis),
-    "unix": _dsn.Scheme(redis),
+_SCHEMES: Final[dict[str, _dsn.DsnScheme[Store]]] = {
+    "memory": _dsn.DsnScheme(memory, _dsn.no_location),
+    "sqlite": _dsn.DsnScheme(sqlite, _dsn.path_after_slashes),
+    "files": _dsn.DsnScheme(files, _dsn.path),
+    "postgresql": _dsn.DsnScheme(postgres),
+    "postgres": _dsn.DsnScheme(postgres),
+    "mysql": _dsn.DsnScheme(mysql),
+    "mariadb": _dsn.DsnScheme(mysql),
+    "mongodb": _dsn.DsnScheme(mongo),
+    "mongodb+srv": _dsn.DsnScheme(mongo),
+    "libsql": _dsn.DsnScheme(libsql),
+    "file": _dsn.DsnScheme(libsql),
+    "redis": _dsn.DsnScheme(redis),
+    "rediss": _dsn.DsnScheme(redis),
+    "unix": _dsn.DsnScheme(redis),
 }
 
 

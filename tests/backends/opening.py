@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from obstore.store import S3Store
 
 from perdure import open_store
-from perdure.backends.base.dsn import without_options
+from perdure.backends.base.dsn import split_options
 from perdure.backends.key_value import KeyValueRunStore
 from perdure.store import Store
 from tests.backends.sql_client.places import Place
@@ -43,7 +43,7 @@ async def opened(dsn: str) -> AsyncIterator[Store]:
 async def _made(dsn: str) -> tuple[Store, Store | Place]:
     """The store, and what closes it."""
     kind, _, rest = dsn.partition("+")
-    url, options = without_options(rest, {"prefix"})
+    url, options = split_options(rest, {"prefix"})
     if kind == "sql_client":
         database = _database(url)
         return database.store(**options), database

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from perdure.backends.base.dsn import Scheme, nowhere, path, path_after_slashes
+from perdure.backends.base.dsn import DsnScheme, no_location, path, path_after_slashes, scheme_of
 from perdure.kv.protocol import KeyValueStore
 
 _FORMS: Final = (
@@ -14,19 +14,19 @@ _FORMS: Final = (
 )
 
 
-class _Kind(NamedTuple):
+class _KeyValueKind(NamedTuple):
     module: str
     name: str
-    located: Callable[[str], tuple[str, ...]] | None = None
+    parse_location: Callable[[str], tuple[str, ...]] | None = None
 
 
-_POSTGRES: Final = _Kind("postgres", "PostgresKeyValueStore")
-_REDIS: Final = _Kind("redis", "RedisKeyValueStore")
-_MONGO: Final = _Kind("mongo", "MongoKeyValueStore")
+_POSTGRES: Final = _KeyValueKind("postgres", "PostgresKeyValueStore")
+_REDIS: Final = _KeyValueKind("redis", "RedisKeyValueStore")
+_MONGO: Final = _KeyValueKind("mongo", "MongoKeyValueStore")
 _KINDS: Final = {
-    "memory": _Kind("memory", "MemoryKeyValueStore", nowhere),
-    "files": _Kind("files", "FilesKeyValueStore", path),
-    "sqlite": _Kind("sqlite", "SQLiteKeyValueStore", path_after_slashes),
+    "memory": _KeyValueKind("memory", "MemoryKeyValueStore", no_location),
+    "files": _KeyValueKind("files", "FilesKeyValueStore", path),
+    "sqlite": _KeyValueKind("sqlite", "SQLiteKeyValueStore", path_after_slashes),
     "postgresql": _POSTGRES,
     "postgres": _POSTGRES,
     "redis": _REDIS,
@@ -43,17 +43,6 @@ def open_key_value_store(dsn: str) -> KeyValueStore:
     `?table=` (on MongoDB `?collection=`) and `&namespace=` can follow; other options of a server's DSN are its driver's.
     Raises `ValueError` and `TypeError` without repeating the DSN, which may hold a password.
     """
-    if not isinstance(dsn, str):
-        raise TypeError(f"a DSN is a str like {_FORMS}, not {type(dsn).__name__}")
-    scheme, colon, _ = dsn.partition(":")
-    if not colon or scheme not in _KINDS:
-        begins = f" that begins with {scheme + ':'!r}" if colon and scheme.replace("+", "").isalnum() else ""
-        raise ValueError(f"no key-value store for a DSN{begins}; write {_FORMS}")
-    kind = _KINDS[scheme]
-    make: Any = getattr(importlib.import_module(f"perdure.kv.{kind.module}"), kind.name)
-    arguments, options = Scheme(make, kind.located).read(dsn)
-    try:
-        opened: KeyValueStore = make(*arguments, **options)
-    except TypeError as reason:
-        raise ValueError(f"a {scheme}: DSN does not take these options: {reason}") from reason
-    return opened
+    kind = _KINDS[scheme_of(dsn, _KINDS, what="key-value store", forms=_FORMS)]
+    make: Callable[..., KeyValueStore] = getattr(importlib.import_module(f"perdure.kv.{kind.module}"), kind.name)
+    return DsnScheme(make, kind.parse_location).make_store(dsn)

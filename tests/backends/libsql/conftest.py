@@ -9,16 +9,17 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 import pytest
 
 from perdure.backends.base.failures import WriteFailure
-from perdure.backends.libsql.address import address_of
+from perdure.backends.libsql.address import parse_url
 from perdure.backends.libsql.errors import classify_failure
-from perdure.backends.libsql.hrana import Client, ServerError, Statement, committed, in_transaction
+from perdure.backends.libsql.hrana import HranaClient, ServerError, committed_results, in_transaction
+from perdure.backends.sql.tables import Statement
 from tests.servers.libsql import LibsqlServer, shared_server
 
 
 async def run(url: str, *sql: str) -> None:
     """Have these executed, again while the server is busy: during a checkpoint it tells so to everybody who writes."""
-    address = address_of(url)
-    client = Client(address.place, address.token, size=1)
+    target = parse_url(url)
+    client = HranaClient(target.address, target.token, size=1)
     try:
         async with asyncio.timeout(30):
             while not await is_done(client, sql):  # noqa: ASYNC110 - nobody tells when a checkpoint is over
@@ -27,9 +28,9 @@ async def run(url: str, *sql: str) -> None:
         await client.close()
 
 
-async def is_done(client: Client, sql: Sequence[str]) -> bool:
+async def is_done(client: HranaClient, sql: Sequence[str]) -> bool:
     try:
-        committed(await client.batch(in_transaction([Statement(text) for text in sql])))
+        committed_results(await client.batch(in_transaction([Statement(text) for text in sql])))
     except ServerError as error:
         if classify_failure(error) is not WriteFailure.RETRY:
             raise
@@ -60,9 +61,9 @@ def table(server: LibsqlServer) -> Iterator[str]:
 
 
 @pytest.fixture
-async def client(url: str) -> AsyncIterator[Client]:
-    address = address_of(url)
-    client = Client(address.place, address.token, size=4)
+async def client(url: str) -> AsyncIterator[HranaClient]:
+    target = parse_url(url)
+    client = HranaClient(target.address, target.token, size=4)
     yield client
     await client.close()
 

@@ -1,6 +1,6 @@
 import pytest
 
-from perdure.backends.libsql.address import address_of, is_remote
+from perdure.backends.libsql.address import is_remote, parse_url
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from perdure.backends.libsql.address import address_of, is_remote
 )
 def test_every_form_of_url_leads_to_its_server(url: str, leads_to: str) -> None:
     assert is_remote(url)
-    assert address_of(url).place.url == leads_to
+    assert parse_url(url).address.url == leads_to
 
 
 @pytest.mark.parametrize("url", ["file:./x.db", "x.db", "/abs/x.db", "./libsql/x.db"])
@@ -28,17 +28,17 @@ def test_paths_are_no_servers(url: str) -> None:
 
 
 def test_tls_can_be_switched_off_for_libsql_only() -> None:
-    assert address_of("libsql://localhost:8080", tls=False).place.url == "http://localhost:8080"
+    assert parse_url("libsql://localhost:8080", tls=False).address.url == "http://localhost:8080"
     with pytest.raises(ValueError, match="contradicts"):
-        address_of("https://localhost", tls=False)
+        parse_url("https://localhost", tls=False)
     with pytest.raises(ValueError, match="0 or 1"):
-        address_of("libsql://localhost?tls=no")
+        parse_url("libsql://localhost?tls=no")
 
 
 def test_a_token_in_the_url_is_found_and_not_shown() -> None:
-    address = address_of("libsql://h?authToken=secret")
-    assert address.token == "secret"
-    assert "secret" not in f"{address!r} {address.place!r} {address.place.label}"
+    target = parse_url("libsql://h?authToken=secret")
+    assert target.token == "secret"
+    assert "secret" not in f"{target!r} {target.address!r} {target.address.label}"
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,6 @@ def test_a_token_in_the_url_is_found_and_not_shown() -> None:
 )  # fmt: skip
 def test_a_bad_url_is_refused_without_being_repeated(url: str) -> None:
     with pytest.raises(ValueError, match="libSQL URL") as refusal:
-        address_of(url)
+        parse_url(url)
     assert "secret" not in f"{refusal.value!r}{refusal.value.__cause__!r}"
     assert refusal.value.__suppress_context__ or refusal.value.__context__ is None

@@ -3,7 +3,7 @@ import pytest
 from perdure.backends.base.failures import WriteFailure
 from perdure.backends.libsql.errors import classify_failure, map_error
 from perdure.backends.libsql.hrana import ServerError
-from perdure.backends.libsql.web import HttpError
+from perdure.backends.libsql.http import HttpError
 from perdure.errors import PersistenceError, RunNotFound
 
 

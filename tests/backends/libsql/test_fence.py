@@ -8,8 +8,8 @@ import pytest
 
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.libsql import LibsqlStore
-from perdure.backends.libsql.channels import Alone
-from perdure.backends.libsql.hrana import committed, in_transaction
+from perdure.backends.libsql.channels import SingleRequests
+from perdure.backends.libsql.hrana import committed_results, in_transaction
 from perdure.backends.libsql.store import _next_wake
 from perdure.backends.sql.session import Result, Session, Statement
 from perdure.errors import LeaseLost, PersistenceError
@@ -89,11 +89,11 @@ async def test_a_transaction_goes_on_however_many_wait_for_it(store: LibsqlStore
     nothing = in_transaction([])
     async with store.transaction(lease) as transaction:
         waiting = [asyncio.create_task(store._connections.run(client.batch(nothing))) for _ in range(20)]  # out of turn
-        while not client._pool._places_free.locked():  # noqa: ASYNC110 - until every connection waits
+        while not client._pool._free.locked():  # noqa: ASYNC110 - until every connection waits
             await asyncio.sleep(0)
         await asyncio.wait_for(transaction.record([entry(1)]), 3)
     for ends in await asyncio.gather(*waiting):
-        assert committed(ends) == []
+        assert committed_results(ends) == []
     assert await store.journal("run") == [entry(1)]
 
 
@@ -103,14 +103,14 @@ async def test_what_comes_due_while_a_claim_looks_is_not_overlooked(store: Libsq
     connections = store._connections
     request = ClaimRequest(ClaimFilter.of(["flow"], None), 5, 1, "me", None)
 
-    class Meanwhile(Alone):
+    class Meanwhile(SingleRequests):
         async def send(self, statements: Sequence[Statement]) -> list[Result]:
             if "queues" in statements[0].sql:  # after the first look
                 await store.create(new_run("due"))
             return await super().send(statements)
 
     async def look() -> object:
-        return await _next_wake(Session(Meanwhile(connections.client, connections.pieces), connections.tables, ""), request)
+        return await _next_wake(Session(Meanwhile(connections.client, connections.large_values), connections.tables, ""), request)
 
     assert await connections.run(look()) is None
 

@@ -103,7 +103,7 @@ async def test_a_token_is_never_shown(
             store,
             store.key,
             connections,
-            connections.address,
+            connections.target,
             connections.client,
             connections.client._pool,
             answer,

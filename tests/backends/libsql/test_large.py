@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from perdure.backends.libsql import LibsqlStore
-from perdure.backends.libsql.hrana import Client, Statement, Step
-from perdure.backends.libsql.pieces import LARGEST, MARK, reference_to
+from perdure.backends.libsql.hrana import BatchStep, HranaClient
+from perdure.backends.libsql.large_values import MARK, MAX_INLINE, reference_to
+from perdure.backends.sql.tables import Statement
 from perdure.errors import PersistenceError
 from perdure.model.records import Awaited, Item
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, entry, new_run
@@ -21,12 +22,12 @@ async def store(url: str, table: str) -> AsyncIterator[LibsqlStore]:
     await store.close()
 
 
-async def pieces(client: Client, table: str) -> int:
-    (result,) = (await client.batch([Step(Statement(f'SELECT count(*) FROM "{table}_pieces"'))])).given()
+async def pieces(client: HranaClient, table: str) -> int:
+    (result,) = (await client.batch([BatchStep(Statement(f'SELECT count(*) FROM "{table}_pieces"'))])).results_or_raise()
     return int(str(result.rows[0][0]))
 
 
-@pytest.mark.parametrize("payload", [LARGE, b"x" * (LARGEST + 1), MARK, reference_to(b"") + b"more", MARK + b"x" * 5])
+@pytest.mark.parametrize("payload", [LARGE, b"x" * (MAX_INLINE + 1), MARK, reference_to(b"") + b"more", MARK + b"x" * 5])
 async def test_any_payload_is_the_same_everywhere_it_can_be(store: LibsqlStore, payload: bytes) -> None:
     claim = (await store.create(new_run(input=payload, metadata=payload), ttl=TTL, entries=[entry(1, payload=payload)])).claim
     assert claim is not None
@@ -55,7 +56,7 @@ async def test_a_large_entry_recorded_again_is_a_lost_reply_and_another_one_is_r
     assert [line.payload for line in await store.journal("run")] == [LARGE]
 
 
-async def test_pieces_go_when_nothing_refers_to_them_any_more(store: LibsqlStore, client: Client, table: str) -> None:
+async def test_pieces_go_when_nothing_refers_to_them_any_more(store: LibsqlStore, client: HranaClient, table: str) -> None:
     for run_id in ("a", "b"):
         claim = (await store.create(new_run(run_id, input=LARGE), ttl=TTL)).claim
         assert claim is not None
@@ -68,7 +69,7 @@ async def test_pieces_go_when_nothing_refers_to_them_any_more(store: LibsqlStore
     assert await pieces(client, table) == 0
 
 
-async def test_purged_and_replaced_runs_leave_no_pieces(store: LibsqlStore, client: Client, table: str) -> None:
+async def test_purged_and_replaced_runs_leave_no_pieces(store: LibsqlStore, client: HranaClient, table: str) -> None:
     claim = (await store.create(new_run("old", input=LARGE), ttl=TTL, now=NOW)).claim
     assert claim is not None
     await store.finish(claim.lease, "completed", b"1", now=NOW)
@@ -103,25 +104,25 @@ async def test_a_journal_of_many_megabytes_is_read_whole(store: LibsqlStore) -> 
     assert [(line.seq, line.payload) for line in taken.journal] == expected
 
 
-async def test_values_in_somebodys_own_table_are_left_as_they_are(store: LibsqlStore, client: Client, table: str) -> None:
+async def test_values_in_somebodys_own_table_are_left_as_they_are(store: LibsqlStore, client: HranaClient, table: str) -> None:
     claim = (await store.create(new_run(), ttl=TTL)).claim
     assert claim is not None
-    values = [b"x" * (LARGEST + 1), MARK, reference_to(b"nowhere")]
+    values = [b"x" * (MAX_INLINE + 1), MARK, reference_to(b"nowhere")]
     async with store.transaction(claim.lease) as transaction:
         await transaction.execute(f"CREATE TABLE {table}_own (value BLOB)")
         for value in values:
-            await transaction.execute(f"INSERT INTO {table}_own VALUES (?)", [value])
+            await transaction.execute(f"INSERT INTO {table}_own VALUES (?)", (value,))
         assert [row[0] for row in await transaction.execute(f"SELECT value FROM {table}_own")] == values
-    (result,) = (await client.batch([Step(Statement(f"SELECT value FROM {table}_own"))])).given()
+    (result,) = (await client.batch([BatchStep(Statement(f"SELECT value FROM {table}_own"))])).results_or_raise()
     assert [row[0] for row in result.rows] == values
     assert await pieces(client, table) == 0
-    await client.batch([Step(Statement(f"DROP TABLE {table}_own"))])
+    await client.batch([BatchStep(Statement(f"DROP TABLE {table}_own"))])
 
 
 async def test_more_may_have_arrived_for_a_run_than_a_reply_holds(store: LibsqlStore) -> None:
     claim = (await store.create(new_run(), ttl=TTL)).claim
     assert claim is not None
-    payloads = [bytes([n]) * LARGEST for n in range(12)]
+    payloads = [bytes([n]) * MAX_INLINE for n in range(12)]
     for payload in payloads:
         await store.signal("run", "go", payload)
     arrived = await store.suspend(claim.lease, wake_at=None, waiting_for=[Awaited("signal", "go")], entries=[entry(1)])

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from perdure.backends.libsql import batching, renewing_batch, signal_batch
-from perdure.backends.libsql.closing_batch import ClosingBatch
-from perdure.backends.libsql.pieces import Pieces, PieceValues
+from perdure.backends.libsql import record_batch, run_batches
+from perdure.backends.libsql.large_values import LargeValues, ReferencingValues
 from perdure.backends.sql import schema, tables, writes
 from perdure.backends.sql.dialect import SQLITE
 from perdure.backends.sql.session import Statement
 from perdure.model.records import Awaited, Item, Lease
 from perdure.testing.contract.world import entry
 
-TABLES = tables.Tables("perdure", SQLITE, PieceValues())
+TABLES = tables.Tables("perdure", SQLITE, ReferencingValues())
 LEASES = [Lease(run_id=f"run-{n}", epoch=1, token="t", until=1) for n in range(3)]
 RECORDS = [writes.record(lease, [entry(1)], [1], [Item(stream="s", n=0, payload=b"")]) for lease in LEASES]
 CLOSINGS = [
@@ -23,17 +22,17 @@ CLOSINGS = [
     writes.finish(LEASES[1], "completed", b"1", [], [], None),
 ]
 STATEMENTS = {
-    "record": batching.record_statements(TABLES, "", RECORDS),
-    "close": ClosingBatch(TABLES, "", CLOSINGS).statements,
-    "renew": renewing_batch.renew_statements(TABLES, "", LEASES, 1, None),
-    "signal": signal_batch.sending(TABLES, "", "run", "go", b"", None, "identity", None).statements,
+    "record": record_batch.record_statements(TABLES, "", RECORDS),
+    "close": record_batch.ClosingBatch(TABLES, "", CLOSINGS).statements,
+    "renew": run_batches.renew_statements(TABLES, "", LEASES, 1, None),
+    "signal": run_batches.signal_request(TABLES, "", "run", "go", b"", None, "identity", None).statements,
 }
 
 
 @pytest.mark.parametrize("statements", STATEMENTS.values(), ids=STATEMENTS)
 def test_every_row_is_found_by_an_index(statements: Sequence[Statement]) -> None:
     database = sqlite3.connect(":memory:")
-    for sql, values in (*asyncio.run(schema.creation(TABLES)), *Pieces(TABLES).schema()):
+    for sql, values in (*asyncio.run(schema.creation(TABLES)), *LargeValues(TABLES).schema()):
         database.execute(sql, values)
     plans = [row[3] for sql, values in statements for row in database.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
     database.close()

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from perdure.backends.libsql import LibsqlStore
-from perdure.backends.libsql.address import address_of
-from perdure.backends.libsql.hrana import Client, Statement, Step
+from perdure.backends.libsql.address import parse_url
+from perdure.backends.libsql.hrana import BatchStep, HranaClient
+from perdure.backends.sql.tables import Statement
 from perdure.testing.contract.world import TTL, entry, new_run
 from tests.campaign import times
 from tests.servers.libsql import LibsqlServer
@@ -54,14 +55,14 @@ async def test_who_takes_a_run_over_through_a_replica_gets_all_of_its_journal(
 
 async def test_a_replica_is_late_without_being_asked_to_wait(primary_and_replica: tuple[LibsqlServer, LibsqlServer]) -> None:
     """So that the two tests above mean something."""
-    first, second = (Client(address_of(server.url).place, None, size=1) for server in primary_and_replica)
-    await first.batch([Step(Statement("CREATE TABLE IF NOT EXISTS late (n INTEGER)"))])
+    first, second = (HranaClient(parse_url(server.url).address, None, size=1) for server in primary_and_replica)
+    await first.batch([BatchStep(Statement("CREATE TABLE IF NOT EXISTS late (n INTEGER)"))])
     late = 0
     for n in range(200):
-        await first.batch([Step(Statement("INSERT INTO late VALUES (?)", [n]))])
+        await first.batch([BatchStep(Statement("INSERT INTO late VALUES (?)", (n,)))])
         second.last_change = None
-        ends = await second.batch([Step(Statement("SELECT count(*) FROM late"))])
-        late += ends.errors[0] is not None or ends.given()[0].rows[0][0] != n + 1
+        ends = await second.batch([BatchStep(Statement("SELECT count(*) FROM late"))])
+        late += ends.errors[0] is not None or ends.results_or_raise()[0].rows[0][0] != n + 1
     assert late > 0
     await first.close()
     await second.close()

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from perdure.backends.libsql.hrana import Client
-from perdure.backends.libsql.server_info import durability_of, warn_of_halts
+from perdure.backends.libsql.hrana import HranaClient
+from perdure.backends.libsql.server_info import durability_of, warn_of_lost_lock
 from perdure.errors import PerdureWarning
-from tests.backends.libsql.test_web import serving
+from tests.backends.libsql.test_http import serving
 
 
 def reply(text: str, status: str = "200 OK") -> bytes:
@@ -27,9 +27,9 @@ NO_PRAGMAS = reply('{"message": "no such statement", "code": "SQL_PARSE_ERROR"}'
 
 
 @asynccontextmanager
-async def asking(*answers: bytes) -> AsyncIterator[Client]:
+async def asking(*answers: bytes) -> AsyncIterator[HranaClient]:
     async with serving(*answers, reply("")) as server:
-        client = Client(server.place, None, size=1)
+        client = HranaClient(server.place, None, size=1)
         try:
             yield client
         finally:
@@ -38,7 +38,7 @@ async def asking(*answers: bytes) -> AsyncIterator[Client]:
 
 async def ask(*answers: bytes) -> None:
     async with asking(*answers) as client:
-        await warn_of_halts(client, "libSQL store")
+        await warn_of_lost_lock(client, "libSQL store")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from perdure.backends.libsql import LibsqlStore, hrana
 from perdure.backends.libsql.connections import LibsqlConnections
-from perdure.backends.libsql.turn import Turn
+from perdure.backends.libsql.write_lock import WriteLock
 from perdure.errors import PerdureWarning, PersistenceError
 from perdure.model.records import Claim
 from perdure.testing.contract.world import entry, new_run
@@ -104,23 +104,23 @@ async def test_whatever_stores_of_a_process_write_one_thing_is_written_at_a_time
     await other.close()
 
 
-async def test_a_turn_that_takes_too_long_passes_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.backends.libsql.turn.LONGEST", 0.05)
-    turn, order = Turn(), list[str]()
+async def test_a_write_lock_that_is_held_too_long_is_released_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.backends.libsql.write_lock.MAX_HOLD", 0.05)
+    write_lock, order = WriteLock(), list[str]()
 
     async def take(name: str) -> None:
-        async with turn.taken():
+        async with write_lock.hold():
             order.append(name)
 
-    async with turn.taken():
+    async with write_lock.hold():
         await asyncio.wait_for(take("second"), 3)
         order.append("first")
     await take("third")
     assert order == ["second", "first", "third"]
-    assert not turn._lock.locked()
+    assert not write_lock._lock.locked()
 
 
-async def test_a_forked_child_has_turns_of_its_own(store: LibsqlStore, url: str, table: str) -> None:
+async def test_a_forked_child_has_write_locks_of_its_own(store: LibsqlStore, url: str, table: str) -> None:
     """What the parent was about to write when it forked is never finished in the child."""
     claim = await started(store)
     seen = LibsqlStore(url, table=table)
@@ -129,7 +129,7 @@ async def test_a_forked_child_has_turns_of_its_own(store: LibsqlStore, url: str,
         async with asyncio.timeout(4):
             await store.record(claim.lease, [entry(1)])
 
-    async with store._connections.turn.taken():
+    async with store._connections.write_lock.hold():
         child = os.fork()
         if child == 0:
             with contextlib.suppress(BaseException):

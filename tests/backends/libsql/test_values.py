@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.backends.libsql.hrana import Client, Statement, Step
-from perdure.backends.libsql.values import Blob, Value, from_wire, to_wire
+from perdure.backends.libsql.hrana import BatchStep, HranaClient
+from perdure.backends.libsql.wire_values import Blob, WireValue, from_wire, to_wire
+from perdure.backends.sql.tables import Statement
 
 INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -22,7 +23,7 @@ EDGES: list[Any] = [
 
 
 def through_json(value: object) -> object:
-    return from_wire(msgspec.json.decode(msgspec.json.encode(to_wire(value)), type=Value))
+    return from_wire(msgspec.json.decode(msgspec.json.encode(to_wire(value)), type=WireValue))
 
 
 def same(one: Any, other: Any) -> bool:
@@ -34,9 +35,9 @@ def test_every_value_survives_the_wire_format_exactly(value: object) -> None:
     assert same(through_json(value), value)
 
 
-async def test_every_value_survives_the_server_exactly(client: Client) -> None:
+async def test_every_value_survives_the_server_exactly(client: HranaClient) -> None:
     sql = "SELECT " + ", ".join("?" for _ in EDGES) + ", " + ", ".join("typeof(?)" for _ in EDGES)
-    (result,) = (await client.batch([Step(Statement(sql, [*EDGES, *EDGES]))])).given()
+    (result,) = (await client.batch([BatchStep(Statement(sql, (*EDGES, *EDGES)))])).results_or_raise()
     back, types = result.rows[0][: len(EDGES)], result.rows[0][len(EDGES) :]
     assert [(got, want) for got, want in zip(back, EDGES, strict=True) if not same(got, want)] == []
     names = {type(None): "null", int: "integer", float: "real", str: "text", bytes: "blob"}
@@ -75,6 +76,6 @@ def test_what_sqlite_or_json_cannot_hold_is_refused_before_it_is_sent(value: obj
         to_wire(value)
 
 
-async def test_an_infinity_from_the_server_is_an_error_and_no_null(client: Client) -> None:
+async def test_an_infinity_from_the_server_is_an_error_and_no_null(client: HranaClient) -> None:
     with pytest.raises(ValueError, match="infinity"):
-        await client.batch([Step(Statement("SELECT 9e999"))])
+        await client.batch([BatchStep(Statement("SELECT 9e999"))])

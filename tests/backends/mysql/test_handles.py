@@ -101,7 +101,7 @@ async def test_a_password_is_never_shown(dsn: str, monkeypatch: pytest.MonkeyPat
     password = urlsplit(dsn).password or ""
     for wrong in (dsn, dsn.replace(password, f"{password}x"), re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:1", dsn)):
         store = MysqlStore(wrong)
-        assert password not in f"{store!r} {store._connections.place!r}"
+        assert password not in f"{store!r} {store._connections.address!r}"
         assert password not in "".join(store.key)
         (answer,) = await outcomes([store.setup()])
         assert isinstance(answer, PersistenceError) == (wrong is not dsn)

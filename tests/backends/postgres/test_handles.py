@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import asyncpg  # type: ignore[import-untyped]  # it ships no types
 import pytest
 
-from perdure.backends.base.dsn import without_options
+from perdure.backends.base.dsn import split_options
 from perdure.backends.postgres import PostgresStore
 from perdure.errors import PersistenceError
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, entry, in_another_loop, new_run, outcomes
@@ -124,7 +124,7 @@ async def test_a_loop_that_blocks_the_renewals_of_its_pool_is_reported(dsn: str,
 
 
 def test_options_of_ours_are_told_from_those_of_postgres() -> None:
-    dsn, options = without_options("postgresql://u:p%40@h:1/d?sslmode=disable&table=shop&prefix=a%2Fb", {"table", "prefix"})
+    dsn, options = split_options("postgresql://u:p%40@h:1/d?sslmode=disable&table=shop&prefix=a%2Fb", {"table", "prefix"})
     assert (dsn, options) == ("postgresql://u:p%40@h:1/d?sslmode=disable", {"table": "shop", "prefix": "a/b"})
 
 

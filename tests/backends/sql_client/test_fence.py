@@ -11,7 +11,8 @@ import pytest
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.sql import claims, recording, runs, writes
 from perdure.backends.sql.session import Session
-from perdure.backends.sql_client.store import ClientChannel, SqlClientStore
+from perdure.backends.sql_client.connections import ClientChannel
+from perdure.backends.sql_client.store import SqlClientStore
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.records import Lease, Pulse
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, entry, new_run, run_row

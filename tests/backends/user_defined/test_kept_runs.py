@@ -271,20 +271,20 @@ async def test_turns_are_had_in_order_and_one_who_was_cancelled_holds_up_nobody(
     turns, had = NamedLocks(), list[int]()
 
     async def take(number: int) -> None:
-        async with turns.taken("a"):
+        async with turns.hold("a"):
             had.append(number)
             await asyncio.sleep(0)
 
-    async with turns.taken("a"), turns.taken("b"):
+    async with turns.hold("a"), turns.hold("b"):
         tasks = [asyncio.ensure_future(take(number)) for number in range(4)]
         await asyncio.sleep(0)
-        with turns.taken_if_free("a") as is_free:
+        with turns.hold_if_free("a") as is_free:
             assert not is_free
         tasks[0].cancel()
         tasks[2].cancel()
     await asyncio.wait(tasks)
     assert had == [1, 3]
-    with turns.taken_if_free("a") as is_free:
+    with turns.hold_if_free("a") as is_free:
         assert is_free
 
 
@@ -293,7 +293,7 @@ def test_turns_are_had_one_at_a_time_across_loops() -> None:
 
     async def take_often() -> None:
         async def take() -> None:
-            async with turns.taken("a"):
+            async with turns.hold("a"):
                 inside.append(1)
                 most.append(len(inside))
                 await asyncio.sleep(0)

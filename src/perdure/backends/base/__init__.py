@@ -1,1 +1,1 @@
-"""What stores on a server share: the loop their connections live on, another attempt after errors that pass, and group commit."""
+"""What every store needs once: connections and their event loop, retries, group commit, leases, claims and addresses."""

@@ -1,14 +1,15 @@
-"""Group commit: while a statement is under way, what arrives next is gathered into the following one.
+"""Group commit: while one batch is in flight, the requests that arrive are collected for the next.
 
-A batcher belongs to one kind of write and to one event loop. Requests from other loops, and the answers to them, cross over many
+A batcher belongs to one kind of write and to one event loop. Requests from other loops, and the replies to them, cross over many
 at a time, so that a record costs its caller a future and not a task on each side.
 
-A request that is refused fails alone, with the error that its statement gave it. When a statement fails as a whole because of
-what it says, each of its requests is sent once more by itself, so that only the culprit hears of it. One that takes long, because
-some row is locked, does not hold up the others: after PATIENCE the next one starts beside it.
+A request that is refused fails alone, with the error that its batch gave it. When a batch fails as a whole because of one of its
+requests, each of them is sent once more by itself, so that only the one at fault gets the error. A batch that takes long, because
+some row is locked, does not hold up the others: after SLOW_AFTER the next one starts beside it.
 
-A batcher may have two statements under way. Runs that were answered together ask together again, so that client and server would
-take turns; many requests are therefore sent in two halves, and while the server has the one, the runs of the other go on.
+A batcher may have two batches in flight. Runs that get their replies together send their next requests together, so that client
+and server would wait for each other in turns. Many requests are therefore sent in two halves: while the server works on one, the
+runs of the other go on.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from perdure.errors import PersistenceError
 
 MAX_REQUESTS: Final = 500
 MAX_BYTES: Final = 8 << 20
-PATIENCE: Final = 0.05
-MAX_STATEMENTS: Final = 4
+SLOW_AFTER: Final = 0.05  # seconds
+MAX_IN_FLIGHT: Final = 4  # also when all of them are slow
 WORTH_SPLITTING: Final = 16
 
 
@@ -40,11 +41,11 @@ SEND_AGAIN: Final = _Again.SEND_AGAIN  # the request has to be sent once more; n
 
 
 class Request(Protocol):
-    """What a batcher carries."""
+    """A write that a batcher can send."""
 
     @property
     def written_rows(self) -> Collection[Hashable]:
-        """What is written once in a statement: a second request for one of these goes into the next."""
+        """What it writes. A batch writes each of these once: a second request for one of them goes into the next batch."""
         ...
 
     @property
@@ -58,8 +59,8 @@ A = TypeVar("A")
 Reply: TypeAlias = A | BaseException | _Again
 
 
-class _Asked(Answer[A], Generic[Q, A]):
-    """The answer to a request, on the loop of whoever asked, and what is to be called on the batcher's loop when there is one."""
+class _QueuedRequest(Answer[A], Generic[Q, A]):
+    """A request, and the reply to it on the caller's loop. `on_reply` is called on the batcher's loop before that."""
 
     __slots__ = ("on_reply", "request")
 
@@ -70,9 +71,9 @@ class _Asked(Answer[A], Generic[Q, A]):
 
 
 class Batcher(Generic[Q, A]):
-    """Requests of one kind on their way into the database. All of it but `ask` runs on one event loop.
+    """Sends requests of one kind in batches. Everything but `put_threadsafe` runs on one event loop.
 
-    `statements` counts what was sent.
+    `statements` counts the batches that were sent.
     """
 
     def __init__(
@@ -82,172 +83,172 @@ class Batcher(Generic[Q, A]):
         *,
         max_in_flight: int = 1,
     ) -> None:
-        """`is_caused_by_one_request` says of an error whether a statement for many failed because of one of them.
+        """`is_caused_by_one_request` says of an error whether a batch failed because of one of its requests.
 
-        `max_in_flight` is how many statements there may be under way, unless one takes long.
+        `max_in_flight` is how many batches may be in flight, unless one is slow.
         """
         self._perform = perform
-        self._has_culprit = is_caused_by_one_request
-        self._at_once = max_in_flight
-        self._waiting: deque[_Asked[Q, A]] = deque()
-        # Asked on other loops, and not noticed here so far. Guarded by the lock.
-        self._arriving: list[_Asked[Q, A]] = []
+        self._is_caused_by_one_request = is_caused_by_one_request
+        self._max_in_flight = max_in_flight
+        self._waiting: deque[_QueuedRequest[Q, A]] = deque()
+        # Put by other loops, and not yet moved to `_waiting`. Guarded by the lock.
+        self._arriving: list[_QueuedRequest[Q, A]] = []
         self._lock = threading.Lock()
-        self._under_way: set[asyncio.Task[None]] = set()
-        # Whether a statement is about to begin, which takes along what is asked before it does.
+        self._in_flight: set[asyncio.Task[None]] = set()
+        # Whether a batch is about to be collected: requests that are put before that are part of it.
         self._is_starting = False
-        # When the last statement was started, and whether somebody will look how it does.
+        # When the last batch was started, and whether a timer will look whether it is slow.
         self._started_at = 0.0
-        self._is_looked_after = False
+        self._has_timer = False
         self.statements = 0
 
     def put(self, request: Q, on_reply: Callable[[], None] | None = None) -> Answer[A]:
-        """The answer to the request, once what it wrote is committed. On the batcher's own loop."""
-        asked: _Asked[Q, A] = _Asked(request, on_reply)
-        self._waiting.append(asked)
+        """The reply to the request, once its write is committed. On the batcher's own loop."""
+        queued: _QueuedRequest[Q, A] = _QueuedRequest(request, on_reply)
+        self._waiting.append(queued)
         if not self._is_starting:
             self._start_if_free()
-        return asked
+        return queued
 
     def put_threadsafe(
         self, request: Q, call: Callable[[Callable[[], None]], object], on_reply: Callable[[], None] | None = None
     ) -> Answer[A]:
-        """As `put`, from any loop: an answer on that loop. `call` calls something on the batcher's loop, or raises."""
-        asked: _Asked[Q, A] = _Asked(request, on_reply)
+        """As `put`, from any loop: the reply comes on that loop. `call` runs a callback on the batcher's loop, or raises."""
+        queued: _QueuedRequest[Q, A] = _QueuedRequest(request, on_reply)
         with self._lock:
-            self._arriving.append(asked)
+            self._arriving.append(queued)
             is_first = len(self._arriving) == 1
         if is_first:
             try:
-                call(self._arrive)
+                call(self._queue_arriving)
             except PersistenceError as error:
-                for one in self._arrived():
-                    _settle_all([(one, PersistenceError(*error.args))])
-        return asked
+                for one in self._pop_arriving():
+                    _deliver_all([(one, PersistenceError(*error.args))])
+        return queued
 
-    def _arrived(self) -> list[_Asked[Q, A]]:
+    def _pop_arriving(self) -> list[_QueuedRequest[Q, A]]:
         with self._lock:
             arrived, self._arriving = self._arriving, []
         return arrived
 
-    def _arrive(self) -> None:
-        self._waiting.extend(self._arrived())
+    def _queue_arriving(self) -> None:
+        self._waiting.extend(self._pop_arriving())
         self._start_if_free()
 
     def _start_if_free(self) -> None:
-        if self._waiting and not self._is_starting and len(self._under_way) < self._at_once:
+        if self._waiting and not self._is_starting and len(self._in_flight) < self._max_in_flight:
             self._start()
 
     def _start(self) -> None:
         self._is_starting = True
         loop = asyncio.get_running_loop()
-        # In a context of its own: it is no part of the run that asks first. And unknown to whoever cancels all tasks of a loop to
-        # shut it down: what was sent is answered, and those who wait for that are waited for.
-        task = asyncio.Task(self._send(), loop=loop, context=contextvars.Context())
+        # In a context of its own: it is no part of the run whose request is first. And not registered, so that a shutdown which
+        # cancels all tasks of the loop leaves it alone: what was sent gets its reply, and its callers wait for that.
+        task = asyncio.Task(self._run_batch(), loop=loop, context=contextvars.Context())
         asyncio._unregister_task(task)  # noqa: SLF001 - documented under "Extending", for this
-        self._under_way.add(task)
-        task.add_done_callback(self._sent)
+        self._in_flight.add(task)
+        task.add_done_callback(self._finish_batch)
         self._started_at = loop.time()
-        if not self._is_looked_after:
-            self._is_looked_after = True
-            loop.call_later(PATIENCE, self._look_after)
+        if not self._has_timer:
+            self._has_timer = True
+            loop.call_later(SLOW_AFTER, self._start_beside_slow)
 
-    def _sent(self, task: asyncio.Task[None]) -> None:
-        self._under_way.discard(task)
+    def _finish_batch(self, task: asyncio.Task[None]) -> None:
+        self._in_flight.discard(task)
         self._start_if_free()
 
-    def _look_after(self) -> None:
-        """Start another statement beside those under way, if the last of them takes long and something waits for it."""
+    def _start_beside_slow(self) -> None:
+        """Start another batch beside those in flight, if the last of them is slow and requests wait."""
         loop = asyncio.get_running_loop()
-        self._is_looked_after = False
-        if not self._under_way:
+        self._has_timer = False
+        if not self._in_flight:
             return
-        patient_for = self._started_at + PATIENCE - loop.time()
-        if patient_for <= 0 and self._waiting and not self._is_starting and len(self._under_way) < MAX_STATEMENTS:
+        wait_for = self._started_at + SLOW_AFTER - loop.time()
+        if wait_for <= 0 and self._waiting and not self._is_starting and len(self._in_flight) < MAX_IN_FLIGHT:
             self._start()
-        if not self._is_looked_after:
-            self._is_looked_after = True
-            loop.call_later(patient_for if patient_for > 0 else PATIENCE, self._look_after)
+        if not self._has_timer:
+            self._has_timer = True
+            loop.call_later(wait_for if wait_for > 0 else SLOW_AFTER, self._start_beside_slow)
 
-    async def _send(self) -> None:
+    async def _run_batch(self) -> None:
         self._is_starting = False
-        batch = self._take(self._share())
+        batch = self._pop_batch(self._share())
         self._start_if_free()
         if batch:
-            await self._answer(batch)
+            await self._send_batch(batch)
 
     def _share(self) -> int:
-        """How many of those that wait go into this statement: all, or half when there may be another beside it."""
+        """How many waiting requests go into this batch: all, or half when there may be another beside it."""
         waiting = len(self._waiting)
-        has_room = len(self._under_way) < self._at_once
+        has_room = len(self._in_flight) < self._max_in_flight
         return (waiting + 1) // 2 if has_room and waiting >= WORTH_SPLITTING else waiting
 
-    def _take(self, most: int) -> list[_Asked[Q, A]]:
+    def _pop_batch(self, most: int) -> list[_QueuedRequest[Q, A]]:
         waiting = self._waiting
         if len(waiting) == 1:
             return [waiting.popleft()]
-        batch: list[_Asked[Q, A]] = []
-        left: list[_Asked[Q, A]] = []
-        taken: set[Hashable] = set()
+        batch: list[_QueuedRequest[Q, A]] = []
+        left: list[_QueuedRequest[Q, A]] = []
+        written: set[Hashable] = set()
         size, most = 0, min(most, MAX_REQUESTS)
         while waiting and len(batch) < most and size < MAX_BYTES:
-            asked = waiting.popleft()
-            places = asked.request.written_rows
-            if taken.isdisjoint(places):
-                taken.update(places)
-                size += asked.request.size
-                batch.append(asked)
+            queued = waiting.popleft()
+            rows = queued.request.written_rows
+            if written.isdisjoint(rows):
+                written.update(rows)
+                size += queued.request.size
+                batch.append(queued)
             else:
-                left.append(asked)
+                left.append(queued)
         waiting.extendleft(reversed(left))
         return batch
 
-    async def _answer(self, batch: list[_Asked[Q, A]]) -> None:
+    async def _send_batch(self, batch: list[_QueuedRequest[Q, A]]) -> None:
         self.statements += 1
         try:
-            answers = await self._perform([asked.request for asked in batch])
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the callers hear of it
+            replies = await self._perform([queued.request for queued in batch])
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the callers get it
             await self._fail(batch, error)
             return
-        self._waiting.extend([asked for asked, answer in zip(batch, answers, strict=True) if answer is SEND_AGAIN])
-        _settle_all(zip(batch, answers, strict=True))
+        self._waiting.extend([queued for queued, reply in zip(batch, replies, strict=True) if reply is SEND_AGAIN])
+        _deliver_all(zip(batch, replies, strict=True))
 
-    async def _fail(self, batch: list[_Asked[Q, A]], error: BaseException) -> None:
-        if len(batch) > 1 and self._has_culprit(error):
+    async def _fail(self, batch: list[_QueuedRequest[Q, A]], error: BaseException) -> None:
+        if len(batch) > 1 and self._is_caused_by_one_request(error):
             for one in batch:
-                await self._answer([one])
+                await self._send_batch([one])
             return
         # One for each caller, as each adds its own traceback.
         many = isinstance(error, PersistenceError) and len(batch) > 1
-        _settle_all((asked, PersistenceError(*error.args) if many else error) for asked in batch)
+        _deliver_all((queued, PersistenceError(*error.args) if many else error) for queued in batch)
 
 
-def _settle_all(answered: Iterable[tuple[_Asked[Any, Any], Any]]) -> None:
-    """Give each caller its answer on its own loop, which is woken once. Whose request is sent again has none yet."""
+def _deliver_all(replies: Iterable[tuple[_QueuedRequest[Any, Any], Any]]) -> None:
+    """Give each caller its reply on its own loop, which is woken once. A request that is sent again has none yet."""
     here = asyncio.get_running_loop()
-    elsewhere: dict[asyncio.AbstractEventLoop, list[tuple[_Asked[Any, Any], Any]]] = {}
-    for asked, answer in answered:
-        if answer is SEND_AGAIN:
+    elsewhere: dict[asyncio.AbstractEventLoop, list[tuple[_QueuedRequest[Any, Any], Any]]] = {}
+    for queued, reply in replies:
+        if reply is SEND_AGAIN:
             continue
-        if asked.on_reply is not None:
-            asked.on_reply()
-        loop = asked.loop
+        if queued.on_reply is not None:
+            queued.on_reply()
+        loop = queued.loop
         if loop is here:
-            _settle(asked, answer)
+            _deliver(queued, reply)
         else:
-            elsewhere.setdefault(loop, []).append((asked, answer))
+            elsewhere.setdefault(loop, []).append((queued, reply))
     for loop, theirs in elsewhere.items():
-        with contextlib.suppress(RuntimeError):  # it was closed: nobody waits any more
-            loop.call_soon_threadsafe(_settle_each, theirs)
+        with contextlib.suppress(RuntimeError):  # it was closed, so nothing waits there any more
+            loop.call_soon_threadsafe(_deliver_each, theirs)
 
 
-def _settle_each(answered: Iterable[tuple[_Asked[Any, Any], Any]]) -> None:
-    for asked, answer in answered:
-        _settle(asked, answer)
+def _deliver_each(replies: Iterable[tuple[_QueuedRequest[Any, Any], Any]]) -> None:
+    for queued, reply in replies:
+        _deliver(queued, reply)
 
 
-def _settle(asked: _Asked[Any, Any], answer: Any) -> None:
-    if isinstance(answer, BaseException):
-        asked.set_exception(answer)
+def _deliver(queued: _QueuedRequest[Any, Any], reply: Any) -> None:
+    if isinstance(reply, BaseException):
+        queued.set_exception(reply)
     else:
-        asked.set_result(answer)
+        queued.set_result(reply)

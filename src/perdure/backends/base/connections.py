@@ -1,8 +1,8 @@
-"""Where a store's connections live: one event loop, and what is tried again there.
+"""The connections of a store and the event loop on which they are used.
 
 A connection belongs to an event loop, but a store's verbs are called from any. The connections that a store opens live on the
 loop of a thread that all stores of its kind share and on which nothing else runs; borrowed ones live on their own loop. A verb is
-carried to that loop and its answer back. A caller that is cancelled stops waiting; its verb is carried out all the same.
+submitted to that loop, and its result is handed back. A caller that is cancelled stops waiting; its verb runs to its end.
 """
 
 from __future__ import annotations
@@ -10,34 +10,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.base.failures import NotSentError, WriteFailure
-from perdure.errors import PerdureError, PersistenceError
+from perdure.backends.base.failures import NotSentError, WriteFailure, retry_transient
+from perdure.errors import PersistenceError
 from perdure.store import Durability
 
 T = TypeVar("T")
 
-_FIRST_PAUSE: Final = 0.01
-_LONGEST_PAUSE: Final = 0.5
-
-# What a forked child inherited: closing the connections would disturb the parent's, so they are kept for ever.
-_left_behind: Final[list[ServerConnections]] = []
+# Connections that a forked child inherited: closing them would disturb the parent's, so they are kept for ever.
+_leaked: Final[list[ServerConnections]] = []
 
 
 class ServerConnections(ABC):
     """The loop and the connections of one store. Everything but `run`, `submit` and `abandon` happens on that loop."""
 
-    PATIENCE: ClassVar[float] = 15.0  # for how long a verb is tried again after errors that pass
+    PATIENCE: ClassVar[float] = 15.0  # seconds for which a verb is repeated after transient errors
     THREAD: ClassVar[LoopThread]
 
     def __init__(self, label: str, *, is_borrowed: bool, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """`loop` is that of borrowed connections; without it, it is the one that runs now or at the first use."""
+        """`loop` is that of borrowed connections; by default the one that runs now, or else at the first use."""
         self.label = label
         self.is_borrowed = is_borrowed
         self.durability: Durability = "disk"
@@ -46,7 +42,7 @@ class ServerConnections(ABC):
         self._process = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None  # where the connections are, once there are any
         self._setting_up: asyncio.Task[None] | None = None
-        # Held while connections are opened, so that none is opened twice.
+        # Held while connections are opened, so that they are opened once.
         self._changing = asyncio.Lock()
         if is_borrowed and loop is None:
             with contextlib.suppress(RuntimeError):  # none runs yet
@@ -54,23 +50,23 @@ class ServerConnections(ABC):
 
     @abstractmethod
     def sibling(self) -> Self:
-        """A connections in the same place with connections of its own, unless they are borrowed."""
+        """Connections of its own to the same server; borrowed ones are shared."""
 
     @abstractmethod
     async def open(self, *, allowed: bool) -> None:
-        """Leave connections there, and the schema if it may be created; find out what the server survives."""
+        """Open the connections, create the schema if that is `allowed`, and find out what the server's commits survive."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of the connections, if they are ours."""
+        """Close the connections, unless they are borrowed."""
 
     @abstractmethod
     def classify_failure(self, error: BaseException) -> WriteFailure:
-        """What to make of an error that something sent to the server met."""
+        """What an error of the driver or the server means for what was sent."""
 
     @abstractmethod
     def map_error(self, error: BaseException) -> BaseException:
-        """What the caller gets: `PersistenceError` for what the driver, the server and the system say, without credentials."""
+        """The error that the caller gets: `PersistenceError` for errors of driver, server and system, without credentials."""
 
     def submit(self, coro: Coroutine[Any, Any, T]) -> Future[T]:
         """Run the coroutine on the connections loop."""
@@ -90,7 +86,7 @@ class ServerConnections(ABC):
         return await asyncio.shield(running)
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Call back on the connections loop, once that is known: what is ready has one."""
+        """Call back on the connections loop. Raises `PersistenceError` before `ensure_open` has run there."""
         if self._loop is None:
             raise PersistenceError(self.label, "it is not ready")
         try:
@@ -104,60 +100,43 @@ class ServerConnections(ABC):
         return self._borrowed_loop
 
     def leak_after_fork(self) -> None:
-        """In a forked child: never touch these connections, which are the parent's."""
-        _left_behind.append(self)
+        """In a forked child: keep these connections, which are the parent's, and never use or close them."""
+        _leaked.append(self)
 
     async def ensure_open(self, *, allowed: bool) -> None:
-        """Have connections and schema there. Many may ask at once."""
+        """Open connections and schema once, however many callers there are."""
         if self.is_ready:
             return
         if self._setting_up is None or self._setting_up.done():
             self._setting_up = asyncio.ensure_future(self.set_up(allowed=allowed))
-        await asyncio.shield(self._setting_up)  # shared, so nobody who leaves takes it along
+        await asyncio.shield(self._setting_up)  # shared: a cancelled caller must not cancel it
 
     async def set_up(self, *, allowed: bool) -> None:
-        """As `ensure_open`, also when it was ready before."""
+        """As `ensure_open`, also when it is open already."""
         self._loop = asyncio.get_running_loop()
         async with self._changing:
             await self.retry_transient(lambda _: self.open(allowed=allowed))
         self.is_ready = True
 
     async def retry_transient(self, attempt: Callable[[bool], Awaitable[T]]) -> T:
-        """What the attempt gives, made again after errors that pass. It is told when it may have been done before."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.PATIENCE
-        repeated, pause = False, _FIRST_PAUSE
-        while True:
-            try:
-                return await attempt(repeated)
-            except PerdureError:
-                raise
-            except NotSentError as carrier:
-                error: BaseException = carrier.__cause__ or carrier
-                fate = WriteFailure.RETRY
-            except Exception as met:  # noqa: BLE001 - told apart below, and raised unless it passes
-                error, fate = met, self.classify_failure(met)
-            if fate is WriteFailure.PERMANENT or loop.time() > deadline:
-                raise self.map_error(error)
-            repeated |= fate is WriteFailure.UNKNOWN
-            await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311 - to spread out, not to hide
-            pause = min(pause * 2, _LONGEST_PAUSE)
+        """The result of the attempt, repeated after transient errors. It is passed True when it may be committed already."""
+        return await retry_transient(attempt, self.classify_failure, self.map_error, self.PATIENCE)
 
     @contextlib.contextmanager
     def map_errors(self) -> Iterator[None]:
-        """Errors of the driver and the server as errors of perdure."""
+        """Raise errors of the driver and the server as errors of perdure."""
         try:
             yield
         except NotSentError as carrier:
             raise self.map_error(carrier.__cause__ or carrier) from carrier.__cause__
         except Exception as error:
-            told = self.map_error(error)
-            if told is error:
+            mapped = self.map_error(error)
+            if mapped is error:
                 raise
-            raise told from told.__cause__
+            raise mapped from mapped.__cause__
 
     def is_caused_by_one_request(self, error: BaseException) -> bool:
-        """Whether what was sent for many failed because of one of them, and not because of the server or the way to it."""
+        """Whether a batch failed because of one of its requests, and not because of the server or the connection."""
         return self.classify_failure(error.__cause__ or error) is WriteFailure.PERMANENT
 
     def abandon(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -167,6 +146,6 @@ class ServerConnections(ABC):
 
 
 def _was_heard(done: asyncio.Future[Any]) -> None:
-    """Nobody has forgotten what it raised: whoever has left did not want to know, and asyncio need not say it in his stead."""
+    """Retrieve the exception of a coroutine whose caller has left, which asyncio would log otherwise."""
     if not done.cancelled():
         done.exception()

@@ -1,8 +1,19 @@
-"""What became of something that was sent to a server and failed."""
+"""Failed statements: what became of them, and when they are sent again."""
 
 from __future__ import annotations
 
+import asyncio
 import enum
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from perdure.errors import PerdureError
+
+T = TypeVar("T")
+
+_FIRST_PAUSE: Final = 0.01
+_LONGEST_PAUSE: Final = 0.5
 
 
 class WriteFailure(enum.Enum):
@@ -10,8 +21,38 @@ class WriteFailure(enum.Enum):
 
     PERMANENT = enum.auto()  # the same statement would fail again
     RETRY = enum.auto()  # nothing was written; it may succeed now
-    UNKNOWN = enum.auto()  # the connection is gone, and with it the answer: it was written, or not
+    UNKNOWN = enum.auto()  # the connection broke before the reply: it was written, or not
 
 
 class NotSentError(Exception):
     """There was no connection to send anything on. Its cause says why."""
+
+
+async def retry_transient(
+    attempt: Callable[[bool], Awaitable[T]],
+    classify: Callable[[BaseException], WriteFailure],
+    map_error: Callable[[BaseException], BaseException],
+    patience: float,
+) -> T:
+    """The result of the attempt, which is repeated after transient errors for `patience` seconds.
+
+    It is passed True when an earlier attempt may have been committed. The last error is raised as `map_error` gives it.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience
+    is_repeated, pause = False, _FIRST_PAUSE
+    while True:
+        try:
+            return await attempt(is_repeated)
+        except PerdureError:
+            raise
+        except NotSentError as carrier:
+            error: BaseException = carrier.__cause__ or carrier
+            failure = WriteFailure.RETRY
+        except Exception as met:  # noqa: BLE001 - classified below, and raised unless it is transient
+            error, failure = met, classify(met)
+        if failure is WriteFailure.PERMANENT or loop.time() > deadline:
+            raise map_error(error)
+        is_repeated |= failure is WriteFailure.UNKNOWN
+        await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311 - to spread out, not to hide
+        pause = min(pause * 2, _LONGEST_PAUSE)

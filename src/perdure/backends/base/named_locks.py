@@ -1,7 +1,7 @@
-"""NamedLocks: by name, one at a time, in the order in which they were asked for, whichever event loop or thread asks.
+"""Locks by name, for callers on any event loop or thread.
 
-An `asyncio.Lock` belongs to one loop, and a `threading.Lock` would make a loop wait. Here a place in the line is a future that
-any loop can await; nobody holds the guard while waiting.
+An `asyncio.Lock` belongs to one loop, and waiting for a `threading.Lock` would block a loop. Here every waiter is a future that
+any loop can await, and waiters get the lock in the order in which they came.
 """
 
 from __future__ import annotations
@@ -15,52 +15,53 @@ from contextlib import asynccontextmanager, contextmanager
 
 
 class NamedLocks:
-    """Lines of those who want the same thing."""
+    """Fair locks, each of which exists while it is held."""
 
     def __init__(self) -> None:
-        # Guards the lines and what is first in them.
+        # Guards the queues. Nothing waits while holding it.
         self._guard = threading.Lock()
-        # By name, only while somebody has the turn: whoever is first in line.
-        self._lines: dict[str, deque[Future[None]]] = {}
+        # By name, while the lock is held: the holder first, then the waiters.
+        self._queues: dict[str, deque[Future[None]]] = {}
 
     @asynccontextmanager
-    async def taken(self, name: str) -> AsyncIterator[None]:
-        """Have the turn. Cancelled while it waits it leaves the line."""
-        place: Future[None] = Future()
+    async def hold(self, name: str) -> AsyncIterator[None]:
+        """Hold the lock. A waiter that is cancelled leaves the queue."""
+        waiter: Future[None] = Future()
         try:
-            if not self._join(name, place):
-                await asyncio.wrap_future(place)
+            if not self._enqueue(name, waiter):
+                await asyncio.wrap_future(waiter)
             yield
         finally:
-            self._leave(name, place)
+            self._dequeue(name, waiter)
 
     @contextmanager
-    def taken_if_free(self, name: str) -> Iterator[bool]:
-        """Have the turn if nobody else has it or waits for it, and say so."""
-        place: Future[None] = Future()
+    def hold_if_free(self, name: str) -> Iterator[bool]:
+        """Hold the lock if it is free, and yield whether it was."""
+        holder: Future[None] = Future()
         with self._guard:
-            is_free = name not in self._lines
+            is_free = name not in self._queues
             if is_free:
-                self._lines[name] = deque([place])
+                self._queues[name] = deque([holder])
         try:
             yield is_free
         finally:
             if is_free:
-                self._leave(name, place)
+                self._dequeue(name, holder)
 
-    def _join(self, name: str, place: Future[None]) -> bool:
-        """Whether the turn was had at once."""
+    def _enqueue(self, name: str, waiter: Future[None]) -> bool:
+        """Whether the waiter holds the lock at once."""
         with self._guard:
-            line = self._lines.setdefault(name, deque())
-            line.append(place)
-            return line[0] is place
+            queue = self._queues.setdefault(name, deque())
+            queue.append(waiter)
+            return queue[0] is waiter
 
-    def _leave(self, name: str, place: Future[None]) -> None:
+    def _dequeue(self, name: str, waiter: Future[None]) -> None:
+        """Leave the queue; a holder passes the lock on."""
         with self._guard:
-            line = self._lines[name]
-            had_turn = line[0] is place
-            line.remove(place)
-            if not line:
-                del self._lines[name]
-            elif had_turn and line[0].set_running_or_notify_cancel():  # one that was cancelled leaves by itself, and passes it on
-                line[0].set_result(None)
+            queue = self._queues[name]
+            was_holder = queue[0] is waiter
+            queue.remove(waiter)
+            if not queue:
+                del self._queues[name]
+            elif was_holder and queue[0].set_running_or_notify_cancel():  # a cancelled one dequeues itself, and passes it on
+                queue[0].set_result(None)

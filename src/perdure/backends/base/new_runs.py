@@ -1,7 +1,7 @@
-"""How runs begin: the rows that `create` and `restore` write, the same for every store.
+"""New and restored runs: the rows that `create` and `restore` write, the same for every store.
 
-A store finds out what is there, and writes what these functions make of it, in one transition. Whatever they raise is raised
-before anything was written. They say nothing about leases: those differ from store to store.
+A store reads the existing row, and writes the row that these functions make of it, in one transition. They raise before anything
+is written. Leases are not decided here: those differ from store to store.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from perdure.model.records import NewRun, RunRow, Signal
 def new_row(new: NewRun, now: int, created_at: int | None = None) -> RunRow:
     """A new run's row, pending and due at its start."""
     wake_at = now if new.start_at is None else new.start_at
-    begun_at = now if created_at is None else created_at
-    return RunRow(**msgspec.structs.asdict(new), status="pending", wake_at=wake_at, created_at=begun_at, updated_at=now)
+    created = now if created_at is None else created_at
+    return RunRow(**msgspec.structs.asdict(new), status="pending", wake_at=wake_at, created_at=created, updated_at=now)
 
 
 def checked_start(new: NewRun) -> NewRun:
-    """The run, if it says which input it has. Raises `ValueError` otherwise."""
+    """The run, if it has an input hash. Raises `ValueError` otherwise."""
     if not new.input_hash:
         raise ValueError(f"run {new.id!r} has an empty input_hash, which only a run restored without its input may have")
     return new
 
 
 def found_row(found: RunRow, new: NewRun, now: int) -> RunRow:
-    """What the run that is there becomes when `create` asks for `new`: itself, unless it waits for its input.
+    """The existing row after a `create` of `new`: unchanged, unless it waits for its input.
 
     Raises `RunConflict` when it is another run.
     """
@@ -66,7 +66,7 @@ def _with_input(found: RunRow, new: NewRun, now: int) -> RunRow:
 
 
 def restored_row(run: RunRow, inbox: Iterable[Signal], found: RunRow | None, now: int) -> RunRow:
-    """What `restore` writes for `run`, with this inbox, where `found` was."""
+    """The row that `restore` writes for `run` with this inbox, in place of `found`."""
     is_pending = not run.ended and (run.status == "running" or run.lacks_input)
     status = "pending" if is_pending else run.status
     row = msgspec.structs.replace(
@@ -80,10 +80,10 @@ def restored_row(run: RunRow, inbox: Iterable[Signal], found: RunRow | None, now
         held=run.held if found is None else found.held,
         updated_at=now,
     )
-    return msgspec.structs.replace(row, wake_at=_wakes_at(row, inbox, now))
+    return msgspec.structs.replace(row, wake_at=_wake_at(row, inbox, now))
 
 
-def _wakes_at(row: RunRow, inbox: Iterable[Signal], now: int) -> int | None:
+def _wake_at(row: RunRow, inbox: Iterable[Signal], now: int) -> int | None:
     if row.ended or row.lacks_input:
         return None
     if row.cancel_requested or any(signal.address in row.waiting_for for signal in inbox):
@@ -92,7 +92,7 @@ def _wakes_at(row: RunRow, inbox: Iterable[Signal], now: int) -> int | None:
 
 
 def checked_journal(entries: Iterable[Entry]) -> list[Entry]:
-    """The entries by seq. Raises `ValueError` unless each seq is above zero and there once."""
+    """The entries by seq. Raises `ValueError` unless every seq is above zero and unique."""
     journal = sorted(entries, key=attrgetter("seq"))
     if journal:
         _check_seqs([entry.seq for entry in journal], "journal")
@@ -100,7 +100,7 @@ def checked_journal(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def checked_inbox(rows: Iterable[Signal]) -> list[Signal]:
-    """The rows by seq. Raises `ValueError` unless its seqs are good and no row is consumed or repeats another."""
+    """The rows by seq. Raises `ValueError` for a bad seq, a consumed row or a repeated signal."""
     inbox = sorted(rows, key=attrgetter("seq"))
     if not inbox:
         return inbox
@@ -110,7 +110,7 @@ def checked_inbox(rows: Iterable[Signal]) -> list[Signal]:
             raise ValueError(f"inbox row {row.seq} was consumed; leave it out, its outcome is in the journal")
         if row.kind == "child" and row.dedupe is not None:
             raise ValueError(f"inbox row {row.seq} is a child's outcome and has a dedupe, which only signals have")
-    repeated = _twice((row.name, row.dedupe) for row in inbox if row.dedupe is not None)
+    repeated = _first_repeated((row.name, row.dedupe) for row in inbox if row.dedupe is not None)
     if repeated is not None:
         raise ValueError(f"two inbox rows have the name and dedupe {repeated!r}; a signal that was repeated is one row")
     return inbox
@@ -119,12 +119,12 @@ def checked_inbox(rows: Iterable[Signal]) -> list[Signal]:
 def _check_seqs(seqs: Sequence[int], what: str) -> None:
     if seqs[0] < 1:
         raise ValueError(f"seq {seqs[0]} is in the {what}, but they count from 1")
-    repeated = _twice(seqs)
+    repeated = _first_repeated(seqs)
     if repeated is not None:
         raise ValueError(f"seq {repeated} is twice in the {what}")
 
 
-def _twice(values: Iterable[Hashable]) -> Hashable | None:
+def _first_repeated(values: Iterable[Hashable]) -> Hashable | None:
     """The first value that comes a second time, or None."""
     seen: set[Hashable] = set()
     for value in values:

@@ -1,7 +1,7 @@
-"""Who holds a lease: a process, named so that others on the same machine can tell that it is gone.
+"""The process that holds a lease, named so that others on the same machine can find out that it has ended.
 
 An owner is `host/boot/namespaces/pid/start`. A process can be looked up only from the same host, boot and PID namespace (and
-time namespace: start times are shown shifted by it). Whatever cannot be looked up counts as alive, and only expiry ends its
+time namespace: start times are shown shifted by it). A process that cannot be looked up counts as alive, and only expiry ends its
 lease: a live process must never be taken for a dead one.
 """
 
@@ -15,12 +15,12 @@ from urllib.parse import quote
 
 _PROC: Final = "/proc"
 _UNKNOWN: Final = "-"
-_BELIEVE_ALIVE_FOR: Final = 0.2
-_REMEMBERED: Final = 1000
+_CACHED_FOR: Final = 0.2
+_MAX_CACHED: Final = 1000
 
 
 class Owner(NamedTuple):
-    """A process, or (with unknown parts) at least its name."""
+    """The identity of a process; parts that the system does not tell are `-`."""
 
     host: str
     boot: str
@@ -33,7 +33,7 @@ class Owner(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """The owner a lease names, or None when the text is not one of ours."""
+        """The owner that a lease names, or None when the text is not one of ours."""
         parts = text.split("/")
         if len(parts) != len(cls._fields) or not parts[3].isdecimal():
             return None
@@ -41,7 +41,7 @@ class Owner(NamedTuple):
 
     @property
     def label(self) -> str:
-        """As an error message names it."""
+        """How an error message names it."""
         return f"process {self.pid} on host {self.host}"
 
 
@@ -95,7 +95,7 @@ def current() -> Owner:
 
 
 class Owners:
-    """Knows this process's own name and which other holders are gone. Any thread may ask."""
+    """The owner text of this process, and which other owners have ended. Any thread may ask."""
 
     def __init__(self) -> None:
         self._here: Owner | None = None
@@ -104,21 +104,21 @@ class Owners:
 
     @property
     def here(self) -> str:
-        """The name this process puts into its leases; a forked child has another than its parent."""
+        """The text that this process writes into its leases; a forked child has another than its parent."""
         if self._here is None or self._here.pid != os.getpid():
             self._here = current()
             self._text = str(self._here)
         return self._text
 
     def gone(self, text: str) -> bool:
-        """Whether the process is certainly no more. That it lives is believed for a moment."""
+        """Whether the process has certainly ended. That it lives is cached for a moment."""
         if text == self.here or self._alive_until.get(text, 0.0) > time.monotonic():
             return False
         if self._is_gone(Owner.parse(text)):
             return True
-        if len(self._alive_until) > _REMEMBERED:
+        if len(self._alive_until) > _MAX_CACHED:
             self._alive_until.clear()
-        self._alive_until[text] = time.monotonic() + _BELIEVE_ALIVE_FOR
+        self._alive_until[text] = time.monotonic() + _CACHED_FOR
         return False
 
     def _is_gone(self, owner: Owner | None) -> bool:
@@ -134,9 +134,9 @@ class Owners:
 
 def _has_ended(owner: Owner) -> bool:
     stat = _stat(owner.pid)
-    if stat is None:  # gone, or hidden from us (hidepid): only the first has no such process
+    if stat is None:  # it has ended, or is hidden from us (hidepid): only a hidden one exists
         return not _exists(owner.pid)
-    # A zombie's threads are gone; a process whose first thread alone has ended shows Z too, but counts the others.
+    # A zombie has no other threads; a process of which only the first thread has ended shows Z too, but counts the others.
     return stat.start != owner.start or (stat.state in "ZX" and stat.threads <= 1)
 
 

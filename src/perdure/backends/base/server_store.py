@@ -1,4 +1,4 @@
-"""What is carried to the loop of its connections, and what that means for closing, forking and dropping it."""
+"""Stores whose verbs run on the loop of their connections, and what that means for closing, forking and dropping them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _logger: Final = logging.getLogger("perdure")
 
 
 class ServerBacked(Generic[H]):
-    """Something on a server, whose verbs run where its connections are."""
+    """A client of a server, whose verbs run on the loop of its connections."""
 
     def __init__(self, connections: H, *, auto_migrate: bool = True) -> None:
         self._auto_migrate = auto_migrate
@@ -39,15 +39,15 @@ class ServerBacked(Generic[H]):
         self._lifecycle = Lifecycle(connections.label)
         self._process = os.getpid()
         self._on_attach()
-        # Also what is only dropped gives its connections back.
+        # A store that is dropped without `close` closes its connections too.
         self._release = weakref.finalize(self, connections.abandon, self._make_closer())
         self._release.atexit = False
 
     def _on_attach(self) -> None:
-        """Make what belongs to the present connections and lifecycle: batchers, listeners."""
+        """Create what belongs to the present connections and lifecycle: batchers, listeners."""
 
     def _make_closer(self) -> Callable[[], Coroutine[Any, Any, None]]:
-        """What gives everything back, on the connections loop. It must not refer to this object."""
+        """A function that closes everything, on the connections loop. It must not refer to this object."""
         return self._connections.close
 
     def __reduce__(self) -> NoReturn:
@@ -69,20 +69,20 @@ class ServerBacked(Generic[H]):
         return await self._connections.run(self._inside(verb, needs_schema=needs_schema))
 
     def _enqueue(self, batcher: Callable[[], Batcher[Q, A]], request: Q) -> Awaitable[A]:
-        """The batcher's answer: just a future of the caller's loop, as this is what every step waits for.
+        """The batcher's reply: just a future of the caller's loop, as every step waits for one.
 
-        Which batcher that is can only be said inside: a forked child has others.
+        `batcher` is a function because a forked child has other batchers after `_submit` has reopened it.
         """
         if not self._connections.is_ready or self._process != os.getpid():
-            return self._submit(lambda: _answer_of(batcher(), request))
+            return self._submit(lambda: _put_and_wait(batcher(), request))
         return self._enter_or_fail() or batcher().put_threadsafe(request, self._connections.call, self._lifecycle.leave)
 
     def _enter_or_fail(self) -> asyncio.Future[Any] | None:
-        """None, and one more is inside the lifecycle; or what says that it is closed."""
+        """None after entering the lifecycle; or a future with the error that it is closed."""
         try:
             self._lifecycle.enter()
         except PersistenceError as closed:
-            return _failed(closed)
+            return _failed_future(closed)
         return None
 
     def _enter(self) -> None:
@@ -94,7 +94,7 @@ class ServerBacked(Generic[H]):
             self._reopen_in_child()
 
     def _reopen_in_child(self) -> None:
-        """In a forked child: the connections, and what was under way on them, are the parent's."""
+        """In a forked child: the connections, and what was in flight on them, are the parent's."""
         connections = self._connections
         if connections.is_borrowed:
             raise PersistenceError(
@@ -114,18 +114,18 @@ class ServerBacked(Generic[H]):
             lifecycle.leave()
 
 
-async def _answer_of(batcher: Batcher[Q, A], request: Q) -> A:
+async def _put_and_wait(batcher: Batcher[Q, A], request: Q) -> A:
     return await batcher.put(request)
 
 
-def _failed(error: PersistenceError) -> asyncio.Future[Any]:
+def _failed_future(error: PersistenceError) -> asyncio.Future[Any]:
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     future.set_exception(error)
     return future
 
 
 class ServerStore(ServerBacked[H], SavesSnapshots):
-    """What is alike in all stores on a server. A subclass has the verbs."""
+    """What all stores on a server share. A subclass has the verbs."""
 
     def __init__(self, connections: H, *, prefix: str, auto_migrate: bool) -> None:
         self._namespace = check_namespace(prefix)
@@ -153,11 +153,11 @@ class ServerStore(ServerBacked[H], SavesSnapshots):
         return sibling
 
     async def _submit_renewal(self, ttl: float, renew: Callable[[], Awaitable[T]]) -> T:
-        """Renew leases. On borrowed connections that waits for their event loop, and says so."""
-        asked_at = time.monotonic()
+        """Renew leases. When the event loop of borrowed connections was blocked for long, warn of it."""
+        called_at = time.monotonic()
 
         async def on_time() -> T:
-            late = time.monotonic() - asked_at
+            late = time.monotonic() - called_at
             if self._connections.is_borrowed and late > ttl / 3:
                 _logger.warning("the event loop of the borrowed pool was blocked for %.1f s; leases may be lost by that", late)
             return await renew()

@@ -1,17 +1,18 @@
-"""Where a libSQL server is, without the credentials in its URL."""
+"""The address of a libSQL database, and the token that may be in its URL."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
-from urllib.parse import parse_qsl, urlsplit
+
+from perdure.backends.base.address import HIDDEN, parse_server_url
 
 _ENCRYPTED: Final = {"libsql": True, "https": True, "wss": True, "http": False, "ws": False}
 _OPTIONS: Final = frozenset({"authToken", "tls"})
-_UNSHOWN: Final = "(it is not repeated here, as it may hold a token)"
+_FORM: Final = "libsql://host, https://host, http://host, wss://host or ws://host"
 
 
 class LibsqlAddress(NamedTuple):
-    """A server, and where on it the database is."""
+    """A server, and the path of the database on it."""
 
     host: str
     port: int
@@ -26,23 +27,23 @@ class LibsqlAddress(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The address of the database."""
+        """The HTTP URL of the database, without a token."""
         return f"{'https' if self.is_encrypted else 'http'}://{self.authority}{self.path}"
 
     @property
     def label(self) -> str:
-        """For messages."""
+        """How messages name the store."""
         return f"libSQL store {self.url}"
 
 
-class Address(NamedTuple):
-    """What a URL says: where, and maybe the token. Shown without that."""
+class LibsqlTarget(NamedTuple):
+    """An address, and the token for it if there is one. Its representation hides the token."""
 
-    place: LibsqlAddress
+    address: LibsqlAddress
     token: str | None
 
     def __repr__(self) -> str:
-        return f"Address({self.place!r}, token={'***' if self.token else None})"
+        return f"LibsqlTarget({self.address!r}, token={'***' if self.token else None})"
 
 
 def is_remote(url: str) -> bool:
@@ -50,21 +51,19 @@ def is_remote(url: str) -> bool:
     return url.partition("://")[0].lower() in _ENCRYPTED and "://" in url
 
 
-def address_of(url: str, *, tls: bool | None = None) -> Address:
-    """Where the URL leads; `libsql://` is encrypted unless `tls` or its option `tls=0` says no. Raises `ValueError`."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-    except ValueError:
-        raise ValueError(f"the libSQL URL cannot be read {_UNSHOWN}") from None
-    if parts.scheme not in _ENCRYPTED or not host:
-        raise ValueError(f"a libSQL URL is libsql://host, https://host, http://host, wss://host or ws://host {_UNSHOWN}")
-    if parts.username or parts.password or parts.fragment or not options.keys() <= _OPTIONS:
-        raise ValueError(f"a libSQL URL has no user, password, fragment or options but authToken and tls {_UNSHOWN}")
-    is_encrypted = _is_encrypted(parts.scheme, options.get("tls"), tls=tls)
-    place = LibsqlAddress(host, port or _default_port(is_encrypted), parts.path.rstrip("/"), is_encrypted)
-    return Address(place, options.get("authToken") or None)
+def parse_url(url: str, *, tls: bool | None = None) -> LibsqlTarget:
+    """The address and token in a URL. Raises `ValueError` without repeating it.
+
+    `libsql://` is encrypted unless `tls=False` or its option `tls=0` says no.
+    """
+    parts = parse_server_url(url, "libSQL", _ENCRYPTED, _FORM)
+    if not parts.host:
+        raise ValueError(f"a libSQL URL reads {_FORM} {HIDDEN}")
+    if parts.user or parts.password or parts.fragment or not parts.options.keys() <= _OPTIONS:
+        raise ValueError(f"a libSQL URL has no user, password, fragment or options but authToken and tls {HIDDEN}")
+    is_encrypted = _is_encrypted(parts.scheme, parts.options.get("tls"), tls=tls)
+    address = LibsqlAddress(parts.host, parts.port or _default_port(is_encrypted), parts.raw_path.rstrip("/"), is_encrypted)
+    return LibsqlTarget(address, parts.options.get("authToken") or None)
 
 
 def _is_encrypted(scheme: str, option: str | None, *, tls: bool | None) -> bool:

@@ -1,4 +1,4 @@
-"""LibsqlStore: the contract on a libSQL server, in the SQL of `sql_store` and over requests of our own."""
+"""LibsqlStore: the contract on a libSQL server. Its verbs are those of `SqlStore`; the frequent ones are one request each."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from perdure.backends.base.claim_filter import ClaimRequest
 from perdure.backends.base.failures import NotSentError
 from perdure.backends.base.leases import lease_microseconds
 from perdure.backends.base.new_runs import checked_inbox, checked_journal
-from perdure.backends.libsql import batching, closing_batch, creating_batch, errors, pieces, renewing_batch, signal_batch
-from perdure.backends.libsql.address import Address, address_of
+from perdure.backends.libsql import errors, large_values, record_batch, run_batches
+from perdure.backends.libsql.address import LibsqlTarget, parse_url
 from perdure.backends.libsql.connections import LibsqlConnections
 from perdure.backends.libsql.hrana import ServerError
 from perdure.backends.sql import claims, reading, runs
@@ -30,14 +30,14 @@ from perdure.model.journal import Entry
 from perdure.model.records import Claims, Created, Lease, Pulse, RunRow, Signal
 from perdure.store import Capability
 
-LOOK_EVERY: Final = 0.5  # seconds between two looks of who watches
+LOOK_EVERY: Final = 0.5  # seconds between two looks of a watch at the server's count of changes
 
 
 class LibsqlStore(SqlStore[LibsqlConnections]):
     """Runs on a libSQL server: sqld, or Turso.
 
-    What holders write is one request, whoever's writes travel in it. The server says at set-up whether it waits for its disk at
-    every commit; sqld does not, so what it acknowledged survives the death of any process but maybe not a loss of power there.
+    The writes of all lease holders that arrive together are one request. The server says at set-up whether it waits for its disk
+    at every commit; sqld does not, so what it acknowledged survives the death of any process but maybe not a loss of power there.
     It lets one transaction write at a time, and ends one that has kept another waiting for five seconds: a `transaction()` that
     takes longer may fail, and has then written nothing.
     """
@@ -52,25 +52,28 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
         prefix: str = "",
         auto_migrate: bool = True,
     ) -> None:
-        """`url` is `libsql://host` and the like (see `place`); `tls=False` is for a `libsql://` without encryption."""
-        address = address_of(url, tls=tls)
-        token = _checked_token(auth_token if auth_token is not None else address.token)
-        connections = LibsqlConnections(Address(address.place, token), Tables(table, SQLITE, pieces.PieceValues()))
+        """`url` is `libsql://host` and the like (see `address`); `tls=False` is for a `libsql://` without encryption."""
+        target = parse_url(url, tls=tls)
+        token = _checked_token(auth_token if auth_token is not None else target.token)
+        tables = Tables(table, SQLITE, large_values.ReferencingValues())
+        connections = LibsqlConnections(LibsqlTarget(target.address, token), tables)
         super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
     def _on_attach(self) -> None:
         super()._on_attach()
-        self._signals: Batcher[signal_batch.Sending, int] = Batcher(self._signal_all, self._connections.is_caused_by_one_request)
+        self._signals: Batcher[run_batches.SignalRequest, int] = Batcher(
+            self._signal_all, self._connections.is_caused_by_one_request
+        )
 
     def __repr__(self) -> str:
         connections = self._connections
-        return f"LibsqlStore({connections.address.place.url!r}, table={connections.tables.stem!r}, prefix={self._namespace!r})"
+        return f"LibsqlStore({connections.target.address.url!r}, table={connections.tables.stem!r}, prefix={self._namespace!r})"
 
     @property
     def key(self) -> tuple[str, ...]:
         """The server and database, the table stem (SQLite folds its case) and the prefix."""
         connections = self._connections
-        return ("libsql", connections.address.place.url, connections.tables.stem.lower(), self._namespace)
+        return ("libsql", connections.target.address.url, connections.tables.stem.lower(), self._namespace)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -83,7 +86,9 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
     ) -> None:
         """Put this whole run in place of what is there."""
         runs.checked_names(run)
-        await self._change(pieces.restore, self._connections.pieces, run, checked_journal(entries), checked_inbox(inbox), now)
+        await self._change(
+            large_values.restore, self._connections.large_values, run, checked_journal(entries), checked_inbox(inbox), now
+        )
 
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one request."""
@@ -93,23 +98,24 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
     async def _renew(self, leases: Sequence[Lease], length: int, now: int | None) -> builtins.list[Pulse | None]:
         if not leases:
             return []
-        statements = renewing_batch.renew_statements(self._connections.tables, self._namespace, leases, length, now)
+        statements = run_batches.renew_statements(self._connections.tables, self._namespace, leases, length, now)
         results = await self._connections.retry_transient(lambda _: self._connections.commit(statements))
-        return renewing_batch.pulses_from(self._connections.tables, leases, results)
+        return run_batches.pulses_from(self._connections.tables, leases, results)
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
         """Put a signal into the run's inbox: a share of one request."""
-        sent = identity(name, dedupe)
-        sending = signal_batch.sending(self._connections.tables, self._namespace, run_id, name, payload, dedupe, sent, now)
-        seq = await self._enqueue(lambda: self._signals, sending)
+        request = run_batches.signal_request(
+            self._connections.tables, self._namespace, run_id, name, payload, dedupe, identity(name, dedupe), now
+        )
+        seq = await self._enqueue(lambda: self._signals, request)
         self._lifecycle.wake()
         return seq
 
-    async def _signal_all(self, asked: Sequence[signal_batch.Sending]) -> Sequence[Reply[int]]:
-        statements = [statement for signal in asked for statement in signal.statements]
-        return signal_batch.seqs_from(
+    async def _signal_all(self, requests: Sequence[run_batches.SignalRequest]) -> Sequence[Reply[int]]:
+        statements = [statement for signal in requests for statement in signal.statements]
+        return run_batches.seqs_from(
             self._connections.tables,
-            asked,
+            requests,
             await self._connections.retry_transient(lambda _: self._connections.commit(statements)),
         )
 
@@ -119,16 +125,18 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
 
     async def delete(self, run_id: str) -> None:
         """Remove the run and everything of it."""
-        await self._change(pieces.delete, self._connections.pieces, run_id)
+        await self._change(large_values.delete, self._connections.large_values, run_id)
 
     async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
         """Delete ended runs, oldest first."""
-        return await self._do(pieces.purge, self._connections.pieces, microseconds(older_than, what="older_than"), limit, now)
+        return await self._do(
+            large_values.purge, self._connections.large_values, microseconds(older_than, what="older_than"), limit, now
+        )
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process has changed anything, at the latest after `timeout` seconds.
 
-        Nobody tells of what others do, so the server's count of changes is looked at now and then.
+        The server does not notify of changes, so its count of changes is read now and then.
         """
         self._reopen_if_forked()
         watcher = self._lifecycle.watch()  # from here on closing the store ends the wait
@@ -145,59 +153,59 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
 
     async def _is_unchanged(self, before: int | None) -> bool:
         if before is None:
-            return False  # the server does not count, or nobody has asked yet: who watches looks for himself
+            return False  # the server does not count, or there was no reply yet: the caller looks for itself
         try:
-            return await self._submit(self._connections.look) == before
+            return await self._submit(self._connections.read_change) == before
         except (OSError, ServerError, NotSentError, PersistenceError):
-            return False  # he meets the error at his next verb
+            return False  # the caller gets the error from its next verb
 
-    async def _record_all(self, asked: Sequence[Write]) -> Sequence[Reply[Pulse]]:
-        statements = batching.record_statements(self._connections.tables, self._namespace, asked)
-        answered = await self._connections.retry_transient(lambda _: self._in_one_request(statements))
-        if isinstance(answered, ServerError):
-            # Something is there already, or is not there: what that means needs a closer look, at one after the other.
-            return await super()._record_all(asked)
-        return batching.answers_from(self._connections.tables, asked, answered)
+    async def _record_all(self, writes: Sequence[Write]) -> Sequence[Reply[Pulse]]:
+        statements = record_batch.record_statements(self._connections.tables, self._namespace, writes)
+        results = await self._connections.retry_transient(lambda _: self._commit_or_refuse(statements))
+        if isinstance(results, ServerError):
+            # A write contradicts what is recorded, or repeats it: the shared verb reads before it writes, and says which.
+            return await super()._record_all(writes)
+        return record_batch.record_replies(self._connections.tables, writes, results)
 
-    async def _close_all(self, asked: Sequence[Write]) -> Sequence[Reply[builtins.list[Signal]]]:
+    async def _close_all(self, writes: Sequence[Write]) -> Sequence[Reply[builtins.list[Signal]]]:
         connections, namespace = self._connections, self._namespace
-        batch = closing_batch.ClosingBatch(connections.tables, namespace, asked)
+        batch = record_batch.ClosingBatch(connections.tables, namespace, writes)
 
         async def attempt(is_repeated: bool) -> Sequence[Reply[builtins.list[Signal]]] | ServerError:  # noqa: FBT001 - as `retry_transient` calls it
-            answered = await self._in_one_request(batch.statements)
-            if isinstance(answered, ServerError):
-                return answered
-            return await connections.read(namespace, lambda db: batch.answers(db, answered, is_repeated=is_repeated))
+            results = await self._commit_or_refuse(batch.statements)
+            if isinstance(results, ServerError):
+                return results
+            return await connections.read(namespace, lambda db: batch.replies(db, results, is_repeated=is_repeated))
 
-        answers = await connections.retry_transient(attempt)
-        if not isinstance(answers, ServerError):
-            return answers
-        # As above. If only the reply was too large, the batch was carried out.
-        is_done = errors.is_too_large(answers)
-        return await connections.perform(namespace, lambda db, again: close_once(db, asked, is_repeated=again or is_done))
+        replies = await connections.retry_transient(attempt)
+        if not isinstance(replies, ServerError):
+            return replies
+        # As above. If only the reply was too large, the batch was committed.
+        is_done = errors.is_too_large(replies)
+        return await connections.perform(namespace, lambda db, again: close_once(db, writes, is_repeated=again or is_done))
 
     async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created | None]]:
         if any(begin.entries or begin.inbox for begin in begins):
             return await super()._create_all(begins)
-        statements = creating_batch.create_statements(self._connections.tables, self._namespace, begins)
-        return creating_batch.created_from(
+        statements = run_batches.create_statements(self._connections.tables, self._namespace, begins)
+        return run_batches.created_from(
             begins, await self._connections.retry_transient(lambda _: self._connections.commit(statements))
         )
 
-    async def _in_one_request(self, statements: Sequence[Statement]) -> Sequence[Result] | ServerError:
-        """What the statements gave, or the error that says to do it in another way."""
+    async def _commit_or_refuse(self, statements: Sequence[Statement]) -> Sequence[Result] | ServerError:
+        """The results of the statements, or the error after which the shared verb has to do it in several requests."""
         try:
             return await self._connections.commit(statements)
         except ServerError as error:
-            if errors.is_taken(error) or errors.is_too_large(error):
+            if errors.is_constraint_violation(error) or errors.is_too_large(error):
                 return error
             raise
 
 
 async def _next_wake(db: Session, request: ClaimRequest) -> claims.ClaimResult | None:
-    """What a claim gives that takes nothing, if nothing is due: found out without keeping anybody from writing.
+    """The result of a claim when nothing is due, found without the write lock; None when something is.
 
-    It is looked for twice, since what comes due between the first look and the time of `next_wake_at` would be in neither.
+    Due runs are looked for twice: a run that comes due between the first look and the time of `next_wake_at` would be in neither.
     """
     if await reading.due(db, 1, request.now):
         return None
@@ -207,7 +215,7 @@ async def _next_wake(db: Session, request: ClaimRequest) -> claims.ClaimResult |
 
 def _checked_token(token: str | None) -> str | None:
     if not token:
-        return None  # as it comes from an environment in which there is none
+        return None  # as an unset environment variable gives it
     if not isinstance(token, str) or not token.isascii() or not token.isprintable() or " " in token:
         raise ValueError("auth_token must be text without spaces, as the server's owner gave it (it is not repeated here)")
     return token

@@ -1,18 +1,19 @@
-"""Which database a DSN names, and how a connection to it is opened."""
+"""The address of a MySQL database, and the driver's arguments for a connection to it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qsl, unquote, urlsplit
+
+from perdure.backends.base.address import HIDDEN, parse_server_url
 
 _SCHEMES: Final = ("mysql", "mariadb")
 _OPTIONS: Final = frozenset({"ssl", "ssl_ca", "unix_socket"})
-_HIDDEN: Final = "(it is not repeated here, as it may hold a password)"
+_FORM: Final = "mysql://user:password@host:port/database"
 
 
 class MysqlAddress(NamedTuple):
-    """Where a database is. What is secret of it is shown nowhere."""
+    """Server, database and credentials. No representation of it shows the credentials."""
 
     host: str
     port: int
@@ -22,21 +23,21 @@ class MysqlAddress(NamedTuple):
     options: Mapping[str, str]
 
     @property
-    def address(self) -> str:
+    def server(self) -> str:
         """Host and port, or the socket."""
         return self.options.get("unix_socket") or f"{self.host}:{self.port}"
 
     @property
     def label(self) -> str:
-        """For messages."""
-        return f"MySQL store {self.address}/{self.database}"
+        """How messages name the store."""
+        return f"MySQL store {self.server}/{self.database}"
 
     def __repr__(self) -> str:
-        return f"MysqlAddress({self.address!r}, {self.database!r})"
+        return f"MysqlAddress({self.server!r}, {self.database!r})"
 
     def arguments(self) -> dict[str, Any]:
-        """What asyncmy's `connect` is given."""
-        given: dict[str, Any] = {
+        """The keyword arguments for asyncmy's `connect`."""
+        arguments: dict[str, Any] = {
             "host": self.host,
             "port": self.port,
             "database": self.database,
@@ -44,30 +45,22 @@ class MysqlAddress(NamedTuple):
             "password": self.password.encode(),  # as text it would have to be latin1
         }
         if "unix_socket" in self.options:
-            given["unix_socket"] = self.options["unix_socket"]
+            arguments["unix_socket"] = self.options["unix_socket"]
         if "ssl_ca" in self.options:
-            given["ssl"] = {"ca": self.options["ssl_ca"]}  # the server has to show a certificate of that authority
+            arguments["ssl"] = {"ca": self.options["ssl_ca"]}  # the server has to show a certificate of that authority
         elif self.options.get("ssl") == "true":
-            given["ssl"] = True
-        return given
+            arguments["ssl"] = True
+        return arguments
 
 
 def parse_address(dsn: str) -> MysqlAddress:
-    """The place that a DSN names. Raises `ValueError` without repeating it."""
-    if not isinstance(dsn, str) or not dsn.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES)):
-        raise ValueError(f"a MySQL DSN reads mysql://user:password@host:port/database {_HIDDEN}")
-    try:
-        parts = urlsplit(dsn)
-        port = parts.port or 3306
-        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-    except ValueError:
-        raise ValueError(f"the MySQL DSN cannot be read {_HIDDEN}") from None
-    if unknown := sorted(options.keys() - _OPTIONS):
+    """The address in a DSN. Raises `ValueError` without repeating it."""
+    url = parse_server_url(dsn, "MySQL", _SCHEMES, _FORM, noun="DSN")
+    if unknown := sorted(url.options.keys() - _OPTIONS):
         raise ValueError(f"a MySQL DSN has no option {unknown[0]!r}; it takes {', '.join(sorted(_OPTIONS))}")
-    if options.get("ssl", "true") not in {"true", "false"}:
-        raise ValueError(f"the option ssl of a MySQL DSN is 'true' or 'false', not {options['ssl']!r}")
-    database = unquote(parts.path.removeprefix("/"))
-    if not database:
-        raise ValueError(f"the MySQL DSN names no database: mysql://user:password@host:port/database {_HIDDEN}")
-    user, password = unquote(parts.username or ""), unquote(parts.password or "")
-    return MysqlAddress(parts.hostname or "localhost", port, database, user, password, options)
+    if url.options.get("ssl", "true") not in {"true", "false"}:
+        raise ValueError(f"the option ssl of a MySQL DSN is 'true' or 'false', not {url.options['ssl']!r}")
+    if not url.database:
+        raise ValueError(f"the MySQL DSN names no database; it reads {_FORM} {HIDDEN}")
+    host = url.host or "localhost"
+    return MysqlAddress(host, url.port or 3306, url.database, url.user or "", url.password or "", url.options)

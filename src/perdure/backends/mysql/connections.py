@@ -1,9 +1,9 @@
-"""Where a store's connections live: the pool on its event loop, with what their sessions are set to.
+"""The connection pool of a store, and the settings of its sessions.
 
-A session of ours commits each statement by itself, sees what was committed before each statement, refuses what it would have to
-cut short, counts rows that an update found (also those it left as they were), and waits for a lock for a bounded time. A borrowed
-session may be set to anything and is left so: there every verb is a transaction, and what cannot be had that way is asked for at
-set-up.
+A session of ours has autocommit, reads what was committed before each statement, refuses values that it would have to cut short,
+counts the rows that an update matched (also those it left as they were), and waits for a lock for a bounded time. A borrowed
+session may have any settings and keeps them: there every verb is a transaction, and the settings that cannot be replaced by that
+are checked at set-up.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from perdure.aio.loop_thread import LoopThread
 from perdure.backends.base.failures import NotSentError, WriteFailure
 from perdure.backends.mysql import errors
 from perdure.backends.mysql.address import MysqlAddress
-from perdure.backends.mysql.literals import escaped, in_hexadecimal
-from perdure.backends.mysql.packets import Packet, is_otherwise
-from perdure.backends.mysql.wire import Wire
+from perdure.backends.mysql.connection import MysqlConnection
+from perdure.backends.mysql.literals import quote_escaped, quote_hexadecimal
+from perdure.backends.mysql.packets import Packet, is_unexpected_state
 from perdure.backends.sql.connections import SqlConnections
 from perdure.backends.sql.schema import set_up
 from perdure.backends.sql.session import Result, Session
@@ -38,12 +38,12 @@ _SESSION: Final = """
     SET SESSION sql_mode = 'STRICT_ALL_TABLES', time_zone = '+00:00', innodb_lock_wait_timeout = 10, lock_wait_timeout = 10;
     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED
 """
-_OPEN_IT: Final = "open it by asyncmy.create_pool(...,"
-_STRICTLY: Final = """init_command="SET sql_mode = 'STRICT_ALL_TABLES'")"""
+_POOL_ADVICE: Final = "open it by asyncmy.create_pool(...,"
+_STRICT_MODE: Final = """init_command="SET sql_mode = 'STRICT_ALL_TABLES'")"""
 _SETTINGS: Final = (
     b"SELECT VERSION(), @@max_allowed_packet, @@sql_mode, @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog"
 )
-_UPDATE: Final = "UPDATE $meta SET value = value WHERE name = 'schema_version'"
+_UPDATE_UNCHANGED: Final = "UPDATE $meta SET value = value WHERE name = 'schema_version'"
 _ENGINES: Final = f"""
     SELECT table_name, engine FROM information_schema.tables
     WHERE table_schema = DATABASE() AND table_name IN ({", ".join(f"?{number + 1}" for number in range(len(TABLES)))})
@@ -56,71 +56,75 @@ class MysqlConnections(SqlConnections):
 
     THREAD: ClassVar[LoopThread] = LoopThread("perdure-mysql")
 
-    def __init__(self, tables: Tables, *, place: MysqlAddress | None, pool: Any | None, pool_size: int) -> None:
-        label = "MySQL store on a borrowed pool" if place is None else place.label
+    def __init__(self, tables: Tables, *, address: MysqlAddress | None, pool: Any | None, pool_size: int) -> None:
+        label = "MySQL store on a borrowed pool" if address is None else address.label
         loop = None if pool is None else pool._loop  # noqa: SLF001 - there is no public way to ask
         super().__init__(label, tables, is_borrowed=pool is not None, loop=loop)
-        self.place = place
+        self.address = address
         self._pool = pool
         self._pool_size = pool_size
         self._max_packet = 1 << 20
 
     def sibling(self) -> Self:
-        """A connections on the same server."""
+        """Connections of its own to the same server; a borrowed pool is shared."""
         pool = self._pool if self.is_borrowed else None
-        return type(self)(self.tables, place=self.place, pool=pool, pool_size=self._pool_size)
+        return type(self)(self.tables, address=self.address, pool=pool, pool_size=self._pool_size)
 
     @property
-    def where(self) -> tuple[str, str]:
-        """What tells this database from others in the process."""
-        return (f"pool {id(self._pool)}", "") if self.place is None else (self.place.address, self.place.database)
+    def location(self) -> tuple[str, str]:
+        """Which database it is, among all in the process."""
+        return (f"pool {id(self._pool)}", "") if self.address is None else (self.address.server, self.address.database)
 
     def classify_failure(self, error: BaseException) -> WriteFailure:
-        """What to make of an error that a statement met."""
+        """What an error of a statement means for what was sent."""
         return errors.classify_failure(error)
 
     def map_error(self, error: BaseException) -> BaseException:
-        """What the caller gets."""
-        return errors.map_error(error, self.label, "" if self.place is None else self.place.password)
+        """The error that the caller gets."""
+        return errors.map_error(error, self.label, "" if self.address is None else self.address.password)
 
     def is_caused_by_one_request(self, error: BaseException) -> bool:
-        """Whether a packet for many failed because of one of them: of what it says, or of who holds its row."""
+        """Whether a packet failed because of one of its requests: by its values, or by a lock on its row."""
         cause = error.__cause__ or error
         return self.classify_failure(cause) is WriteFailure.PERMANENT or errors.code_of(cause) in {
             errors.DUPLICATE,
-            errors.LOCKED,
+            errors.LOCK_TIMEOUT,
         }
 
     async def open(self, *, allowed: bool) -> None:
-        """Leave a pool and the schema there, and know what the server takes and survives."""
+        """Open the pool, create the schema if need be, and find out what the server takes and what its commits survive."""
         if self._pool is None:
-            self._pool = await self._new_pool()
-        async with self.transaction() as wire:
-            await self._look(wire)
-            await set_up(wire, self.tables, self.label, allowed=allowed)
-            await self._look_closer(wire)
+            self._pool = await self._open_pool()
+        async with self.transaction() as connection:
+            await self._check_settings(connection)
+            await set_up(connection, self.tables, self.label, allowed=allowed)
+            await self._check_tables(connection)
 
-    async def _look(self, wire: Wire) -> None:
-        (settings,) = await wire.send_texts([_SETTINGS])
+    async def _check_settings(self, connection: MysqlConnection) -> None:
+        (settings,) = await connection.send_texts([_SETTINGS])
         version, packet, modes, flush, log, sync = settings.rows[0]
         _check_version(self.label, version)
         if "STRICT_" not in modes:
-            raise PersistenceError(self.label, f"its pool cuts short what does not fit; {_OPEN_IT} {_STRICTLY}")
+            raise PersistenceError(self.label, f"its pool cuts short what does not fit; {_POOL_ADVICE} {_STRICT_MODE}")
         self._max_packet = int(packet)
         self.durability = _durability(int(flush), int(log), int(sync))
 
-    async def _look_closer(self, wire: Wire) -> None:
-        """Raise `PersistenceError` when the tables cannot roll back, or updates count only what they changed."""
+    async def _check_tables(self, connection: MysqlConnection) -> None:
+        """Raise `PersistenceError` when the tables cannot roll back, or updates count only the rows that they changed."""
         names = [f"{self.tables.stem}_{part}" for part in TABLES]
-        updated, engines = await wire.send([self.tables.statement(_UPDATE), self.tables.statement(_ENGINES, *names)])
+        updated, engines = await connection.send(
+            [self.tables.statement(_UPDATE_UNCHANGED), self.tables.statement(_ENGINES, *names)]
+        )
         if updated.count != 1:
-            raise PersistenceError(self.label, f"its pool counts only changed rows; {_OPEN_IT} client_flag=CLIENT.FOUND_ROWS)")
+            raise PersistenceError(
+                self.label, f"its pool counts only changed rows; {_POOL_ADVICE} client_flag=CLIENT.FOUND_ROWS)"
+            )
         others = [f"{name} ({engine})" for name, engine in engines.rows if engine.lower() != "innodb"]
         if others:
             raise PersistenceError(self.label, f"{', '.join(others)} cannot roll back: ALTER TABLE ... ENGINE=InnoDB")
 
-    async def _new_pool(self) -> Any:
-        if self.place is None:
+    async def _open_pool(self) -> Any:
+        if self.address is None:
             raise PersistenceError(self.label, "it was closed; open a new one")
         return await errors.driver().create_pool(
             minsize=0,
@@ -131,92 +135,92 @@ class MysqlConnections(SqlConnections):
             init_command=_SESSION,
             connect_timeout=CONNECT_TIMEOUT,
             read_timeout=STATEMENT_TIMEOUT,
-            **self.place.arguments(),
+            **self.address.arguments(),
         )
 
     @contextlib.asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Wire]:
+    async def transaction(self) -> AsyncIterator[MysqlConnection]:
         """A transaction in which each statement sees what was committed before it."""
-        async with self._lent() as wire:
-            wire.begin()
-            yield wire
-            await wire.commit()
+        async with self._borrow() as connection:
+            connection.begin()
+            yield connection
+            await connection.commit()
 
     @contextlib.asynccontextmanager
-    async def reading(self) -> AsyncIterator[Wire]:
-        """For single statements that only read. A borrowed session may begin a transaction by itself, and see what is old."""
-        async with self.transaction() if self.is_borrowed else self._lent() as wire:
-            yield wire
+    async def reading(self) -> AsyncIterator[MysqlConnection]:
+        """For single statements that only read. A borrowed session may begin a transaction by itself and read old rows."""
+        async with self.transaction() if self.is_borrowed else self._borrow() as connection:
+            yield connection
 
-    async def quickly(
+    async def send_packet_or_perform(
         self,
         namespace: str,
-        put_together: Callable[[Packet], None],
-        answers_from: Callable[[Sequence[Result]], T],
-        the_long_way: Callable[[Session, bool], Awaitable[T]],
+        build: Callable[[Packet], None],
+        read_replies: Callable[[Sequence[Result]], T],
+        work: Callable[[Session, bool], Awaitable[T]],
     ) -> T:
-        """What one packet gives, or, where things are otherwise than it expects, a transaction that looks at them."""
+        """The result of one packet, or of `work` in a transaction where an expectation of the packet is not met."""
 
         async def attempt(is_repeated: bool) -> T:  # noqa: FBT001 - as `retry_transient` calls it
-            results = await self._sent(namespace, put_together)
+            results = await self._send_packet(namespace, build)
             if results is not None:
-                return answers_from(results)
-            async with self.transaction() as wire:
-                return await the_long_way(Session(wire, self.tables, namespace), is_repeated)
+                return read_replies(results)
+            async with self.transaction() as connection:
+                return await work(Session(connection, self.tables, namespace), is_repeated)
 
         return await self.retry_transient(attempt)
 
-    async def _sent(self, namespace: str, put_together: Callable[[Packet], None]) -> Sequence[Result] | None:
-        async with self._lent() as wire:
-            packet = Packet(self.tables, namespace, wire.quote)
-            put_together(packet)
+    async def _send_packet(self, namespace: str, build: Callable[[Packet], None]) -> Sequence[Result] | None:
+        async with self._borrow() as connection:
+            packet = Packet(self.tables, namespace, connection.quote)
+            build(packet)
             try:
-                return await wire.transact(packet.statements)
+                return await connection.transact(packet.statements)
             except Exception as error:
-                if not is_otherwise(error):
+                if not is_unexpected_state(error):
                     raise
-                await wire.roll_back(error)
+                await connection.roll_back(error)
                 return None
 
     @contextlib.asynccontextmanager
-    async def _lent(self) -> AsyncIterator[Wire]:
-        """A connection; what is open on it when an error comes is rolled back."""
-        wire = await self._taken()
+    async def _borrow(self) -> AsyncIterator[MysqlConnection]:
+        """A connection of the pool; after an error its transaction is rolled back."""
+        connection = await self._acquire()
         try:
-            yield wire
+            yield connection
         except BaseException as error:
-            await wire.roll_back(error)
+            await connection.roll_back(error)
             raise
         finally:
-            await self._given_back(wire)
+            await self._release(connection)
 
-    async def _taken(self) -> Wire:
-        """A connection of the pool. What goes wrong before there is one was never sent."""
+    async def _acquire(self) -> MysqlConnection:
+        """A connection of the pool. Raises `NotSentError` when there is none for now."""
         pool: Any = self._pool
         try:
             async with asyncio.timeout(WAIT_FOR_CONNECTION):
-                connection = await pool.acquire()
+                acquired = await pool.acquire()
         except RuntimeError as error:
             raise PersistenceError(self.label, f"its pool lends nothing any more ({error}); open another") from error
         except Exception as error:
             if self.classify_failure(error) is WriteFailure.PERMANENT:
                 raise
             raise NotSentError from error
-        quote = in_hexadecimal if self.is_borrowed else escaped
-        return Wire(connection, quote, self._max_packet, self.label, is_borrowed=self.is_borrowed)
+        quote = quote_hexadecimal if self.is_borrowed else quote_escaped
+        return MysqlConnection(acquired, quote, self._max_packet, self.label, is_borrowed=self.is_borrowed)
 
-    async def _given_back(self, wire: Wire) -> None:
+    async def _release(self, connection: MysqlConnection) -> None:
         pool: Any = self._pool
-        await pool.release(wire.connection)
+        await pool.release(connection.driver_connection)
 
-    async def interrupt(self, wire: Wire) -> None:
-        """End the statement that is under way on this connection, if a second one can be had for saying so."""
+    async def interrupt(self, connection: MysqlConnection) -> None:
+        """End the statement that runs on this connection, through a second connection if there is one."""
         with contextlib.suppress(Exception):  # then it ends by itself, or by its time limit
-            async with asyncio.timeout(CONNECT_TIMEOUT), self._lent() as another:
-                await another.send_texts([b"KILL QUERY %d" % wire.connection.thread_id()])
+            async with asyncio.timeout(CONNECT_TIMEOUT), self._borrow() as second:
+                await second.send_texts([b"KILL QUERY %d" % connection.driver_connection.thread_id()])
 
     async def close(self) -> None:
-        """Let go of the pool, if it is ours."""
+        """Close the pool, unless it is borrowed."""
         pool, self._pool = self._pool, None
         if pool is not None and not self.is_borrowed:
             await _close(pool)
@@ -226,7 +230,7 @@ async def _close(pool: Any) -> None:
     pool.close()
     try:
         await asyncio.wait_for(pool.wait_closed(), CONNECT_TIMEOUT)
-    except Exception:  # noqa: BLE001 - the server may be gone; nothing is lost with it
+    except Exception:  # noqa: BLE001 - the server may be down; nothing is lost with it
         pool.terminate()
 
 

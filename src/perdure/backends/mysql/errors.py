@@ -1,4 +1,4 @@
-"""What errors of the driver and the server mean: the one place where they become errors of perdure, or another attempt."""
+"""Errors of the driver and the server: which of them are retried, and which errors of perdure the others become."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ def driver() -> Any:
 
 
 DUPLICATE: Final = 1062
-LOCKED: Final = 1205  # waited too long for a lock
+LOCK_TIMEOUT: Final = 1205
 
-_UNDONE: Final = frozenset({
-    DUPLICATE,  # somebody wrote the same at this moment, and can be seen now
+_ROLLED_BACK: Final = frozenset({
+    DUPLICATE,  # another transaction wrote the same at this moment, and is visible now
     1020,  # the row has changed since it was read
     1040, 1203,  # too many connections
     1047,  # a node of a cluster that is not ready
-    LOCKED,
-    1206,  # no room for more locks
+    LOCK_TIMEOUT,
+    1206,  # the lock table is full
     1213,  # deadlock
     1290, 1792, 1836,  # read only: a replica, or a primary that has just become one
     1412,  # the table was altered meanwhile
-    2003,  # nobody listens there
+    2003,  # nothing listens there
 })  # fmt: skip
 _READ_ONLY: Final = frozenset({1290, 1792, 1836})
 _UNKNOWN: Final = frozenset({
     0,  # the driver found its connection closed
-    1053,  # the server was told to stop
+    1053,  # the server is shutting down
     1158, 1159, 1160, 1161,  # the network failed while it read or wrote
     1317, 1927,  # an operator, or the server on its way down, killed the statement or the connection
-    2006, 2013, 2014, 2055,  # the connection is gone
+    2006, 2013, 2014, 2055,  # the connection was lost
 })  # fmt: skip
 
 
@@ -49,11 +49,11 @@ def code_of(error: BaseException) -> int | None:
 
 
 def classify_failure(error: BaseException) -> WriteFailure:
-    """What to make of an error that a statement met."""
+    """What an error of a statement means for what was sent."""
     code = code_of(error)
-    if code in _UNDONE:
+    if code in _ROLLED_BACK:
         return WriteFailure.RETRY
-    # Without a number the driver has lost track of the connection.
+    # Without a number: the driver has lost track of the connection.
     is_lost = isinstance(error, driver().errors.InternalError) and code is None
     return (
         WriteFailure.UNKNOWN
@@ -63,19 +63,19 @@ def classify_failure(error: BaseException) -> WriteFailure:
 
 
 def is_stale(error: BaseException) -> bool:
-    """Whether the connection should not be used again: its server takes no writes, or nobody knows what comes next on it."""
+    """Whether the connection must not be used again: its server is read only, or its next reply may belong to this statement."""
     return code_of(error) in _READ_ONLY or (
         not isinstance(error, PerdureError) and classify_failure(error) is WriteFailure.UNKNOWN
     )
 
 
 def map_error(error: BaseException, label: str, secret: str = "") -> BaseException:
-    """What the caller gets: `PersistenceError` for what the driver, the server and the system say, without the password."""
+    """The error that the caller gets: `PersistenceError` for errors of driver, server and system, without the password."""
     if isinstance(error, PerdureError) or not isinstance(error, driver().errors.MySQLError | OSError | TimeoutError):
         return error
-    said = f"{type(error).__name__}: {': '.join(str(part) for part in error.args)}"
-    if secret and secret in said:
-        return PersistenceError(label, said.replace(secret, "***"))
-    result = PersistenceError(label, said)
+    text = f"{type(error).__name__}: {': '.join(str(part) for part in error.args)}"
+    if secret and secret in text:
+        return PersistenceError(label, text.replace(secret, "***"))
+    result = PersistenceError(label, text)
     result.__cause__ = error
     return result

@@ -3,7 +3,8 @@
 Text and bytes both become binary strings, compared byte for byte. There are two spellings. In hexadecimal a value consists of
 digits only, whatever the session's settings are: that is for borrowed connections. On our own connections, whose settings are
 known (utf8mb4, backslashes escape), only the quote and the backslash are escaped: half the bytes of the other, and a quarter
-of the time. Neither byte is part of a longer character in UTF-8, so no byte can end a value early, also where it is no UTF-8.
+of the time. Neither byte is part of a longer character in UTF-8, so no byte can end a value early, even in a value that is not
+UTF-8.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from typing import Any, TypeAlias
 Quote: TypeAlias = Callable[[bytes], bytes]
 
 
-def in_hexadecimal(value: bytes) -> bytes:
+def quote_hexadecimal(value: bytes) -> bytes:
     """The value as X'...'."""
     return b"X'%b'" % value.hex().encode()
 
 
-def escaped(value: bytes) -> bytes:
+def quote_escaped(value: bytes) -> bytes:
     """The value as _binary'...', for a session in which backslashes escape."""
     return b"_binary'%b'" % value.replace(b"\\", b"\\\\").replace(b"'", b"\\'")
 
 
 def literal(value: Any, quote: Quote) -> bytes:
-    """The value as SQL. Raises `TypeError` for one that no column holds."""
+    """The value as SQL. Raises `TypeError` for a type that no column has."""
     if value is None:
         return b"NULL"
     if isinstance(value, bytes):
@@ -39,13 +40,13 @@ def literal(value: Any, quote: Quote) -> bytes:
 
 
 @functools.lru_cache(maxsize=1024)
-def _pieces(template: str) -> tuple[bytes, ...]:
+def _split(template: str) -> tuple[bytes, ...]:
     return tuple(piece.encode() for piece in template.split("%s"))
 
 
-def filled(template: str, values: Sequence[Any], quote: Quote) -> bytes:
-    """The statement, each `%s` of its template replaced by a value. Raises `ValueError` when their number is another."""
-    pieces = _pieces(template)
+def fill(template: str, values: Sequence[Any], quote: Quote) -> bytes:
+    """The statement with each `%s` of its template replaced by a value. Raises `ValueError` when their numbers differ."""
+    pieces = _split(template)
     if len(pieces) != len(values) + 1:
         raise ValueError(f"the statement has {len(pieces) - 1} places for {len(values)} values")
     parts = [pieces[0]]

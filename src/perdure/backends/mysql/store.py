@@ -1,7 +1,7 @@
 """MysqlStore: the contract on a MySQL or MariaDB database, through asyncmy.
 
-The verbs are those of `sql_store`, each a transaction. Those that are called most (record, end or sleep, create) first go out as
-one packet, which is one round trip and one commit for all that arrived while the one before it was under way.
+The verbs are those of `SqlStore`, each a transaction. The frequent ones (record, finish, suspend, create) are first tried as one
+packet, which is one round trip and one commit for all requests that arrived while the one before it was in flight.
 """
 
 from __future__ import annotations
@@ -47,65 +47,65 @@ class MysqlStore(SqlStore[MysqlConnections]):
         if (url is None) == (pool is None):
             raise ValueError("a MySQL store takes a url or a pool, one of them")
         driver()
-        place = None if url is None else parse_address(url)
-        connections = MysqlConnections(Tables(table, MYSQL, BYTES), place=place, pool=pool, pool_size=pool_size)
+        address = None if url is None else parse_address(url)
+        connections = MysqlConnections(Tables(table, MYSQL, BYTES), address=address, pool=pool, pool_size=pool_size)
         super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
     def _on_attach(self) -> None:
         super()._on_attach()
-        # Open transactions have connections of their own, so that the verbs never wait for those.
-        self._side = self._connections.sibling()
+        # Open transactions have connections of their own, so that the verbs never wait for them.
+        self._transaction_connections = self._connections.sibling()
 
     def _make_closer(self) -> Callable[[], Coroutine[Any, Any, None]]:
-        return partial(_close, self._connections, self._side)
+        return partial(_close, self._connections, self._transaction_connections)
 
     def _reopen_in_child(self) -> None:
-        self._side.leak_after_fork()
+        self._transaction_connections.leak_after_fork()
         super()._reopen_in_child()
 
     def __repr__(self) -> str:
-        place = self._connections.place
-        return "MysqlStore(pool=...)" if place is None else f"MysqlStore('{place.address}/{place.database}')"
+        address = self._connections.address
+        return "MysqlStore(pool=...)" if address is None else f"MysqlStore('{address.server}/{address.database}')"
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Host and port, database, table stem and prefix; of a borrowed pool, which it is."""
-        return ("mysql", *self._connections.where, self._connections.tables.stem, self._namespace)
+        """Host and port and database, or the identity of a borrowed pool; table stem and prefix."""
+        return ("mysql", *self._connections.location, self._connections.tables.stem, self._namespace)
 
     @asynccontextmanager
     async def transaction(self, lease: Lease) -> AsyncIterator[MysqlTransaction]:
-        """A fenced transaction on a connection of its own; while it is open nobody takes the run over."""
+        """A fenced transaction on a connection of its own; while it is open no other worker takes the run over."""
         self._enter()
         try:
-            await self._side.run(self._side.ensure_open(allowed=self._auto_migrate))
-            under_way = MysqlTransaction(self._side, self._namespace, lease)
+            await self._transaction_connections.run(self._transaction_connections.ensure_open(allowed=self._auto_migrate))
+            transaction = MysqlTransaction(self._transaction_connections, self._namespace, lease)
             try:
-                await under_way.begin()
-                yield under_way
-                await under_way.commit()
+                await transaction.begin()
+                yield transaction
+                await transaction.commit()
             finally:
-                await under_way.end()
+                await transaction.end()
         finally:
             self._lifecycle.leave()
 
-    async def _record_all(self, asked: Sequence[Write]) -> Sequence[Reply[Pulse]]:
-        return await self._connections.quickly(
+    async def _record_all(self, writes: Sequence[Write]) -> Sequence[Reply[Pulse]]:
+        return await self._connections.send_packet_or_perform(
             self._namespace,
-            partial(packets.record, asked),
+            partial(packets.record, writes),
             packets.pulses_from,
-            lambda db, _: recording.record_all(db, asked),
+            lambda db, _: recording.record_all(db, writes),
         )
 
-    async def _close_all(self, asked: Sequence[Write]) -> Sequence[Reply[builtins.list[Signal]]]:
-        return await self._connections.quickly(
+    async def _close_all(self, writes: Sequence[Write]) -> Sequence[Reply[builtins.list[Signal]]]:
+        return await self._connections.send_packet_or_perform(
             self._namespace,
-            partial(packets.close, asked),
-            lambda _: [[] for _ in asked],
-            lambda db, is_repeated: closing.close_once(db, asked, is_repeated=is_repeated),
+            partial(packets.close, writes),
+            lambda _: [[] for _ in writes],
+            lambda db, is_repeated: closing.close_once(db, writes, is_repeated=is_repeated),
         )
 
     async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created | None]]:
-        return await self._connections.quickly(
+        return await self._connections.send_packet_or_perform(
             self._namespace,
             partial(packets.create, begins),
             partial(packets.created_from, begins),

@@ -19,7 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perdure.backends.base.batching import Batcher, Request
 from perdure.backends.base.leases import lease_microseconds, new_token
-from perdure.backends.base.loop_connections import LoopConnections, Opened
+from perdure.backends.base.loop_connections import LoopBatchers, LoopConnections
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.postgres import claims, inbox, reading, recording, runs, schedules
@@ -363,10 +363,10 @@ class PostgresStore(ServerStore[PostgresConnections]):
         return await self._submit(lambda: self._connections.perform(self._namespace, lambda db, _: verb(db, *args, **kwargs)))
 
 
-async def _loop_pool(connections: PostgresConnections, namespace: str) -> Opened[Lanes]:
+async def _loop_pool(connections: PostgresConnections, namespace: str) -> LoopBatchers[Lanes]:
     with connections.map_errors():
         loop_pool = await connections.loop_pool()
-    return Opened(Lanes(loop_pool, namespace, max_in_flight=2), loop_pool.close)
+    return LoopBatchers(Lanes(loop_pool, namespace, max_in_flight=2), loop_pool.close)
 
 
 async def _close(connections: PostgresConnections, listener: Listener) -> None:

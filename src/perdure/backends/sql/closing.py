@@ -1,7 +1,7 @@
-"""How runs end or go to sleep, many in one transaction.
+"""Ends and sleeps of runs, many in one transaction.
 
-The rows of these runs and of the parents who are told are locked together, in id order, so everything can be decided here and
-then written. Who goes to sleep comes before who ends: a parent that goes to sleep hears of a child that ends with it.
+The rows of these runs and of the parents to notify are locked together, in id order, so everything can be decided here and then
+written. Sleeps come before ends: a parent that goes to sleep is woken by a child that ends in the same transaction.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _WAS_CLOSED: Final = "SELECT epoch, lease_token, status, outcome FROM $runs WHER
 
 
 @dataclass(slots=True)
-class _Run:
-    """A locked run, as it stands at this point of the batch."""
+class _ClosingRun:
+    """A locked run, as it is at this point of the batch."""
 
     id: str
     epoch: int
@@ -50,7 +50,7 @@ class _Run:
     at: int
 
     @classmethod
-    def of(cls, row: Row, name: Any) -> _Run:
+    def of(cls, row: Row, name: Any) -> _ClosingRun:
         run_id, epoch, token, status, parent_id, parent_key, notified, cancel, inbox_seq, waiting_for, wake_at, at = row
         return cls(
             name(run_id), int(epoch), token and name(token), name(status), parent_id and name(parent_id),
@@ -61,23 +61,23 @@ class _Run:
 
 async def close_all(db: Session, writes: Sequence[Write]) -> list[Reply[list[Signal]]]:
     """Record, and end or suspend each run. No two writes are for one run; one that is refused fails alone."""
-    asked = await _concerned(db, writes)
-    runs = await _locked(db, asked)
-    answers: dict[str, Reply[list[Signal]]] = {write.run_id: _fenced(runs, asked, write) for write in writes}
-    going = [write for write in writes if answers[write.run_id] == []]
-    answers.update(await write_all(db, going))
-    going = [write for write in going if answers[write.run_id] == []]
-    answers.update(await _arrived(db, going))
+    ids = await _ids_to_lock(db, writes)
+    runs = await _lock(db, ids)
+    replies: dict[str, Reply[list[Signal]]] = {write.run_id: _check_fence(runs, ids, write) for write in writes}
+    going = [write for write in writes if replies[write.run_id] == []]
+    replies.update(await write_all(db, going))
+    going = [write for write in going if replies[write.run_id] == []]
+    replies.update(await _arrived_rows(db, going))
     statements: list[Statement] = []
     for write in sorted(going, key=lambda write: write.status != "suspended"):
-        if answers[write.run_id] == []:
+        if replies[write.run_id] == []:
             run = runs[write.run_id]
-            statements += _sleep(db, run, write) if write.status == "suspended" else _end(db, run, write, runs)
+            statements += _suspend(db, run, write) if write.status == "suspended" else _end(db, run, write, runs)
     await db.send(statements)
-    return [answers[write.run_id] for write in writes]
+    return [replies[write.run_id] for write in writes]
 
 
-async def _concerned(db: Session, writes: Sequence[Write]) -> set[str]:
+async def _ids_to_lock(db: Session, writes: Sequence[Write]) -> set[str]:
     """The runs, and the parents of those that end."""
     ids = {write.run_id for write in writes}
     ending = [write.run_id for write in writes if write.status != "suspended"]
@@ -88,49 +88,49 @@ async def _concerned(db: Session, writes: Sequence[Write]) -> set[str]:
     return ids | {db.tables.values.name_from(parent_id) for (parent_id,) in await db.all(template, *given.values)}
 
 
-async def _locked(db: Session, ids: set[str]) -> dict[str, _Run]:
+async def _lock(db: Session, ids: set[str]) -> dict[str, _ClosingRun]:
     given = Given()
     template = f"""
         SELECT id, epoch, lease_token, status, parent_id, parent_key, parent_notified, cancel_requested, inbox_seq, waiting_for,
             wake_at, $clock
         FROM $runs WHERE namespace = ?1 AND id IN ({given.many(sorted(ids))}) ORDER BY id $for_change
     """
-    runs = [_Run.of(row, db.tables.values.name_from) for row in await db.all(template, *given.values)]
+    runs = [_ClosingRun.of(row, db.tables.values.name_from) for row in await db.all(template, *given.values)]
     return {run.id: run for run in runs}
 
 
-def _fenced(runs: dict[str, _Run], asked: set[str], write: Write) -> Reply[list[Signal]]:
+def _check_fence(runs: dict[str, _ClosingRun], locked: set[str], write: Write) -> Reply[list[Signal]]:
     run = runs.get(write.run_id)
     if run is None or (run.epoch, run.token) != (write.lease.epoch, write.lease.token):
         return LeaseLost(write.run_id, write.lease.epoch)
-    if write.status != "suspended" and run.parent_id is not None and run.parent_id not in asked:
-        return SEND_AGAIN  # it got its parent just now, and to lock that after the others could be a deadlock
+    if write.status != "suspended" and run.parent_id is not None and run.parent_id not in locked:
+        return SEND_AGAIN  # its parent was set just now, and locking that after the others could be a deadlock
     return []
 
 
-async def _arrived(db: Session, writes: Sequence[Write]) -> dict[str, Reply[list[Signal]]]:
-    """What is there of what runs would go to sleep for."""
+async def _arrived_rows(db: Session, writes: Sequence[Write]) -> dict[str, Reply[list[Signal]]]:
+    """By run, the inbox rows that it awaits and that have arrived: with any, it does not go to sleep."""
     waiting = {write.run_id: write.waiting_for for write in writes if write.waiting_for}
     there = await inbox.unconsumed_of(db, list(waiting)) if waiting else {}
     return {run_id: [row for row in rows if row.address in waiting[run_id]] for run_id, rows in there.items()}
 
 
-def _sleep(db: Session, run: _Run, write: Write) -> list[Statement]:
+def _suspend(db: Session, run: _ClosingRun, write: Write) -> list[Statement]:
     at = run.at if write.now is None else write.now
     run.status, run.waiting_for = "suspended", tuple(write.waiting_for)
     run.wake_at = inbox.woken(write.wake_at, at) if run.cancel_requested else write.wake_at
     return [db.statement(_SLEEP, run.id, run.wake_at, awaited_text(write.waiting_for), at)]
 
 
-def _end(db: Session, run: _Run, write: Write, runs: dict[str, _Run]) -> list[Statement]:
+def _end(db: Session, run: _ClosingRun, write: Write, runs: dict[str, _ClosingRun]) -> list[Statement]:
     at = run.at if write.now is None else write.now
     run.status, run.wake_at = write.status or "", None
-    is_foreign = run.parent_notified or (run.parent_id is not None and run.parent_key is not None)
-    ended = db.statement(_END, run.id, run.status, write.outcome, at, is_foreign)
-    return [ended, *_tell_parent(db, run, write.outcome or b"", at, runs)]
+    is_notified = run.parent_notified or (run.parent_id is not None and run.parent_key is not None)
+    ended = db.statement(_END, run.id, run.status, write.outcome, at, is_notified)
+    return [ended, *_notify_parent(db, run, write.outcome or b"", at, runs)]
 
 
-def _tell_parent(db: Session, child: _Run, outcome: bytes, at: int, runs: dict[str, _Run]) -> list[Statement]:
+def _notify_parent(db: Session, child: _ClosingRun, outcome: bytes, at: int, runs: dict[str, _ClosingRun]) -> list[Statement]:
     parent = None if child.parent_id is None or child.parent_key is None else runs.get(child.parent_id)
     if parent is None or child.parent_key is None or parent.status in ENDED:
         return []
@@ -138,23 +138,23 @@ def _tell_parent(db: Session, child: _Run, outcome: bytes, at: int, runs: dict[s
     parent.inbox_seq += 1
     if parent.status == "suspended" and address in parent.waiting_for:
         parent.wake_at = inbox.woken(parent.wake_at, at)
-    told = inbox.put(db, parent.id, parent.inbox_seq, address, outcome, None, identity(child.parent_key, None))
-    return [told, inbox.arrived(db, parent.id, parent.inbox_seq, parent.wake_at)]
+    put = inbox.put(db, parent.id, parent.inbox_seq, address, outcome, None, identity(child.parent_key, None))
+    return [put, inbox.arrived(db, parent.id, parent.inbox_seq, parent.wake_at)]
 
 
 async def close_once(db: Session, writes: Sequence[Write], *, is_repeated: bool) -> list[Reply[list[Signal]]]:
-    """As `close_all`; repeated, since the reply was lost, it leaves alone what it closed before."""
-    answers = await close_all(db, writes)
+    """As `close_all`. When it is repeated, a run that the lost attempt closed counts as closed by it."""
+    replies = await close_all(db, writes)
     if not is_repeated:
-        return answers
+        return replies
     return [
-        [] if isinstance(answer, LeaseLost) and await was_closed(db, write) else answer
-        for write, answer in zip(writes, answers, strict=True)
+        [] if isinstance(reply, LeaseLost) and await was_closed(db, write) else reply
+        for write, reply in zip(writes, replies, strict=True)
     ]
 
 
 async def was_closed(db: Session, write: Write) -> bool:
-    """Whether this very write, whose reply was lost, is what ended the lease: nobody else could, under its epoch."""
+    """Whether this write, whose reply was lost, has ended the lease: nothing else can under its epoch."""
     row = await db.one(_WAS_CLOSED, write.run_id)
     if row is None or int(row[0]) != write.lease.epoch or row[1] is not None:
         return False

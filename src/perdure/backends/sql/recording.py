@@ -1,10 +1,10 @@
-"""Records: what holders of leases append, many in one transaction.
+"""Records of lease holders, many in one transaction.
 
-A record is first sent as statements that need no answer in between (`record_statements`): they lock the rows of the runs, in id
-order, which keeps out whoever would take a run over, and append the entries of each write whose lease is current, if none of its
-places is taken. So a database that takes many statements at once needs one round trip. Whatever is not as simple as that (an
-entry that is there already, inbox rows, items) is looked at closer, under the same locks; what was appended by then is found
-there and is the same.
+A record is first sent as statements that do not depend on each other's results (`record_statements`): they lock the rows of the
+runs, in id order, which keeps other workers from taking a run over, and append the entries of each write whose lease is current,
+if none of its seqs is taken. So a database that takes many statements at once needs one round trip. A write for which that is not
+enough (an entry is recorded already, it has inbox rows or items) is then compared with what is recorded, under the same locks;
+entries that the first statements appended are found there, and are equal.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _TYPES: Final = {"seq": "int", "epoch": "int", "ok": "int", "attempt": "int", "s
 _FENCE: Final = "SELECT id, epoch, lease_token, inbox_seq, cancel_requested FROM $runs WHERE namespace = ?1 AND id IN "
 
 
-class _Closer(enum.Enum):
-    CLOSER = "CLOSER"
+class _Compare(enum.Enum):
+    COMPARE = "COMPARE"
 
 
-CLOSER: Final = _Closer.CLOSER  # the write has to be looked at closer; nothing of it, or all of it, was written
-Answered: TypeAlias = Pulse | LeaseLost | _Closer
+COMPARE: Final = _Compare.COMPARE  # the write has to be compared with what is recorded; nothing of it, or all of it, was written
+FirstReply: TypeAlias = Pulse | LeaseLost | _Compare
 
 
 def record_statements(tables: Tables, namespace: str, writes: Sequence[Write]) -> list[Statement]:
-    """What locks and appends, in one transaction. `answers_from` says what became of each write."""
+    """The statements that lock and append, in one transaction. `first_replies` reads their results."""
     given = Given()
     template = f"{_FENCE}({given.many(sorted({write.run_id for write in writes}))}) ORDER BY id $for_share"
     appending = [_append_held(tables, namespace, rows) for rows in _whole_writes(writes)]
@@ -48,7 +48,7 @@ def record_statements(tables: Tables, namespace: str, writes: Sequence[Write]) -
 
 
 def _whole_writes(writes: Sequence[Write]) -> list[list[list[Any]]]:
-    """What is appended, in lists that are not too long for a statement. No write is in two of them: it is whole or not there."""
+    """The rows to append, in lists that are short enough for a statement. All rows of a write are in one of them."""
     pieces: list[list[list[Any]]] = []
     for write in writes:
         rows = _given_rows(write) if _is_plain(write) else []
@@ -58,28 +58,28 @@ def _whole_writes(writes: Sequence[Write]) -> list[list[list[Any]]]:
     return [piece for piece in pieces if piece]
 
 
-def answers_from(tables: Tables, writes: Sequence[Write], results: Sequence[Result]) -> list[Answered]:
-    """What each write is answered, by what `record_statements` gave; `CLOSER` goes to `look_closer` after that."""
+def first_replies(tables: Tables, writes: Sequence[Write], results: Sequence[Result]) -> list[FirstReply]:
+    """The reply to each write, from the results of `record_statements`; `COMPARE` sends it to `compare_and_record`."""
     fences = fences_from(tables, results[0])
     current = [write for write in writes if is_current(fences, write.lease)]
     expected = sum(len(write.entries) for write in current if _is_plain(write))
     is_complete = sum(result.count for result in results[1:]) == expected
-    return [_answer(fences, write, is_complete=is_complete) for write in writes]
+    return [_first_reply(fences, write, is_complete=is_complete) for write in writes]
 
 
-def _answer(fences: Fences, write: Write, *, is_complete: bool) -> Answered:
+def _first_reply(fences: Fences, write: Write, *, is_complete: bool) -> FirstReply:
     if not is_current(fences, write.lease):
         return LeaseLost(write.run_id, write.lease.epoch)
     is_written = _is_plain(write) and (is_complete or not write.entries)
-    return fences[write.run_id][2] if is_written else CLOSER
+    return fences[write.run_id][2] if is_written else COMPARE
 
 
-# By run: epoch, token, and what its holder is told.
+# By run: epoch, token, and the pulse of its holder.
 Fences: TypeAlias = dict[str, tuple[int, str | None, Pulse]]
 
 
 def fences_from(tables: Tables, locked: Result) -> Fences:
-    """What the fence's rows say."""
+    """The rows of the fence by run."""
     name = tables.values.name_from
     return {
         name(run_id): (int(epoch), None if token is None else name(token), Pulse(int(inbox_seq), bool(cancel_requested)))
@@ -113,7 +113,7 @@ _APPENDED: Final = ", ".join(f"given.a_{field}" for field in ENTRY_FIELDS)
 
 
 def _append_held(tables: Tables, namespace: str, rows: Sequence[Sequence[Any]]) -> Statement:
-    """Append rows of writes whose lease is current and of which no place is taken."""
+    """The statement that appends rows of writes whose lease is current and none of whose seqs is taken."""
     given = Given()
     template = f"""
         INSERT INTO $steps (namespace, run_id, {ENTRY_COLUMNS})
@@ -141,29 +141,29 @@ def _table(tables: Tables, given: Given, rows: Sequence[Sequence[Any]]) -> str:
 
 
 async def record_all(db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:
-    """Append what each write has; one that is refused is answered with its error, alone."""
+    """Append these writes; one that is refused gets its error as reply, alone."""
     results = await db.send(record_statements(db.tables, db.namespace, writes))
-    answers = answers_from(db.tables, writes, results)
-    closer = [write for write, answer in zip(writes, answers, strict=True) if answer is CLOSER]
-    looked = iter(await look_closer(db, closer) if closer else ())
-    return [next(looked) if answer is CLOSER else answer for answer in answers]
+    replies = first_replies(db.tables, writes, results)
+    unsettled = [write for write, reply in zip(writes, replies, strict=True) if reply is COMPARE]
+    compared = iter(await compare_and_record(db, unsettled) if unsettled else ())
+    return [next(compared) if reply is COMPARE else reply for reply in replies]
 
 
-async def look_closer(db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:
-    """As `record_all`, for writes of any kind: what is there is read and compared before anything is written."""
+async def compare_and_record(db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:
+    """As `record_all`, for writes of any kind: what is recorded is read and compared before anything is written."""
     fences = await fence(db, [write.lease for write in writes])
-    answers: list[Reply[Pulse]] = []
+    replies: list[Reply[Pulse]] = []
     for write in writes:  # one after the other: two may be of one run
         if not is_current(fences, write.lease):
-            answers.append(LeaseLost(write.run_id, write.lease.epoch))
+            replies.append(LeaseLost(write.run_id, write.lease.epoch))
             continue
         refused = await write_all(db, [write])
-        answers.append(refused.get(write.run_id, fences[write.run_id][2]))
-    return answers
+        replies.append(refused.get(write.run_id, fences[write.run_id][2]))
+    return replies
 
 
 async def fence(db: Session, leases: Iterable[Lease]) -> Fences:
-    """What the runs of these leases stand at, locked until the transaction ends."""
+    """The fences of the runs of these leases, locked until the transaction ends."""
     given = Given()
     template = f"{_FENCE}({given.many(sorted({lease.run_id for lease in leases}))}) ORDER BY id $for_share"
     (result,) = await db.send([db.statement(template, *given.values)])
@@ -171,9 +171,9 @@ async def fence(db: Session, leases: Iterable[Lease]) -> Fences:
 
 
 async def write_all(db: Session, writes: Sequence[Write]) -> dict[str, PersistenceError]:
-    """Append, consume and add what these writes have, each of another run that is locked. Refusals are given by run.
+    """Append, consume and add what these writes have, each of another run that is locked. Returns refusals by run.
 
-    What is there already, and the same, is left alone.
+    Rows that are recorded already and equal are left alone.
     """
     recorded = await _read_recorded(db, writes)
     refused: dict[str, PersistenceError] = {}
@@ -198,13 +198,13 @@ async def write_all(db: Session, writes: Sequence[Write]) -> dict[str, Persisten
 
 
 def append(db: Session, entries: Sequence[tuple[str, Entry]]) -> list[Statement]:
-    """What inserts these entries of these runs, whose places are free."""
+    """The statements that insert these entries of these runs, whose seqs are free."""
     rows = [[db.namespace, run_id, *entry_values(entry)] for run_id, entry in entries]
     return insert_rows(db, "$steps", f"run_id, {ENTRY_COLUMNS}", rows)
 
 
 def insert_rows(db: Session, table: str, columns: str, rows: Sequence[Sequence[Any]]) -> list[Statement]:
-    """What inserts rows, which begin with the namespace."""
+    """The statements that insert rows, which begin with the namespace."""
     statements = []
     for piece in in_pieces(rows, _MAX_ROWS):
         given = Given()
@@ -224,7 +224,7 @@ def _consume(db: Session, write: Write) -> Statement:
 
 
 @dataclass(slots=True)
-class _Recorded:
+class _RecordedRows:
     """The rows of one run that are written already under the numbers of a write."""
 
     entries: dict[int, Entry] = field(default_factory=dict)
@@ -232,9 +232,9 @@ class _Recorded:
     inbox: set[int] = field(default_factory=set)
 
 
-async def _read_recorded(db: Session, writes: Sequence[Write]) -> dict[str, _Recorded]:
+async def _read_recorded(db: Session, writes: Sequence[Write]) -> dict[str, _RecordedRows]:
     """By run, the rows under the numbers of these writes."""
-    recorded = {write.run_id: _Recorded() for write in writes}
+    recorded = {write.run_id: _RecordedRows() for write in writes}
     name, payload = db.tables.values.name_from, db.tables.values.payload_from
     for row in await _at(db, f"run_id, {ENTRY_COLUMNS} FROM $steps", {w.run_id: _seqs(w.entries) for w in writes}):
         entry = entry_from(row[1:], db.tables.values)

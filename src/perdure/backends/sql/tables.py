@@ -33,7 +33,7 @@ class Statement(NamedTuple):
     """SQL as the database takes it, and the values in the order of its placeholders."""
 
     sql: str
-    values: tuple[Any, ...]
+    values: tuple[Any, ...] = ()
 
 
 class _Filled(NamedTuple):

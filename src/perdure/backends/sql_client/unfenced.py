@@ -1,6 +1,6 @@
-"""Whole runs through a client that has no transactions: the four methods of a `WorkflowStore`, one statement each.
+"""Whole runs through a client without transactions: the four methods of a `WorkflowStore`, one statement each.
 
-Without transactions nothing can be fenced, so `perdure` drives this as any `WorkflowStore` of a user: in one process, unfenced.
+Without transactions nothing can be fenced, so this is driven like any `WorkflowStore` of a user: in one process, unfenced.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from perdure.backends.sql.dialect import Dialect
 from perdure.backends.sql.session import Row, Session
 from perdure.backends.sql.tables import Tables
 from perdure.backends.sql.values import TEXT
-from perdure.backends.sql_client.store import ClientChannel, Queries
+from perdure.backends.sql_client.connections import ClientChannel, Queries
 from perdure.errors import PersistenceError
 from perdure.model.durations import instant, moment
 from perdure.model.ids import check_namespace
@@ -50,7 +50,7 @@ _COLUMNS: Final = ("workflow", "status", "wake_at", "event_name", "updated_at", 
 _INSERT: Final = f"""
     INSERT INTO $snapshots (namespace, run_id, {", ".join(_COLUMNS)}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
 """
-_OTHERWISE: Final = {
+_OR_REPLACE: Final = {
     "mysql": "ON DUPLICATE KEY UPDATE " + ", ".join(f"{column} = VALUES({column})" for column in _COLUMNS),
     "sqlite": "ON CONFLICT (namespace, run_id) DO UPDATE SET "
     + ", ".join(f"{column} = excluded.{column}" for column in _COLUMNS),
@@ -83,33 +83,41 @@ class SqlWorkflowStore:
         self._is_ready = True
 
     async def save(self, run: StoredRun) -> None:
-        """Keep the run, in place of what was there under its id."""
-        db = await self._ready()
-        otherwise = _OTHERWISE.get(self._tables.dialect.name, _OTHERWISE["sqlite"])
+        """Write the run, in place of one with the same id."""
+        db = await self._open()
+        or_replace = _OR_REPLACE.get(self._tables.dialect.name, _OR_REPLACE["sqlite"])
         wake_at = None if run.wake_at is None else instant(run.wake_at)
-        given = (run.run_id, run.workflow, run.status, wake_at, run.event_name, instant(run.updated_at), _text(run.snapshot))
-        await db.run(_INSERT + otherwise, *given)
+        columns = (
+            run.run_id,
+            run.workflow,
+            run.status,
+            wake_at,
+            run.event_name,
+            instant(run.updated_at),
+            _snapshot_text(run.snapshot),
+        )
+        await db.run(_INSERT + or_replace, *columns)
 
     async def load(self, run_id: str) -> StoredRun | None:
         """The run that was saved last under this id, or None."""
-        row = await (await self._ready()).one(_LOAD, run_id)
-        return None if row is None else _stored(run_id, row)
+        row = await (await self._open()).one(_LOAD, run_id)
+        return None if row is None else _stored_run(run_id, row)
 
     async def delete(self, run_id: str) -> None:
-        """Forget the run."""
-        await (await self._ready()).run(_DELETE, run_id)
+        """Delete the run."""
+        await (await self._open()).run(_DELETE, run_id)
 
     async def due(self, now: datetime, limit: int) -> list[str]:
         """Ids whose `wake_at` is not after `now`, earliest first."""
-        rows = await (await self._ready()).all(_DUE, instant(now), max(limit, 0))
+        rows = await (await self._open()).all(_DUE, instant(now), max(limit, 0))
         return [TEXT.name_from(row[0]) for row in rows]
 
-    async def _ready(self) -> Session:
+    async def _open(self) -> Session:
         if not self._is_ready:
-            await self._be_ready()
+            await self._find_or_create_table()
         return self._db
 
-    async def _be_ready(self) -> None:
+    async def _find_or_create_table(self) -> None:
         has_table = self._tables.statement(self._tables.dialect.has_table, f"{self._tables.stem}_snapshots")
         (result,) = await self._db.send([has_table])
         if int(result.rows[0][0]):
@@ -123,13 +131,13 @@ class SqlWorkflowStore:
             )
 
 
-def _text(snapshot: Snapshot | dict[str, Any] | str | bytes) -> str:
+def _snapshot_text(snapshot: Snapshot | dict[str, Any] | str | bytes) -> str:
     if isinstance(snapshot, str | bytes):
         return snapshot if isinstance(snapshot, str) else snapshot.decode()
     return json.dumps(snapshot.to_dict() if isinstance(snapshot, Snapshot) else snapshot)
 
 
-def _stored(run_id: str, row: Row) -> StoredRun:
+def _stored_run(run_id: str, row: Row) -> StoredRun:
     workflow, status, wake_at, event_name, updated_at, snapshot = row
     return StoredRun(
         run_id=run_id,

@@ -191,7 +191,7 @@ class StateStore(MemoryStore):
 
     @asynccontextmanager
     async def _lock_run(self, run_id: str) -> AsyncIterator[None]:
-        async with self._run_locks.taken(run_id):
+        async with self._run_locks.hold(run_id):
             try:
                 yield
             finally:
@@ -279,7 +279,7 @@ class StateStore(MemoryStore):
         with self._lock():
             surplus = list(self._idle)[: max(0, len(self._idle) - REMEMBERED)]
         for run_id in surplus:
-            with self._run_locks.taken_if_free(run_id) as is_free, self._lock() as namespace:
+            with self._run_locks.hold_if_free(run_id) as is_free, self._lock() as namespace:
                 if is_free and run_id in self._idle:
                     del self._idle[run_id]
                     namespace.remove(run_id)

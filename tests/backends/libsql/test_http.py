@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from perdure.backends.base.failures import NotSentError, WriteFailure
 from perdure.backends.libsql.address import LibsqlAddress
 from perdure.backends.libsql.errors import classify_failure
-from perdure.backends.libsql.web import HttpError, Pool, Reply
+from perdure.backends.libsql.http import HttpError, HttpPool, HttpResponse
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
 
@@ -70,13 +70,13 @@ async def serving(*answers: bytes | None, encryption: ssl.SSLContext | None = No
 
 
 @contextlib.asynccontextmanager
-async def pooled(size: int = 1) -> AsyncIterator[Pool]:
-    pool = Pool(size)
+async def pooled(size: int = 1) -> AsyncIterator[HttpPool]:
+    pool = HttpPool(size)
     yield pool
     await pool.close()
 
 
-async def ask(pool: Pool, server: Server, timeout: float = 5.0) -> Reply:
+async def ask(pool: HttpPool, server: Server, timeout: float = 5.0) -> HttpResponse:
     return await pool.request(server.place, "POST", "/x", {"Authorization": "Bearer t"}, b"body", timeout)
 
 
@@ -157,7 +157,7 @@ async def test_a_server_that_does_not_answer_in_time_is_an_error() -> None:
 
 async def test_a_server_that_takes_its_time_but_is_never_silent_is_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece of the body is a sign of life: all of them take longer than a silence may."""
-    monkeypatch.setattr("perdure.backends.libsql.web._PIECE", 3)
+    monkeypatch.setattr("perdure.backends.libsql.http._READ_SIZE", 3)
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 60\r\n\r\n"
     async with serving(head + b"x" * 60, WHOLE) as server, pooled() as pool:
         server.pause, server.pause_from = 0.05, len(head)
@@ -165,7 +165,7 @@ async def test_a_server_that_takes_its_time_but_is_never_silent_is_listened_to(m
 
 
 async def test_a_large_request_is_given_the_time_to_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.backends.libsql.web._SLOWEST", 2)  # so the four bytes of the body may take two seconds
+    monkeypatch.setattr("perdure.backends.libsql.http._SLOWEST_UPLOAD", 2)  # so the four bytes of the body may take two seconds
     async with serving(WHOLE, WHOLE) as server, pooled() as pool:
         server.pause = 0.05
         assert (await ask(pool, server, timeout=0.4)).body == b"hi"
@@ -175,7 +175,7 @@ async def test_what_was_never_sent_is_told_apart() -> None:
     async with serving() as server:
         gone = server.place
     with pytest.raises(NotSentError) as refusal:
-        await Pool(1).request(gone, "POST", "/x", {}, b"", 5.0)
+        await HttpPool(1).request(gone, "POST", "/x", {}, b"", 5.0)
     assert isinstance(refusal.value.__cause__, OSError)
 
 
@@ -222,7 +222,7 @@ def encrypting(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 async def test_an_encrypted_server_that_is_trusted_is_talked_to(encrypting: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     async with serving(WHOLE, WHOLE, WHOLE, encryption=encrypting[0]) as server, pooled() as pool:
-        pool._encryption = encrypting[1]
+        pool._ssl = encrypting[1]
         assert [(await ask(pool, server)).body for _ in range(2)] == [b"hi"] * 2
         assert server.met == 1
 

@@ -1,8 +1,8 @@
 """SQLite's values as Hrana writes them in JSON, and back.
 
-An integer travels as decimal text, since JSON numbers lose precision past 2**53 in many readers; a blob as base64, padded or
-not. A float is a JSON number, so infinities cannot travel: they are refused on the way out, and recognised on the way in, where
-the server writes null for them.
+An integer is sent as decimal text, since JSON numbers lose precision past 2**53 in many readers; a blob as base64, padded or
+not. A float is a JSON number, which cannot be an infinity: an infinity is refused when it is sent, and recognised when it is
+received, where the server writes null for it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-Plain: TypeAlias = int | float | str | bytes | None
+SqliteValue: TypeAlias = int | float | str | bytes | None
 
-_LEAST: Final = -(1 << 63)
-_MOST: Final = (1 << 63) - 1
+_MIN_INTEGER: Final = -(1 << 63)
+_MAX_INTEGER: Final = (1 << 63) - 1
 
 
 class Null(msgspec.Struct, frozen=True, tag_field="type", tag="null"):
@@ -47,29 +47,29 @@ class Blob(msgspec.Struct, frozen=True, tag_field="type", tag="blob"):
     base64: str | None = None
 
 
-Value: TypeAlias = Null | Integer | Float | Text | Blob
+WireValue: TypeAlias = Null | Integer | Float | Text | Blob
 
 _NULL: Final = Null()
 
 
-def to_wire(value: object) -> Value:
+def to_wire(value: object) -> WireValue:
     """The value as it is sent. Raises what sqlite3 raises: `OverflowError`, `TypeError`; and `ValueError` for what JSON lacks."""
     match value:
         case None:
             return _NULL
         case str():
-            return _text(value)
+            return _text_to_wire(value)
         case int():
-            return _integer(value)
+            return _integer_to_wire(value)
         case float():
-            return _float(value)
+            return _float_to_wire(value)
         case bytes() | bytearray() | memoryview():
             return Blob(base64.b64encode(value).decode())
     raise TypeError(f"{value!r} is a {type(value).__name__}, which SQLite cannot hold; pass None, int, float, str or bytes")
 
 
-def from_wire(value: Value) -> Plain:
-    """The value that was received. Raises `ValueError` for an infinity, of which the server does not say which."""
+def from_wire(value: WireValue) -> SqliteValue:
+    """The value that was received. Raises `ValueError` for an infinity, since the server does not send its sign."""
     match value:
         case Null():
             return None
@@ -78,28 +78,28 @@ def from_wire(value: Value) -> Plain:
         case Text():
             return value.value
         case Blob():
-            return _unpadded(value.base64 or "")
+            return _decode_base64(value.base64 or "")
         case Float():
             if value.value is None:
                 raise ValueError("the server sent an infinity, which JSON cannot carry; CAST it to TEXT in the query")
             return value.value
 
 
-def _integer(value: int) -> Integer:
-    if not _LEAST <= value <= _MOST:
+def _integer_to_wire(value: int) -> Integer:
+    if not _MIN_INTEGER <= value <= _MAX_INTEGER:
         raise OverflowError(f"{value} does not fit into SQLite's INTEGER of 64 bits")
     return Integer(str(int(value)))
 
 
-def _float(value: float) -> Value:
+def _float_to_wire(value: float) -> WireValue:
     if math.isnan(value):
-        return _NULL  # as SQLite itself takes it
+        return _NULL  # as SQLite itself stores it
     if math.isinf(value):
         raise ValueError(f"{value} cannot be sent to a libSQL server, since JSON has no infinities")
     return Float(value)
 
 
-def _text(value: str) -> Text:
+def _text_to_wire(value: str) -> Text:
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -107,5 +107,5 @@ def _text(value: str) -> Text:
     return Text(str(value))
 
 
-def _unpadded(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     return base64.b64decode(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4), validate=True)
