@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, ParamSpec, Ty
 from urllib.parse import unquote, urlsplit
 
 from perdure.backends.base import dsn as _dsn
-from perdure.store import Store
+from perdure.store import FullStore, Store
 
 if TYPE_CHECKING:
     from perdure.backends.files import FilesStore
@@ -211,7 +211,7 @@ def redis(
     return RedisStore(url, client=client, table=table, prefix=prefix, cluster=cluster)
 
 
-def open_store(dsn: str) -> Store:
+def open_store(dsn: str) -> FullStore:
     """The store that a DSN names; keywords of its function can follow as `?table=...&prefix=...`."""
     return _dsn.opened(dsn, _SCHEMES)
 

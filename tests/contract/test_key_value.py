@@ -13,7 +13,7 @@ from obstore.store import LocalStore, MemoryStore
 
 from perdure.backends.key_value import KeyValueRunStore
 from perdure.backends.key_value.backend import Found, Version
-from perdure.store import Store
+from perdure.store import FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 
 
@@ -49,7 +49,7 @@ class DictFactory(StoreFactory):
     def __init__(self) -> None:
         self.kv = PlainDict()
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return KeyValueRunStore(self.kv, prefix=prefix)
 
 
@@ -57,7 +57,7 @@ class PyMemoryFactory(StoreFactory):
     def __init__(self) -> None:
         self.kv = PyMemoryStore()
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return KeyValueRunStore(self.kv, prefix=prefix)
 
 
@@ -67,7 +67,7 @@ class LocalFactory(StoreFactory):
     def __init__(self) -> None:
         self.directory = new_directory()
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return KeyValueRunStore(LocalStore(self.directory, mkdir=True), prefix=prefix)
 
     async def restart(self) -> None:
@@ -83,7 +83,7 @@ class ObjectMemoryFactory(StoreFactory):
     def __init__(self) -> None:
         self.kv = MemoryStore()
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return KeyValueRunStore(self.kv, prefix=prefix)
 
 
@@ -121,7 +121,7 @@ class OwnFactory(StoreFactory):
     def __init__(self) -> None:
         self.kv = OwnBackend()
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return KeyValueRunStore(self.kv, prefix=prefix)
 
 

@@ -7,7 +7,7 @@ import secrets
 import pytest
 
 from perdure.backends.libsql import LibsqlStore
-from perdure.store import Durability, Store
+from perdure.store import Durability, FullStore
 from perdure.testing.contract import StoreFactory, all_cases, contract_tests
 from perdure.testing.contract.cases import Case
 from tests.backends.libsql.conftest import drop, run
@@ -25,7 +25,7 @@ class LibsqlFactory(StoreFactory):
         self.url = shared_server().url
         self.table = f"contract_{secrets.token_hex(6)}"
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return LibsqlStore(self.url, table=self.table, prefix=prefix)
 
     async def close(self) -> None:
@@ -50,7 +50,7 @@ class KilledFactory(LibsqlFactory):
         super().__init__()
         self.url = killable().url
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return SyncedStore(self.url, table=self.table, prefix=prefix)
 
     async def restart(self) -> None:

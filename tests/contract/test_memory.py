@@ -1,6 +1,6 @@
 from perdure.backends.memory.database import MemoryDatabase
 from perdure.backends.memory.store import MemoryStore
-from perdure.store import Store
+from perdure.store import FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 
 
@@ -8,7 +8,7 @@ class MemoryFactory(StoreFactory):
     def __init__(self) -> None:
         self.database = MemoryDatabase()
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return MemoryStore(self.database, prefix=prefix)
 
     async def restart(self) -> None:

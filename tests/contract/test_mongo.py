@@ -9,7 +9,7 @@ import pytest
 from pymongo import pool_options
 
 from perdure.backends.mongo import MongoStore
-from perdure.store import Store
+from perdure.store import FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 from tests.servers.mongo import VARIABLE, shared_server, with_database
 
@@ -45,7 +45,7 @@ class MongoFactory(StoreFactory):
         self.dsn = shared_database()
         self.prefix = secrets.token_hex(6)
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return MongoStore(self.dsn, prefix=f"{self.prefix}/{prefix}")
 
 

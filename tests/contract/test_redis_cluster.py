@@ -3,7 +3,7 @@ import secrets
 from functools import cache
 
 from perdure.backends.redis import RedisStore
-from perdure.store import Store
+from perdure.store import FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 from tests.servers.redis import RedisClusterServers
 
@@ -24,7 +24,7 @@ class RedisClusterFactory(StoreFactory):
         self.url = cluster().url
         self.stem = f"perdure-{secrets.token_hex(8)}"
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         store = RedisStore(self.url, table=self.stem, prefix=prefix, cluster=True)
         await store.setup()  # only then it knows what the nodes do with what they are given
         return store

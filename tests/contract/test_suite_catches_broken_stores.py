@@ -33,7 +33,7 @@ class Factory(StoreFactory):
     def __reduce__(self) -> tuple[type[Factory], tuple[()]]:
         return (Factory, ())  # what "shared" means to a store that is not: every process gets a database of its own
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return self.store(self.database, prefix=prefix)
 
     async def restart(self) -> None:
@@ -127,7 +127,7 @@ def test_a_capability_only_swaps_cases() -> None:
 
 def test_a_factory_cannot_skip() -> None:
     class Skipping(Factory):
-        async def open(self, prefix: str = "") -> Store:
+        async def open(self, prefix: str = "") -> FullStore:
             pytest.skip("no database here")
 
     with pytest.raises(pytest.fail.Exception, match="cannot be left out"):

@@ -10,7 +10,7 @@ import pytest
 
 from perdure.backends.postgres import PostgresStore
 from perdure.backends.postgres.schema import TABLES
-from perdure.store import Store
+from perdure.store import FullStore
 from perdure.testing.contract import StoreFactory, all_cases, contract_tests
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import shared_server
@@ -55,7 +55,7 @@ class PgBouncerFactory(StoreFactory):
         self.table = shared_tables()
         self.prefix = secrets.token_hex(6)
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return PostgresStore(self.pooler, table=self.table, prefix=f"{self.prefix}/{prefix}")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode
 
-from perdure.store import Store
+from perdure.store import FullStore
 
 FORMS: Final = (
     "sqlite:///relative.db, sqlite:////absolute.db, files:directory, memory:, file:local.db, libsql://host, "
@@ -24,7 +24,7 @@ _WORDS: Final = {"true": True, "false": False}
 class Scheme(NamedTuple):
     """What a DSN of a scheme leads to. Without `located`, the function takes the URL with the server's options in it."""
 
-    make: Callable[..., Store]
+    make: Callable[..., FullStore]
     located: Callable[[str], tuple[str, ...]] | None = None
 
     def read(self, dsn: str) -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -36,7 +36,7 @@ class Scheme(NamedTuple):
         return self.located(location), {name: _value(name, value) for name, value in _pairs(query)}
 
 
-def opened(dsn: str, schemes: Mapping[str, Scheme]) -> Store:
+def opened(dsn: str, schemes: Mapping[str, Scheme]) -> FullStore:
     """The store that a DSN names. Raises `ValueError` and `TypeError` without repeating it."""
     if not isinstance(dsn, str):
         raise TypeError(f"a DSN is a str like {FORMS}, not {type(dsn).__name__}")
