@@ -7,7 +7,7 @@ that writes, and that transaction keeps `claim` and `acquire` out until it ends:
 `restore` comes from outside too and replaces a run as a whole, but only while no live lease holds it.
 
 `Store` is what a driver and a `Runtime` call: write that first. The other protocols are optional parts, each announced by a name
-in `capabilities`; `require` checks that. `FullStore` is the type of the stores of this package, which have the verbs of all parts.
+in `capabilities`; `require` checks that. The stores of this package are of type `FullStore`: they have the verbs of all parts.
 
 Verbs are coroutines. The four that a driver waits for (`create`, `record`, `suspend`, `finish`) may return any awaitable, so
 that a store can answer with a future of its own and save a task.

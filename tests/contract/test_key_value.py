@@ -13,7 +13,7 @@ from obstore.store import LocalStore, MemoryStore
 
 from perdure.backends.key_value import KeyValueRunStore
 from perdure.backends.key_value.backend import Found, Version
-from perdure.store import FullStore
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 
 
@@ -46,6 +46,8 @@ def new_directory() -> str:
 
 
 class DictFactory(StoreFactory):
+    capabilities = STANDARD_PARTS
+
     def __init__(self) -> None:
         self.kv = PlainDict()
 
@@ -54,6 +56,8 @@ class DictFactory(StoreFactory):
 
 
 class PyMemoryFactory(StoreFactory):
+    capabilities = STANDARD_PARTS
+
     def __init__(self) -> None:
         self.kv = PyMemoryStore()
 
@@ -62,7 +66,7 @@ class PyMemoryFactory(StoreFactory):
 
 
 class LocalFactory(StoreFactory):
-    capabilities = frozenset({"durable"})
+    capabilities = STANDARD_PARTS | {"durable"}
 
     def __init__(self) -> None:
         self.directory = new_directory()
@@ -79,6 +83,8 @@ class LocalFactory(StoreFactory):
 
 class ObjectMemoryFactory(StoreFactory):
     """An object store with compare-and-swap, in which two handles are like two processes, though only in one."""
+
+    capabilities = STANDARD_PARTS
 
     def __init__(self) -> None:
         self.kv = MemoryStore()
@@ -118,6 +124,8 @@ class OwnBackend:
 
 
 class OwnFactory(StoreFactory):
+    capabilities = STANDARD_PARTS
+
     def __init__(self) -> None:
         self.kv = OwnBackend()
 

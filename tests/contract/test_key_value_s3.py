@@ -13,7 +13,7 @@ import pytest
 from obstore.store import S3Store
 
 from perdure.backends.key_value import KeyValueRunStore
-from perdure.store import FullStore
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 from tests.servers.s3 import shared_server
 
@@ -31,7 +31,7 @@ def options() -> dict[str, Any]:
 
 
 class S3Factory(StoreFactory):
-    capabilities = frozenset({"shared", "durable"})
+    capabilities = STANDARD_PARTS | {"shared", "durable"}
 
     def __init__(self) -> None:
         self.options = options()

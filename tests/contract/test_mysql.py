@@ -10,7 +10,7 @@ from asyncmy.constants import CLIENT
 
 from perdure.backends.mysql import MysqlStore
 from perdure.backends.mysql.address import parse_address
-from perdure.store import FullStore
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 from tests.campaign import IS_FULL
 from tests.servers.mysql import VARIABLE, shared_server, with_database
@@ -36,7 +36,7 @@ async def _run(dsn: str, sql: str) -> None:
 class MysqlFactory(StoreFactory):
     """A case has the tables to itself by a prefix that nobody else has."""
 
-    capabilities = frozenset({"shared", "durable", "transaction"})
+    capabilities = STANDARD_PARTS | {"shared", "durable", "transaction"}
 
     def __init__(self) -> None:
         self.dsn = shared_database()

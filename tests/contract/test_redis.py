@@ -6,7 +6,7 @@ from functools import cache
 import redis.asyncio
 
 from perdure.backends.redis import RedisStore
-from perdure.store import FullStore
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 from tests.servers.redis import RedisServer, given_url
 
@@ -21,7 +21,7 @@ def server() -> RedisServer:
 
 
 class RedisFactory(StoreFactory):
-    capabilities = frozenset({"shared", "durable"})
+    capabilities = STANDARD_PARTS | {"shared", "durable"}
 
     def __init__(self) -> None:
         given = given_url()

@@ -3,7 +3,7 @@ import secrets
 from functools import cache
 
 from perdure.backends.redis import RedisStore
-from perdure.store import FullStore
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 from tests.servers.redis import RedisClusterServers
 
@@ -18,7 +18,7 @@ def cluster() -> RedisClusterServers:
 
 
 class RedisClusterFactory(StoreFactory):
-    capabilities = frozenset({"shared", "durable"})
+    capabilities = STANDARD_PARTS | {"shared", "durable"}
 
     def __init__(self) -> None:
         self.url = cluster().url

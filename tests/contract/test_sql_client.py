@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from perdure.backends.sql.dialect import MYSQL, POSTGRES, SQLITE
 from perdure.backends.sql_client.store import SqlClientStore
-from perdure.store import FullStore
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 from tests.backends.sql_client.clients import MysqlClient, PostgresClient, SqliteClient
 from tests.servers import mysql, postgres
@@ -20,7 +20,7 @@ TEMPORARY: Final = Path(tempfile.gettempdir())
 class ClientFactory(StoreFactory):
     """A store does not close its client, so these do. What is sent to other processes has no clients."""
 
-    capabilities = frozenset({"shared", "durable", "transaction"})
+    capabilities = STANDARD_PARTS | {"shared", "durable", "transaction"}
 
     def __init__(self) -> None:
         self.clients: list[Any] = []

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Final
 
 from perdure.backends.sqlite import SQLiteStore
-from perdure.store import FullStore
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 
 TEMPORARY: Final = Path(tempfile.gettempdir())
 
 
 class SQLiteFactory(StoreFactory):
-    capabilities = frozenset({"shared", "durable", "transaction"})
+    capabilities = STANDARD_PARTS | {"shared", "durable", "transaction"}
 
     def __init__(self) -> None:
         self.directory = TEMPORARY / f"perdure-{secrets.token_hex(8)}"

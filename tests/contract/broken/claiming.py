@@ -34,6 +34,7 @@ class LooksBeforeItCreates(LastCreateWins):
 
 
 @breaks("a_deleted_run_leaves_nothing")
+@breaks("epochs_grow_over_a_deletion")
 @breaks("an_epoch_is_at_least_the_time")
 class EpochsCountFromOne(MemoryStore):
     async def create(self, run: NewRun, **options: Any) -> Created:
@@ -66,7 +67,7 @@ class ChoosesThenMarks(MemoryStore):
 
 
 @breaks("one_of_many_acquires_one_run")
-@breaks("acquire_refuses_what_somebody_holds")
+@breaks("acquire_refuses_a_leased_run")
 @breaks("a_lease_is_alive_until_its_end")
 class TakesWhatSomebodyHolds(MemoryStore):
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:

@@ -3,7 +3,7 @@
     from perdure.testing.contract import StoreFactory, contract_tests
 
     class MyFactory(StoreFactory):
-        capabilities = frozenset({"shared", "durable"})
+        capabilities = frozenset({"shared", "durable"})  # a core store that several processes use
 
         def __init__(self) -> None:
             self.path = tempfile.mkdtemp()
@@ -28,6 +28,7 @@ from collections.abc import Callable
 from typing import Final
 
 from perdure.testing.contract import (
+    capabilities,
     claiming,
     creating,
     durable,
@@ -36,16 +37,17 @@ from perdure.testing.contract import (
     handles,
     identity,
     inbox,
-    items,
     late_inputs,
     leases,
     listing,
+    operating,
     queues,
     recording,
     restoring,
     saving,
     schedules,
     shared,
+    streams,
     suspending,
     transactions,
     watching,
@@ -55,30 +57,24 @@ from perdure.testing.contract.factory import StoreFactory
 
 __all__ = ["PARTS", "Case", "StoreFactory", "all_cases", "contract_tests"]
 
-# In the order in which the promises build on each other, which is also the order of the documentation.
-PARTS: Final = (
+# The core, in the order in which the promises build on each other; then the optional parts. This is also the order of the docs.
+CORE: Final = (
+    capabilities,
     handles,
     creating,
     claiming,
     leases,
     fencing,
     recording,
-    items,
     inbox,
     suspending,
     ending,
-    restoring,
-    late_inputs,
-    saving,
     listing,
     identity,
-    schedules,
-    queues,
     watching,
-    transactions,
-    durable,
-    shared,
 )
+OPTIONAL: Final = (operating, restoring, late_inputs, saving, schedules, queues, streams, transactions, durable, shared)
+PARTS: Final = CORE + OPTIONAL
 
 
 def all_cases() -> tuple[Case, ...]:

@@ -19,10 +19,11 @@ def holds(condition: object, what: str) -> None:
 
 
 @contextmanager
-def refused(error: type[Exception], what: str) -> Iterator[None]:
-    """Fail unless the block raises this error."""
+def refused(error: type[Exception] | tuple[type[Exception], ...], what: str) -> Iterator[None]:
+    """Fail unless the block raises this error, or one of these."""
     try:
         yield
     except error:
         return
-    raise AssertionError(f"{what}: it should have raised {error.__name__}, but was accepted")
+    names = " or ".join(one.__name__ for one in (error if isinstance(error, tuple) else (error,)))
+    raise AssertionError(f"{what}: it should have raised {names}, but was accepted")

@@ -1,4 +1,4 @@
-"""Ending: finishing, telling the parent, and what an operator may still do: reopen, cancel, hold, purge."""
+"""Ending: finish a run and notify its parent, reopen it, cancel it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.model.records import Awaited, EndStatus, Signal
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.inbox import ENDS
-from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, at, claimed_ids, entry, new_run, signals
+from perdure.testing.contract.world import EXPIRED, NOW, World, at, claimed_ids, entry, new_run, signals
 
 REOPENABLE: tuple[EndStatus, ...] = ("failed", "cancelled", "dead")
 
@@ -94,7 +94,6 @@ async def a_failed_run_can_be_reopened(world: World) -> None:
         holds(row.epoch > lease.epoch, "the epoch is a new one")
         expected = [entry(1), entry(3), drop_entry(4, ["step-1", "step-3"], at(1), row.epoch)]
         equal(await world.b.journal(status), expected, "the journal: one drop entry more, nothing changed")
-        equal(list(await world.a.due(now=at(1))), [status], "what is due")
         claim = await world.take(status, now=at(1))
         equal((claim.run.attempts, claim.journal), (1, expected), "attempts and journal in the next claim")
 
@@ -184,66 +183,3 @@ async def an_ended_run_cannot_be_cancelled(world: World) -> None:
         equal((await world.row(status)).cancel_requested, False, "cancel_requested")
     with refused(RunNotFound, "cancel of an unknown run"):
         await world.b.cancel("unknown", now=NOW)
-
-
-@promise
-async def a_held_run_waits_for_its_operator(world: World) -> None:
-    """A run on hold is neither claimed nor acquired nor due until `unhold`; then it is as due as before."""
-    await world.a.create(new_run(), now=NOW)
-    await world.b.hold("run")
-    await world.b.hold("run")
-    equal((await claimed_ids(world.a, now=at(1)), list(await world.a.due(now=at(1)))), ([], []), "claimed and due while held")
-    with refused(LeaseHeld, "acquire of a held run"):
-        await world.a.acquire("run", TTL, due_only=False, now=at(1))
-    equal((await world.a.claim(1, TTL, ["flow"], now=at(-1))).next_wake_at, None, "next_wake_at while held")
-    await world.b.unhold("run")
-    equal((await world.row()).held, False, "held after unhold")
-    equal(await claimed_ids(world.a, now=at(1)), ["run"], "claimed after unhold")
-
-
-@promise
-async def a_hold_does_not_stop_the_present_holder(world: World) -> None:
-    """Who drives a run when it is put on hold goes on writing and renewing; the next one has to wait."""
-    lease = await world.lease()
-    await world.b.hold("run")
-    await world.a.record(lease, [entry(1)], now=at(1))
-    holds((await world.a.renew([lease], TTL, now=at(1)))[0] is not None, "the lease of a held run can be renewed")
-    await world.b.signal("run", "go", b"1", now=at(1))
-    await world.a.release(lease, now=at(2))
-    equal(((await world.row()).held, await claimed_ids(world.b, now=at(2))), (True, []), "held, and claimed, after release")
-
-
-@promise
-async def only_a_known_run_can_be_held(world: World) -> None:
-    """`hold` and `unhold` raise `RunNotFound` for an unknown run."""
-    with refused(RunNotFound, "hold of an unknown run"):
-        await world.a.hold("unknown")
-    with refused(RunNotFound, "unhold of an unknown run"):
-        await world.a.unhold("unknown")
-    equal(await world.a.get("unknown"), None, "the unknown run")
-
-
-@promise
-async def purge_deletes_only_old_ended_runs(world: World) -> None:
-    """`purge` deletes ended runs not changed for `older_than` seconds, says how many, and leaves every other run alone."""
-    for status in ENDS:
-        await world.ended(f"old {status}", status)
-        await world.ended(f"new {status}", status, now=at(50))
-    await world.a.create(new_run("pending"), now=NOW)
-    await world.lease("running")
-    await world.suspended("suspended")
-    equal(await world.b.purge(100, now=at(100) - 1), 0, "purged just before they are old enough")
-    equal(await world.b.purge(100, now=at(100)), 4, "purged when they are")
-    equal(await world.b.purge(100, now=at(100)), 0, "purged the second time")
-    left = {line.id for line in await world.a.list()}
-    equal(left, {f"new {status}" for status in ENDS} | {"pending", "running", "suspended"}, "what is left")
-    equal((await world.b.journal("old failed"), await world.b.inbox("old failed")), ([], []), "what is left of a purged run")
-
-
-@promise
-async def purge_takes_the_oldest_first(world: World) -> None:
-    """`purge` deletes no more than `limit` runs at once, the longest unchanged first."""
-    for n in (3, 1, 2, 4):
-        await world.ended(f"run-{n}", now=at(n))
-    equal(await world.b.purge(0, limit=2, now=at(10)), 2, "purged")
-    equal(sorted(line.id for line in await world.a.list()), ["run-3", "run-4"], "what is left")

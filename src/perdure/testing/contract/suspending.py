@@ -10,7 +10,7 @@ from perdure.model.records import Awaited, Lease
 from perdure.store import Store
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.checks import equal, holds
-from perdure.testing.contract.world import NOW, STAGGER, World, after, at, claimed_ids, entry, signals
+from perdure.testing.contract.world import NOW, STAGGER, TTL, World, after, at, claimed_ids, entry, signals
 
 
 @promise
@@ -72,7 +72,7 @@ async def _suspend_against(
         equal((row.status, row.epoch), ("running", lease.epoch), "status and epoch of a run that was told")
     else:
         equal((row.status, row.wake_at), ("suspended", NOW), f"status and wake_at of a run that slept (turns {turns})")
-        holds(run_id in await world.b.due(now=NOW, limit=1000), "it is due")
+        holds(await world.b.acquire(run_id, TTL, now=NOW) is not None, "it is due")
 
 
 def _turns() -> list[tuple[int, int]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
 from perdure.model.durations import MICROSECOND
 from perdure.model.journal import Entry
-from perdure.model.records import Awaited, Claim, EndStatus, Lease, NewRun, RunRow
-from perdure.store import Store
+from perdure.model.records import Awaited, Claim, EndStatus, Item, Lease, NewRun, RunRow, Schedule
+from perdure.store import FullStore, Store, require
 from perdure.testing.contract.checks import holds
 from perdure.testing.contract.factory import StoreFactory
 
@@ -54,9 +54,13 @@ def signals(*names: str) -> list[Awaited]:
     return [Awaited("signal", name) for name in names]
 
 
+ITEM: Final = Item(stream="log", n=0, payload=b"0")
+SCHEDULE: Final = Schedule(id="daily", workflow="flow", spec="0 9 * * *", input=b"[]", next_at=NOW)
+
+
 @dataclass(slots=True)
 class World:
-    """`a` and `b` are two handles on one database: two processes, as far as a store can tell in one."""
+    """`a` and `b` are two handles on one database, which stand for two processes. Here they have the verbs of the core."""
 
     factory: StoreFactory
     handles: list[Store] = field(default_factory=list)
@@ -153,9 +157,34 @@ class World:
         """Everything that can be read of these runs, as bytes to compare."""
         seen: list[Any] = []
         for run_id in run_ids:
-            items = [await self.b.items(run_id, stream) for stream in streams]
+            items = [await self.items_in(run_id, stream) for stream in streams]
             seen += [await self.b.get(run_id), await self.b.journal(run_id), await self.b.inbox(run_id), items]
         return msgspec.msgpack.encode(seen)
+
+    async def items_in(self, run_id: str = "run", stream: str = "log") -> list[Item]:
+        """The items of a stream; a store without streams has none."""
+        return await require(self.b, "streams").items(run_id, stream) if "streams" in self.b.capabilities else []
+
+    async def record_item(self, lease: Lease, *entries: Entry, now: int = NOW) -> None:
+        """Record these entries, with `ITEM` where the store has streams."""
+        if "streams" in self.a.capabilities:
+            await require(self.a, "streams").record(lease, entries, items=[ITEM], now=now)
+        else:
+            await self.a.record(lease, entries, now=now)
+
+
+class FullWorld(World):
+    """The same, for cases of optional parts: the handles have the verbs of all parts, of which a case uses those it declares."""
+
+    __slots__ = ()
+
+    @property
+    def a(self) -> FullStore:
+        return cast("FullStore", self.handles[0])
+
+    @property
+    def b(self) -> FullStore:
+        return cast("FullStore", self.handles[1])
 
 
 async def claimed_ids(
