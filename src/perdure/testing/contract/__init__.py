@@ -1,6 +1,7 @@
 """The store contract as a test suite: what `perdure.store` promises, case by case, for any store's author to run with pytest.
 
-    from perdure.testing.contract import StoreFactory, contract_tests
+    from perdure.testing.contract.world import StoreFactory
+from perdure.testing.contract import StoreFactory, contract_tests
 
     class MyFactory(StoreFactory):
         capabilities = frozenset({"shared", "durable"})  # a core store that several processes use
@@ -53,7 +54,7 @@ from perdure.testing.contract import (
     watching,
 )
 from perdure.testing.contract.cases import Case, registered
-from perdure.testing.contract.factory import StoreFactory
+from perdure.testing.contract.world import StoreFactory
 
 __all__ = ["PARTS", "Case", "StoreFactory", "all_cases", "contract_tests"]
 

@@ -12,8 +12,20 @@ from perdure.errors import StoreCapabilityError
 from perdure.model.records import Lease, QueueLimits
 from perdure.store import FullStore, Store
 from perdure.testing.contract.cases import promise, promise_without
-from perdure.testing.contract.checks import equal, refused
-from perdure.testing.contract.world import EXPIRED, ITEM, NOW, SCHEDULE, TTL, FullWorld, World, entry, new_run, run_row
+from perdure.testing.contract.world import (
+    EXPIRED,
+    ITEM,
+    NOW,
+    SCHEDULE,
+    TTL,
+    FullWorld,
+    World,
+    entry,
+    equal,
+    new_run,
+    refused,
+    run_row,
+)
 
 Part: TypeAlias = Literal["operators", "schedules", "streams"]
 

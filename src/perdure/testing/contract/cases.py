@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from perdure.store import Capability
-from perdure.testing.contract.factory import StoreFactory
-from perdure.testing.contract.world import FullWorld, World
+from perdure.testing.contract.world import FullWorld, StoreFactory, World
 
 CoreCheck: TypeAlias = Callable[[World], Awaitable[None]]
 Check: TypeAlias = Callable[[FullWorld], Awaitable[None]]

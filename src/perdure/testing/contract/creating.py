@@ -10,8 +10,22 @@ from perdure.errors import PersistenceError, RunConflict, RunNotFound
 from perdure.model.journal import Entry
 from perdure.model.records import Claim, Created, NewRun, Signal
 from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, holds, refused
-from perdure.testing.contract.world import EXPIRED, NOW, STAGGER, TTL, World, after, at, claimed_ids, entry, new_run, outcomes
+from perdure.testing.contract.world import (
+    EXPIRED,
+    NOW,
+    STAGGER,
+    TTL,
+    World,
+    after,
+    at,
+    claimed_ids,
+    entry,
+    equal,
+    holds,
+    new_run,
+    outcomes,
+    refused,
+)
 
 FULL = NewRun(
     id="full",

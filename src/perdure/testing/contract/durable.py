@@ -5,7 +5,6 @@ from __future__ import annotations
 from perdure.errors import LeaseLost
 from perdure.model.records import QueueLimits
 from perdure.testing.contract.cases import promise_with, promise_without
-from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.creating import FIRST
 from perdure.testing.contract.late_inputs import lacking
 from perdure.testing.contract.restoring import INBOX, WHOLE
@@ -19,7 +18,10 @@ from perdure.testing.contract.world import (
     at,
     claimed_ids,
     entry,
+    equal,
+    holds,
     new_run,
+    refused,
     run_row,
     signals,
 )

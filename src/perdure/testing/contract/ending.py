@@ -10,9 +10,8 @@ from perdure.errors import LeaseHeld, RunFinished, RunNotFound
 from perdure.model.journal import drop_entry
 from perdure.model.records import Awaited, EndStatus, Signal
 from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.inbox import ENDS
-from perdure.testing.contract.world import EXPIRED, NOW, World, at, claimed_ids, entry, new_run, signals
+from perdure.testing.contract.world import EXPIRED, NOW, World, at, claimed_ids, entry, equal, holds, new_run, refused, signals
 
 REOPENABLE: tuple[EndStatus, ...] = ("failed", "cancelled", "dead")
 

@@ -15,8 +15,22 @@ from perdure.errors import LeaseLost
 from perdure.model.records import Claim, Item, Lease, Pulse
 from perdure.store import Capability, FullStore, Store
 from perdure.testing.contract.cases import Check, add, promise
-from perdure.testing.contract.checks import equal, holds, refused
-from perdure.testing.contract.world import EXPIRED, NOW, STAGGER, TTL, FullWorld, World, after, at, entry, new_run, signals
+from perdure.testing.contract.world import (
+    EXPIRED,
+    NOW,
+    STAGGER,
+    TTL,
+    FullWorld,
+    World,
+    after,
+    at,
+    entry,
+    equal,
+    holds,
+    new_run,
+    refused,
+    signals,
+)
 
 LATER: Final = EXPIRED + 1_000_000
 PARENT: Final = "parent"

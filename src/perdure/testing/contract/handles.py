@@ -9,8 +9,21 @@ from perdure.errors import PersistenceError
 from perdure.model.durations import MICROSECOND
 from perdure.testing.contract.capabilities import CORE_VERBS, PART_VERBS, Part
 from perdure.testing.contract.cases import Check, add, promise
-from perdure.testing.contract.checks import equal, holds, refused
-from perdure.testing.contract.world import NOW, TTL, FullWorld, World, at, claimed_ids, entry, in_another_loop, new_run, outcomes
+from perdure.testing.contract.world import (
+    NOW,
+    TTL,
+    FullWorld,
+    World,
+    at,
+    claimed_ids,
+    entry,
+    equal,
+    holds,
+    in_another_loop,
+    new_run,
+    outcomes,
+    refused,
+)
 
 
 @promise

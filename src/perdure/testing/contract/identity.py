@@ -6,8 +6,7 @@ import asyncio
 from typing import Final
 
 from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, holds
-from perdure.testing.contract.world import NOW, World, claimed_ids, entry, new_run, signals
+from perdure.testing.contract.world import NOW, World, claimed_ids, entry, equal, holds, new_run, signals
 
 # Written with escapes where an editor could change them: the first é is one code point, the second is two.
 NAMES: Final = (

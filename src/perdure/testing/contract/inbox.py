@@ -7,8 +7,21 @@ import asyncio
 from perdure.errors import RunFinished, RunNotFound
 from perdure.model.records import Awaited, EndStatus, Signal
 from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, holds, refused
-from perdure.testing.contract.world import NOW, STAGGER, World, after, at, claimed_ids, entry, new_run, outcomes, signals
+from perdure.testing.contract.world import (
+    NOW,
+    STAGGER,
+    World,
+    after,
+    at,
+    claimed_ids,
+    entry,
+    equal,
+    holds,
+    new_run,
+    outcomes,
+    refused,
+    signals,
+)
 
 ENDS: tuple[EndStatus, ...] = ("completed", "failed", "cancelled", "dead")
 

@@ -9,10 +9,22 @@ import msgspec
 from perdure.errors import RunConflict
 from perdure.model.records import Awaited, Created, NewRun, RunRow
 from perdure.testing.contract.cases import promise_with
-from perdure.testing.contract.checks import equal, refused
 from perdure.testing.contract.creating import FIRST, FULL
 from perdure.testing.contract.restoring import INBOX
-from perdure.testing.contract.world import NOW, TTL, FullWorld, at, claimed_ids, entry, new_run, outcomes, run_row, signals
+from perdure.testing.contract.world import (
+    NOW,
+    TTL,
+    FullWorld,
+    at,
+    claimed_ids,
+    entry,
+    equal,
+    new_run,
+    outcomes,
+    refused,
+    run_row,
+    signals,
+)
 
 
 def lacking(run_id: str = "run", **columns: Any) -> RunRow:

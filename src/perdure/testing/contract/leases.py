@@ -6,8 +6,7 @@ import msgspec
 
 from perdure.model.records import Pulse
 from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, holds
-from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, at, claimed_ids, entry, new_run
+from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, at, claimed_ids, entry, equal, holds, new_run
 
 
 @promise

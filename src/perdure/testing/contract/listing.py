@@ -9,8 +9,7 @@ from typing import Any, Final
 from perdure.model.durations import moment
 from perdure.model.records import RunInfo, RunRow
 from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, holds
-from perdure.testing.contract.world import NOW, World, at, new_run
+from perdure.testing.contract.world import NOW, World, at, equal, holds, new_run
 
 _TOP: Final = "\U0010ffff"
 # Ids, and prefixes to look for them by: what some database takes for a pattern, and the end of a range of code points.

@@ -9,11 +9,10 @@ import msgspec
 from perdure.errors import LeaseHeld, RunNotFound
 from perdure.store import require
 from perdure.testing.contract.cases import promise_with
-from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.identity import NAMES
 from perdure.testing.contract.inbox import ENDS
 from perdure.testing.contract.listing import HIGHEST, WILDCARDS, create_different_runs, while_runs_change
-from perdure.testing.contract.world import EXPIRED, NOW, TTL, FullWorld, at, claimed_ids, entry, new_run
+from perdure.testing.contract.world import EXPIRED, NOW, TTL, FullWorld, at, claimed_ids, entry, equal, holds, new_run, refused
 
 
 @promise_with("operators")

@@ -7,9 +7,8 @@ import asyncio
 from perdure.model.records import QueueLimits
 from perdure.store import require
 from perdure.testing.contract.cases import promise_with
-from perdure.testing.contract.checks import equal
 from perdure.testing.contract.identity import NAMES
-from perdure.testing.contract.world import NOW, TTL, FullWorld, at, claimed_ids, new_run, signals
+from perdure.testing.contract.world import NOW, TTL, FullWorld, at, claimed_ids, equal, new_run, signals
 
 
 async def _queue(world: FullWorld, *ids: str, **columns: object) -> None:

@@ -9,8 +9,7 @@ from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.journal import Entry
 from perdure.model.records import Pulse
 from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, refused
-from perdure.testing.contract.world import EXPIRED, NOW, World, at, entry, new_run, signals
+from perdure.testing.contract.world import EXPIRED, NOW, World, at, entry, equal, new_run, refused, signals
 
 FULL: Final = Entry(
     seq=4,

@@ -12,7 +12,6 @@ from perdure.model.journal import Entry
 from perdure.model.records import Awaited, Claim, Item, RunRow, Signal
 from perdure.store import FullStore
 from perdure.testing.contract.cases import promise_with
-from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.creating import FIRST, FULL
 from perdure.testing.contract.identity import NAMES
 from perdure.testing.contract.inbox import ENDS
@@ -27,8 +26,11 @@ from perdure.testing.contract.world import (
     at,
     claimed_ids,
     entry,
+    equal,
+    holds,
     new_run,
     outcomes,
+    refused,
     run_row,
     signals,
 )

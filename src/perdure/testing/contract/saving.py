@@ -10,8 +10,7 @@ from perdure.model.records import Signal
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
 from perdure.testing.contract.cases import promise_with
-from perdure.testing.contract.checks import equal, holds, refused
-from perdure.testing.contract.world import NOW, TTL, FullWorld, entry, new_run, signals
+from perdure.testing.contract.world import NOW, TTL, FullWorld, entry, equal, holds, new_run, refused, signals
 
 # As another program writes it: values that look like tags, text that is hard to keep, fields that nobody knows.
 FOREIGN: Final[dict[str, Any]] = {

@@ -9,9 +9,8 @@ import msgspec
 from perdure.model.records import Schedule
 from perdure.store import require
 from perdure.testing.contract.cases import promise_with
-from perdure.testing.contract.checks import equal, refused
 from perdure.testing.contract.identity import NAMES
-from perdure.testing.contract.world import NOW, SCHEDULE, FullWorld, at, claimed_ids, new_run
+from perdure.testing.contract.world import NOW, SCHEDULE, FullWorld, at, claimed_ids, equal, new_run, refused
 
 
 @promise_with("schedules")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
-import signal
 from collections.abc import Callable, Coroutine
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -15,11 +13,22 @@ from perdure.errors import LeaseLost, RunConflict, StoreCapabilityError
 from perdure.model.records import Lease, NewRun, Signal
 from perdure.store import Store, require
 from perdure.testing.contract.cases import promise_with, promise_without
-from perdure.testing.contract.checks import equal, refused
-from perdure.testing.contract.factory import StoreFactory
 from perdure.testing.contract.late_inputs import lacking
-from perdure.testing.contract.world import EXPIRED, NOW, TTL, FullWorld, World, claimed_ids, entry, new_run, run_row
-from perdure.testing.processes import process_pool
+from perdure.testing.contract.world import (
+    EXPIRED,
+    NOW,
+    TTL,
+    FullWorld,
+    StoreFactory,
+    World,
+    claimed_ids,
+    entry,
+    equal,
+    new_run,
+    refused,
+    run_row,
+)
+from perdure.testing.processes import call_in_processes, kill_this_process
 
 T = TypeVar("T")
 Job = Callable[[Store], Coroutine[Any, Any, T]]
@@ -39,13 +48,8 @@ def _work(factory: StoreFactory, job: Job[T]) -> T:
 
 
 async def in_processes(world: World, *jobs: Job[T]) -> list[T]:
-    """What each job gives, in a process of its own and all at once."""
-
-    def work() -> list[T]:
-        with process_pool(len(jobs)) as pool:
-            return [future.result() for future in [pool.submit(_work, world.factory, job) for job in jobs]]
-
-    return await asyncio.to_thread(work)
+    """What each job returns, in a process of its own and all at once."""
+    return await call_in_processes(*(partial(_work, world.factory, job) for job in jobs))
 
 
 async def create_all(store: Store) -> list[bool]:
@@ -78,7 +82,7 @@ async def record_stale(store: Store, lease: Lease) -> bool:
 
 async def record_and_die(store: Store, lease: Lease) -> None:
     await store.record(lease, [entry(1)], now=NOW)
-    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+    kill_this_process()
 
 
 async def bring_inputs(store: Store, name: str) -> list[bool]:

@@ -7,10 +7,9 @@ import asyncio
 from perdure.errors import PersistenceError
 from perdure.model.records import Item, Pulse
 from perdure.testing.contract.cases import promise_with
-from perdure.testing.contract.checks import equal, refused
 from perdure.testing.contract.identity import NAMES
 from perdure.testing.contract.recording import PAYLOADS
-from perdure.testing.contract.world import EXPIRED, ITEM, NOW, TTL, FullWorld, at, entry
+from perdure.testing.contract.world import EXPIRED, ITEM, NOW, TTL, FullWorld, at, entry, equal, refused
 
 OTHER = Item(stream="log", n=0, payload=b"other")
 

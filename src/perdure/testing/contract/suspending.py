@@ -9,8 +9,7 @@ from itertools import product
 from perdure.model.records import Awaited, Lease
 from perdure.store import Store
 from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, holds
-from perdure.testing.contract.world import NOW, STAGGER, TTL, World, after, at, claimed_ids, entry, signals
+from perdure.testing.contract.world import NOW, STAGGER, TTL, World, after, at, claimed_ids, entry, equal, holds, signals
 
 
 @promise

@@ -8,8 +8,7 @@ from typing import Final
 from perdure.errors import LeaseLost, StoreCapabilityError
 from perdure.model.records import Pulse
 from perdure.testing.contract.cases import promise_with, promise_without
-from perdure.testing.contract.checks import equal, holds, refused
-from perdure.testing.contract.world import EXPIRED, NOW, TTL, FullWorld, at, entry
+from perdure.testing.contract.world import EXPIRED, NOW, TTL, FullWorld, at, entry, equal, holds, refused
 
 INSERT: Final = "INSERT INTO contract_effects (n) VALUES (1)"
 SELECT: Final = "SELECT n FROM contract_effects"

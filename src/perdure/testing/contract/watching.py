@@ -13,8 +13,7 @@ from typing import Final
 from perdure.model.records import Awaited, Schedule
 from perdure.store import Capability, FullStore, Store
 from perdure.testing.contract.cases import Check, add, promise
-from perdure.testing.contract.checks import holds
-from perdure.testing.contract.world import TTL, FullWorld, World, in_another_loop, new_run, run_row, signals
+from perdure.testing.contract.world import TTL, FullWorld, World, holds, in_another_loop, new_run, run_row, signals
 
 PATIENCE: Final = 20.0
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar, cast
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 import msgspec
 
 from perdure.model.durations import MICROSECOND
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, Claim, EndStatus, Item, Lease, NewRun, RunRow, Schedule
-from perdure.store import FullStore, Store, require
-from perdure.testing.contract.checks import holds
-from perdure.testing.contract.factory import StoreFactory
+from perdure.store import Capability, FullStore, Store, require
 
 T = TypeVar("T")
 
@@ -56,6 +56,27 @@ def signals(*names: str) -> list[Awaited]:
 
 ITEM: Final = Item(stream="log", n=0, payload=b"0")
 SCHEDULE: Final = Schedule(id="daily", workflow="flow", spec="0 9 * * *", input=b"[]", next_at=NOW)
+
+
+class StoreFactory(ABC):
+    """One fresh database. The suite makes one for each case, opens handles on it, and closes those handles itself.
+
+    Where making one takes long, a namespace that nobody else has will do: a prefix of its own before the one given to `open`.
+    It takes no arguments, and keeps what it needs to reach the database (a path, a DSN) but no open store: for a `shared` store
+    it is pickled and sent to other processes, so its class must then be importable by name.
+    """
+
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+
+    @abstractmethod
+    async def open(self, prefix: str = "") -> Store:
+        """Another handle on this database, in the namespace `prefix`; two handles act like two processes."""
+
+    async def restart(self) -> None:  # noqa: B027 - a database that outlives its handles has nothing to do here
+        """What is left to do for a process restart, once every handle is closed: the next `open` reads what is on disk."""
+
+    async def close(self) -> None:  # noqa: B027 - a database may have nothing to remove
+        """Remove the database, once every handle is closed."""
 
 
 @dataclass(slots=True)
@@ -185,6 +206,29 @@ class FullWorld(World):
     @property
     def b(self) -> FullStore:
         return cast("FullStore", self.handles[1])
+
+
+def equal(actual: object, expected: object, what: str) -> None:
+    """Fail unless both are the same."""
+    if actual != expected:
+        raise AssertionError(f"{what}: {expected!r} was promised, but it is {actual!r}")
+
+
+def holds(condition: object, what: str) -> None:
+    """Fail unless the condition is true."""
+    if not condition:
+        raise AssertionError(f"promised, but not so: {what}")
+
+
+@contextmanager
+def refused(error: type[Exception] | tuple[type[Exception], ...], what: str) -> Iterator[None]:
+    """Fail unless the block raises this error, or one of these."""
+    try:
+        yield
+    except error:
+        return
+    names = " or ".join(one.__name__ for one in (error if isinstance(error, tuple) else (error,)))
+    raise AssertionError(f"{what}: it should have raised {names}, but was accepted")
 
 
 async def claimed_ids(
