@@ -75,8 +75,8 @@ class TakesWhatSomebodyHolds(MemoryStore):
             return namespace.find(run_id).give(ttl, now or 0)
 
 
-@breaks("runs_that_cannot_be_claimed_hold_up_nobody")
-@breaks("a_full_queue_holds_up_nobody")
+@breaks("runs_that_cannot_be_claimed_delay_no_others")
+@breaks("a_full_queue_delays_no_other_run")
 class LimitsBeforeItFilters(MemoryStore):
     async def claim(self, limit: int, ttl: float, *which: Any, now: int | None = None, **options: Any) -> Claims:
         with self._locked() as namespace:

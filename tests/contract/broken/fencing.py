@@ -91,7 +91,7 @@ class ReportByAnybody(MemoryStore):
             namespace.runs[lease.run_id].change(progress=progress)
 
 
-@breaks("an_expired_lease_that_nobody_took_still_writes")
+@breaks("an_expired_lease_writes_until_it_is_taken_over")
 class ExpiryIsTheFence(MemoryStore):
     async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
         if options["now"] > lease.until:
@@ -99,7 +99,7 @@ class ExpiryIsTheFence(MemoryStore):
         return await super().record(lease, entries, **options)
 
 
-@breaks("an_expired_lease_that_nobody_took_still_reports")
+@breaks("an_expired_lease_streams_until_it_is_taken_over")
 class ExpiryEndsTheStreams(MemoryStore):
     async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
         if options.get("items") and options["now"] > lease.until:

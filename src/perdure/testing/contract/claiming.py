@@ -1,4 +1,4 @@
-"""Claiming: who gets which run, and in which order."""
+"""Claiming: which worker gets which run, and in which order."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ async def no_run_is_given_to_two_callers(world: World) -> None:
 
 @promise
 async def one_of_many_acquires_one_run(world: World) -> None:
-    """When many acquire the same run at once, one gets it and the others are told that it is held."""
+    """When many acquire the same run at once, one gets it and the others get `LeaseHeld`."""
     await world.a.create(new_run(), now=NOW)
     answers = await outcomes(store.acquire("run", TTL, now=NOW) for store in (world.a, world.b) * 8)
     equal(sum(isinstance(answer, Claim) for answer in answers), 1, "how many got it")
-    equal(sum(isinstance(answer, LeaseHeld) for answer in answers), 15, "how many were told that it is held")
+    equal(sum(isinstance(answer, LeaseHeld) for answer in answers), 15, "how many got LeaseHeld")
 
 
 @promise
@@ -103,7 +103,7 @@ async def an_expired_lease_has_one_successor(world: World) -> None:
 
 @promise
 async def a_lease_is_alive_until_its_end(world: World) -> None:
-    """A leased run is given to nobody before `until`, and to the next who asks from then on."""
+    """A leased run is given to no other worker before `until`, and from then on to the next that asks."""
     await world.lease()
     await world.lease("other", workflow="other")
     last = at(TTL) - 1
@@ -115,7 +115,7 @@ async def a_lease_is_alive_until_its_end(world: World) -> None:
 
 
 @promise
-async def runs_that_cannot_be_claimed_hold_up_nobody(world: World) -> None:
+async def runs_that_cannot_be_claimed_delay_no_others(world: World) -> None:
     """Runs of other workflows or in other queues are passed over, however many are due before."""
 
     async def in_the_way(n: int) -> None:
@@ -125,7 +125,7 @@ async def runs_that_cannot_be_claimed_hold_up_nobody(world: World) -> None:
     await asyncio.gather(*map(in_the_way, range(40)))
     await world.a.create(new_run("ready"), now=at(1))
     equal(await claimed_ids(world.b, 1, now=at(1), queues=["default"]), ["ready"], "what is claimed")
-    equal((await world.row("unknown-0")).status, "pending", "the status of a run whose workflow nobody asked for")
+    equal((await world.row("unknown-0")).status, "pending", "the status of a run of a workflow that was not asked for")
 
 
 @promise
@@ -153,7 +153,7 @@ async def claim_takes_only_what_was_asked_for(world: World) -> None:
 
 
 @promise
-async def claim_tells_when_more_may_come_due(world: World) -> None:
+async def claim_gives_the_next_instant_at_which_a_run_comes_due(world: World) -> None:
     """`next_wake_at` is the earliest instant after now at which a run comes due: a timer's, a start's, or the end of a lease."""
     equal((await world.a.claim(5, TTL, ["flow"], now=NOW)).next_wake_at, None, "next_wake_at of an empty store")
     await world.a.create(new_run("later", start_at=at(500)), now=NOW)
@@ -195,7 +195,7 @@ async def acquire_refuses_a_leased_run(world: World) -> None:
 
 @promise
 async def epochs_only_grow_and_tokens_never_repeat(world: World) -> None:
-    """Each acquisition has a higher epoch, also within one microsecond, and a token that nobody can guess."""
+    """Each acquisition has a higher epoch, also within one microsecond, and a token that cannot be guessed."""
     leases: list[Lease] = [await world.lease()]
     for _ in range(5):
         await world.a.release(leases[-1], now=NOW)

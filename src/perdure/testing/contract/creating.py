@@ -1,4 +1,4 @@
-"""Creating: one run per id, whoever asks and however often."""
+"""Creating: one run per id, however often it is created."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ async def what_a_run_begins_with_is_no_progress(world: World) -> None:
 
 @promise
 async def a_run_that_was_begun_elsewhere_keeps_its_beginning(world: World) -> None:
-    """`created_at` is in the row as given, leased or not, and moves nothing else: due and changed it is by the store's clock."""
+    """`created_at` is in the row as given, leased or not, and changes nothing else: `wake_at` and `updated_at` go by the store's clock."""
     for ttl in (None, TTL):
         run_id = f"ttl {ttl}"
         await world.a.create(new_run(run_id), ttl=ttl, created_at=at(-900), now=NOW)
@@ -208,8 +208,8 @@ async def a_journal_to_begin_with_has_each_seq_once(world: World) -> None:
 
 
 @promise
-async def nobody_gets_a_run_without_its_journal(world: World) -> None:
-    """Row and first entries appear together: whoever acquires, claims or reads a run that is being created has all of them."""
+async def a_run_and_its_first_journal_appear_together(world: World) -> None:
+    """Row and first entries appear together: a reader or worker that finds a run while it is created finds all of them."""
     entries = [entry(seq) for seq in range(1, 4)]
 
     async def race(n: int) -> None:
@@ -228,7 +228,7 @@ async def nobody_gets_a_run_without_its_journal(world: World) -> None:
 
 
 async def _journal_once_there(world: World, run_id: str) -> list[Entry]:
-    while await world.b.get(run_id) is None:  # noqa: ASYNC110 - the race is with another process, as far as a store can tell
+    while await world.b.get(run_id) is None:  # noqa: ASYNC110 - the race stands for one with another process
         await asyncio.sleep(0)
     return await world.b.journal(run_id)
 

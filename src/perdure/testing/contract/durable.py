@@ -29,7 +29,7 @@ from perdure.testing.contract.world import (
 
 @promise_without("durable")
 async def a_store_that_keeps_nothing_says_so(world: World) -> None:
-    """A store that is not durable says `process`, so that nobody takes its memory for a disk."""
+    """A store that is not durable says `process`, so that its memory is not taken for a disk."""
     equal(world.a.durability, "process", "store.durability")
 
 
@@ -135,7 +135,7 @@ async def a_restart_does_not_revive_a_stale_lease(world: World) -> None:
 
 @promise_with("durable", "operators")
 async def a_deletion_survives_a_restart(world: FullWorld) -> None:
-    """What was deleted or purged stays away."""
+    """What was deleted or purged does not come back."""
     await world.lease("deleted")
     await world.ended("purged")
     await world.ended("kept", now=at(50))

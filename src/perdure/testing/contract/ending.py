@@ -29,7 +29,7 @@ async def a_finished_run_takes_nothing_more(world: World) -> None:
 
 
 @promise
-async def a_finished_child_tells_its_parent(world: World) -> None:
+async def a_finished_child_notifies_its_parent(world: World) -> None:
     """`finish` puts the outcome into the parent's inbox under the child's key, and wakes a parent that waits for it."""
     await world.suspended("parent", waiting_for=[Awaited("child", "pay")], wake_at=at(500))
     child = await world.lease("child", parent_id="parent", parent_key="pay")
@@ -41,7 +41,7 @@ async def a_finished_child_tells_its_parent(world: World) -> None:
 
 @promise
 async def a_child_leaves_a_parent_that_does_not_wait_alone(world: World) -> None:
-    """A parent that is driven, or waits for something else, only gets the inbox row; one that ended or is gone gets nothing."""
+    """A parent that is driven or waits for something else only gets the row; one that has ended or does not exist gets nothing."""
     claim = await world.start("driven")
     await world.suspended("busy", waiting_for=[*signals("pay"), Awaited("child", "other")])
     await world.ended("over")
@@ -53,11 +53,11 @@ async def a_child_leaves_a_parent_that_does_not_wait_alone(world: World) -> None
     equal(await world.row("driven"), claim.run, "the row of a parent that is driven")
     equal((await world.row("busy")).wake_at, None, "wake_at of a parent that waits for something else")
     equal([len(await world.b.inbox(run_id)) for run_id in ("driven", "busy", "over", "gone")], [1, 1, 0, 0], "inbox rows")
-    equal((await world.dump("over"), await world.b.get("gone")), (over, None), "parents that ended or are gone")
+    equal((await world.dump("over"), await world.b.get("gone")), (over, None), "parents that ended or do not exist")
 
 
 @promise
-async def a_child_that_its_parent_has_no_name_for_tells_nobody(world: World) -> None:
+async def a_child_without_a_parent_key_notifies_no_parent(world: World) -> None:
     """A run with a parent but no key under which the parent knows it ends like any other, and the parent gets nothing."""
     await world.suspended("parent", waiting_for=[Awaited("child", "pay")])
     before = await world.dump("parent")
@@ -67,7 +67,7 @@ async def a_child_that_its_parent_has_no_name_for_tells_nobody(world: World) -> 
 
 
 @promise
-async def many_children_tell_one_parent(world: World) -> None:
+async def many_children_notify_one_parent(world: World) -> None:
     """Children that finish at once on two handles each leave one row in the parent's inbox."""
     await world.suspended("parent", waiting_for=[Awaited("child", f"key-{n:02}") for n in range(20)])
     leases = [await world.lease(f"child-{n:02}", parent_id="parent", parent_key=f"key-{n:02}") for n in range(20)]
@@ -127,8 +127,8 @@ async def only_an_unsuccessful_end_can_be_reopened(world: World) -> None:
 
 
 @promise
-async def a_reopened_child_tells_its_parent_again(world: World) -> None:
-    """When a reopened child ends once more, its parent is told of the new outcome too."""
+async def a_reopened_child_notifies_its_parent_again(world: World) -> None:
+    """When a reopened child ends once more, its parent gets the new outcome too."""
     await world.suspended("parent", waiting_for=[Awaited("child", "pay")])
     await world.ended("child", "failed", parent_id="parent", parent_key="pay")
     await world.a.reopen("child", [], now=at(1))
@@ -140,18 +140,18 @@ async def a_reopened_child_tells_its_parent_again(world: World) -> None:
 
 @promise
 async def one_of_many_reopens_a_run(world: World) -> None:
-    """When many reopen a run at once, one does and leaves one drop entry; the others are told that it has not ended."""
+    """When many reopen a run at once, one does and leaves one drop entry; the others get `LeaseHeld`."""
     await world.ended("run", "failed")
     calls = [store.reopen("run", [], now=at(1)) for store in (world.a, world.b) * 5]
     answers = await asyncio.gather(*calls, return_exceptions=True)
     equal(sum(answer is None for answer in answers), 1, "how many reopened it")
-    equal(sum(isinstance(answer, LeaseHeld) for answer in answers), 9, "how many were told that it has not ended")
+    equal(sum(isinstance(answer, LeaseHeld) for answer in answers), 9, "how many got LeaseHeld")
     equal(len(await world.a.journal("run")), 1, "the number of drop entries")
 
 
 @promise
 async def cancel_makes_an_unheld_run_due(world: World) -> None:
-    """`cancel` marks the run and makes it due if nobody holds it, so that a worker can end it; asking again changes nothing."""
+    """`cancel` marks the run and makes it due unless it is leased, so that a worker can end it; repeating it changes nothing."""
     await world.suspended("asleep", waiting_for=signals("go"))
     await world.a.create(new_run("later", start_at=at(500)), now=NOW)
     for run_id in ("asleep", "later"):

@@ -255,7 +255,7 @@ async def what_a_new_holder_loaded_is_all_there_is(world: World) -> None:
 
 @promise
 async def a_run_is_ended_or_taken_over_but_not_both(world: World) -> None:
-    """When a stale worker finishes while another takes over, one of them wins and the other is told."""
+    """When a stale worker finishes while another takes over, one of them wins and the other is refused."""
 
     async def race(n: int) -> None:
         run_id = f"run-{n}"
@@ -270,7 +270,7 @@ async def a_run_is_ended_or_taken_over_but_not_both(world: World) -> None:
 
 
 @promise
-async def visitors_do_not_disturb_the_holder(world: World) -> None:
+async def calls_from_outside_do_not_disturb_the_holder(world: World) -> None:
     """`create`, `signal` and `cancel` touch only the inbox and the request columns; the lease stays good."""
     claim = await world.start()
     await world.b.create(new_run(), ttl=TTL, now=at(1))

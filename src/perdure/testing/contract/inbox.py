@@ -134,7 +134,7 @@ async def a_signal_does_not_answer_for_a_child(world: World) -> None:
 
 @promise
 async def a_signal_does_not_put_a_due_run_back(world: World) -> None:
-    """A run that is due already stays where it is in the line when a signal or a cancel arrives."""
+    """A run that is due already keeps its place in the order when a signal or a cancel arrives."""
     await world.suspended(waiting_for=signals("go"), wake_at=at(1))
     await world.b.signal("run", "go", b"1", now=at(5))
     await world.b.cancel("run", now=at(6))

@@ -1,4 +1,4 @@
-"""Late inputs: a run may be restored without its input, and waits until somebody brings that."""
+"""Late inputs: a run may be restored without its input, and waits for a `create` that brings it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lacking(run_id: str = "run", **columns: Any) -> RunRow:
 
 
 @promise_with("operators")
-async def a_run_that_lacks_its_input_is_given_to_nobody(world: FullWorld) -> None:
+async def a_run_that_lacks_its_input_is_given_to_no_worker(world: FullWorld) -> None:
     """Restored without its input a run that has not ended is pending and never due, whatever is asked of it."""
     waiting = tuple(signals("go"))
     for status in ("pending", "running", "suspended"):
@@ -55,7 +55,7 @@ async def a_run_that_lacks_its_input_is_given_to_nobody(world: FullWorld) -> Non
 
 @promise_with("operators")
 async def the_first_create_brings_a_restored_run_its_input(world: FullWorld) -> None:
-    """The run takes what the new one says of its input and its place in the line, keeps all else, and is due; unclaimed."""
+    """The run takes input, queue, priority, start and deadline from the new one, keeps all else, and is due; unclaimed."""
     own = {"seed": b"own", "metadata": b'{"own": 1}', "progress": b"half", "definition_hash": "old", "start_at": at(9)}
     await world.a.restore(lacking("full", **own), [entry(1), FIRST], INBOX, now=NOW)
     before = await world.row("full")
@@ -153,5 +153,5 @@ async def many_inputs_for_one_restored_run(world: FullWorld) -> None:
     row = await world.row()
     equal([(answer.is_new, answer.claim, answer.run) for answer in accepted], [(False, None, row)] * 2, "what was accepted")
     equal(row.input_hash, b"hash " + row.input, "input and hash")
-    equal(sum(isinstance(answer, RunConflict) for answer in answers), 18, "how many were told of a conflict")
+    equal(sum(isinstance(answer, RunConflict) for answer in answers), 18, "how many got RunConflict")
     equal((await world.take(now=at(1))).journal, [entry(1)], "the journal")

@@ -53,8 +53,8 @@ async def a_holder_learns_of_signals_and_cancellation(world: World) -> None:
 
 
 @promise
-async def an_expired_lease_that_nobody_took_still_writes(world: World) -> None:
-    """Only a newer epoch or token ends a lease: one that expired while nobody took over may write and be renewed."""
+async def an_expired_lease_writes_until_it_is_taken_over(world: World) -> None:
+    """Only a newer epoch or token ends a lease: one that expired may write and be renewed until the run is taken over."""
     lease = await world.lease()
     await world.a.record(lease, [entry(1)], now=EXPIRED)
     equal(await world.a.renew([lease], TTL, now=EXPIRED), [Pulse(0, False)], "what renew() gave")
@@ -128,7 +128,7 @@ async def suspending_starts_the_count_of_attempts_anew(world: World) -> None:
 
 
 @promise
-async def updated_at_follows_the_run_and_not_its_visitors(world: World) -> None:
+async def updated_at_follows_the_run_and_not_calls_from_outside(world: World) -> None:
     """`updated_at` changes when a run is claimed, renewed, released, suspended, finished or reopened, and at nothing else."""
     lease = await world.lease()
     await world.a.record(lease, [entry(1)], now=at(1))

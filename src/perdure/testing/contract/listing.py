@@ -102,7 +102,7 @@ async def a_list_goes_on_after_the_last_line_seen(world: World) -> None:
 
 
 @promise
-async def lists_are_bounded_unless_told(world: World) -> None:
+async def lists_have_a_limit_by_default(world: World) -> None:
     """`list` gives a hundred lines unless another limit is given."""
     for n in range(103):
         await world.a.create(new_run(f"run-{n}"), now=NOW)

@@ -32,7 +32,7 @@ async def a_held_run_waits_for_its_operator(world: FullWorld) -> None:
 
 @promise_with("operators")
 async def a_hold_does_not_stop_the_present_holder(world: FullWorld) -> None:
-    """Who drives a run when it is put on hold goes on writing and renewing; the next one has to wait."""
+    """The holder of a run that is put on hold goes on writing and renewing; the next one has to wait."""
     lease = await world.lease()
     await world.b.hold("run")
     await world.a.record(lease, [entry(1)], now=at(1))

@@ -73,7 +73,7 @@ async def both_limits_hold_together(world: FullWorld) -> None:
 
 
 @promise_with("schedules")
-async def a_full_queue_holds_up_nobody(world: FullWorld) -> None:
+async def a_full_queue_delays_no_other_run(world: FullWorld) -> None:
     """Runs of a full queue are passed over, also when `limit` of them come first."""
     await world.a.limit_queue("full", QueueLimits(concurrency=0))
     await _queue(world, *(f"stuck-{n}" for n in range(30)), queue="full", priority=9)
@@ -92,7 +92,7 @@ async def a_limit_can_be_lifted(world: FullWorld) -> None:
 
 
 @promise_with("schedules")
-async def whoever_names_a_run_gets_it_whatever_its_queue(world: FullWorld) -> None:
+async def a_run_leased_by_its_id_is_not_limited(world: FullWorld) -> None:
     """`create(ttl=)` and `acquire` lease one run also over its queue's limit; those leases count for `claim`."""
     await world.a.limit_queue("default", QueueLimits(concurrency=1))
     await world.lease("first")

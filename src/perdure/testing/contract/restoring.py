@@ -1,4 +1,4 @@
-"""Restoring: a whole run put in place of whatever was there."""
+"""Restoring: a whole run replaces what was there under its id."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def _busy(world: FullWorld, run_id: str = "run") -> Claim:
 
 @promise_with("operators")
 async def a_restored_run_is_there_as_it_was_given(world: FullWorld) -> None:
-    """Row, journal and inbox are as given; only the lease is nobody's, attempts are zero, epoch and `updated_at` are now's."""
+    """Row, journal and inbox are as given, except: there is no lease, attempts are zero, epoch and `updated_at` are of now."""
     entries = [FIRST, entry(2, payload=b"\x00" * 1_000_000), entry(1, epoch=9)]
     await world.a.restore(WHOLE, entries, [INBOX[1], INBOX[0]], now=NOW)
     expected = msgspec.structs.replace(WHOLE, epoch=NOW, lease_owner=None, lease_until=None, attempts=0, updated_at=NOW)
@@ -102,7 +102,7 @@ async def a_restored_pending_run_is_due_when_it_says(world: FullWorld) -> None:
 
 @promise_with("operators")
 async def a_restored_running_run_is_pending(world: FullWorld) -> None:
-    """A run that was driven where it came from is pending here, leased by nobody."""
+    """A run that was driven where it came from is pending here and not leased."""
     row = run_row(status="running", wake_at=at(30), lease_owner="somebody", lease_until=at(30), attempts=2, epoch=at(999))
     await world.a.restore(row, [entry(1)], now=NOW)
     found = await world.row()
@@ -129,7 +129,7 @@ async def a_restored_suspended_run_wakes_as_before(world: FullWorld) -> None:
 async def a_restored_run_does_not_sleep_through_what_it_waits_for(world: FullWorld) -> None:
     """A suspended run that is restored with what it waits for in its inbox is due now, and so is any that was cancelled."""
     pay = (Awaited("child", "pay"),)
-    await world.a.restore(run_row("told", status="suspended", wake_at=None, waiting_for=pay), [], INBOX, now=NOW)
+    await world.a.restore(run_row("arrived", status="suspended", wake_at=None, waiting_for=pay), [], INBOX, now=NOW)
     await world.a.restore(run_row("timed", status="suspended", wake_at=at(60), waiting_for=pay), [], INBOX, now=at(1))
     await world.a.restore(run_row("due", status="suspended", wake_at=at(-9), waiting_for=pay), [], INBOX, now=at(1))
     stop = tuple(signals("pay", "stop"))  # a signal and a child's outcome of one name are different things
@@ -137,14 +137,14 @@ async def a_restored_run_does_not_sleep_through_what_it_waits_for(world: FullWor
     for status, wake_at in (("suspended", None), ("pending", at(60))):
         row = run_row(f"cancelled {status}", status=status, wake_at=wake_at, waiting_for=stop, cancel_requested=True)
         await world.a.restore(row, [], INBOX, now=at(2))
-    expected = ["due", "told", "timed", "cancelled pending", "cancelled suspended"]
+    expected = ["due", "arrived", "timed", "cancelled pending", "cancelled suspended"]
     equal(list(await world.b.due(now=at(2))), expected, "what is due")
     equal((await world.row("due")).wake_at, at(-9), "wake_at of a run that was due before")
 
 
 @promise_with("operators")
 async def a_restored_run_that_has_ended_stays_so(world: FullWorld) -> None:
-    """An ended run has its outcome for whoever asks, is never due and takes nothing more."""
+    """An ended run has its outcome, is never due and accepts no signals."""
     for status in ENDS:
         given = run_row(status, status=status, wake_at=at(1), waiting_for=tuple(signals("go")), outcome=status.encode())
         await world.a.restore(given, [entry(1)], now=NOW)
@@ -257,7 +257,7 @@ async def a_live_lease_keeps_a_run_from_being_restored(world: FullWorld) -> None
     claim = await _busy(world)
     before = await world.dump("run")
     for now in (NOW, at(TTL) - 1):
-        with refused(LeaseHeld, "restore of a run that somebody drives"):
+        with refused(LeaseHeld, "restore of a run that a worker drives"):
             await world.b.restore(run_row(), [entry(9)], INBOX, now=now)
         equal(await world.dump("run"), before, "everything of the run")
     await world.a.record(claim.lease, [entry(3)], now=NOW)
@@ -282,7 +282,7 @@ async def epochs_grow_over_a_restore(world: FullWorld) -> None:
 
 @promise_with("operators")
 async def a_hold_outlasts_a_restore(world: FullWorld) -> None:
-    """A run that was there stays on hold or not as it was; one that was not is as given. Nobody gets a held one."""
+    """A run that was there stays on hold or not as it was; one that was not is as given. A held one is given to no worker."""
     for held in (True, False):
         run_id = f"was {held}"
         await world.a.create(new_run(run_id), now=NOW)
@@ -321,8 +321,8 @@ async def a_restore_that_contradicts_itself_is_refused(world: FullWorld) -> None
 
 
 @promise_with("operators")
-async def a_restored_child_tells_its_parent_when_it_ends_here(world: FullWorld) -> None:
-    """Restoring an ended child tells its parent nothing; one that ends after it was restored tells it like any other."""
+async def a_restored_child_notifies_its_parent_when_it_ends_here(world: FullWorld) -> None:
+    """Restoring an ended child does not notify its parent; one that ends after it was restored does, like any other."""
     await world.suspended("parent", waiting_for=[Awaited("child", "pay")])
     await world.a.restore(run_row("over", status="completed", outcome=b"1", parent_id="parent", parent_key="pay"), [], now=NOW)
     equal((await world.b.inbox("parent"), (await world.row("over")).parent_notified), ([], False), "inbox and parent_notified")

@@ -12,7 +12,7 @@ from perdure.snapshots.snapshot import Snapshot
 from perdure.testing.contract.cases import promise_with
 from perdure.testing.contract.world import NOW, TTL, FullWorld, entry, equal, holds, new_run, refused, signals
 
-# As another program writes it: values that look like tags, text that is hard to keep, fields that nobody knows.
+# As another program writes it: values that look like tags, text that is hard to store, unknown fields.
 FOREIGN: Final[dict[str, Any]] = {
     "formatVersion": 1,
     "workflowName": "flow",
@@ -54,7 +54,7 @@ async def what_was_saved_is_loaded_word_for_word(world: FullWorld) -> None:
 
 @promise_with("operators")
 async def a_run_goes_through_a_snapshot_unchanged(world: FullWorld) -> None:
-    """What `load` tells of a run is all of it: saved under another id there is the same row, journal and inbox."""
+    """What `load` gives is the whole run: saved under another id it has the same row, journal and inbox."""
     created = await world.a.create(new_run(), ttl=TTL, entries=JOURNAL, created_at=77, now=NOW)
     holds(created.claim is not None, "a new run created with ttl= is leased at once")
     if created.claim is not None:
@@ -94,8 +94,8 @@ async def an_ended_run_is_loaded_with_its_outcome(world: FullWorld) -> None:
 
 
 @promise_with("operators")
-async def load_tells_what_became_of_a_saved_run(world: FullWorld) -> None:
-    """Once a saved run was driven, `load` tells how it stands by then, and what came with it is still there."""
+async def load_gives_a_saved_run_as_it_is_now(world: FullWorld) -> None:
+    """Once a saved run was driven, `load` gives it as it is then, and the metadata that was saved is still there."""
     await world.a.save("run", FOREIGN)
     await world.b.create(new_run())
     claim = await world.b.acquire("run", TTL)
@@ -110,11 +110,11 @@ async def load_tells_what_became_of_a_saved_run(world: FullWorld) -> None:
 
 @promise_with("operators")
 async def save_replaces_the_whole_run(world: FullWorld) -> None:
-    """What was recorded before is gone, also for whoever held a lease that nobody renewed; a second `save` replaces the first."""
+    """What was recorded before is removed, and the holder of an expired lease is refused; a second `save` replaces the first."""
     lease = await world.lease(now=1)
     await world.a.record(lease, [entry(1), entry(2)], now=1)
     await world.b.save("run", FOREIGN)
-    with refused(LeaseLost, "a write by whoever held the run before"):
+    with refused(LeaseLost, "a write by the holder from before"):
         await world.a.record(lease, [entry(3)])
     await world.a.save("run", ResumeState())
     equal(_given(await world.b.load("run")).steps, {}, "the steps after a second save")

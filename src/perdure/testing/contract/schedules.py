@@ -1,4 +1,4 @@
-"""Schedules: each instant fires once, whoever is first."""
+"""Schedules: each instant fires once."""
 
 from __future__ import annotations
 

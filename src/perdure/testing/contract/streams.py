@@ -152,7 +152,7 @@ async def progress_is_replaced_by_its_holder(world: FullWorld) -> None:
 
 
 @promise_with("streams")
-async def an_expired_lease_that_nobody_took_still_reports(world: FullWorld) -> None:
+async def an_expired_lease_streams_until_it_is_taken_over(world: FullWorld) -> None:
     """A lease that expired may report progress and record items until another worker takes the run over."""
     lease = await world.lease()
     await world.a.record(lease, items=[ITEM], now=EXPIRED)

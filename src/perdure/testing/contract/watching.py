@@ -1,6 +1,6 @@
-"""Watching: a worker that waits is woken, and by whom does not matter.
+"""Watching: a worker that waits is woken by every process.
 
-These are the only cases in real time: they wait for an event, and the limits below are how long a broken store is waited for.
+These are the only cases in real time: they wait for an event, and `PATIENCE` is how long a broken store is waited for.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ STAGES: Final[dict[str, tuple[Stage, str]]] = {
     "create": (_created, "A worker that watches is woken when another process creates a run."),
     "signal": (_signalled, "A worker that watches is woken when another process signals a run that waits."),
     "cancel": (_cancelled, "A worker that watches is woken when another process cancels a suspended run."),
-    "finish": (_finished, "Whoever waits for a run's end is woken when another process finishes it."),
+    "finish": (_finished, "A worker that watches is woken when another process finishes a run."),
     "child_finish": (_child_finished, "A worker that watches is woken when a child's end makes its parent due."),
     "release": (_released, "A worker that watches is woken when another process gives a run back."),
     "suspend": (_suspended, "A worker that watches is woken when another process suspends a run whose timer has passed."),
@@ -137,7 +137,7 @@ for _name, (_part, _stage, _sentence) in PART_STAGES.items():
 
 
 @promise
-async def watch_wakes_everybody_who_watches(world: World) -> None:
+async def watch_wakes_all_watchers(world: World) -> None:
     """All watchers of both handles are woken by one event."""
     await asyncio.gather(world.a.setup(), world.b.setup())
     watching = [asyncio.create_task(store.watch(60)) for store in (world.a, world.b) * 3]

@@ -18,15 +18,15 @@ from perdure.store import Capability, FullStore, Store, require
 
 T = TypeVar("T")
 
-# Later than today, so that a store which goes by its own clock though it was given `now=` is found out.
+# Later than today, so that a store which goes by its own clock in spite of `now=` fails.
 NOW: Final = 2_000_000_000 * MICROSECOND
 TTL: Final = 10.0
-# How many turns of the event loop one of two racing calls is held back, at most.
+# By how many turns of the event loop one of two racing calls is delayed, at most.
 STAGGER: Final = 6
 
 
 def at(seconds: float) -> int:
-    """The instant so many seconds after `NOW`."""
+    """The instant this many seconds after `NOW`."""
     return NOW + round(seconds * MICROSECOND)
 
 
@@ -39,7 +39,7 @@ def new_run(run_id: str = "run", **columns: Any) -> NewRun:
 
 
 def run_row(run_id: str = "run", **columns: Any) -> RunRow:
-    """The row of a pending run as some other store might have had it, unless the columns say otherwise."""
+    """The row of a pending run as another store might have had it, unless the columns say otherwise."""
     given = {"status": "pending", "wake_at": NOW, "created_at": at(-500), "updated_at": at(-400), **columns}
     return RunRow(**{**msgspec.structs.asdict(new_run(run_id)), **given})
 
@@ -50,7 +50,7 @@ def entry(seq: int, key: str = "", **fields: Any) -> Entry:
 
 
 def signals(*names: str) -> list[Awaited]:
-    """To wait for these signals."""
+    """What to pass as `waiting_for` for these signals."""
     return [Awaited("signal", name) for name in names]
 
 
@@ -61,7 +61,7 @@ SCHEDULE: Final = Schedule(id="daily", workflow="flow", spec="0 9 * * *", input=
 class StoreFactory(ABC):
     """One fresh database. The suite makes one for each case, opens handles on it, and closes those handles itself.
 
-    Where making one takes long, a namespace that nobody else has will do: a prefix of its own before the one given to `open`.
+    Where making one takes long, a namespace of its own will do: put a unique prefix before the one given to `open`.
     It takes no arguments, and keeps what it needs to reach the database (a path, a DSN) but no open store: for a `shared` store
     it is pickled and sent to other processes, so its class must then be importable by name.
     """
@@ -240,14 +240,14 @@ async def claimed_ids(
 
 
 async def after(turns: int, call: Callable[[], Awaitable[T]]) -> T:
-    """The call's answer, started so many turns of the event loop later."""
+    """The call's answer; it starts this many turns of the event loop later."""
     for _ in range(turns):
         await asyncio.sleep(0)
     return await call()
 
 
 async def outcomes(calls: Iterable[Awaitable[T]]) -> list[T | BaseException]:
-    """What many calls at once gave or raised, in their order."""
+    """What many concurrent calls returned or raised, in their order."""
     return await asyncio.gather(*calls, return_exceptions=True)
 
 

@@ -16,7 +16,7 @@ from perdure.testing.processes import call_in_processes, kill_this_process
 
 T = TypeVar("T")
 
-# Keys that some database or file system takes for another, for a pattern or for a way out.
+# Keys that some database or file system takes for another, for a pattern or for a path out of its directory.
 KEYS: Final = (
     "Order-1", "order-1", "order-1 ", " order-1", "\u00f3rder-1", "o\u0301rder-1", "a%b_c*d?[e]", "a%b_c*d?[e]x", "axb_c*d?[e]",
     "x" * 500, "x" * 499 + "X", "x" * 2048, "x" * 2047 + "y", "\U0001f600", "../x", "../../x", "/x", "x/", ".", "..", "con",
@@ -197,8 +197,8 @@ async def a_key_that_expired_and_was_set_again_stays(world: KeyValueWorld) -> No
 @_promise
 async def one_of_many_deletes_finds_the_text(world: KeyValueWorld) -> None:
     await settled(world.kv.set("a", "1"))
-    told = await asyncio.gather(*(settled(world.kv.delete("a")) for _ in range(20)))
-    assert sorted(told) == [False] * 19 + [True]
+    answers = await asyncio.gather(*(settled(world.kv.delete("a")) for _ in range(20)))
+    assert sorted(answers) == [False] * 19 + [True]
 
 
 @_promise
@@ -233,7 +233,7 @@ async def a_cancelled_set_does_not_overtake_a_later_one(world: KeyValueWorld) ->
         with suppress(asyncio.CancelledError):
             await setting
         await settled(world.kv.set("a", f"new {n}"))
-        for _ in range(5):  # time for the old one, if it is still under way
+        for _ in range(5):  # time for the old one, if it is still in progress
             await settled(world.kv.set("b", ""))
             await asyncio.sleep(0)
         assert await settled(world.kv.get("a")) == f"new {n}"
@@ -269,8 +269,8 @@ async def what_one_handle_set_another_has(world: KeyValueWorld) -> None:
 
 @_shared_promise
 async def processes_may_begin_and_work_at_once(world: KeyValueWorld) -> None:
-    told = await _in_processes(world.factory, *(partial(_write_many, name=name) for name in ("one", "two", "three")))
-    assert told == [20, 20, 20]
+    counts = await _in_processes(world.factory, *(partial(_write_many, name=name) for name in ("one", "two", "three")))
+    assert counts == [20, 20, 20]
     kv = world.kv
     assert len(await settled(kv.keys("own-*"))) == 60
     shared = await settled(kv.get("shared"))
