@@ -18,8 +18,9 @@ from perdure.testing.contract import StoreFactory, contract_tests
     test_contract = contract_tests(MyFactory)
 
 Every case is a test of its own, on a database of its own, and its id is the promise: `test_contract[a_current_lease_can_write]`.
-Which cases there are follows from the declared capabilities alone: the core, and the parts that are declared. None can be left out:
-what is not declared has to be refused, and a factory that skips is a failure. The suite needs pytest but none of its plugins.
+Which cases there are follows from the declared capabilities alone: those of the core and of each part that is declared. No case
+can be left out: what is not declared has to be refused, and a factory that skips is a failure. The suite needs pytest but none of
+its plugins.
 """
 
 from __future__ import annotations

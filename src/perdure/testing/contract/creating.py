@@ -173,7 +173,7 @@ async def what_a_run_begins_with_is_no_progress(world: World) -> None:
 
 @promise
 async def a_run_that_was_begun_elsewhere_keeps_its_beginning(world: World) -> None:
-    """`created_at` is in the row as given, leased or not, and changes nothing else: `wake_at` and `updated_at` go by the store's clock."""
+    """`created_at` is in the row as given, leased or not; `wake_at` and `updated_at` go by the store's clock all the same."""
     for ttl in (None, TTL):
         run_id = f"ttl {ttl}"
         await world.a.create(new_run(run_id), ttl=ttl, created_at=at(-900), now=NOW)

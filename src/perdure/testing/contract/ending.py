@@ -41,7 +41,7 @@ async def a_finished_child_notifies_its_parent(world: World) -> None:
 
 @promise
 async def a_child_leaves_a_parent_that_does_not_wait_alone(world: World) -> None:
-    """A parent that is driven or waits for something else only gets the row; one that has ended or does not exist gets nothing."""
+    """A parent that is driven or waits for something else only gets the row; one that ended or does not exist gets nothing."""
     claim = await world.start("driven")
     await world.suspended("busy", waiting_for=[*signals("pay"), Awaited("child", "other")])
     await world.ended("over")
