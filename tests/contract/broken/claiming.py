@@ -69,7 +69,7 @@ class ChoosesThenMarks(MemoryStore):
 @breaks("one_of_many_acquires_one_run")
 @breaks("acquire_refuses_a_leased_run")
 @breaks("a_lease_is_alive_until_its_end")
-class TakesWhatSomebodyHolds(MemoryStore):
+class TakesLeasedRuns(MemoryStore):
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         with self._locked() as namespace:
             return namespace.find(run_id).give(ttl, now or 0)

@@ -108,7 +108,7 @@ class WaitsForItsStartThoughCancelled(NoInputIsAnotherInput):
 
 @breaks("a_run_with_its_input_is_due_at_once")
 @breaks("watch_is_woken_by_input")
-class IsStillDueForNobody(NoInputIsAnotherInput):
+class IsNeverDue(NoInputIsAnotherInput):
     async def bring(self, found: RunRow, run: NewRun, **options: Any) -> Created:
         watchers, self._database.watchers = self._database.watchers, set()
         await MemoryStore.create(self, run, **options)

@@ -173,7 +173,7 @@ class RestoresNothingThatWasEverLeased(MemoryStore):
     async def restore(self, run: RunRow, *rest: Any, **options: Any) -> None:
         known = await self.get(run.id)
         if known is not None and known.status == "running":
-            raise LeaseHeld(run.id, "somebody, once")
+            raise LeaseHeld(run.id, "a worker, once")
         await super().restore(run, *rest, **options)
 
 

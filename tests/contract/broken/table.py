@@ -1,4 +1,4 @@
-"""Stores that are wrong on purpose, each with the promise that has to find it out.
+"""Stores that are wrong on purpose, each with a promise that it breaks.
 
 Every one is the memory store with a single mistake, of a kind that real stores have made.
 """

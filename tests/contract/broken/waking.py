@@ -177,7 +177,7 @@ class LeavesItsWatchersWaiting(MemoryStore):
 
 @breaks("watch_is_woken_by_signal")
 @breaks("watch_works_across_event_loops")
-class WakesNobody(MemoryStore):
+class WakesNoWatcher(MemoryStore):
     @contextmanager
     def _waking(self) -> Iterator[Namespace]:
         with self._locked() as namespace:

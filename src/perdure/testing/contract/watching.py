@@ -1,4 +1,4 @@
-"""Watching: a worker that waits is woken by every process.
+"""Watching: a worker that waits is woken by what any process does.
 
 These are the only cases in real time: they wait for an event, and `PATIENCE` is how long a broken store is waited for.
 """
