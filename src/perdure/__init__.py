@@ -116,6 +116,7 @@ if TYPE_CHECKING:
     from perdure.snapshots.snapshot import validate_snapshot as validate_snapshot
     from perdure.stepspec import Retry as Retry
     from perdure.stepspec import step as step
+    from perdure.store import FullStore as FullStore
     from perdure.store import Store as Store
     from perdure.stores import open_store as open_store
     from perdure.sync import SyncRun as SyncRun
@@ -260,7 +261,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "merge_snapshots",
         "validate_snapshot",
     ),
-    "store": ("Store",),
+    "store": ("FullStore", "Store"),
     "sync": (
         "SyncRun",
         "SyncRuntime",

@@ -24,7 +24,7 @@ from perdure.model.durations import instant, moment
 from perdure.model.journal import Entry
 from perdure.model.records import RunInfo, Schedule, Signal
 from perdure.snapshots.view import View, load_view
-from perdure.store import Store
+from perdure.store import OperatorStore, Store, require
 from perdure.stores import open_store
 
 # How many times the source is searched for runs that changed meanwhile: while workers use it, there are always some.
@@ -60,7 +60,8 @@ async def migrate_store(source: Store | str, target: Store | str, *, batch: int 
 
     `batch` runs are copied at a time. A run that a worker drives in the source is not copied but reported, and so is one that has
     changed in the target. Call it again after a failure, and for what has changed since; make the last call when the last worker
-    on the source has stopped and none on the target has started. Raises `PersistenceError` when a copy reads back otherwise.
+    on the source has stopped and none on the target has started. Raises `PersistenceError` when a copy reads back otherwise,
+    and `StoreCapabilityError` when the target cannot restore runs, or has no schedules or queue limits where the source has some.
     """
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ValueError(f"batch must be a whole number of at least 1, not {batch!r}")
@@ -70,15 +71,15 @@ async def migrate_store(source: Store | str, target: Store | str, *, batch: int 
             raise ValueError("source and target are the same store, so there is nothing to copy; pass two different ones")
         await here.setup()
         await there.setup()
-        return await _StoreCopy(here, there, batch).copy_all()
+        return await _StoreCopy(here, require(there, "operators"), batch).copy_all()
 
 
 def _open(store: Any, closing: AsyncExitStack) -> Store:
     if isinstance(store, str):
         store = open_store(store)
         closing.push_async_callback(store.close)
-    if isinstance(store, type) or not all(callable(getattr(store, verb, None)) for verb in ("record", "restore", "list")):
-        raise TypeError(f"migrate_store takes two stores or DSNs, not {store!r}, which cannot list and restore whole runs")
+    if isinstance(store, type) or not all(callable(getattr(store, verb, None)) for verb in ("record", "list")):
+        raise TypeError(f"migrate_store takes two stores or DSNs, not {store!r}, which cannot list its runs")
     usable: Store = store
     return usable
 
@@ -86,7 +87,7 @@ def _open(store: Any, closing: AsyncExitStack) -> Store:
 @dataclass(slots=True)
 class _StoreCopy:
     source: Store
-    target: Store
+    target: OperatorStore
     batch: int
     # COPIED, ALREADY_THERE or the reason why it was left out, for each run by its id.
     results: dict[str, str] = field(default_factory=dict)
@@ -151,19 +152,27 @@ class _StoreCopy:
             self.results[run_id] = result
 
     async def _copy_limits(self) -> None:
-        there = await self.target.queue_limits()
-        for queue, limits in sorted((await self.source.queue_limits()).items()):
+        here = await require(self.source, "schedules").queue_limits() if "schedules" in self.source.capabilities else {}
+        if not here:
+            return
+        target = require(self.target, "schedules")
+        there = await target.queue_limits()
+        for queue, limits in sorted(here.items()):
             if queue not in there:
-                await self.target.limit_queue(queue, limits)
+                await target.limit_queue(queue, limits)
             elif there[queue] != limits:
                 self.skipped.append(Skipped("queue", queue, f"it has other limits in the target: {there[queue]}"))
 
     async def _copy_schedules(self) -> None:
-        there = {schedule.id: schedule for schedule in await self.target.schedules()}
-        for schedule in await self.source.schedules():
+        here = await require(self.source, "schedules").schedules() if "schedules" in self.source.capabilities else ()
+        if not here:
+            return
+        target = require(self.target, "schedules")
+        there = {schedule.id: schedule for schedule in await target.schedules()}
+        for schedule in here:
             found = there.get(schedule.id)
             if found is None or _is_behind(found, schedule):
-                await self.target.put_schedule(schedule)
+                await target.put_schedule(schedule)
             elif found != schedule:
                 self.skipped.append(Skipped("schedule", schedule.id, "the target has it otherwise, or has fired it since"))
 
@@ -178,7 +187,7 @@ COPIED: Final = "copied"
 ALREADY_THERE: Final = "already there"
 
 
-async def copy_run(source: Store, target: Store, run_id: str) -> str | None:
+async def copy_run(source: Store, target: OperatorStore, run_id: str) -> str | None:
     """`COPIED`, `ALREADY_THERE`, or why the run was left out; None when the source has it no more. Raises `PersistenceError`."""
     original = await load_view(source, run_id)
     if original is None:

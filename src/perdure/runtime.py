@@ -30,7 +30,7 @@ from perdure.options import EngineSettings, ProcessOptions, StoredOptions, check
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.simple_stores import WorkflowStore
-from perdure.store import Store
+from perdure.store import Store, require
 from perdure.stores import choose_store
 from perdure.worker.host import STEP_THREADS, Host
 from perdure.worker.waiting import resume, run_to_outcome
@@ -278,20 +278,20 @@ class Runtime:
 
     async def hold(self, run_id: str) -> None:
         """Keep the run from being driven until `unhold`; an attempt under way goes on until it suspends or ends."""
-        await self._store.hold(check_id(run_id, "a run's id"))
+        await require(self._store, "operators").hold(check_id(run_id, "a run's id"))
 
     async def unhold(self, run_id: str) -> None:
         """Undo `hold`."""
-        await self._store.unhold(check_id(run_id, "a run's id"))
+        await require(self._store, "operators").unhold(check_id(run_id, "a run's id"))
 
     async def delete(self, run_id: str) -> None:
         """Remove the run and everything recorded for it."""
-        await self._store.delete(check_id(run_id, "a run's id"))
+        await require(self._store, "operators").delete(check_id(run_id, "a run's id"))
 
     async def purge(self, older_than: Duration) -> int:
         """Delete runs that ended longer ago than this, and say how many."""
-        age, total = seconds(older_than, what="older_than"), 0
-        while deleted := await self._store.purge(age, now=self._host.clock.store_now()):
+        store, age, total = require(self._store, "operators"), seconds(older_than, what="older_than"), 0
+        while deleted := await store.purge(age, now=self._host.clock.store_now()):
             total += deleted
         return total
 

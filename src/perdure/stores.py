@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, ParamSpec, Ty
 from urllib.parse import unquote, urlsplit
 
 from perdure.backends.base import dsn as _dsn
-from perdure.store import Store
+from perdure.store import FullStore, Store
 
 if TYPE_CHECKING:
     from perdure.backends.files import FilesStore
@@ -211,12 +211,12 @@ def redis(
     return RedisStore(url, client=client, table=table, prefix=prefix, cluster=cluster)
 
 
-def open_store(dsn: str) -> Store:
+def open_store(dsn: str) -> FullStore:
     """The store that a DSN names; keywords of its function can follow as `?table=...&prefix=...`."""
     return _SCHEMES[_dsn.scheme_of(dsn, _SCHEMES)].make_store(dsn)
 
 
-_SCHEMES: Final[dict[str, _dsn.DsnScheme[Store]]] = {
+_SCHEMES: Final[dict[str, _dsn.DsnScheme[FullStore]]] = {
     "memory": _dsn.DsnScheme(memory, _dsn.no_location),
     "sqlite": _dsn.DsnScheme(sqlite, _dsn.path_after_slashes),
     "files": _dsn.DsnScheme(files, _dsn.path),

@@ -16,7 +16,7 @@ from perdure import Context, Runtime, workflow
 from perdure.errors import LeaseHeld, LeaseLost, PerdureError, PersistenceError, RunConflict
 from perdure.model.journal import Entry
 from perdure.model.records import Item, Lease
-from perdure.store import Store
+from perdure.store import FullStore
 from perdure.testing.contract.world import entry, new_run
 from tests.backends.ledger import Ledger, lines_of, order_of
 from tests.backends.opening import opened
@@ -25,7 +25,7 @@ from tests.backends.processes import Voice
 T = TypeVar("T")
 
 
-async def leased(store: Store, run_id: str, ttl: float) -> Lease:
+async def leased(store: FullStore, run_id: str, ttl: float) -> Lease:
     claim = (await store.create(new_run(run_id), ttl=ttl)).claim
     assert claim is not None
     return claim.lease
@@ -44,7 +44,7 @@ async def stopped_holder(voice: Voice, dsn: str, ttl: float) -> None:
         voice.say({verb: await _came_to(attempt) for verb, attempt in _writes(store, lease).items()})
 
 
-def _writes(store: Store, lease: Lease) -> dict[str, Awaitable[object]]:
+def _writes(store: FullStore, lease: Lease) -> dict[str, Awaitable[object]]:
     late = entry(1, "late")
     attempts: dict[str, Awaitable[object]] = {
         "record": store.record(lease, [late]),
@@ -61,7 +61,7 @@ def _writes(store: Store, lease: Lease) -> dict[str, Awaitable[object]]:
     return attempts
 
 
-async def _in_a_transaction(store: Store, lease: Lease, late: Entry) -> None:
+async def _in_a_transaction(store: FullStore, lease: Lease, late: Entry) -> None:
     async with store.transaction(lease) as transaction:
         await transaction.record([late])
 
@@ -89,7 +89,7 @@ async def busy_holder(voice: Voice, dsn: str, ttl: float) -> None:
             voice.say(await asyncio.gather(*(_write_until_lost(store, lease) for lease in leases)))
 
 
-async def _write_until_lost(store: Store, lease: Lease) -> Held:
+async def _write_until_lost(store: FullStore, lease: Lease) -> Held:
     acknowledged: list[int] = []
     pace, give_up_at = random.Random(lease.token), time.monotonic() + 45
     while time.monotonic() < give_up_at:
@@ -123,7 +123,7 @@ async def start_together(voice: Voice, dsn: str, barrier: Barrier, me: int, ids:
             voice.say(await _started(store, run))
 
 
-async def _started(store: Store, run: Any) -> Start | None:
+async def _started(store: FullStore, run: Any) -> Start | None:
     try:
         created = await store.create(run, ttl=600)
     except RunConflict:
@@ -239,7 +239,7 @@ async def order_more(voice: Voice, dsn: str, path: Path, generation: int, ttl: f
         await runtime.close()
 
 
-async def _is_under_way(store: Store, run_id: str) -> bool:
+async def _is_under_way(store: FullStore, run_id: str) -> bool:
     row = await store.get(run_id)
     return row is not None and not row.ended
 

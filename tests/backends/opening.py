@@ -23,7 +23,7 @@ from obstore.store import S3Store
 from perdure import open_store
 from perdure.backends.base.dsn import split_options
 from perdure.backends.key_value import KeyValueRunStore
-from perdure.store import Store
+from perdure.store import FullStore
 from tests.backends.sql_client.places import Place
 from tests.servers import s3
 
@@ -31,7 +31,7 @@ _DIALECTS: Final = {"postgresql": "postgres", "mysql": "mysql", "sqlite": "sqlit
 
 
 @asynccontextmanager
-async def opened(dsn: str) -> AsyncIterator[Store]:
+async def opened(dsn: str) -> AsyncIterator[FullStore]:
     """The store, closed in the end with whatever it was made of."""
     store, closed_by = await _made(dsn)
     try:
@@ -40,7 +40,7 @@ async def opened(dsn: str) -> AsyncIterator[Store]:
         await closed_by.close()
 
 
-async def _made(dsn: str) -> tuple[Store, Store | Place]:
+async def _made(dsn: str) -> tuple[FullStore, FullStore | Place]:
     """The store, and what closes it."""
     kind, _, rest = dsn.partition("+")
     url, options = split_options(rest, {"prefix"})
@@ -48,7 +48,7 @@ async def _made(dsn: str) -> tuple[Store, Store | Place]:
         database = _database(url)
         return database.store(**options), database
     if kind == "s3":
-        store: Store = KeyValueRunStore(_folder(url), **options)
+        store: FullStore = KeyValueRunStore(_folder(url), **options)
     else:
         store = await asyncio.to_thread(open_store, dsn)
     return store, store

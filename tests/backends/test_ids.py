@@ -12,7 +12,7 @@ import msgspec
 
 from perdure import Context, Ok, Runtime, Suspended, workflow
 from perdure.model.records import Item
-from perdure.store import Store
+from perdure.store import FullStore
 from perdure.testing.contract.world import entry, new_run
 from tests.backends.opening import opened
 from tests.backends.registry import Backend
@@ -65,7 +65,7 @@ def result_of(run_id: str) -> list[str]:
     return [f"step {name} of {run_id}" for name in used] + [f"signal {name} to {run_id}" for name in reversed(used)]
 
 
-async def client(store: Store) -> Runtime:
+async def client(store: FullStore) -> Runtime:
     return Runtime(store, [names], concurrency=0)
 
 
@@ -135,15 +135,15 @@ def within(dsn: str, prefix: str) -> str:
 
 
 def test_no_name_leads_out_of_its_place(backend: Backend, dsn: str) -> None:
-    async def settle(store: Store) -> None:
+    async def settle(store: FullStore) -> None:
         for run_id in ("1", "order-1", "x"):
             await store.create(new_run(run_id, input=b"ours"))
 
-    async def inputs(store: Store) -> dict[str, bytes]:
+    async def inputs(store: FullStore) -> dict[str, bytes]:
         rows = [await store.get(line.id) for line in await store.list()]
         return {row.id: row.input for row in rows if row is not None}
 
-    async def visit(place: str, call: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
+    async def visit(place: str, call: Callable[[FullStore], Coroutine[Any, Any, T]]) -> T:
         async with opened(place) as store:
             return await call(store)
 

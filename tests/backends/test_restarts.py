@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from perdure.store import Store
+from perdure.store import FullStore
 from perdure.testing.contract.world import entry
 from tests.backends import jobs
 from tests.backends.conftest import Start
@@ -140,7 +140,7 @@ async def check_acknowledged(dsn: str, lines: list[Line]) -> None:
         assert [line.seq for line in await store.journal("records")][:last_record] == list(range(1, last_record + 1))
 
 
-async def signals_of(store: Store, run_id: str) -> set[str]:
+async def signals_of(store: FullStore, run_id: str) -> set[str]:
     """The signals that a run has in its inbox, or has consumed."""
     waiting = {signal.name for signal in await store.inbox(run_id)}  # first: a worker may consume them meanwhile
     return waiting.union(line.key for line in await store.journal(run_id) if line.phase == "close")

@@ -13,7 +13,7 @@ from perdure import Context, Ok, Runtime, Workflow
 from perdure.errors import LeaseHeld
 from perdure.model.journal import Entry
 from perdure.model.records import Claim, Lease
-from perdure.store import Store
+from perdure.store import FullStore
 from perdure.testing.contract.world import entry
 from tests.backends import jobs
 from tests.backends.conftest import Start
@@ -28,7 +28,7 @@ PATIENCE: Final = 0.5
 TOGETHER: Final = [f"run-{n}" for n in range(4)]
 
 
-async def take_over(store: Store, run_id: str) -> Claim:
+async def take_over(store: FullStore, run_id: str) -> Claim:
     """The run, as soon as its lease has expired."""
     while True:
         try:
@@ -40,7 +40,7 @@ async def take_over(store: Store, run_id: str) -> Claim:
             return claim
 
 
-async def everything(store: Store) -> tuple[Any, ...]:
+async def everything(store: FullStore) -> tuple[Any, ...]:
     return await store.get("run"), await store.journal("run"), await store.inbox("run"), await store.items("run", "log")
 
 
@@ -144,7 +144,7 @@ async def taken_over(dsn: str, holder: Child, run_ids: list[str]) -> list[tuple[
         return [(claim.journal, [*one, *two]) for claim, one, two in zip(claims, first, second, strict=True)]
 
 
-async def written(store: Store, lease: Lease, seq: int) -> list[Entry]:
+async def written(store: FullStore, lease: Lease, seq: int) -> list[Entry]:
     entries = [entry(seq + n, payload=b"ours") for n in range(3)]
     for line in entries:
         await store.record(lease, [line])

@@ -17,7 +17,7 @@ from perdure import Context, Ok, Runtime, Workflow, stores
 from perdure.errors import LeaseHeld
 from perdure.model.journal import Entry
 from perdure.model.records import Claim, NewRun
-from perdure.store import Store
+from perdure.store import FullStore
 
 HERE = Path(__file__).parent
 
@@ -39,7 +39,7 @@ def go_on(process: subprocess.Popen[str]) -> str:
     return out
 
 
-async def take_over(store: Store) -> Claim:
+async def take_over(store: FullStore) -> Claim:
     """The run, as soon as its lease has expired: the holder is alive, so nothing less will do."""
     while True:
         try:
@@ -51,7 +51,7 @@ async def take_over(store: Store) -> Claim:
             return claim
 
 
-async def everything(store: Store) -> tuple[Any, ...]:
+async def everything(store: FullStore) -> tuple[Any, ...]:
     return await store.get("run"), await store.journal("run"), await store.inbox("run"), await store.items("run", "s")
 
 
@@ -81,13 +81,14 @@ async def test_a_worker_stopped_in_a_step_stops_for_good_when_its_lease_is_gone(
         return await ctx.step(second, await ctx.step(first))
 
     stopped = await asyncio.to_thread(start, "stopped_worker.py", tmp_path)
-    runtime = Runtime(stores.sqlite(tmp_path / "work.db"), concurrency=0)
+    store = stores.sqlite(tmp_path / "work.db")
+    runtime = Runtime(store, concurrency=0)
     assert await runtime.run(Workflow("flow", flow), id="run") == Ok("from the new worker")
-    before = await everything(runtime.store)
+    before = await everything(store)
     printed = await asyncio.to_thread(go_on, stopped)
     assert printed.splitlines() == ["stopping", "LeaseLost"]
-    assert await everything(runtime.store) == before
-    await runtime.store.close()
+    assert await everything(store) == before
+    await store.close()
     await runtime.close()
 
 

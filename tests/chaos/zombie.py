@@ -17,12 +17,12 @@ from perdure import stores
 from perdure.errors import PerdureError
 from perdure.model.journal import Entry
 from perdure.model.records import Item, Lease, NewRun
-from perdure.store import Store
+from perdure.store import FullStore
 
 ENTRY = Entry(seq=1, key="late", payload=b'"late"')
 
 
-async def in_a_transaction(store: Store, lease: Lease) -> None:
+async def in_a_transaction(store: FullStore, lease: Lease) -> None:
     async with store.transaction(lease) as transaction:
         await transaction.record([ENTRY])
 

@@ -7,6 +7,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody tells a store of what others do it looks for itself, here not only every second: cases wait for it."""
+    """A store without notifications polls, here more often than every second: cases wait for it."""
     monkeypatch.setattr("perdure.backends.sql.store.POLL_EVERY", 0.1)
     monkeypatch.setattr("perdure.backends.key_value.store._POLL_EVERY", 0.1)

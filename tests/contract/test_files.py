@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Final
 
 from perdure.backends.files import FilesStore
-from perdure.store import Store
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 
 TEMPORARY: Final = Path(tempfile.gettempdir())
 
 
 class FilesFactory(StoreFactory):
-    capabilities = frozenset({"shared", "durable"})
+    capabilities = STANDARD_PARTS | {"shared", "durable"}
 
     def __init__(self) -> None:
         self.directory = TEMPORARY / f"perdure-{secrets.token_hex(8)}"
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return await asyncio.to_thread(FilesStore, self.directory, prefix=prefix)  # finding the real path looks at the disk
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ from obstore.store import LocalStore, MemoryStore
 
 from perdure.backends.key_value import KeyValueRunStore
 from perdure.backends.key_value.backend import StoredValue, Version
-from perdure.store import Store
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 
 
@@ -46,28 +46,32 @@ def new_directory() -> str:
 
 
 class DictFactory(StoreFactory):
+    capabilities = STANDARD_PARTS
+
     def __init__(self) -> None:
         self.kv = PlainDict()
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return KeyValueRunStore(self.kv, prefix=prefix)
 
 
 class PyMemoryFactory(StoreFactory):
+    capabilities = STANDARD_PARTS
+
     def __init__(self) -> None:
         self.kv = PyMemoryStore()
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return KeyValueRunStore(self.kv, prefix=prefix)
 
 
 class LocalFactory(StoreFactory):
-    capabilities = frozenset({"durable"})
+    capabilities = STANDARD_PARTS | {"durable"}
 
     def __init__(self) -> None:
         self.directory = new_directory()
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return KeyValueRunStore(LocalStore(self.directory, mkdir=True), prefix=prefix)
 
     async def restart(self) -> None:
@@ -80,10 +84,12 @@ class LocalFactory(StoreFactory):
 class ObjectMemoryFactory(StoreFactory):
     """An object store with compare-and-swap, in which two handles are like two processes, though only in one."""
 
+    capabilities = STANDARD_PARTS
+
     def __init__(self) -> None:
         self.kv = MemoryStore()
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return KeyValueRunStore(self.kv, prefix=prefix)
 
 
@@ -118,10 +124,12 @@ class OwnBackend:
 
 
 class OwnFactory(StoreFactory):
+    capabilities = STANDARD_PARTS
+
     def __init__(self) -> None:
         self.kv = OwnBackend()
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return KeyValueRunStore(self.kv, prefix=prefix)
 
 

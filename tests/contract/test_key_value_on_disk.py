@@ -13,7 +13,7 @@ import pytest
 from key_value.aio.stores.disk import DiskStore
 
 from perdure.backends.key_value import KeyValueRunStore
-from perdure.store import Store
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 
 
@@ -30,13 +30,13 @@ class OurDisk(DiskStore):
 
 
 class DiskFactory(StoreFactory):
-    capabilities = frozenset({"durable"})
+    capabilities = STANDARD_PARTS | {"durable"}
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.gettempdir()) / f"perdure-key-value-{secrets.token_hex(8)}"
         self.kv = OurDisk(directory=self.directory)
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return KeyValueRunStore(self.kv, prefix=prefix)
 
     async def restart(self) -> None:

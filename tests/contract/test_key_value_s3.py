@@ -13,7 +13,7 @@ import pytest
 from obstore.store import S3Store
 
 from perdure.backends.key_value import KeyValueRunStore
-from perdure.store import Store
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 from tests.servers.s3 import shared_server
 
@@ -31,13 +31,13 @@ def options() -> dict[str, Any]:
 
 
 class S3Factory(StoreFactory):
-    capabilities = frozenset({"shared", "durable"})
+    capabilities = STANDARD_PARTS | {"shared", "durable"}
 
     def __init__(self) -> None:
         self.options = options()
         self.folder = secrets.token_hex(8)
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return KeyValueRunStore(S3Store(BUCKET, prefix=self.folder, **self.options), prefix=prefix)
 
 

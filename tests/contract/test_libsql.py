@@ -7,25 +7,25 @@ import secrets
 import pytest
 
 from perdure.backends.libsql import LibsqlStore
-from perdure.store import Durability, Store
+from perdure.store import STANDARD_PARTS, Durability, FullStore
 from perdure.testing.contract import StoreFactory, all_cases, contract_tests
 from perdure.testing.contract.cases import Case
 from tests.backends.libsql.conftest import drop, run
 from tests.servers.libsql import VARIABLE, LibsqlServer, shared_server
 
-DURABLE = [case for case in all_cases() if case.needs == "durable"]
+DURABLE = [case for case in all_cases() if "durable" in case.needs]
 
 
 class LibsqlFactory(StoreFactory):
     """sqld does not sync at a commit, so a store on it does not call itself durable."""
 
-    capabilities = frozenset({"shared", "transaction"})
+    capabilities = STANDARD_PARTS | {"shared", "transaction"}
 
     def __init__(self) -> None:
         self.url = shared_server().url
         self.table = f"contract_{secrets.token_hex(6)}"
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return LibsqlStore(self.url, table=self.table, prefix=prefix)
 
     async def close(self) -> None:
@@ -44,13 +44,13 @@ class SyncedStore(LibsqlStore):
 class KilledFactory(LibsqlFactory):
     """Where the suite wants a restart, the server is killed and started again."""
 
-    capabilities = frozenset({"shared", "transaction", "durable"})
+    capabilities = STANDARD_PARTS | {"shared", "transaction", "durable"}
 
     def __init__(self) -> None:
         super().__init__()
         self.url = killable().url
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return SyncedStore(self.url, table=self.table, prefix=prefix)
 
     async def restart(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pymongo import pool_options
 
 from perdure.backends.mongo import MongoStore
-from perdure.store import Store
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 from tests.servers.mongo import VARIABLE, shared_server, with_database
 
@@ -39,13 +39,13 @@ def no_look_for_docker(monkeypatch: pytest.MonkeyPatch) -> None:
 class MongoFactory(StoreFactory):
     """A case has the collections to itself by a prefix that nobody else has."""
 
-    capabilities = frozenset({"shared", "durable"})
+    capabilities = STANDARD_PARTS | {"shared", "durable"}
 
     def __init__(self) -> None:
         self.dsn = shared_database()
         self.prefix = secrets.token_hex(6)
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return MongoStore(self.dsn, prefix=f"{self.prefix}/{prefix}")
 
 

@@ -10,7 +10,7 @@ from asyncmy.constants import CLIENT
 
 from perdure.backends.mysql import MysqlStore
 from perdure.backends.mysql.address import parse_address
-from perdure.store import Store
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 from tests.campaign import IS_FULL
 from tests.servers.mysql import VARIABLE, shared_server, with_database
@@ -36,20 +36,20 @@ async def _run(dsn: str, sql: str) -> None:
 class MysqlFactory(StoreFactory):
     """A case has the tables to itself by a prefix that nobody else has."""
 
-    capabilities = frozenset({"shared", "durable", "transaction"})
+    capabilities = STANDARD_PARTS | {"shared", "durable", "transaction"}
 
     def __init__(self) -> None:
         self.dsn = shared_database()
         self.prefix = secrets.token_hex(6)
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return MysqlStore(self.dsn, prefix=f"{self.prefix}/{prefix}")
 
 
 class BorrowedFactory(MysqlFactory):
     """Through a pool as a program may have it: REPEATABLE READ, nothing is committed by itself, other escapes."""
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         if self.prefix not in _pools:
             _pools[self.prefix] = await asyncmy.create_pool(
                 **parse_address(self.dsn).arguments(),

@@ -19,12 +19,12 @@ def test_the_page_is_what_the_suite_says() -> None:
     assert with_promises(text) == text, "run: python -m perdure.testing.contract docs/writing-a-store.md"
 
 
-def test_every_promise_is_told_once_with_its_sentence() -> None:
+def test_every_promise_is_on_the_page_once_with_its_sentence() -> None:
     lines = promises().splitlines()
     for case in all_cases():
-        told = [line for line in lines if line.endswith(f"(`{case.name}`)")]
-        assert len(told) == 1
-        assert told[0].startswith(f"- {case.sentence}")
+        found = [line for line in lines if line.endswith(f"(`{case.name}`)")]
+        assert len(found) == 1
+        assert found[0].startswith(f"- {case.sentence}")
     assert sum(line.startswith("### ") for line in lines) == len(PARTS)
 
 

@@ -7,7 +7,7 @@ from functools import cache
 import asyncpg  # type: ignore[import-untyped]  # it ships no types
 
 from perdure.backends.postgres import PostgresStore
-from perdure.store import Store
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 from tests.servers.postgres import VARIABLE, shared_server, with_search_path
 
@@ -32,13 +32,13 @@ async def _run(dsn: str, sql: str) -> None:
 class PostgresFactory(StoreFactory):
     """A case has the tables to itself by a prefix that nobody else has."""
 
-    capabilities = frozenset({"shared", "durable", "transaction"})
+    capabilities = STANDARD_PARTS | {"shared", "durable", "transaction"}
 
     def __init__(self) -> None:
         self.dsn = shared_schema()
         self.prefix = secrets.token_hex(6)
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return PostgresStore(self.dsn, prefix=f"{self.prefix}/{prefix}")
 
 

@@ -1,7 +1,7 @@
 """The contract once more, where the loop that writes has connections of its own."""
 
 from perdure.backends.postgres import PostgresStore
-from perdure.store import Store
+from perdure.store import FullStore
 from perdure.testing.contract import contract_tests
 from tests.contract.test_postgres import PostgresFactory
 
@@ -9,7 +9,7 @@ from tests.contract.test_postgres import PostgresFactory
 class OutpostFactory(PostgresFactory):
     """What is written on the loop that opens a store goes by an loop_pool; what is written elsewhere does not."""
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         store = await super().open(prefix)
         assert isinstance(store, PostgresStore)
         await store.setup()

@@ -6,7 +6,7 @@ from functools import cache
 import redis.asyncio
 
 from perdure.backends.redis import RedisStore
-from perdure.store import Store
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 from tests.servers.redis import RedisServer, given_url
 
@@ -21,7 +21,7 @@ def server() -> RedisServer:
 
 
 class RedisFactory(StoreFactory):
-    capabilities = frozenset({"shared", "durable"})
+    capabilities = STANDARD_PARTS | {"shared", "durable"}
 
     def __init__(self) -> None:
         given = given_url()
@@ -29,7 +29,7 @@ class RedisFactory(StoreFactory):
         self.url = given or server().url
         self.stem = f"perdure-{secrets.token_hex(8)}"
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         store = RedisStore(self.url, table=self.stem, prefix=prefix)
         await store.setup()  # only then it knows what the server does with what it is given
         return store

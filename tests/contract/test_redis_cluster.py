@@ -3,7 +3,7 @@ import secrets
 from functools import cache
 
 from perdure.backends.redis import RedisStore
-from perdure.store import Store
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 from tests.servers.redis import RedisClusterServers
 
@@ -18,13 +18,13 @@ def cluster() -> RedisClusterServers:
 
 
 class RedisClusterFactory(StoreFactory):
-    capabilities = frozenset({"shared", "durable"})
+    capabilities = STANDARD_PARTS | {"shared", "durable"}
 
     def __init__(self) -> None:
         self.url = cluster().url
         self.stem = f"perdure-{secrets.token_hex(8)}"
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         store = RedisStore(self.url, table=self.stem, prefix=prefix, cluster=True)
         await store.setup()  # only then it knows what the nodes do with what they are given
         return store

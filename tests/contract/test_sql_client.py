@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from perdure.backends.sql.dialect import MYSQL, POSTGRES, SQLITE
 from perdure.backends.sql_client.store import SqlClientStore
-from perdure.store import Store
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 from tests.backends.sql_client.clients import MysqlClient, PostgresClient, SqliteClient
 from tests.servers import mysql, postgres
@@ -20,7 +20,7 @@ TEMPORARY: Final = Path(tempfile.gettempdir())
 class ClientFactory(StoreFactory):
     """A store does not close its client, so these do. What is sent to other processes has no clients."""
 
-    capabilities = frozenset({"shared", "durable", "transaction"})
+    capabilities = STANDARD_PARTS | {"shared", "durable", "transaction"}
 
     def __init__(self) -> None:
         self.clients: list[Any] = []
@@ -39,7 +39,7 @@ class SqliteClientFactory(ClientFactory):
         super().__init__()
         self.directory = TEMPORARY / f"perdure-{secrets.token_hex(8)}"
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         await asyncio.to_thread(self.directory.mkdir, exist_ok=True)
         client = SqliteClient(str(self.directory / "runs.db"))
         self.clients.append(client)
@@ -66,7 +66,7 @@ class PostgresClientFactory(ServerFactory):
         super().__init__()
         self.dsn = postgres_schema()
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         client = PostgresClient(self.dsn)
         self.clients.append(client)
         return SqlClientStore(client, POSTGRES, prefix=f"{self.prefix}/{prefix}")
@@ -77,7 +77,7 @@ class MysqlClientFactory(ServerFactory):
         super().__init__()
         self.dsn = mysql_database()
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         client = MysqlClient(self.dsn)
         self.clients.append(client)
         return SqlClientStore(client, MYSQL, prefix=f"{self.prefix}/{prefix}")

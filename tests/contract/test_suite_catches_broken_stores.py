@@ -6,15 +6,24 @@ import asyncio
 import inspect
 import re
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import pytest
 
 from perdure.backends.memory.database import MemoryDatabase
 from perdure.backends.memory.store import MemoryStore
 from perdure.errors import PerdureError
-from perdure.store import Capability, Store
-from perdure.testing.contract import Case, StoreFactory, all_cases, contract_tests, fencing, handles, watching
+from perdure.store import (
+    STANDARD_PARTS,
+    Capability,
+    FullStore,
+    OperatorStore,
+    ScheduleStore,
+    Store,
+    StreamStore,
+    TransactionStore,
+)
+from perdure.testing.contract import Case, StoreFactory, all_cases, capabilities, contract_tests, fencing, watching
 from tests.contract.broken import beginning, claiming, late_inputs, reading, restoring, saving, table, transactions, waking
 from tests.contract.broken import fencing as broken_fencing
 
@@ -25,6 +34,7 @@ PARTS = (broken_fencing, claiming, waking, reading, transactions, beginning, res
 
 
 class Factory(StoreFactory):
+    capabilities = STANDARD_PARTS
     store: ClassVar[type[MemoryStore]] = MemoryStore
 
     def __init__(self) -> None:
@@ -33,7 +43,7 @@ class Factory(StoreFactory):
     def __reduce__(self) -> tuple[type[Factory], tuple[()]]:
         return (Factory, ())  # what "shared" means to a store that is not: every process gets a database of its own
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return self.store(self.database, prefix=prefix)
 
     async def restart(self) -> None:
@@ -78,14 +88,14 @@ def test_a_broken_store_is_caught(store: type[MemoryStore], promise: str, declar
     assert not keeps(case, factory_of(Factory, store, declared))
 
 
-@pytest.mark.parametrize("name", [case.name for case in all_cases() if case.needs == "durable"])
+@pytest.mark.parametrize("name", [case.name for case in all_cases() if "durable" in case.needs])
 def test_a_store_that_keeps_its_data_is_durable(name: str) -> None:
-    asyncio.run(CASES[name].run(factory_of(Keeping, reading.Durable, frozenset({"durable", "shared"}))()))
+    asyncio.run(CASES[name].run(factory_of(Keeping, reading.Durable, STANDARD_PARTS | {"durable", "shared"})()))
 
 
-@pytest.mark.parametrize("name", [case.name for case in all_cases() if case.concerns(frozenset({"transaction"}))])
+@pytest.mark.parametrize("name", [case.name for case in all_cases() if case.concerns(STANDARD_PARTS | {"transaction"})])
 def test_a_store_with_transactions_keeps_every_promise(name: str) -> None:
-    asyncio.run(CASES[name].run(factory_of(Factory, transactions.Transactional, frozenset({"transaction"}))()))
+    asyncio.run(CASES[name].run(factory_of(Factory, transactions.Transactional, STANDARD_PARTS | {"transaction"})()))
 
 
 def test_every_broken_store_is_in_the_table() -> None:
@@ -94,23 +104,36 @@ def test_every_broken_store_is_in_the_table() -> None:
     assert written - {store for store, _, _ in BROKEN} == {MemoryStore, transactions.Transactional}
 
 
-def test_every_verb_is_refused_by_a_closed_store() -> None:
-    functions = {name: verb for name, verb in vars(Store).items() if inspect.isfunction(verb) and not name.startswith("_")}
-    verbs = {name for name, verb in functions.items() if inspect.iscoroutinefunction(verb) or _gives_an_awaitable(verb)}
-    assert verbs - {"close"} == set(handles.VERBS)
+def verbs_of(protocol: type) -> dict[str, Callable[..., object]]:
+    """The verbs that a protocol declares itself."""
+    return {name: verb for name, verb in vars(protocol).items() if inspect.isfunction(verb) and not name.startswith("_")}
+
+
+def awaited_verbs_of(protocol: type) -> set[str]:
+    verbs = verbs_of(protocol)
+    return {name for name, verb in verbs.items() if inspect.iscoroutinefunction(verb) or _gives_an_awaitable(verb)}
 
 
 def _gives_an_awaitable(verb: Callable[..., object]) -> bool:
     return str(inspect.signature(verb).return_annotation).startswith("Awaitable[")
 
 
+def test_every_verb_is_refused_by_a_closed_store() -> None:
+    assert awaited_verbs_of(Store) - {"close"} == set(capabilities.CORE_VERBS)
+    assert capabilities.PART_VERBS.keys() == STANDARD_PARTS
+    for part, protocol in (("operators", OperatorStore), ("schedules", ScheduleStore), ("streams", StreamStore)):
+        assert awaited_verbs_of(protocol) == set(capabilities.PART_VERBS[part])  # type: ignore[index]
+
+
 def test_every_verb_that_takes_a_lease_is_fenced() -> None:
     takers = {
         name
-        for name, verb in vars(Store).items()
-        if inspect.isfunction(verb) and {"lease", "leases"} & set(inspect.signature(verb).parameters)
+        for protocol in (Store, OperatorStore, ScheduleStore, StreamStore, TransactionStore)
+        for name, verb in verbs_of(protocol).items()
+        if {"lease", "leases"} & set(inspect.signature(verb).parameters)
     }
-    assert takers == {name.partition(" ")[0] for name in fencing.WRITES} | {"transaction"}
+    written = [*fencing.WRITES, *(name for writes in fencing.PART_WRITES.values() for name in writes)]
+    assert takers == {name.partition(" ")[0] for name in written}
 
 
 def test_every_case_is_a_documented_promise() -> None:
@@ -120,14 +143,14 @@ def test_every_case_is_a_documented_promise() -> None:
 
 
 def test_a_capability_only_swaps_cases() -> None:
-    for capability in ("shared", "durable", "transaction"):
+    for capability in get_args(Capability):
         without = [case for case in all_cases() if case.lacks == capability]
         assert without, f"a store without {capability} has something to show for it"
 
 
 def test_a_factory_cannot_skip() -> None:
     class Skipping(Factory):
-        async def open(self, prefix: str = "") -> Store:
+        async def open(self, prefix: str = "") -> FullStore:
             pytest.skip("no database here")
 
     with pytest.raises(pytest.fail.Exception, match="cannot be left out"):
@@ -136,9 +159,8 @@ def test_a_factory_cannot_skip() -> None:
 
 def test_a_store_that_hangs_fails_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hanging(MemoryStore):
-        async def count(self, **_: object) -> int:
+        async def get(self, _: str) -> None:
             await asyncio.sleep(3600)
-            return 0
 
     monkeypatch.setattr("perdure.testing.contract.cases.PATIENCE", 0.05)
-    assert not keeps(CASES["lists_are_bounded_unless_told"], factory_of(Factory, Hanging, frozenset()))
+    assert not keeps(CASES["get_gives_the_row_or_none"], factory_of(Factory, Hanging, STANDARD_PARTS))

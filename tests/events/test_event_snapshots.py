@@ -14,7 +14,7 @@ import pytest
 from perdure import Context, Ok, Retry, Suspended, Workflow, events, stores, workflow
 from perdure.errors import PersistenceError
 from perdure.state import ResumeState, ResumeStateCollector
-from perdure.store import Store
+from perdure.store import FullStore
 from perdure.testing.clock import EPOCH
 from tests.engine.worlds import world
 from tests.events.listening import BEGUN, Flaky, Heard, HeldBack, fails, reports, said, turns, work
@@ -28,9 +28,9 @@ def no_listener_raises(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[FullStore]:
     """A fresh store of each kind."""
-    opened: Store
+    opened: FullStore
     if request.param == "memory":
         opened = stores.memory()
     else:
@@ -44,7 +44,7 @@ def keys_when(heard: Heard) -> list[tuple[str, list[str]]]:
     return [(said(event), list(event.snapshot.steps)) for event in heard.events]
 
 
-async def test_a_snapshot_that_is_looked_at_later_shows_the_run_as_it_stood(store: Store) -> None:
+async def test_a_snapshot_that_is_looked_at_later_shows_the_run_as_it_stood(store: FullStore) -> None:
     heard = Heard()
 
     @workflow
@@ -88,7 +88,7 @@ async def test_a_snapshot_that_is_looked_at_later_shows_the_run_as_it_stood(stor
     assert at == {EPOCH, EPOCH + timedelta(hours=1)}
 
 
-async def test_snapshots_of_branches_grow_by_what_is_recorded_and_never_shrink(store: Store) -> None:
+async def test_snapshots_of_branches_grow_by_what_is_recorded_and_never_shrink(store: FullStore) -> None:
     heard = Heard()
 
     @workflow
@@ -278,7 +278,7 @@ async def test_a_collector_has_all_that_is_recorded_after_each_event_of_a_run_an
 @pytest.mark.parametrize("dies_at", range(2, 9))
 @pytest.mark.parametrize("is_subscribed", [False, True])
 async def test_a_collector_has_all_that_is_recorded_after_each_event_of_a_run_that_crashed(
-    store: Store, dies_at: int, is_subscribed: bool
+    store: FullStore, dies_at: int, is_subscribed: bool
 ) -> None:
     flow = branching(7)
     before, after = Watched(ResumeState()), Watched(ResumeState())

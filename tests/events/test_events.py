@@ -24,7 +24,7 @@ from perdure.errors import (
     StepTimeout,
 )
 from perdure.state import StepResult
-from perdure.store import Store
+from perdure.store import FullStore
 from perdure.testing.clock import EPOCH
 from perdure.worker.active_runs import active_runs
 from tests.engine.replays import spoil
@@ -42,9 +42,9 @@ def no_listener_raises(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[FullStore]:
     """A fresh store of each kind."""
-    opened: Store
+    opened: FullStore
     if request.param == "memory":
         opened = stores.memory()
     else:
@@ -53,7 +53,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await opened.close()
 
 
-async def test_a_run_of_two_steps(store: Store) -> None:
+async def test_a_run_of_two_steps(store: FullStore) -> None:
     heard = Heard()
 
     @workflow
@@ -84,7 +84,7 @@ async def test_a_run_of_two_steps(store: Store) -> None:
     assert not any(event.is_replayed for event in completed)
 
 
-async def test_a_step_that_raises(store: Store) -> None:
+async def test_a_step_that_raises(store: FullStore) -> None:
     heard = Heard()
 
     @workflow
@@ -101,7 +101,7 @@ async def test_a_step_that_raises(store: Store) -> None:
     assert (result.ok, result.error, result.cause["message"]) == (False, "UNEXPECTED_ERROR", "not today")
 
 
-async def test_a_step_that_returns_err(store: Store) -> None:
+async def test_a_step_that_returns_err(store: FullStore) -> None:
     heard = Heard()
 
     async def find() -> Err[str]:
@@ -120,7 +120,7 @@ async def test_a_step_that_returns_err(store: Store) -> None:
     assert heard.one(events.RunErrorEvent).error == "NOT_FOUND"
 
 
-async def test_a_retry_that_waits_in_memory(store: Store) -> None:
+async def test_a_retry_that_waits_in_memory(store: FullStore) -> None:
     heard = Heard()
     flaky = Flaky(1)
 
@@ -141,7 +141,7 @@ async def test_a_retry_that_waits_in_memory(store: Store) -> None:
     assert (str(retry.error), retry.attempt, retry.next_at) == ("0 left", 1, EPOCH + timedelta(seconds=5))
 
 
-async def test_a_retry_through_a_suspension(store: Store) -> None:
+async def test_a_retry_through_a_suspension(store: FullStore) -> None:
     heard = Heard()
     flaky = Flaky(1)
 
@@ -158,7 +158,7 @@ async def test_a_retry_through_a_suspension(store: Store) -> None:
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
-async def test_a_step_that_takes_too_long(store: Store, attempts: int) -> None:
+async def test_a_step_that_takes_too_long(store: FullStore, attempts: int) -> None:
     heard = Heard()
 
     @workflow
@@ -175,7 +175,7 @@ async def test_a_step_that_takes_too_long(store: Store, attempts: int) -> None:
     assert all(isinstance(event.error, StepTimeout) for event in timeouts)
 
 
-async def test_a_replay_after_a_crash(store: Store) -> None:
+async def test_a_replay_after_a_crash(store: FullStore) -> None:
     heard = Heard()
 
     @workflow
@@ -207,7 +207,7 @@ async def test_a_replay_after_a_crash(store: Store) -> None:
     assert [(event.started_at, event.ended_at, event.at) for event in was[:1]] == [(EPOCH, EPOCH, EPOCH + timedelta(seconds=31))]
 
 
-async def test_what_a_crash_left_unrecorded_is_told_anew(store: Store) -> None:
+async def test_what_a_crash_left_unrecorded_is_told_anew(store: FullStore) -> None:
     """It died after a listener heard that the step began, and before anything was recorded."""
     heard = Heard()
 
@@ -228,7 +228,7 @@ async def test_what_a_crash_left_unrecorded_is_told_anew(store: Store) -> None:
     assert heard.said == [*BEGUN, *step("a"), "run_complete"]
 
 
-async def test_a_suspension_that_a_signal_ends_and_a_replay_of_it(store: Store) -> None:
+async def test_a_suspension_that_a_signal_ends_and_a_replay_of_it(store: FullStore) -> None:
     heard = Heard()
 
     @workflow
@@ -259,7 +259,7 @@ async def test_a_suspension_that_a_signal_ends_and_a_replay_of_it(store: Store) 
     assert heard.said == [*BEGUN, *skipped("a"), "persist", "run_complete"]
 
 
-async def test_a_signal_that_comes_while_the_run_is_in_memory(store: Store) -> None:
+async def test_a_signal_that_comes_while_the_run_is_in_memory(store: FullStore) -> None:
     heard = Heard()
 
     @workflow
@@ -273,7 +273,7 @@ async def test_a_signal_that_comes_while_the_run_is_in_memory(store: Store) -> N
     assert heard.said == [*BEGUN, "persist", "signal go", "run_complete"]
 
 
-async def test_a_wait_that_times_out_has_no_event_of_its_own(store: Store) -> None:
+async def test_a_wait_that_times_out_has_no_event_of_its_own(store: FullStore) -> None:
     heard = Heard()
 
     @workflow
@@ -287,7 +287,7 @@ async def test_a_wait_that_times_out_has_no_event_of_its_own(store: Store) -> No
     assert heard.said == [*BEGUN, "persist", "run_complete"]
 
 
-async def test_a_cancelled_run(store: Store) -> None:
+async def test_a_cancelled_run(store: FullStore) -> None:
     heard = Heard()
     begun = asyncio.Event()
 
@@ -311,7 +311,7 @@ async def test_a_cancelled_run(store: Store) -> None:
     assert heard.events[-1].is_terminal
 
 
-async def test_a_cancelled_run_that_was_suspended(store: Store) -> None:
+async def test_a_cancelled_run_that_was_suspended(store: FullStore) -> None:
     heard = Heard()
 
     @workflow
@@ -327,7 +327,7 @@ async def test_a_cancelled_run_that_was_suspended(store: Store) -> None:
     assert heard.said == [*BEGUN, *skipped("a"), "run_cancelled"]
 
 
-async def test_a_run_that_fails_because_another_was_cancelled_has_failed(store: Store) -> None:
+async def test_a_run_that_fails_because_another_was_cancelled_has_failed(store: FullStore) -> None:
     heard = Heard()
 
     @workflow
@@ -351,7 +351,7 @@ async def second_version(ctx: Context[Any]) -> None:
     await ctx.sleep("nap", "1h")
 
 
-async def test_changed_code_and_arguments_and_a_step_that_is_gone_are_warnings_and_events(store: Store) -> None:
+async def test_changed_code_and_arguments_and_a_step_that_is_gone_are_warnings_and_events(store: FullStore) -> None:
     heard = Heard()
     async with world(Workflow("flow", first_version), store=store) as here:
         assert isinstance(await here.runtime.run("flow", id="run"), Suspended)
@@ -366,7 +366,7 @@ async def test_changed_code_and_arguments_and_a_step_that_is_gone_are_warnings_a
 
 
 @pytest.mark.parametrize("choice", ["ignore", "error"])
-async def test_changes_that_are_ignored_or_errors_are_no_warnings(store: Store, choice: str) -> None:
+async def test_changes_that_are_ignored_or_errors_are_no_warnings(store: FullStore, choice: str) -> None:
     heard = Heard()
     options: Any = dict.fromkeys(("on_definition_change", "on_unknown_steps", "on_changed_arguments"), choice)
     async with world(Workflow("flow", first_version), store=store) as here:
@@ -388,7 +388,7 @@ async def test_a_changed_definition_of_a_snapshot_is_a_warning_and_an_event() ->
     assert heard.said[:3] == [*BEGUN, "warning"]
 
 
-async def test_a_step_that_must_not_run_twice(store: Store) -> None:
+async def test_a_step_that_must_not_run_twice(store: FullStore) -> None:
     heard = Heard()
 
     @workflow
@@ -407,7 +407,7 @@ async def test_a_step_that_must_not_run_twice(store: Store) -> None:
     assert "OutcomeUnknown" in str(heard.one(events.StepErrorEvent).error)
 
 
-async def test_a_map(store: Store) -> None:
+async def test_a_map(store: FullStore) -> None:
     heard = Heard()
 
     @workflow
@@ -419,7 +419,7 @@ async def test_a_map(store: Store) -> None:
     assert heard.said == [*BEGUN, *step("m[0]"), *step("m[1]"), *step("m[2]"), "run_complete"]
 
 
-async def test_branches_are_told_whole_and_in_the_order_in_which_the_body_gets_them(store: Store) -> None:
+async def test_branches_are_told_whole_and_in_the_order_in_which_the_body_gets_them(store: FullStore) -> None:
     heard = Heard()
     got: list[str] = []
 
@@ -437,7 +437,7 @@ async def test_branches_are_told_whole_and_in_the_order_in_which_the_body_gets_t
     assert told == [f"{kind} {key}" for key in got for kind in ("step_success", "step_complete")]
 
 
-async def test_a_cached_step_is_a_miss_and_then_a_hit(store: Store) -> None:
+async def test_a_cached_step_is_a_miss_and_then_a_hit(store: FullStore) -> None:
     heard = Heard()
 
     @workflow(cache={})
@@ -452,7 +452,7 @@ async def test_a_cached_step_is_a_miss_and_then_a_hit(store: Store) -> None:
     assert heard.said == [*BEGUN, "step_cache_hit a #0", *ended, "run_complete"]
 
 
-async def test_a_run_that_is_dead(store: Store) -> None:
+async def test_a_run_that_is_dead(store: FullStore) -> None:
     heard = Heard()
 
     @workflow
@@ -493,13 +493,13 @@ async def test_a_run_that_cannot_be_read() -> None:
         _ = heard.one(events.StepCompleteEvent).snapshot
 
 
-async def stolen(store: Store, here: World) -> None:
+async def stolen(store: FullStore, here: World) -> None:
     """Another worker gets the run, for which its lease has expired."""
     assert await store.acquire("run", 30, now=here.clock.now() + 3600 * 1_000_000) is not None
 
 
 @pytest.mark.parametrize("noticed", ["at a record", "at the end", "by the heartbeat"])
-async def test_a_lease_that_is_lost(store: Store, noticed: str) -> None:
+async def test_a_lease_that_is_lost(store: FullStore, noticed: str) -> None:
     heard = Heard()
 
     @workflow
@@ -540,7 +540,7 @@ class Failing(MortalStore):
 
 
 @pytest.mark.parametrize("verb", ["record", "finish"])
-async def test_a_store_that_fails(store: Store, verb: str) -> None:
+async def test_a_store_that_fails(store: FullStore, verb: str) -> None:
     heard = Heard()
 
     @workflow
@@ -558,7 +558,7 @@ async def test_a_store_that_fails(store: Store, verb: str) -> None:
     assert suspended.snapshot.execution.status == "running"
 
 
-async def test_a_runtime_that_is_closed_gives_its_runs_back(store: Store) -> None:
+async def test_a_runtime_that_is_closed_gives_its_runs_back(store: FullStore) -> None:
     heard = Heard()
     begun, go = asyncio.Event(), asyncio.Event()
 
@@ -585,7 +585,7 @@ async def test_a_runtime_that_is_closed_gives_its_runs_back(store: Store) -> Non
     assert heard.events[-1].snapshot == await store.load("run")
 
 
-async def test_whoever_awaits_a_run_is_cancelled(store: Store) -> None:
+async def test_whoever_awaits_a_run_is_cancelled(store: FullStore) -> None:
     heard = Heard()
     begun = asyncio.Event()
 
@@ -610,7 +610,7 @@ async def test_whoever_awaits_a_run_is_cancelled(store: Store) -> None:
 
 
 @pytest.mark.parametrize("verb", ["finish", "suspend"])
-async def test_whoever_awaits_a_run_is_cancelled_when_it_was_over(store: Store, verb: str) -> None:
+async def test_whoever_awaits_a_run_is_cancelled_when_it_was_over(store: FullStore, verb: str) -> None:
     heard = Heard()
     held: Any = HeldBack(store, verb)
 
@@ -716,7 +716,7 @@ async def test_what_a_listener_does_to_a_result_changes_nothing() -> None:
     assert snapshot.steps["a"].value == ["clean"]
 
 
-async def test_with_nobody_listening_no_event_is_ever_made(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+async def test_with_nobody_listening_no_event_is_ever_made(monkeypatch: pytest.MonkeyPatch, store: FullStore) -> None:
     made: list[str] = []
 
     def forbidden(kind: str, **fields: Any) -> None:

@@ -224,14 +224,14 @@ class BrokenFactory(KeyValueFactory):
 
 @pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
 def test_a_broken_store_is_caught(kind: type[MemoryKeyValueStore], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyvalue, "PATIENCE", 2.0)
-    case = next(case for case in keyvalue._CASES if case.name == BROKEN[kind])
+    monkeypatch.setattr(keyvalue.world, "PATIENCE", 2.0)
+    case = next(case for case in keyvalue.CASES if case.name == BROKEN[kind])
     with pytest.raises((AssertionError, RuntimeError, OverflowError)):
         asyncio.run(case.run(BrokenFactory(kind)))
 
 
 def test_every_promise_for_one_process_is_broken_by_somebody() -> None:
-    assert {case.name for case in keyvalue._CASES if not case.needs_sharing} == set(BROKEN.values())
+    assert {case.name for case in keyvalue.CASES if not case.needs_sharing} == set(BROKEN.values())
 
 
 class Plain:
@@ -291,4 +291,4 @@ def test_no_case_can_be_left_out() -> None:
 
     run = keyvalue.key_value_tests(Skips)
     with pytest.raises(pytest.fail.Exception, match="cannot be left out"):
-        run(keyvalue._CASES[0])
+        run(keyvalue.CASES[0])

@@ -18,13 +18,13 @@ from perdure.errors import PersistenceError
 from perdure.migration import Migration, Skipped
 from perdure.model.journal import Entry
 from perdure.model.records import NewRun, QueueLimits, RunRow
-from perdure.store import Store
+from perdure.store import FullStore
 from tests.backends.registry import BACKENDS
 from tests.backends.user_defined.own_stores import DictStore
 from tests.campaign import times
 from tests.migration.worlds import LIMITS, PLACES, SCHEDULES, THEN, add_schedules_and_limits, everything, fill, runs
 
-Change: TypeAlias = Callable[[Store], Awaitable[None]]
+Change: TypeAlias = Callable[[FullStore], Awaitable[None]]
 calls: list[int] = []
 
 
@@ -84,7 +84,7 @@ async def _moved(source_dsn: str, target_dsn: str, some: Any) -> None:
 
 
 @asynccontextmanager
-async def opened(dsn: str) -> AsyncIterator[Store]:
+async def opened(dsn: str) -> AsyncIterator[FullStore]:
     store = await asyncio.to_thread(open_store, dsn)  # finding the real path of a file looks at the disk
     try:
         yield store
@@ -164,38 +164,38 @@ async def test_a_run_that_changed_in_the_source_is_copied_again() -> None:
     assert await everything(target) == await everything(source)
 
 
-async def _signalled(store: Store) -> None:
+async def _signalled(store: FullStore) -> None:
     await store.signal("r", "go", b"only here")
 
 
-async def _driven(store: Store) -> None:
+async def _driven(store: FullStore) -> None:
     claim = await store.acquire("r", 60)
     assert claim is not None
     await store.record(claim.lease, [Entry(seq=1, key="one")])
     await store.release(claim.lease)
 
 
-async def _suspended(store: Store) -> None:
+async def _suspended(store: FullStore) -> None:
     claim = await store.acquire("r", 60)
     assert claim is not None
     await store.suspend(claim.lease, wake_at=None)
 
 
-async def _finished(store: Store) -> None:
+async def _finished(store: FullStore) -> None:
     claim = await store.acquire("r", 60)
     assert claim is not None
     await store.finish(claim.lease, "completed", b"null")
 
 
-async def _claimed(store: Store) -> None:
+async def _claimed(store: FullStore) -> None:
     assert await store.acquire("r", 60) is not None
 
 
-async def _cancelled(store: Store) -> None:
+async def _cancelled(store: FullStore) -> None:
     await store.cancel("r")
 
 
-async def _looked_at(store: Store) -> None:
+async def _looked_at(store: FullStore) -> None:
     claim = await store.acquire("r", 60)
     assert claim is not None
     await store.release(claim.lease)

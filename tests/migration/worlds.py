@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from perdure.model.journal import Entry, drop_entry
 from perdure.model.records import Awaited, QueueLimits, RunRow, Schedule, Signal
 from perdure.snapshots.view import View, load_view
-from perdure.store import Store
+from perdure.store import FullStore
 
 # The backends that are left and moved into, by their names in `tests.backends.registry`.
 PLACES = ("sqlite", "files", "postgres", "redis", "mysql", "libsql")
@@ -100,12 +100,12 @@ def runs(draw: st.DrawFn, min_size: int = 0) -> list[tuple[RunRow, list[Entry], 
     return [(draw(rows(run_id)), draw(entries()), draw(inboxes()), draw(INSTANTS)) for run_id in ids]
 
 
-async def fill(store: Store, some: list[tuple[RunRow, list[Entry], list[Signal], int]]) -> None:
+async def fill(store: FullStore, some: list[tuple[RunRow, list[Entry], list[Signal], int]]) -> None:
     for row, journal, inbox, at in some:
         await store.restore(row, journal, inbox, now=at)
 
 
-async def everything(store: Store, *, but: tuple[str, ...] = ("epoch", "attempts")) -> dict[str, Any]:
+async def everything(store: FullStore, *, but: tuple[str, ...] = ("epoch", "attempts")) -> dict[str, Any]:
     """All that can be read of all runs, schedules and limits."""
     views: list[View | None] = [await load_view(store, info.id) for info in await store.list(limit=100_000)]
     shown = {view.row.id: _shown(view, but) for view in views if view is not None}
@@ -125,7 +125,7 @@ SCHEDULES = [
 LIMITS = {"go": QueueLimits(concurrency=3), "pay": QueueLimits(key_concurrency=1)}
 
 
-async def add_schedules_and_limits(store: Store) -> None:
+async def add_schedules_and_limits(store: FullStore) -> None:
     for schedule in SCHEDULES:
         await store.put_schedule(schedule)
     for queue, limits in LIMITS.items():

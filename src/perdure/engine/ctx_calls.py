@@ -114,7 +114,7 @@ class Calls:
         self._kinds = recorded.kinds
         self._closed_keys = {entry.key for entry in recorded.closes} if recorded.closes else set()
         self._used: set[str] = set()
-        # Recorded keys that the body has not asked for so far.
+        # JournalIndex keys that the body has not asked for so far.
         self.unasked = {*self._closed_keys, *self.winners}
         # How many numbers ctx.random() and ctx.uuid4() have given in each scope.
         self.counters: dict[tuple[tuple[str, ...], str], int] = {}

@@ -330,7 +330,7 @@ class Drive:
         react(choice, error)
 
     def corrupt(self, what: str, reason: Exception) -> NoReturn:
-        """Recorded data cannot be read back: end the run as failed, and touch nothing."""
+        """JournalIndex data cannot be read back: end the run as failed, and touch nothing."""
         self.fail(SnapshotCorrupt(self.run.id, what, str(reason)))
 
     # From here on: how it starts, goes on and ends.

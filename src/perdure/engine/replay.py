@@ -63,7 +63,7 @@ class Turnstile:
         self._has_event = has_event
         self._next_event = next_event
         self._loop = asyncio.get_running_loop()
-        # Recorded and not handed over, by seq; `_passed` were not asked for when their turn came.
+        # JournalIndex and not handed over, by seq; `_passed` were not asked for when their turn came.
         self.queue: deque[Entry] = deque(recorded)
         self._passed: dict[str, Entry] = {}
         self._asked: dict[str, Receiver] = {}

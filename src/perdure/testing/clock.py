@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to move."""
+"""A clock that stands still until `advance` moves it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _ManualTimer:
         self._args = args
 
     def cancel(self) -> None:
-        # Let go of, as a loop's own timer does: it may refer to the clock.
+        # Drop the references, as a loop's own timer does: they may form a cycle with the clock.
         self._callback, self._args = None, ()
 
     def fire(self) -> None:

@@ -15,7 +15,7 @@ from perdure.backends.key_value import KeyValueRunStore
 from perdure.backends.memory.store import MemoryStore
 from perdure.errors import PersistenceError
 from perdure.model.records import Awaited, Item, Lease, QueueLimits, Schedule
-from perdure.store import Store
+from perdure.store import FullStore
 from perdure.testing.contract.world import NOW, TTL, at, entry, new_run, run_row, signals
 from tests.backends.key_value.faulty import Died, MortalBucket, MortalDict
 
@@ -28,7 +28,7 @@ LATER = at(10**6)
 class Hand:
     """A store, and the leases that were got from it."""
 
-    store: Store
+    store: FullStore
     leases: dict[str, Lease] = field(default_factory=dict)
 
     async def start(self, run_id: str, **columns: Any) -> None:
@@ -93,7 +93,7 @@ STORY: tuple[Step, ...] = (
 )
 
 
-async def picture(store: Store) -> bytes:
+async def picture(store: FullStore) -> bytes:
     """Everything that can be seen of the story's runs, and what is due, once what a crash left undone was looked at."""
     due = [list(await store.due(now=now)) for now in (at(12), LATER)]
     seen: list[Any] = [due, list(await store.schedules()), await store.queue_limits()]
@@ -115,7 +115,7 @@ async def pictures() -> list[bytes]:
     return seen
 
 
-async def told_until_death(store: Store) -> int:
+async def told_until_death(store: FullStore) -> int:
     """How many steps were acknowledged before the store died."""
     hand = Hand(store)
     for number, step in enumerate(STORY):

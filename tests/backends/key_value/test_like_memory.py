@@ -14,7 +14,7 @@ from perdure.backends.key_value import KeyValueRunStore
 from perdure.backends.memory.store import MemoryDatabase, MemoryStore
 from perdure.errors import PerdureError
 from perdure.model.records import Awaited, Claim, Claims, Created, Item, Lease, RunRow, Signal
-from perdure.store import Store
+from perdure.store import FullStore
 from perdure.testing.contract.world import TTL, at, entry, new_run, run_row, signals
 from tests.backends.key_value.faulty import MortalDict
 from tests.campaign import times
@@ -26,12 +26,12 @@ STALE = Lease(run_id="a", epoch=1, token="stale", until=0)
 class Player:
     """Makes the same moves on two handles of one database, and says what came of each."""
 
-    def __init__(self, *stores: Store) -> None:
+    def __init__(self, *stores: FullStore) -> None:
         self.stores = stores
         self.leases: dict[str, Lease] = {}
         self.next_wake_at: int | None = None
 
-    async def play(self, move: Callable[[Store, Player], Awaitable[Any]], handle: int) -> Any:
+    async def play(self, move: Callable[[FullStore, Player], Awaitable[Any]], handle: int) -> Any:
         try:
             answer = await move(self.stores[handle], self)
         except PerdureError as refusal:
@@ -62,7 +62,7 @@ def shown(row: RunRow | None) -> RunRow | None:
     return None if row is None else msgspec.structs.replace(row, lease_owner=None)
 
 
-async def everything(store: Store, now: int) -> list[Any]:
+async def everything(store: FullStore, now: int) -> list[Any]:
     seen: list[Any] = [list(await store.due(now=now)), [line.id for line in await store.list()], await store.count()]
     for run_id in IDS:
         rows = [await store.journal(run_id), await store.inbox(run_id), await store.items(run_id, "log")]
@@ -70,7 +70,7 @@ async def everything(store: Store, now: int) -> list[Any]:
     return seen
 
 
-def move(chance: random.Random, now: int) -> Callable[[Store, Player], Awaitable[Any]]:
+def move(chance: random.Random, now: int) -> Callable[[FullStore, Player], Awaitable[Any]]:
     """Something that can be asked, good or bad."""
     one, other = chance.choice(IDS), chance.choice(IDS)
     size = chance.choice((1, 1, 1, 5000))
@@ -84,7 +84,7 @@ def move(chance: random.Random, now: int) -> Callable[[Store, Player], Awaitable
     parent = chance.choice(({}, {"parent_id": other, "parent_key": "pay"}))
     inbox = [Signal(seq=3, name="go", payload=b"r" * size, dedupe="d")]
     restored = run_row(one, status=chance.choice(("pending", "suspended", "failed")), wake_at=wake_at, waiting_for=tuple(awaited))
-    moves: tuple[Callable[[Store, Player], Awaitable[Any]], ...] = (
+    moves: tuple[Callable[[FullStore, Player], Awaitable[Any]], ...] = (
         lambda store, _: store.create(new_run(one, input=b"i" * size, **parent), ttl=chance_ttl, now=now),
         lambda store, _: store.create(new_run(one, start_at=wake_at, **parent), now=now),
         lambda store, _: store.claim(2, TTL, ["flow"], now=now),
@@ -111,19 +111,19 @@ def move(chance: random.Random, now: int) -> Callable[[Store, Player], Awaitable
     return chance.choice(moves)
 
 
-def over_objects() -> tuple[Store, Store]:
+def over_objects() -> tuple[FullStore, FullStore]:
     memory = ObjectMemory()
     return KeyValueRunStore(memory), KeyValueRunStore(memory)
 
 
-def over_text() -> tuple[Store, Store]:
+def over_text() -> tuple[FullStore, FullStore]:
     kv = MortalDict()
     return KeyValueRunStore(kv), KeyValueRunStore(kv)
 
 
 @pytest.mark.parametrize("make", [over_objects, over_text])
 @pytest.mark.parametrize("seed", range(times(100)))
-async def test_it_answers_like_the_memory_store(make: Callable[[], tuple[Store, Store]], seed: int) -> None:
+async def test_it_answers_like_the_memory_store(make: Callable[[], tuple[FullStore, FullStore]], seed: int) -> None:
     chance = random.Random(seed)
     database = MemoryDatabase()
     model, real = Player(MemoryStore(database), MemoryStore(database)), Player(*make())

@@ -10,7 +10,7 @@ import pytest
 
 from perdure.backends.postgres import PostgresStore
 from perdure.backends.postgres.schema import TABLES
-from perdure.store import Store
+from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, all_cases, contract_tests
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import shared_server
@@ -48,14 +48,14 @@ def _frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 class PgBouncerFactory(StoreFactory):
     """A case has the tables to itself by a prefix that nobody else has."""
 
-    capabilities = frozenset({"shared", "durable", "transaction"})
+    capabilities = STANDARD_PARTS | {"shared", "durable", "transaction"}
 
     def __init__(self) -> None:
         self.pooler = pooler().dsn
         self.table = shared_tables()
         self.prefix = secrets.token_hex(6)
 
-    async def open(self, prefix: str = "") -> Store:
+    async def open(self, prefix: str = "") -> FullStore:
         return PostgresStore(self.pooler, table=self.table, prefix=f"{self.prefix}/{prefix}")
 
 

@@ -15,7 +15,7 @@ from perdure.backends.redis import RedisStore
 from perdure.errors import PerdureError
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, Claim, Claims, Created, Item, Lease, NewRun, QueueLimits, RunRow, Signal
-from perdure.store import Store
+from perdure.store import FullStore
 from perdure.testing.contract.world import NOW
 from tests.campaign import times
 from tests.servers.redis import RedisServer
@@ -35,10 +35,10 @@ class History:
         self.given = 0
         self.seqs = 0
 
-    def verb(self) -> Callable[[Store, list[Lease]], Awaitable[Any]]:
+    def verb(self) -> Callable[[FullStore, list[Lease]], Awaitable[Any]]:
         self.now += self.random.choice((0, 1, 1_000_000, 4_000_000))
         name = self.random.choice([name for name in dir(self) if name.startswith("do_")])
-        made: Callable[[Store, list[Lease]], Awaitable[Any]] = getattr(self, name)()
+        made: Callable[[FullStore, list[Lease]], Awaitable[Any]] = getattr(self, name)()
         return made
 
     def lease(self) -> Callable[[list[Lease]], Lease]:
@@ -187,7 +187,7 @@ def _plain(value: Any) -> Any:
     return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-async def told(store: Store, verb: Callable[[Store, list[Lease]], Awaitable[Any]], leases: list[Lease]) -> Any:
+async def told(store: FullStore, verb: Callable[[FullStore, list[Lease]], Awaitable[Any]], leases: list[Lease]) -> Any:
     try:
         answer = await verb(store, leases)
     except PerdureError as refusal:
@@ -196,7 +196,7 @@ async def told(store: Store, verb: Callable[[Store, list[Lease]], Awaitable[Any]
     return shown(answer)
 
 
-async def everything(store: Store, now: int) -> Any:
+async def everything(store: FullStore, now: int) -> Any:
     runs = [
         [await store.get(run_id), await store.journal(run_id), await store.inbox(run_id), await store.items(run_id, "go")]
         for run_id in IDS

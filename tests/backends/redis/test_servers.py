@@ -16,6 +16,7 @@ import redis.asyncio
 from perdure.backends.redis import RedisStore
 from perdure.errors import PerdureWarning, PersistenceError
 from perdure.model.records import Lease, Pulse
+from perdure.store import STANDARD_PARTS
 from perdure.testing.contract.world import entry, new_run
 from tests.servers.redis import RedisServer
 
@@ -38,13 +39,13 @@ def start() -> Iterator[Start]:
 
 async def test_a_server_that_syncs_every_write_is_a_disk(store: RedisStore) -> None:
     assert store.durability == "disk"
-    assert store.capabilities == frozenset({"shared", "durable"})
+    assert store.capabilities == STANDARD_PARTS | {"shared", "durable"}
 
 
 async def test_before_it_has_asked_a_store_promises_nothing(server: RedisServer) -> None:
     store = RedisStore(server.url)
     assert store.durability == "process"
-    assert store.capabilities == frozenset({"shared"})
+    assert store.capabilities == STANDARD_PARTS | {"shared"}
     await store.close()
 
 
@@ -53,7 +54,7 @@ async def test_a_server_that_does_not_always_sync_is_no_disk(start: Start, setti
     store = RedisStore((await asyncio.to_thread(start, *setting)).url)
     await store.setup()
     assert store.durability == "process"
-    assert store.capabilities == frozenset({"shared", "durable"})
+    assert store.capabilities == STANDARD_PARTS | {"shared", "durable"}
     await store.close()
 
 
@@ -63,7 +64,7 @@ async def test_a_server_that_keeps_nothing_is_warned_about(start: Start) -> None
         await store.create(new_run())
     await store.create(new_run("other"))  # once is enough
     assert store.durability == "process"
-    assert store.capabilities == frozenset({"shared"})
+    assert store.capabilities == STANDARD_PARTS | {"shared"}
     await store.close()
 
 

@@ -306,7 +306,7 @@ def test_turns_are_had_one_at_a_time_across_loops() -> None:
 
 
 async def test_resuming_a_run_that_was_saved_without_its_input_says_how_to_give_it_that() -> None:
-    async with Runtime(stores.memory(), [waiting], concurrency=0) as runtime:
-        await runtime.store.save("w", ResumeState())
+    async with Runtime(store := stores.memory(), [waiting], concurrency=0) as runtime:
+        await store.save("w", ResumeState())
         with pytest.raises(InvalidInput, match=r"saved without its arguments; give it them with wf.run\(..., id='w'\)"):
             await runtime.resume("w")

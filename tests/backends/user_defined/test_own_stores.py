@@ -386,7 +386,7 @@ async def test_it_says_what_it_cannot_do() -> None:
     assert "unfenced, one process only" in repr(WorkflowStateStore(DictStore()))
     assert "unfenced, leases by its acquire" in repr(WorkflowStateStore(LeasedStore()))
     store = workflow_store(own := DictStore())
-    assert (store.capabilities, store.durability) == (frozenset(), "process")
+    assert (store.capabilities, store.durability) == (frozenset({"operators"}), "process")
     runtime, nothing = runtime_on(own), cast("Any", None)
     for call in (
         runtime.list(),

@@ -95,7 +95,7 @@ class LastOfAJournalWins(MemoryStore):
         return await super().create(run, entries=list(kept.values()), **options)
 
 
-@breaks("nobody_gets_a_run_without_its_journal")
+@breaks("a_run_and_its_first_journal_appear_together")
 @breaks("one_of_many_creators_gives_the_journal")
 class CreatesAndThenRecords(MemoryStore):
     async def create(self, run: NewRun, *, entries: Sequence[Entry] = (), **options: Any) -> Created:

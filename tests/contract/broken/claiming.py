@@ -35,6 +35,7 @@ class LooksBeforeItCreates(LastCreateWins):
 
 
 @breaks("a_deleted_run_leaves_nothing")
+@breaks("epochs_grow_over_a_deletion")
 @breaks("an_epoch_is_at_least_the_time")
 class EpochsCountFromOne(MemoryStore):
     async def create(self, run: NewRun, **options: Any) -> Created:
@@ -67,16 +68,16 @@ class ChoosesThenMarks(MemoryStore):
 
 
 @breaks("one_of_many_acquires_one_run")
-@breaks("acquire_refuses_what_somebody_holds")
+@breaks("acquire_refuses_a_leased_run")
 @breaks("a_lease_is_alive_until_its_end")
-class TakesWhatSomebodyHolds(MemoryStore):
+class TakesLeasedRuns(MemoryStore):
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         with self._lock() as namespace:
             return namespace.find(run_id).grant_lease(ttl, now or 0)
 
 
-@breaks("runs_that_cannot_be_claimed_hold_up_nobody")
-@breaks("a_full_queue_holds_up_nobody")
+@breaks("runs_that_cannot_be_claimed_delay_no_others")
+@breaks("a_full_queue_delays_no_other_run")
 class LimitsBeforeItFilters(MemoryStore):
     async def claim(self, limit: int, ttl: float, *which: Any, now: int | None = None, **options: Any) -> Claims:
         with self._lock() as namespace:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from perdure.backends.base.in_memory_run import InMemoryRun
-from perdure.backends.memory.database import Namespace
+from perdure.backends.memory.database import MemoryDatabase, Namespace
 from perdure.backends.memory.store import MemoryStore
 from perdure.errors import LeaseLost
 from perdure.model.journal import Entry
-from perdure.model.records import EndStatus, Lease, Pulse, QueueLimits, Signal
+from perdure.model.records import EndStatus, Item, Lease, Pulse, QueueLimits, Signal
 from tests.contract.broken.table import breaks
+
+_JOURNALS: Final[WeakKeyDictionary[MemoryDatabase, dict[str, list[Entry]]]] = WeakKeyDictionary()
 
 
 @breaks("a_lease_superseded_by_claim_cannot_write")
@@ -88,10 +91,18 @@ class ReportByAnybody(MemoryStore):
             namespace.runs[lease.run_id].change(progress=progress)
 
 
-@breaks("an_expired_lease_that_nobody_took_still_writes")
+@breaks("an_expired_lease_writes_until_it_is_taken_over")
 class ExpiryIsTheFence(MemoryStore):
     async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
         if options["now"] > lease.until:
+            raise LeaseLost(lease.run_id, lease.epoch)
+        return await super().record(lease, entries, **options)
+
+
+@breaks("an_expired_lease_streams_until_it_is_taken_over")
+class ExpiryEndsTheStreams(MemoryStore):
+    async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
+        if options.get("items") and options["now"] > lease.until:
             raise LeaseLost(lease.run_id, lease.epoch)
         return await super().record(lease, entries, **options)
 
@@ -132,7 +143,16 @@ class LastRecordWins(MemoryStore):
         return await super().record(lease, (), **options)
 
 
-@breaks("a_record_says_one_thing_under_each_number")
+@breaks("an_item_is_never_overwritten")
+class LastItemWins(MemoryStore):
+    async def record(self, lease: Lease, entries: Sequence[Entry] = (), *, items: Sequence[Item] = (), **options: Any) -> Pulse:
+        with self._lock() as namespace:
+            self._find_leased(namespace, lease).items.update({(item.stream, item.n): item for item in items})
+        return await super().record(lease, entries, **options)
+
+
+@breaks("a_record_has_one_entry_for_each_seq")
+@breaks("a_record_has_one_item_for_each_number")
 class LastOfARecordWins(MemoryStore):
     async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
         items = {(item.stream, item.n): item for item in options.pop("items", ())}
@@ -171,13 +191,26 @@ class RecordTouchesTheRow(MemoryStore):
 
 
 @breaks("payloads_are_opaque_bytes")
-class PayloadsAreText(MemoryStore):
+class SignalsAreText(MemoryStore):
+    async def signal(self, run_id: str, name: str, payload: bytes, **options: Any) -> int:
+        return await super().signal(run_id, name, payload.decode(errors="replace").encode(), **options)
+
+
+@breaks("items_and_progress_are_opaque_bytes")
+class ProgressIsText(MemoryStore):
     async def report(self, lease: Lease, progress: bytes) -> None:
         await super().report(lease, progress.decode(errors="replace").encode())
 
 
 @breaks("what_was_returned_can_be_changed_afterwards")
-class ReturnsItsOwnLists(MemoryStore):
+class ReturnsItsOwnJournal(MemoryStore):
+    async def journal(self, run_id: str, *, after: int = 0) -> list[Entry]:
+        journals = _JOURNALS.setdefault(self._database, {})
+        return journals.setdefault(run_id, await super().journal(run_id, after=after))
+
+
+@breaks("returned_limits_can_be_changed_afterwards")
+class ReturnsItsOwnLimits(MemoryStore):
     async def queue_limits(self) -> dict[str, QueueLimits]:
         with self._lock() as namespace:
             return namespace.limits

@@ -14,7 +14,7 @@ from perdure.model.records import Claim, Created, NewRun, RunRow
 from tests.contract.broken.table import breaks
 
 
-@breaks("a_run_that_lacks_its_input_is_given_to_nobody")
+@breaks("a_run_that_lacks_its_input_is_given_to_no_worker")
 class RestoredRunsAreDueWithoutInput(MemoryStore):
     async def restore(self, run: RunRow, *rest: Any, **options: Any) -> None:
         await super().restore(run, *rest, **options)
@@ -23,7 +23,7 @@ class RestoredRunsAreDueWithoutInput(MemoryStore):
             stored.change(status=run.status, wake_at=run.wake_at, waiting_for=run.waiting_for)
 
 
-@breaks("a_run_that_lacks_its_input_is_given_to_nobody")
+@breaks("a_run_that_lacks_its_input_is_given_to_no_worker")
 class CancelMakesEverythingDue(MemoryStore):
     async def cancel(self, run_id: str, *, now: int | None = None) -> None:
         await super().cancel(run_id, now=now)
@@ -31,7 +31,7 @@ class CancelMakesEverythingDue(MemoryStore):
             namespace.runs[run_id].wake(now or 0)
 
 
-@breaks("a_run_that_lacks_its_input_is_given_to_nobody")
+@breaks("a_run_that_lacks_its_input_is_given_to_no_worker")
 class ReopenMakesEverythingDue(MemoryStore):
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         await super().reopen(run_id, drop, now=now)
@@ -39,7 +39,7 @@ class ReopenMakesEverythingDue(MemoryStore):
             namespace.runs[run_id].wake(now or 0)
 
 
-@breaks("a_run_that_lacks_its_input_is_given_to_nobody")
+@breaks("a_run_that_lacks_its_input_is_given_to_no_worker")
 class GivesWhateverIsNamed(MemoryStore):
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         if due_only:
@@ -108,7 +108,7 @@ class WaitsForItsStartThoughCancelled(NoInputIsAnotherInput):
 
 @breaks("a_run_with_its_input_is_due_at_once")
 @breaks("watch_is_woken_by_input")
-class IsStillDueForNobody(NoInputIsAnotherInput):
+class IsNeverDue(NoInputIsAnotherInput):
     async def bring(self, found: RunRow, run: NewRun, **options: Any) -> Created:
         watchers, self._database.watchers = self._database.watchers, set()
         await MemoryStore.create(self, run, **options)

@@ -14,7 +14,7 @@ import msgspec
 from perdure.backends.memory.database import Namespace
 from perdure.backends.memory.store import MemoryStore
 from perdure.model.records import Created, Lease, NewRun, RunInfo, RunRow, Status
-from perdure.store import Capability, Durability, Transaction
+from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 from tests.contract.broken.table import breaks
 
 
@@ -49,7 +49,7 @@ class ListsTiesOnce(MemoryStore):
         return await super().list(prefix=prefix, limit=limit, **{**options, "before": before})
 
 
-@breaks("a_run_is_listed_while_it_changes")
+@breaks("a_run_is_counted_while_it_changes")
 class CountsStatusByStatus(MemoryStore):
     """A run that goes from one to the other meanwhile is counted twice or not at all."""
 
@@ -59,6 +59,13 @@ class CountsStatusByStatus(MemoryStore):
             total += await super().count(status=one, **options)
             await asyncio.sleep(0)
         return total
+
+
+@breaks("a_counted_prefix_is_literal")
+class CountsByPattern(MemoryStore):
+    async def count(self, *, prefix: str = "", **options: Any) -> int:
+        pattern = prefix.replace("_", "?") + "*"
+        return sum(fnmatchcase(line.id, pattern) for line in await self.list(limit=10**6, **options))
 
 
 @breaks("run_ids_that_differ_are_different_runs")
@@ -125,6 +132,9 @@ class JoinsPrefixAndId(MemoryStore):
 
 
 @breaks("a_closed_store_refuses_every_verb")
+@breaks("a_closed_store_refuses_the_verbs_of_operators")
+@breaks("a_closed_store_refuses_the_verbs_of_schedules")
+@breaks("a_closed_store_refuses_the_verbs_of_streams")
 class ClosesNothing(MemoryStore):
     async def close(self) -> None:
         pass
@@ -147,7 +157,18 @@ class SaysItIsOnDisk(MemoryStore):
 class DeclaresTooMuch(MemoryStore):
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset({"transaction"})
+        return STANDARD_PARTS | {"transaction"}
+
+
+@breaks("a_store_without_operator_verbs_refuses_them", parts=frozenset())
+@breaks("a_store_without_schedules_refuses_them", parts=frozenset())
+@breaks("a_store_without_streams_refuses_them", parts=frozenset())
+class AnnouncesNoPart(MemoryStore):
+    """Does what it does not announce."""
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset()
 
 
 @breaks("a_store_without_transactions_refuses_them")
@@ -171,7 +192,7 @@ class Durable(MemoryStore):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset({"durable", "shared"})
+        return STANDARD_PARTS | {"durable", "shared"}
 
     @property
     def durability(self) -> Durability:

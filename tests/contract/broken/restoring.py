@@ -173,7 +173,7 @@ class RestoresNothingThatWasEverLeased(MemoryStore):
     async def restore(self, run: RunRow, *rest: Any, **options: Any) -> None:
         known = await self.get(run.id)
         if known is not None and known.status == "running":
-            raise LeaseHeld(run.id, "somebody, once")
+            raise LeaseHeld(run.id, "a worker, once")
         await super().restore(run, *rest, **options)
 
 
@@ -235,14 +235,14 @@ class RestoresWhatWasConsumed(MemoryStore):
         await super().restore(run, entries, [msgspec.structs.replace(row, consumed_by=None) for row in inbox], **options)
 
 
-@breaks("a_restored_child_tells_its_parent_when_it_ends_here")
+@breaks("a_restored_child_notifies_its_parent_when_it_ends_here")
 class RestoreTellsTheParent(RestoresAttempts):
     def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         if stored.row.ended:
             self._notify_parent(namespace, stored, stored.row.updated_at)
 
 
-@breaks("a_restored_child_tells_its_parent_when_it_ends_here")
+@breaks("a_restored_child_notifies_its_parent_when_it_ends_here")
 class RestoreForgetsTheParent(RestoresAttempts):
     def spoil(self, namespace: Namespace, stored: InMemoryRun, given: RunRow, before: InMemoryRun | None) -> None:
         stored.change(parent_id=None, parent_key=None)

@@ -43,7 +43,7 @@ class ForgetsOutcomes(MemoryStore):
         await super().restore(msgspec.structs.replace(run, outcome=None), entries, inbox, **options)
 
 
-@breaks("load_tells_what_became_of_a_saved_run")
+@breaks("load_gives_a_saved_run_as_it_is_now")
 class RepeatsWhatWasSaved(MemoryStore):
     """Gives what was saved for ever."""
 

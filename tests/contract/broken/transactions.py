@@ -14,7 +14,7 @@ from perdure.backends.memory.store import MemoryDatabase, MemoryStore
 from perdure.errors import LeaseLost
 from perdure.model.journal import Entry
 from perdure.model.records import Lease, Pulse
-from perdure.store import Capability, Transaction
+from perdure.store import STANDARD_PARTS, Capability, Transaction
 from tests.contract.broken.table import breaks
 
 _TABLES: Final[WeakKeyDictionary[MemoryDatabase, list[int]]] = WeakKeyDictionary()
@@ -42,7 +42,7 @@ class MemoryTransaction:
 class Transactional(MemoryStore):
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset({"transaction"})
+        return STANDARD_PARTS | {"transaction"}
 
     def transaction(self, lease: Lease) -> AbstractAsyncContextManager[Transaction]:
         return self._transaction(lease)

@@ -79,14 +79,14 @@ class AnySignalWakes(MemoryStore):
         return seq
 
 
-@breaks("a_finished_child_tells_its_parent")
-@breaks("many_children_tell_one_parent")
+@breaks("a_finished_child_notifies_its_parent")
+@breaks("many_children_notify_one_parent")
 class FinishForgetsTheParent(MemoryStore):
     def _notify_parent(self, namespace: Namespace, child: InMemoryRun, now: int) -> None:
         child.change(parent_notified=True)
 
 
-@breaks("a_finished_child_tells_its_parent")
+@breaks("a_finished_child_notifies_its_parent")
 class TellsTheParentWithoutWakingIt(MemoryStore):
     def _notify_parent(self, namespace: Namespace, child: InMemoryRun, now: int) -> None:
         parent = namespace.runs.get(child.row.parent_id or "")
@@ -96,7 +96,7 @@ class TellsTheParentWithoutWakingIt(MemoryStore):
             parent.change(wake_at=wake_at)
 
 
-@breaks("a_child_that_its_parent_has_no_name_for_tells_nobody")
+@breaks("a_child_without_a_parent_key_notifies_no_parent")
 class InsistsOnAKey(MemoryStore):
     def _notify_parent(self, namespace: Namespace, child: InMemoryRun, now: int) -> None:
         if child.row.parent_id is not None and child.row.parent_key is None:
@@ -129,7 +129,7 @@ class CancelOnlyMarks(MemoryStore):
 
 
 @breaks("cancel_leaves_the_lease_of_a_driven_run")
-@breaks("visitors_do_not_disturb_the_holder")
+@breaks("calls_from_outside_do_not_disturb_the_holder")
 class CancelTakesTheLease(MemoryStore):
     async def cancel(self, run_id: str, *, now: int | None = None) -> None:
         with self._lock_and_wake() as namespace:
@@ -177,7 +177,7 @@ class LeavesItsWatchersWaiting(MemoryStore):
 
 @breaks("watch_is_woken_by_signal")
 @breaks("watch_works_across_event_loops")
-class WakesNobody(MemoryStore):
+class WakesNoWatcher(MemoryStore):
     @contextmanager
     def _lock_and_wake(self) -> Iterator[Namespace]:
         with self._lock() as namespace:

@@ -53,7 +53,7 @@ from perdure.model.records import (
     Status,
 )
 from perdure.snapshots.save_load import SavesSnapshots
-from perdure.store import Capability, Durability, Transaction
+from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ class FilesStore(SavesSnapshots):
     @property
     def capabilities(self) -> frozenset[Capability]:
         """Everything but transactions."""
-        return frozenset({"shared", "durable"})
+        return STANDARD_PARTS | {"shared", "durable"}
 
     async def setup(self) -> None:
         """Create the directories."""

@@ -49,7 +49,7 @@ from perdure.model.records import (
     Signal,
     Status,
 )
-from perdure.store import Capability, Durability, Transaction
+from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         """Shared where there is compare-and-swap between processes, durable where something is known to survive."""
         shared: set[Capability] = {"shared"} if self._traits.is_shared else set()
         durable: set[Capability] = {"durable"} if self.durability != "process" else set()
-        return frozenset(shared | durable)
+        return STANDARD_PARTS | shared | durable
 
     async def create(
         self,

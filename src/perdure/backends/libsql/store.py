@@ -28,7 +28,7 @@ from perdure.errors import PersistenceError
 from perdure.model.durations import microseconds
 from perdure.model.journal import Entry
 from perdure.model.records import Claims, Created, Lease, Pulse, RunRow, Signal
-from perdure.store import Capability
+from perdure.store import STANDARD_PARTS, Capability
 
 LOOK_EVERY: Final = 0.5  # seconds between two looks of a watch at the server's count of changes
 
@@ -77,9 +77,9 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """`durable` once the server said that it waits for its disk."""
+        """All there are, `durable` once the server said that it waits for its disk."""
         is_durable = self.durability != "process"
-        return frozenset({"shared", "transaction", "durable"}) if is_durable else frozenset({"shared", "transaction"})
+        return STANDARD_PARTS | ({"shared", "transaction", "durable"} if is_durable else {"shared", "transaction"})
 
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None

@@ -41,7 +41,7 @@ from perdure.model.records import (
     Status,
 )
 from perdure.snapshots.save_load import SavesSnapshots
-from perdure.store import Capability, Durability, Transaction
+from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 
 __all__ = ["MemoryDatabase", "MemoryStore"]
 
@@ -70,7 +70,7 @@ class MemoryStore(SavesSnapshots):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset()
+        return STANDARD_PARTS
 
     async def setup(self) -> None:
         with self._lock():

@@ -46,7 +46,7 @@ from perdure.model.records import (
     Signal,
     Status,
 )
-from perdure.store import Capability, Transaction
+from perdure.store import STANDARD_PARTS, Capability, Transaction
 
 if TYPE_CHECKING:
     from pymongo import AsyncMongoClient
@@ -105,8 +105,8 @@ class MongoStore(ServerStore[MongoConnections]):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """Several processes may use it, and it keeps what it acknowledged."""
-        return frozenset({"shared", "durable"})
+        """Everything but transactions."""
+        return STANDARD_PARTS | {"shared", "durable"}
 
     async def create(
         self,

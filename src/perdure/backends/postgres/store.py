@@ -50,7 +50,7 @@ from perdure.model.records import (
     Signal,
     Status,
 )
-from perdure.store import Capability
+from perdure.store import STANDARD_PARTS, Capability
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -121,7 +121,7 @@ class PostgresStore(ServerStore[PostgresConnections]):
     @property
     def capabilities(self) -> frozenset[Capability]:
         """All there are."""
-        return frozenset({"shared", "durable", "transaction"})
+        return STANDARD_PARTS | {"shared", "durable", "transaction"}
 
     def create(
         self,

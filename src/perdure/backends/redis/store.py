@@ -52,7 +52,7 @@ from perdure.model.records import (
     Status,
 )
 from perdure.snapshots.save_load import SavesSnapshots
-from perdure.store import Capability, Durability, Transaction
+from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 
 _HOST: Final = socket.gethostname()
 
@@ -108,9 +108,9 @@ class RedisStore(SavesSnapshots):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """`shared`, and `durable` once the server said that it has an append-only file."""
+        """Everything but transactions, `durable` once the server said that it has an append-only file."""
         is_durable = self._facts is not None and self._facts.append_only
-        return frozenset({"shared", "durable"}) if is_durable else frozenset({"shared"})
+        return STANDARD_PARTS | ({"shared", "durable"} if is_durable else {"shared"})
 
     async def setup(self) -> None:
         """Find out what the server does with what it is given. Warns without an append-only file.

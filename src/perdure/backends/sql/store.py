@@ -43,7 +43,7 @@ from perdure.model.records import (
     Signal,
     Status,
 )
-from perdure.store import Capability
+from perdure.store import STANDARD_PARTS, Capability
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class SqlStore(ServerStore[H]):
     @property
     def capabilities(self) -> frozenset[Capability]:
         """All there are."""
-        return frozenset({"shared", "durable", "transaction"})
+        return STANDARD_PARTS | {"shared", "durable", "transaction"}
 
     async def create(
         self,

@@ -50,7 +50,7 @@ from perdure.model.records import (
     Status,
 )
 from perdure.snapshots.save_load import SavesSnapshots
-from perdure.store import Capability, Durability
+from perdure.store import STANDARD_PARTS, Capability, Durability
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -108,7 +108,7 @@ class SQLiteStore(SavesSnapshots):
     @property
     def capabilities(self) -> frozenset[Capability]:
         """All there are."""
-        return frozenset({"shared", "durable", "transaction"})
+        return STANDARD_PARTS | {"shared", "durable", "transaction"}
 
     async def setup(self) -> None:
         """Create or upgrade the schema, also with `auto_migrate=False`."""

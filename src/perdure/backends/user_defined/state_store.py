@@ -30,6 +30,7 @@ from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.save_load import run_rows
 from perdure.snapshots.snapshot import Snapshot
 from perdure.snapshots.view import View
+from perdure.store import Capability
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -53,6 +54,11 @@ class StateStore(MemoryStore):
 
     def __repr__(self) -> str:
         return f"StateStore({self._keeper!r})"
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """Operators alone: schedules, queue limits and streams are no part of a run's state, so they could not be kept."""
+        return frozenset({"operators"})
 
     def sibling(self) -> MemoryStore:
         # For renewing leases, which are not saved.

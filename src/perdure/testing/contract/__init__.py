@@ -1,9 +1,10 @@
 """The store contract as a test suite: what `perdure.store` promises, case by case, for any store's author to run with pytest.
 
-    from perdure.testing.contract import StoreFactory, contract_tests
+    from perdure.testing.contract.world import StoreFactory
+from perdure.testing.contract import StoreFactory, contract_tests
 
     class MyFactory(StoreFactory):
-        capabilities = frozenset({"shared", "durable"})
+        capabilities = frozenset({"shared", "durable"})  # a core store that several processes use
 
         def __init__(self) -> None:
             self.path = tempfile.mkdtemp()
@@ -17,8 +18,9 @@
     test_contract = contract_tests(MyFactory)
 
 Every case is a test of its own, on a database of its own, and its id is the promise: `test_contract[a_current_lease_can_write]`.
-Which cases there are follows from the declared capabilities alone. None can be left out: what is not declared has to be refused,
-and a factory that skips is a failure. The suite needs pytest but none of its plugins.
+Which cases there are follows from the declared capabilities alone: those of the core and of each part that is declared. No case
+can be left out: what is not declared has to be refused, and a factory that skips is a failure. The suite needs pytest but none of
+its plugins.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from collections.abc import Callable
 from typing import Final
 
 from perdure.testing.contract import (
+    capabilities,
     claiming,
     creating,
     durable,
@@ -36,49 +39,44 @@ from perdure.testing.contract import (
     handles,
     identity,
     inbox,
-    items,
     late_inputs,
     leases,
     listing,
+    operating,
     queues,
     recording,
     restoring,
     saving,
     schedules,
     shared,
+    streams,
     suspending,
     transactions,
     watching,
 )
 from perdure.testing.contract.cases import Case, registered
-from perdure.testing.contract.factory import StoreFactory
+from perdure.testing.contract.world import StoreFactory
 
 __all__ = ["PARTS", "Case", "StoreFactory", "all_cases", "contract_tests"]
 
-# In the order in which the promises build on each other, which is also the order of the documentation.
-PARTS: Final = (
+# The core, in the order in which the promises build on each other; then the optional parts. This is also the order of the docs.
+CORE: Final = (
+    capabilities,
     handles,
     creating,
     claiming,
     leases,
     fencing,
     recording,
-    items,
     inbox,
     suspending,
     ending,
-    restoring,
-    late_inputs,
-    saving,
     listing,
     identity,
-    schedules,
-    queues,
     watching,
-    transactions,
-    durable,
-    shared,
 )
+OPTIONAL: Final = (operating, restoring, late_inputs, saving, schedules, queues, streams, transactions, durable, shared)
+PARTS: Final = CORE + OPTIONAL
 
 
 def all_cases() -> tuple[Case, ...]:

@@ -1,29 +1,41 @@
-"""Claiming: who gets which run, and in which order."""
+"""Claiming: which worker gets which run, and in which order."""
 
 from __future__ import annotations
 
 import asyncio
 
 from perdure.errors import LeaseHeld, RunNotFound
-from perdure.model.records import Claim, Item, Lease
+from perdure.model.records import Claim, Lease
 from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, holds, refused
-from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, at, claimed_ids, entry, new_run, outcomes, signals
+from perdure.testing.contract.world import (
+    EXPIRED,
+    NOW,
+    TTL,
+    World,
+    at,
+    claimed_ids,
+    entry,
+    equal,
+    holds,
+    new_run,
+    outcomes,
+    refused,
+    signals,
+)
 
 
 @promise
 async def a_claim_brings_everything_the_driver_needs(world: World) -> None:
-    """A claim has the lease, the row, the journal by seq, the unconsumed inbox, its highest seq, and each stream's length."""
+    """A claim has the lease, the row, the journal by seq, the unconsumed inbox, and its highest seq."""
     lease = await world.lease()
-    items = [Item(stream="log", n=n, payload=b"%d" % n) for n in range(3)] + [Item(stream="out", n=0, payload=b"x")]
     for n in (1, 2, 3):
         await world.a.signal("run", "go", b"%d" % n, now=NOW)
-    await world.a.record(lease, [entry(2), entry(1)], consume=[2, 3], items=items, now=NOW)
+    await world.a.record(lease, [entry(2), entry(1)], consume=[2, 3], now=NOW)
     claims = await world.b.claim(1, TTL, ["flow"], now=EXPIRED)
     claim = claims.claims[0]
     equal(claim.journal, [entry(1), entry(2)], "the journal")
     equal([(row.seq, row.name, row.payload) for row in claim.inbox], [(1, "go", b"1")], "the unconsumed inbox")
-    equal((claim.inbox_seq, claim.item_counts), (3, {"log": 3, "out": 1}), "inbox_seq and item_counts")
+    equal((claim.inbox_seq, claim.item_counts), (3, {}), "inbox_seq, and item_counts of a run without streams")
     equal(claim.run, await world.row(), "the row")
     equal((claim.run.status, claim.run.epoch), ("running", claim.lease.epoch), "status and epoch")
     until = EXPIRED + round(TTL * 1_000_000)
@@ -35,9 +47,9 @@ async def acquire_brings_the_same_as_claim(world: World) -> None:
     """`acquire` of one run gives the same claim as `claim` would."""
     lease = await world.lease()
     await world.a.signal("run", "go", b"1", now=NOW)
-    await world.a.record(lease, [entry(1)], items=[Item(stream="log", n=0, payload=b"0")], now=NOW)
+    await world.a.record(lease, [entry(1)], now=NOW)
     claim = await world.take()
-    equal((claim.journal, claim.inbox_seq, claim.item_counts), ([entry(1)], 1, {"log": 1}), "journal, inbox_seq and item_counts")
+    equal((claim.journal, claim.inbox_seq, claim.item_counts), ([entry(1)], 1, {}), "journal, inbox_seq and item_counts")
     equal([row.seq for row in claim.inbox], [1], "the inbox")
     equal((claim.run, claim.run.status, claim.run.epoch), (await world.row(), "running", claim.lease.epoch), "the row")
     equal((claim.lease.until, claim.run.wake_at), (claim.run.lease_until, claim.run.lease_until), "the end of the lease")
@@ -74,11 +86,11 @@ async def no_run_is_given_to_two_callers(world: World) -> None:
 
 @promise
 async def one_of_many_acquires_one_run(world: World) -> None:
-    """When many acquire the same run at once, one gets it and the others are told that it is held."""
+    """When many acquire the same run at once, one gets it and the others get `LeaseHeld`."""
     await world.a.create(new_run(), now=NOW)
     answers = await outcomes(store.acquire("run", TTL, now=NOW) for store in (world.a, world.b) * 8)
     equal(sum(isinstance(answer, Claim) for answer in answers), 1, "how many got it")
-    equal(sum(isinstance(answer, LeaseHeld) for answer in answers), 15, "how many were told that it is held")
+    equal(sum(isinstance(answer, LeaseHeld) for answer in answers), 15, "how many got LeaseHeld")
 
 
 @promise
@@ -91,7 +103,7 @@ async def an_expired_lease_has_one_successor(world: World) -> None:
 
 @promise
 async def a_lease_is_alive_until_its_end(world: World) -> None:
-    """A leased run is given to nobody before `until`, and to the next who asks from then on."""
+    """A leased run is given to no other worker before `until`, and from then on to the next that asks."""
     await world.lease()
     await world.lease("other", workflow="other")
     last = at(TTL) - 1
@@ -103,19 +115,17 @@ async def a_lease_is_alive_until_its_end(world: World) -> None:
 
 
 @promise
-async def runs_that_cannot_be_claimed_hold_up_nobody(world: World) -> None:
-    """Runs of other workflows, in other queues or on hold are passed over, however many are due before."""
+async def runs_that_cannot_be_claimed_delay_no_others(world: World) -> None:
+    """Runs of other workflows or in other queues are passed over, however many are due before."""
 
     async def in_the_way(n: int) -> None:
         await world.a.create(new_run(f"unknown-{n}", workflow="gone", priority=9), now=NOW)
         await world.a.create(new_run(f"queued-{n}", queue="other", priority=9), now=NOW)
-        await world.a.create(new_run(f"held-{n}", priority=9), now=NOW)
-        await world.a.hold(f"held-{n}")
 
     await asyncio.gather(*map(in_the_way, range(40)))
     await world.a.create(new_run("ready"), now=at(1))
     equal(await claimed_ids(world.b, 1, now=at(1), queues=["default"]), ["ready"], "what is claimed")
-    equal((await world.row("unknown-0")).status, "pending", "the status of a run whose workflow nobody asked for")
+    equal((await world.row("unknown-0")).status, "pending", "the status of a run of a workflow that was not asked for")
 
 
 @promise
@@ -143,7 +153,7 @@ async def claim_takes_only_what_was_asked_for(world: World) -> None:
 
 
 @promise
-async def claim_tells_when_more_may_come_due(world: World) -> None:
+async def claim_gives_the_next_instant_at_which_a_run_comes_due(world: World) -> None:
     """`next_wake_at` is the earliest instant after now at which a run comes due: a timer's, a start's, or the end of a lease."""
     equal((await world.a.claim(5, TTL, ["flow"], now=NOW)).next_wake_at, None, "next_wake_at of an empty store")
     await world.a.create(new_run("later", start_at=at(500)), now=NOW)
@@ -173,22 +183,19 @@ async def acquire_gives_only_what_is_due(world: World) -> None:
 
 
 @promise
-async def acquire_refuses_what_somebody_holds(world: World) -> None:
-    """`acquire` raises `LeaseHeld` while a live lease or an operator holds the run, and `RunNotFound` for an unknown one."""
+async def acquire_refuses_a_leased_run(world: World) -> None:
+    """`acquire` raises `LeaseHeld` while a live lease holds the run, and `RunNotFound` for an unknown one."""
     await world.lease("leased")
-    await world.a.create(new_run("held"), now=NOW)
-    await world.a.hold("held")
-    for run_id in ("leased", "held"):
-        for due_only in (True, False):
-            with refused(LeaseHeld, f"acquire of {run_id!r}"):
-                await world.b.acquire(run_id, TTL, due_only=due_only, now=at(1))
+    for due_only in (True, False):
+        with refused(LeaseHeld, "acquire of a leased run"):
+            await world.b.acquire("leased", TTL, due_only=due_only, now=at(1))
     with refused(RunNotFound, "acquire of an unknown run"):
         await world.b.acquire("unknown", TTL, now=NOW)
 
 
 @promise
 async def epochs_only_grow_and_tokens_never_repeat(world: World) -> None:
-    """Each acquisition has a higher epoch, also within one microsecond, and a token that nobody can guess."""
+    """Each acquisition has a higher epoch, also within one microsecond, and a token that cannot be guessed."""
     leases: list[Lease] = [await world.lease()]
     for _ in range(5):
         await world.a.release(leases[-1], now=NOW)
@@ -201,27 +208,8 @@ async def epochs_only_grow_and_tokens_never_repeat(world: World) -> None:
 
 @promise
 async def an_epoch_is_at_least_the_time(world: World) -> None:
-    """The epoch is never below the store's clock in microseconds, so a deleted run needs no tombstone."""
+    """The epoch is never below the store's clock in microseconds, so that a run which was removed needs no tombstone."""
     first = (await world.start()).lease
     holds(first.epoch >= NOW, f"epoch {first.epoch} is at least the time, {NOW}")
     second = (await world.take(now=at(100))).lease
     holds(second.epoch >= at(100), f"epoch {second.epoch} is at least the time, {at(100)}")
-    await world.a.delete("run")
-    third = (await world.start(now=at(200))).lease
-    holds(third.epoch > second.epoch, "the epoch grows over delete and create")
-
-
-@promise
-async def due_lists_what_may_be_claimed(world: World) -> None:
-    """`due` gives the ids that may be claimed now, in any queue, longest due first and then by id, up to the limit."""
-    await world.a.create(new_run("b", start_at=at(-1), priority=9), now=NOW)
-    await world.a.create(new_run("a", start_at=at(-1), queue="mail"), now=NOW)
-    await world.suspended("timer", wake_at=at(-5))
-    await world.a.create(new_run("later", start_at=at(1)), now=NOW)
-    await world.a.create(new_run("held", start_at=at(-9)), now=NOW)
-    await world.a.hold("held")
-    await world.lease("leased")
-    await world.ended("over")
-    equal(list(await world.b.due(now=NOW)), ["timer", "a", "b"], "what is due")
-    equal(list(await world.b.due(now=NOW, limit=2)), ["timer", "a"], "what is due first")
-    equal(list(await world.b.due(now=EXPIRED)), ["timer", "a", "b", "later", "leased"], "what is due when the lease has expired")

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from perdure.errors import LeaseLost
-from perdure.model.records import Item, QueueLimits
+from perdure.model.records import QueueLimits
 from perdure.testing.contract.cases import promise_with, promise_without
-from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.creating import FIRST
-from perdure.testing.contract.handles import SCHEDULE
 from perdure.testing.contract.late_inputs import lacking
 from perdure.testing.contract.restoring import INBOX, WHOLE
-from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, at, claimed_ids, entry, new_run, run_row, signals
+from perdure.testing.contract.world import (
+    EXPIRED,
+    NOW,
+    SCHEDULE,
+    TTL,
+    FullWorld,
+    World,
+    at,
+    claimed_ids,
+    entry,
+    equal,
+    holds,
+    new_run,
+    refused,
+    run_row,
+    signals,
+)
 
 
 @promise_without("durable")
 async def a_store_that_keeps_nothing_says_so(world: World) -> None:
-    """A store that is not durable says `process`, so that nobody takes its memory for a disk."""
+    """A store that is not durable says `process`, so that its memory is not taken for a disk."""
     equal(world.a.durability, "process", "store.durability")
 
 
@@ -27,37 +41,60 @@ async def a_durable_store_says_what_it_survives(world: World) -> None:
 
 @promise_with("durable")
 async def everything_acknowledged_survives_a_restart(world: World) -> None:
-    """Rows, journals, inboxes, items, schedules and queue limits are the same after a restart, byte for byte."""
+    """Rows, journals, inboxes and items are the same after a restart, byte for byte."""
     lease = await world.lease("driven", metadata=b"\x00\xff")
     await world.a.signal("driven", "go", b"1", dedupe="d", now=NOW)
-    await world.a.record(lease, [entry(1), entry(2)], consume=[1], items=[Item(stream="log", n=0, payload=b"0")], now=NOW)
-    await world.a.report(lease, b"half")
+    await world.record_item(lease, entry(1), entry(2))
+    await world.a.record(lease, consume=[1], now=NOW)
     await world.suspended("asleep", waiting_for=signals("go"), wake_at=at(60))
-    await world.a.create(new_run("held", start_at=at(5)), now=NOW)
-    await world.a.hold("held")
+    await world.a.create(new_run("later", start_at=at(5)), now=NOW)
+    await world.a.create(new_run("begun"), entries=[FIRST, entry(1)], created_at=at(-9), now=NOW)
     await world.ended("over", "failed")
-    await world.a.put_schedule(SCHEDULE)
-    await world.a.limit_queue("default", QueueLimits(concurrency=2))
-    names = ("driven", "asleep", "held", "over")
+    names = ("driven", "asleep", "later", "begun", "over")
     before = await world.dump(*names)
     await world.restart()
     equal(await world.dump(*names), before, "everything of the runs")
-    equal(list(await world.a.schedules()), [SCHEDULE], "the schedules")
-    equal(await world.a.queue_limits(), {"default": QueueLimits(concurrency=2)}, "the queue limits")
     equal(await world.a.signal("driven", "go", b"2", dedupe="d", now=NOW), 1, "a signal that was sent before the restart")
 
 
-@promise_with("durable")
-async def what_was_restored_survives_a_restart(world: World) -> None:
-    """Restored runs, and runs that began with a journal, are the same after a restart; nothing of what was replaced is back."""
+@promise_with("durable", "operators")
+async def a_hold_survives_a_restart(world: FullWorld) -> None:
+    """A run on hold is on hold after a restart."""
+    await world.a.create(new_run("held", start_at=at(5)), now=NOW)
+    await world.a.hold("held")
+    before = await world.dump("held")
+    await world.restart()
+    equal((await world.dump("held"), await claimed_ids(world.b, now=at(9))), (before, []), "the run, and what can be claimed")
+
+
+@promise_with("durable", "schedules")
+async def schedules_and_queue_limits_survive_a_restart(world: FullWorld) -> None:
+    """Schedules and queue limits are the same after a restart."""
+    await world.a.put_schedule(SCHEDULE)
+    await world.a.limit_queue("default", QueueLimits(concurrency=2))
+    await world.restart()
+    equal(list(await world.a.schedules()), [SCHEDULE], "the schedules")
+    equal(await world.a.queue_limits(), {"default": QueueLimits(concurrency=2)}, "the queue limits")
+
+
+@promise_with("durable", "streams")
+async def progress_survives_a_restart(world: FullWorld) -> None:
+    """A run's progress is the same after a restart."""
+    await world.a.report(await world.lease(), b"half")
+    await world.restart()
+    equal((await world.row()).progress, b"half", "the progress")
+
+
+@promise_with("durable", "operators")
+async def what_was_restored_survives_a_restart(world: FullWorld) -> None:
+    """Restored runs are the same after a restart, and nothing of what they replaced is back."""
     lease = await world.lease("replaced")
     await world.a.signal("replaced", "go", b"1", dedupe="d", now=NOW)
-    await world.a.record(lease, [entry(1), entry(2)], items=[Item(stream="log", n=0, payload=b"0")], now=NOW)
+    await world.record_item(lease, entry(1), entry(2))
     await world.a.restore(run_row("replaced"), [entry(2, payload=b"new")], [INBOX[1]], now=EXPIRED)
     await world.a.restore(WHOLE, [FIRST], INBOX, now=NOW)
     await world.a.restore(lacking("lacking"), [entry(1)], now=NOW)
-    await world.a.create(new_run("begun"), entries=[FIRST, entry(1)], created_at=at(-9), now=NOW)
-    names = ("replaced", "run", "lacking", "begun")
+    names = ("replaced", "run", "lacking")
     before = await world.dump(*names)
     await world.restart()
     equal(await world.dump(*names), before, "everything of the runs")
@@ -96,9 +133,9 @@ async def a_restart_does_not_revive_a_stale_lease(world: World) -> None:
     holds((await world.take(now=at(99))).lease.epoch > taken.lease.epoch, "the epoch grows over a restart")
 
 
-@promise_with("durable")
-async def a_deletion_survives_a_restart(world: World) -> None:
-    """What was deleted or purged stays away."""
+@promise_with("durable", "operators")
+async def a_deletion_survives_a_restart(world: FullWorld) -> None:
+    """What was deleted or purged does not come back."""
     await world.lease("deleted")
     await world.ended("purged")
     await world.ended("kept", now=at(50))

@@ -1,4 +1,4 @@
-"""Ending: finishing, telling the parent, and what an operator may still do: reopen, cancel, hold, purge."""
+"""Ending: finish a run and notify its parent, reopen it, cancel it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from perdure.errors import LeaseHeld, RunFinished, RunNotFound
 from perdure.model.journal import drop_entry
 from perdure.model.records import Awaited, EndStatus, Signal
 from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, holds, refused
 from perdure.testing.contract.inbox import ENDS
-from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, at, claimed_ids, entry, new_run, signals
+from perdure.testing.contract.world import EXPIRED, NOW, World, at, claimed_ids, entry, equal, holds, new_run, refused, signals
 
 REOPENABLE: tuple[EndStatus, ...] = ("failed", "cancelled", "dead")
 
@@ -30,7 +29,7 @@ async def a_finished_run_takes_nothing_more(world: World) -> None:
 
 
 @promise
-async def a_finished_child_tells_its_parent(world: World) -> None:
+async def a_finished_child_notifies_its_parent(world: World) -> None:
     """`finish` puts the outcome into the parent's inbox under the child's key, and wakes a parent that waits for it."""
     await world.suspended("parent", waiting_for=[Awaited("child", "pay")], wake_at=at(500))
     child = await world.lease("child", parent_id="parent", parent_key="pay")
@@ -42,7 +41,7 @@ async def a_finished_child_tells_its_parent(world: World) -> None:
 
 @promise
 async def a_child_leaves_a_parent_that_does_not_wait_alone(world: World) -> None:
-    """A parent that is driven, or waits for something else, only gets the inbox row; one that ended or is gone gets nothing."""
+    """A parent that is driven or waits for something else only gets the row; one that ended or does not exist gets nothing."""
     claim = await world.start("driven")
     await world.suspended("busy", waiting_for=[*signals("pay"), Awaited("child", "other")])
     await world.ended("over")
@@ -54,11 +53,11 @@ async def a_child_leaves_a_parent_that_does_not_wait_alone(world: World) -> None
     equal(await world.row("driven"), claim.run, "the row of a parent that is driven")
     equal((await world.row("busy")).wake_at, None, "wake_at of a parent that waits for something else")
     equal([len(await world.b.inbox(run_id)) for run_id in ("driven", "busy", "over", "gone")], [1, 1, 0, 0], "inbox rows")
-    equal((await world.dump("over"), await world.b.get("gone")), (over, None), "parents that ended or are gone")
+    equal((await world.dump("over"), await world.b.get("gone")), (over, None), "parents that ended or do not exist")
 
 
 @promise
-async def a_child_that_its_parent_has_no_name_for_tells_nobody(world: World) -> None:
+async def a_child_without_a_parent_key_notifies_no_parent(world: World) -> None:
     """A run with a parent but no key under which the parent knows it ends like any other, and the parent gets nothing."""
     await world.suspended("parent", waiting_for=[Awaited("child", "pay")])
     before = await world.dump("parent")
@@ -68,7 +67,7 @@ async def a_child_that_its_parent_has_no_name_for_tells_nobody(world: World) -> 
 
 
 @promise
-async def many_children_tell_one_parent(world: World) -> None:
+async def many_children_notify_one_parent(world: World) -> None:
     """Children that finish at once on two handles each leave one row in the parent's inbox."""
     await world.suspended("parent", waiting_for=[Awaited("child", f"key-{n:02}") for n in range(20)])
     leases = [await world.lease(f"child-{n:02}", parent_id="parent", parent_key=f"key-{n:02}") for n in range(20)]
@@ -94,7 +93,6 @@ async def a_failed_run_can_be_reopened(world: World) -> None:
         holds(row.epoch > lease.epoch, "the epoch is a new one")
         expected = [entry(1), entry(3), drop_entry(4, ["step-1", "step-3"], at(1), row.epoch)]
         equal(await world.b.journal(status), expected, "the journal: one drop entry more, nothing changed")
-        equal(list(await world.a.due(now=at(1))), [status], "what is due")
         claim = await world.take(status, now=at(1))
         equal((claim.run.attempts, claim.journal), (1, expected), "attempts and journal in the next claim")
 
@@ -129,8 +127,8 @@ async def only_an_unsuccessful_end_can_be_reopened(world: World) -> None:
 
 
 @promise
-async def a_reopened_child_tells_its_parent_again(world: World) -> None:
-    """When a reopened child ends once more, its parent is told of the new outcome too."""
+async def a_reopened_child_notifies_its_parent_again(world: World) -> None:
+    """When a reopened child ends once more, its parent gets the new outcome too."""
     await world.suspended("parent", waiting_for=[Awaited("child", "pay")])
     await world.ended("child", "failed", parent_id="parent", parent_key="pay")
     await world.a.reopen("child", [], now=at(1))
@@ -142,18 +140,18 @@ async def a_reopened_child_tells_its_parent_again(world: World) -> None:
 
 @promise
 async def one_of_many_reopens_a_run(world: World) -> None:
-    """When many reopen a run at once, one does and leaves one drop entry; the others are told that it has not ended."""
+    """When many reopen a run at once, one does and leaves one drop entry; the others get `LeaseHeld`."""
     await world.ended("run", "failed")
     calls = [store.reopen("run", [], now=at(1)) for store in (world.a, world.b) * 5]
     answers = await asyncio.gather(*calls, return_exceptions=True)
     equal(sum(answer is None for answer in answers), 1, "how many reopened it")
-    equal(sum(isinstance(answer, LeaseHeld) for answer in answers), 9, "how many were told that it has not ended")
+    equal(sum(isinstance(answer, LeaseHeld) for answer in answers), 9, "how many got LeaseHeld")
     equal(len(await world.a.journal("run")), 1, "the number of drop entries")
 
 
 @promise
 async def cancel_makes_an_unheld_run_due(world: World) -> None:
-    """`cancel` marks the run and makes it due if nobody holds it, so that a worker can end it; asking again changes nothing."""
+    """`cancel` marks the run and makes it due unless it is leased, so that a worker can end it; repeating it changes nothing."""
     await world.suspended("asleep", waiting_for=signals("go"))
     await world.a.create(new_run("later", start_at=at(500)), now=NOW)
     for run_id in ("asleep", "later"):
@@ -184,66 +182,3 @@ async def an_ended_run_cannot_be_cancelled(world: World) -> None:
         equal((await world.row(status)).cancel_requested, False, "cancel_requested")
     with refused(RunNotFound, "cancel of an unknown run"):
         await world.b.cancel("unknown", now=NOW)
-
-
-@promise
-async def a_held_run_waits_for_its_operator(world: World) -> None:
-    """A run on hold is neither claimed nor acquired nor due until `unhold`; then it is as due as before."""
-    await world.a.create(new_run(), now=NOW)
-    await world.b.hold("run")
-    await world.b.hold("run")
-    equal((await claimed_ids(world.a, now=at(1)), list(await world.a.due(now=at(1)))), ([], []), "claimed and due while held")
-    with refused(LeaseHeld, "acquire of a held run"):
-        await world.a.acquire("run", TTL, due_only=False, now=at(1))
-    equal((await world.a.claim(1, TTL, ["flow"], now=at(-1))).next_wake_at, None, "next_wake_at while held")
-    await world.b.unhold("run")
-    equal((await world.row()).held, False, "held after unhold")
-    equal(await claimed_ids(world.a, now=at(1)), ["run"], "claimed after unhold")
-
-
-@promise
-async def a_hold_does_not_stop_the_present_holder(world: World) -> None:
-    """Who drives a run when it is put on hold goes on writing and renewing; the next one has to wait."""
-    lease = await world.lease()
-    await world.b.hold("run")
-    await world.a.record(lease, [entry(1)], now=at(1))
-    holds((await world.a.renew([lease], TTL, now=at(1)))[0] is not None, "the lease of a held run can be renewed")
-    await world.b.signal("run", "go", b"1", now=at(1))
-    await world.a.release(lease, now=at(2))
-    equal(((await world.row()).held, await claimed_ids(world.b, now=at(2))), (True, []), "held, and claimed, after release")
-
-
-@promise
-async def only_a_known_run_can_be_held(world: World) -> None:
-    """`hold` and `unhold` raise `RunNotFound` for an unknown run."""
-    with refused(RunNotFound, "hold of an unknown run"):
-        await world.a.hold("unknown")
-    with refused(RunNotFound, "unhold of an unknown run"):
-        await world.a.unhold("unknown")
-    equal(await world.a.get("unknown"), None, "the unknown run")
-
-
-@promise
-async def purge_deletes_only_old_ended_runs(world: World) -> None:
-    """`purge` deletes ended runs not changed for `older_than` seconds, says how many, and leaves every other run alone."""
-    for status in ENDS:
-        await world.ended(f"old {status}", status)
-        await world.ended(f"new {status}", status, now=at(50))
-    await world.a.create(new_run("pending"), now=NOW)
-    await world.lease("running")
-    await world.suspended("suspended")
-    equal(await world.b.purge(100, now=at(100) - 1), 0, "purged just before they are old enough")
-    equal(await world.b.purge(100, now=at(100)), 4, "purged when they are")
-    equal(await world.b.purge(100, now=at(100)), 0, "purged the second time")
-    left = {line.id for line in await world.a.list()}
-    equal(left, {f"new {status}" for status in ENDS} | {"pending", "running", "suspended"}, "what is left")
-    equal((await world.b.journal("old failed"), await world.b.inbox("old failed")), ([], []), "what is left of a purged run")
-
-
-@promise
-async def purge_takes_the_oldest_first(world: World) -> None:
-    """`purge` deletes no more than `limit` runs at once, the longest unchanged first."""
-    for n in (3, 1, 2, 4):
-        await world.ended(f"run-{n}", now=at(n))
-    equal(await world.b.purge(0, limit=2, now=at(10)), 2, "purged")
-    equal(sorted(line.id for line in await world.a.list()), ["run-3", "run-4"], "what is left")

@@ -1,80 +1,29 @@
-"""Handles: what a store says about itself, opening, closing, clocks and namespaces."""
+"""Handles: keys, opening, closing, siblings, clocks and namespaces."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias
 
 from perdure.errors import PersistenceError
 from perdure.model.durations import MICROSECOND
-from perdure.model.records import Lease, QueueLimits, Schedule
-from perdure.store import Store
-from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, holds, refused
+from perdure.testing.contract.capabilities import CORE_VERBS, PART_VERBS, Part
+from perdure.testing.contract.cases import Check, add, promise
 from perdure.testing.contract.world import (
-    EXPIRED,
     NOW,
     TTL,
+    FullWorld,
     World,
     at,
     claimed_ids,
     entry,
+    equal,
+    holds,
     in_another_loop,
     new_run,
     outcomes,
-    run_row,
+    refused,
 )
-
-Verb: TypeAlias = Callable[[Store, Lease], Awaitable[Any]]
-
-SNAPSHOT: Final = {"formatVersion": 1, "steps": {}, "execution": {"status": "running", "lastUpdated": "2030-01-01T00:00:00Z"}}
-SCHEDULE: Final = Schedule(id="daily", workflow="flow", spec="0 9 * * *", input=b"[]", next_at=NOW)
-
-# Every verb but `close`, which may be repeated; `tests/contract` checks that none is missing.
-VERBS: Final[dict[str, Verb]] = {
-    "setup": lambda store, _: store.setup(),
-    "create": lambda store, _: store.create(new_run("other"), now=NOW),
-    "restore": lambda store, _: store.restore(run_row("other"), [entry(1)], now=NOW),
-    "save": lambda store, _: store.save("other", SNAPSHOT),
-    "load": lambda store, _: store.load("run"),
-    "claim": lambda store, _: store.claim(1, TTL, ["flow"], now=NOW),
-    "acquire": lambda store, _: store.acquire("run", TTL, now=EXPIRED),
-    "renew": lambda store, lease: store.renew([lease], TTL, now=NOW),
-    "release": lambda store, lease: store.release(lease, now=NOW),
-    "record": lambda store, lease: store.record(lease, [entry(1)], now=NOW),
-    "suspend": lambda store, lease: store.suspend(lease, wake_at=None, now=NOW),
-    "finish": lambda store, lease: store.finish(lease, "completed", b"1", now=NOW),
-    "reopen": lambda store, _: store.reopen("run", [], now=NOW),
-    "signal": lambda store, _: store.signal("run", "go", b"1", now=NOW),
-    "cancel": lambda store, _: store.cancel("run", now=NOW),
-    "hold": lambda store, _: store.hold("run"),
-    "unhold": lambda store, _: store.unhold("run"),
-    "report": lambda store, lease: store.report(lease, b"1"),
-    "get": lambda store, _: store.get("run"),
-    "journal": lambda store, _: store.journal("run"),
-    "inbox": lambda store, _: store.inbox("run"),
-    "items": lambda store, _: store.items("run", "log"),
-    "list": lambda store, _: store.list(),
-    "count": lambda store, _: store.count(),
-    "due": lambda store, _: store.due(now=NOW),
-    "delete": lambda store, _: store.delete("run"),
-    "purge": lambda store, _: store.purge(0, now=NOW),
-    "watch": lambda store, _: store.watch(0.01),
-    "put_schedule": lambda store, _: store.put_schedule(SCHEDULE),
-    "schedules": lambda store, _: store.schedules(),
-    "drop_schedule": lambda store, _: store.drop_schedule("daily"),
-    "fire": lambda store, _: store.fire("daily", expected_at=NOW, next_at=None, run=new_run("fired"), now=NOW),
-    "limit_queue": lambda store, _: store.limit_queue("default", QueueLimits()),
-    "queue_limits": lambda store, _: store.queue_limits(),
-}
-
-
-@promise
-async def a_store_declares_what_its_factory_declares(world: World) -> None:
-    """A store's `capabilities` are the ones it is tested for."""
-    equal(world.a.capabilities, world.factory.capabilities, "store.capabilities")
 
 
 @promise
@@ -101,9 +50,29 @@ async def a_closed_store_refuses_every_verb(world: World) -> None:
     lease = await world.lease()
     await world.a.close()
     await world.a.close()
-    for name, verb in VERBS.items():
+    for name, verb in CORE_VERBS.items():
         with refused(PersistenceError, f"{name} on a closed store"):
             await verb(world.a, lease)
+
+
+def _closed_part(part: Part) -> Check:
+    async def check(world: FullWorld) -> None:
+        lease = await world.lease()
+        await world.a.close()
+        for name, verb in PART_VERBS[part].items():
+            with refused(PersistenceError, f"{name} on a closed store"):
+                await verb(world.a, lease)
+
+    return check
+
+
+for _part in PART_VERBS:
+    add(
+        _closed_part(_part),
+        f"a_closed_store_refuses_the_verbs_of_{_part}",
+        f"After `close` every verb of `{_part}` raises `PersistenceError` too.",
+        needs=[_part],
+    )
 
 
 @promise
@@ -116,13 +85,13 @@ async def closing_one_handle_leaves_the_others_open(world: World) -> None:
 
 @promise
 async def closing_answers_what_was_submitted(world: World) -> None:
-    """`close` waits for the verbs under way, and what they answered is in the database."""
+    """`close` waits for the verbs in progress, and what they answered is in the database."""
     tasks = [asyncio.ensure_future(world.a.create(new_run(f"run-{n}"), now=NOW)) for n in range(20)]
     await asyncio.sleep(0)
     await world.a.close()
     created = await asyncio.gather(*tasks)
     equal([answer.is_new for answer in created], [True] * 20, "what create() answered while the store was closed")
-    equal(await world.b.count(), 20, "the number of runs in the database")
+    equal(len(await world.b.list()), 20, "the number of runs in the database")
 
 
 @promise
@@ -163,7 +132,7 @@ async def verbs_may_be_called_from_any_event_loop(world: World) -> None:
                 await world.a.finish(created.claim.lease, "completed", b"1", entries=[entry(1)], now=NOW)
 
     await asyncio.gather(*(in_another_loop(lambda name=name: work(name)) for name in ("one", "two", "three")))  # type: ignore[misc]
-    equal(await world.a.count(status="completed"), 30, "runs completed by three threads")
+    equal(len(await world.a.list(status="completed")), 30, "runs completed by three threads")
 
 
 @promise
@@ -175,22 +144,17 @@ async def without_now_a_store_goes_by_its_own_clock(world: World) -> None:
     later = before + 120 * MICROSECOND
     holds(before <= row.created_at <= later, f"created_at {row.created_at} is about now, in microseconds")
     equal(row.lease_until, row.created_at + round(TTL * MICROSECOND), "the end of the lease")
-    equal(await world.b.due(), [], "what is due while the lease is alive")
+    equal((await world.b.claim(1, TTL, ["flow"])).claims, [], "what can be claimed while the lease is alive")
 
 
 @promise
 async def namespaces_do_not_see_each_other(world: World) -> None:
-    """The same id, schedule or queue in another namespace is another one, also when prefix and id join to the same text."""
+    """The same id in another namespace is another run, also when prefix and id join to the same text."""
     left, right = await world.open_namespace("a"), await world.open_namespace("ab")
     await left.create(new_run("bc"), now=NOW)
-    await left.put_schedule(SCHEDULE)
-    await left.limit_queue("default", QueueLimits(concurrency=0))
     for other in (right, world.a):
         for run_id in ("bc", "c", "abc"):
             equal(await other.get(run_id), None, f"run {run_id!r} of another namespace")
-        equal(list(await other.schedules()), [], "schedules of another namespace")
-        equal(await other.queue_limits(), {}, "queue limits of another namespace")
-        equal((await other.list(), await other.count(), list(await other.due(now=NOW))), ([], 0, []), "runs of another namespace")
+        equal((await other.list(), await claimed_ids(other)), ([], []), "runs of another namespace")
     holds((await right.create(new_run("c", input_hash=b"x"), now=NOW)).is_new, "another namespace's id is free here")
-    await left.delete("bc")
-    equal(await claimed_ids(right), ["c"], "runs of this namespace after one was deleted in another")
+    equal((await claimed_ids(left), await claimed_ids(right)), (["bc"], ["c"]), "runs of each namespace")

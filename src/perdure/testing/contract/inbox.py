@@ -7,8 +7,21 @@ import asyncio
 from perdure.errors import RunFinished, RunNotFound
 from perdure.model.records import Awaited, EndStatus, Signal
 from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, holds, refused
-from perdure.testing.contract.world import NOW, STAGGER, World, after, at, claimed_ids, entry, new_run, outcomes, signals
+from perdure.testing.contract.world import (
+    NOW,
+    STAGGER,
+    World,
+    after,
+    at,
+    claimed_ids,
+    entry,
+    equal,
+    holds,
+    new_run,
+    outcomes,
+    refused,
+    signals,
+)
 
 ENDS: tuple[EndStatus, ...] = ("completed", "failed", "cancelled", "dead")
 
@@ -121,7 +134,7 @@ async def a_signal_does_not_answer_for_a_child(world: World) -> None:
 
 @promise
 async def a_signal_does_not_put_a_due_run_back(world: World) -> None:
-    """A run that is due already stays where it is in the line when a signal or a cancel arrives."""
+    """A run that is due already keeps its place in the order when a signal or a cancel arrives."""
     await world.suspended(waiting_for=signals("go"), wake_at=at(1))
     await world.b.signal("run", "go", b"1", now=at(5))
     await world.b.cancel("run", now=at(6))

@@ -1,4 +1,4 @@
-"""Late inputs: a run may be restored without its input, and waits until somebody brings that."""
+"""Late inputs: a run may be restored without its input, and waits for a `create` that brings it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,23 @@ import msgspec
 
 from perdure.errors import RunConflict
 from perdure.model.records import Awaited, Created, NewRun, RunRow
-from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, refused
+from perdure.testing.contract.cases import promise_with
 from perdure.testing.contract.creating import FIRST, FULL
 from perdure.testing.contract.restoring import INBOX
-from perdure.testing.contract.world import NOW, TTL, World, at, claimed_ids, entry, new_run, outcomes, run_row, signals
+from perdure.testing.contract.world import (
+    NOW,
+    TTL,
+    FullWorld,
+    at,
+    claimed_ids,
+    entry,
+    equal,
+    new_run,
+    outcomes,
+    refused,
+    run_row,
+    signals,
+)
 
 
 def lacking(run_id: str = "run", **columns: Any) -> RunRow:
@@ -20,8 +32,8 @@ def lacking(run_id: str = "run", **columns: Any) -> RunRow:
     return run_row(run_id, **{"input": b"", "input_hash": b"", **columns})
 
 
-@promise
-async def a_run_that_lacks_its_input_is_given_to_nobody(world: World) -> None:
+@promise_with("operators")
+async def a_run_that_lacks_its_input_is_given_to_no_worker(world: FullWorld) -> None:
     """Restored without its input a run that has not ended is pending and never due, whatever is asked of it."""
     waiting = tuple(signals("go"))
     for status in ("pending", "running", "suspended"):
@@ -41,9 +53,9 @@ async def a_run_that_lacks_its_input_is_given_to_nobody(world: World) -> None:
     equal((await world.b.claim(9, TTL, ["flow"], now=at(-99))).next_wake_at, None, "next_wake_at")
 
 
-@promise
-async def the_first_create_brings_a_restored_run_its_input(world: World) -> None:
-    """The run takes what the new one says of its input and its place in the line, keeps all else, and is due; unclaimed."""
+@promise_with("operators")
+async def the_first_create_brings_a_restored_run_its_input(world: FullWorld) -> None:
+    """The run takes input, queue, priority, start and deadline from the new one, keeps all else, and is due; unclaimed."""
     own = {"seed": b"own", "metadata": b'{"own": 1}', "progress": b"half", "definition_hash": "old", "start_at": at(9)}
     await world.a.restore(lacking("full", **own), [entry(1), FIRST], INBOX, now=NOW)
     before = await world.row("full")
@@ -60,8 +72,8 @@ async def the_first_create_brings_a_restored_run_its_input(world: World) -> None
     equal(await claimed_ids(world.b, now=at(60), queues=["mail"]), ["full"], "claimed at start_at, from its new queue")
 
 
-@promise
-async def a_run_with_its_input_is_due_at_once(world: World) -> None:
+@promise_with("operators")
+async def a_run_with_its_input_is_due_at_once(world: FullWorld) -> None:
     """Without `start_at` a run that got its input is due now; so is one that was cancelled meanwhile, whatever `start_at`."""
     for run_id in ("plain", "cancelled"):
         await world.a.restore(lacking(run_id, start_at=at(99)), [entry(1)], now=NOW)
@@ -74,8 +86,8 @@ async def a_run_with_its_input_is_due_at_once(world: World) -> None:
     equal([claim.run.cancel_requested for claim in claims], [False, True], "cancel_requested in the claims")
 
 
-@promise
-async def a_restored_run_takes_the_input_of_its_own_workflow(world: World) -> None:
+@promise_with("operators")
+async def a_restored_run_takes_the_input_of_its_own_workflow(world: FullWorld) -> None:
     """Another workflow's `create` is a conflict and changes nothing; a run whose workflow is not known takes any."""
     await world.a.restore(lacking("known"), [], now=NOW)
     await world.a.restore(lacking("unknown", workflow=""), [], now=NOW)
@@ -90,8 +102,8 @@ async def a_restored_run_takes_the_input_of_its_own_workflow(world: World) -> No
     equal(await claimed_ids(world.b, now=at(1), workflows=["other"]), ["unknown"], "what the other workflow's worker claims")
 
 
-@promise
-async def a_restored_run_takes_its_input_once(world: World) -> None:
+@promise_with("operators")
+async def a_restored_run_takes_its_input_once(world: FullWorld) -> None:
     """Once it has its input, another one is a conflict and the same one finds the run, unchanged."""
     await world.a.restore(lacking(), [entry(1)], now=NOW)
     first = await world.b.create(new_run(), now=at(1))
@@ -103,8 +115,8 @@ async def a_restored_run_takes_its_input_once(world: World) -> None:
     equal(await world.dump("run"), before, "everything of the run")
 
 
-@promise
-async def an_ended_run_takes_its_input_and_stays_ended(world: World) -> None:
+@promise_with("operators")
+async def an_ended_run_takes_its_input_and_stays_ended(world: FullWorld) -> None:
     """A run that was restored after its end, without its input, is found with its outcome, and knows its input from then on."""
     await world.a.restore(lacking(status="completed", outcome=b'"done"'), [entry(1)], now=NOW)
     created = await world.b.create(new_run(), ttl=TTL, now=at(1))
@@ -116,8 +128,8 @@ async def an_ended_run_takes_its_input_and_stays_ended(world: World) -> None:
         await world.a.create(new_run(input_hash=b"else"), now=at(2))
 
 
-@promise
-async def a_parent_can_bring_a_restored_child_its_input(world: World) -> None:
+@promise_with("operators")
+async def a_parent_can_bring_a_restored_child_its_input(world: FullWorld) -> None:
     """A run restored without a parent takes that of the `create` which brings its input; one that has a parent keeps it."""
     child: dict[str, Any] = {"parent_id": "parent", "parent_key": "pay"}
     await world.suspended("parent", waiting_for=[Awaited("child", "pay")])
@@ -131,8 +143,8 @@ async def a_parent_can_bring_a_restored_child_its_input(world: World) -> None:
     equal([row.payload for row in await world.a.inbox("parent")], [b"1"], "the parent's inbox")
 
 
-@promise
-async def many_inputs_for_one_restored_run(world: World) -> None:
+@promise_with("operators")
+async def many_inputs_for_one_restored_run(world: FullWorld) -> None:
     """When many bring different inputs at once, the run takes one of them and the others get `RunConflict`."""
     await world.a.restore(lacking(), [entry(1)], now=NOW)
     inputs: list[NewRun] = [new_run(input=b"%d" % n, input_hash=b"hash %d" % n) for n in range(10)]
@@ -141,5 +153,5 @@ async def many_inputs_for_one_restored_run(world: World) -> None:
     row = await world.row()
     equal([(answer.is_new, answer.claim, answer.run) for answer in accepted], [(False, None, row)] * 2, "what was accepted")
     equal(row.input_hash, b"hash " + row.input, "input and hash")
-    equal(sum(isinstance(answer, RunConflict) for answer in answers), 18, "how many were told of a conflict")
+    equal(sum(isinstance(answer, RunConflict) for answer in answers), 18, "how many got RunConflict")
     equal((await world.take(now=at(1))).journal, [entry(1)], "the journal")

@@ -6,8 +6,7 @@ import msgspec
 
 from perdure.model.records import Pulse
 from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, holds
-from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, at, claimed_ids, entry, new_run
+from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, at, claimed_ids, entry, equal, holds, new_run
 
 
 @promise
@@ -25,7 +24,7 @@ async def renewing_many_answers_each_in_its_place(world: World) -> None:
     """`renew` takes many leases and gives None only in the place of each that is stale; the others are prolonged."""
     leases = [await world.lease(f"run-{n}") for n in range(5)]
     await world.take("run-1")
-    await world.a.delete("run-3")
+    await world.a.finish(leases[3], "completed", b"1", now=NOW)
     pulses = await world.a.renew(leases, TTL, now=EXPIRED)
     equal([pulse is None for pulse in pulses], [False, True, False, True, False], "which leases were stale")
     equal((await world.row("run-4")).lease_until, EXPIRED + round(TTL * 1_000_000), "the end of the last lease")
@@ -54,11 +53,10 @@ async def a_holder_learns_of_signals_and_cancellation(world: World) -> None:
 
 
 @promise
-async def an_expired_lease_that_nobody_took_still_writes(world: World) -> None:
-    """Only a newer epoch or token ends a lease: one that expired while nobody took over may write and be renewed."""
+async def an_expired_lease_writes_until_it_is_taken_over(world: World) -> None:
+    """Only a newer epoch or token ends a lease: one that expired may write and be renewed until the run is taken over."""
     lease = await world.lease()
     await world.a.record(lease, [entry(1)], now=EXPIRED)
-    await world.a.report(lease, b"1")
     equal(await world.a.renew([lease], TTL, now=EXPIRED), [Pulse(0, False)], "what renew() gave")
     await world.a.finish(lease, "completed", b"1", now=EXPIRED)
     equal((await world.row()).status, "completed", "the status")
@@ -130,27 +128,13 @@ async def suspending_starts_the_count_of_attempts_anew(world: World) -> None:
 
 
 @promise
-async def progress_is_replaced_by_its_holder(world: World) -> None:
-    """`report` replaces the run's progress, which everybody can read and the next holder finds."""
-    lease = await world.lease()
-    await world.a.report(lease, b"\x00\xff")
-    equal((await world.row()).progress, b"\x00\xff", "the progress")
-    await world.a.report(lease, b"")
-    equal((await world.row()).progress, b"", "the progress after the second report")
-    equal((await world.take()).run.progress, b"", "the progress the next holder finds")
-
-
-@promise
-async def updated_at_follows_the_run_and_not_its_visitors(world: World) -> None:
+async def updated_at_follows_the_run_and_not_calls_from_outside(world: World) -> None:
     """`updated_at` changes when a run is claimed, renewed, released, suspended, finished or reopened, and at nothing else."""
     lease = await world.lease()
     await world.a.record(lease, [entry(1)], now=at(1))
-    await world.a.report(lease, b"1")
     await world.b.signal("run", "go", b"1", now=at(2))
     await world.b.cancel("run", now=at(3))
-    await world.b.hold("run")
-    await world.b.unhold("run")
-    equal((await world.row()).updated_at, NOW, "updated_at after record, report, signal, cancel and hold")
+    equal((await world.row()).updated_at, NOW, "updated_at after record, signal and cancel")
     await world.a.renew([lease], TTL, now=at(4))
     equal((await world.row()).updated_at, at(4), "updated_at after renew")
     await world.a.release(lease, now=at(5))

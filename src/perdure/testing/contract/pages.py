@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from perdure.testing.contract import PARTS, all_cases
+from perdure.store import Capability
+from perdure.testing.contract import CORE, OPTIONAL, PARTS, all_cases
 from perdure.testing.contract.cases import Case
 
 BEGIN: Final = "<!-- promises: written by python -m perdure.testing.contract docs/writing-a-store.md -->"
@@ -22,27 +23,28 @@ def promises() -> str:
 
 
 def _lines() -> Iterator[str]:
-    cases = all_cases()
-    yield f"{len(cases)} promises in {len(PARTS)} parts."
+    yield f"{len(all_cases())} promises in {len(PARTS)} parts: {len(CORE)} of the core, then {len(OPTIONAL)} that are optional."
     for part in PARTS:
+        cases = [case for case in all_cases() if case.part == part.__name__]
         title, _, rest = _first_line(part.__doc__).partition(": ")
-        yield f"\n### {title}\n\n{rest[:1].upper()}{rest[1:]}\n"
-        yield from (_line(case) for case in cases if case.part == part.__name__)
+        # Said once for the part, if all of its cases need it.
+        needs = frozenset.intersection(*(case.needs for case in cases))
+        yield f"\n### {title}\n\n{rest[:1].upper()}{rest[1:]}{_asked(needs)}\n"
+        yield from (_line(case, needs) for case in cases)
 
 
 def _first_line(text: str | None) -> str:
     return (text or "").strip().partition("\n")[0]
 
 
-def _line(case: Case) -> str:
+def _line(case: Case, said: frozenset[Capability]) -> str:
     sentence = " ".join(case.sentence.split())
-    return f"- {sentence}{_concern(case)} (`{case.name}`)"
+    without = "" if case.lacks is None else f" Asked of stores that do not declare `{case.lacks}`."
+    return f"- {sentence}{_asked(case.needs - said)}{without} (`{case.name}`)"
 
 
-def _concern(case: Case) -> str:
-    if case.needs is not None:
-        return f" Asked of stores that declare `{case.needs}`."
-    return "" if case.lacks is None else f" Asked of stores that do not declare `{case.lacks}`."
+def _asked(needs: frozenset[Capability]) -> str:
+    return f" Asked of stores that declare {' and '.join(f'`{name}`' for name in sorted(needs))}." if needs else ""
 
 
 def with_promises(page: str) -> str:

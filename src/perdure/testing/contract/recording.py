@@ -7,10 +7,9 @@ from typing import Final
 
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.journal import Entry
-from perdure.model.records import Item, Pulse, QueueLimits
+from perdure.model.records import Pulse
 from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, refused
-from perdure.testing.contract.world import EXPIRED, NOW, World, at, entry, new_run, signals
+from perdure.testing.contract.world import EXPIRED, NOW, World, at, entry, equal, new_run, refused, signals
 
 FULL: Final = Entry(
     seq=4,
@@ -40,21 +39,18 @@ async def an_entry_reads_back_as_it_was_written(world: World) -> None:
 
 @promise
 async def payloads_are_opaque_bytes(world: World) -> None:
-    """Any bytes are kept as they are in inputs, entries, items, signals, progress and outcomes, with NUL and without UTF-8."""
+    """Any bytes are kept as they are in inputs, entries, signals and outcomes, with NUL and without UTF-8."""
     for n, payload in enumerate(PAYLOADS):
         run_id = f"run-{n}"
         hashed = payload or b"\xff"  # an empty hash would say that the run has no input
         claim = await world.start(run_id, input=payload, input_hash=hashed, seed=payload, metadata=payload)
         await world.a.signal(run_id, "go", payload, now=NOW)
-        item = Item(stream="log", n=0, payload=payload)
-        await world.a.record(claim.lease, [entry(1, payload=payload, args_hash=payload)], items=[item], now=NOW)
-        await world.a.report(claim.lease, payload)
+        await world.a.record(claim.lease, [entry(1, payload=payload, args_hash=payload)], now=NOW)
         equal([row.payload for row in await world.b.inbox(run_id)], [payload], "the signal's payload")
         equal((await world.b.journal(run_id))[0], entry(1, payload=payload, args_hash=payload), "the entry")
-        equal(await world.b.items(run_id, "log"), [item], "the item")
         await world.a.finish(claim.lease, "completed", payload, now=NOW)
         row = await world.row(run_id)
-        equal({row.input, row.seed, row.metadata, row.progress, row.outcome}, {payload}, "the row's payloads")
+        equal({row.input, row.seed, row.metadata, row.outcome}, {payload}, "the row's payloads")
         equal(row.input_hash, hashed, "the input's hash")
 
 
@@ -74,8 +70,7 @@ async def a_record_does_not_touch_the_row(world: World) -> None:
     """`record` only inserts: the run's row stays as it is."""
     claim = await world.start()
     await world.a.signal("run", "go", b"1", now=NOW)
-    item = Item(stream="log", n=0, payload=b"0")
-    await world.a.record(claim.lease, [entry(1)], consume=[1], items=[item], now=at(1))
+    await world.a.record(claim.lease, [entry(1)], consume=[1], now=at(1))
     equal(await world.row(), claim.run, "the row")
 
 
@@ -85,41 +80,34 @@ async def a_lost_reply_can_be_sent_again(world: World) -> None:
     lease = await world.lease()
     await world.a.signal("run", "go", b"1", now=NOW)
     batch = [entry(1), entry(2)]
-    items = [Item(stream="log", n=0, payload=b"0")]
-    first = await world.a.record(lease, batch, consume=[1], items=items, now=NOW)
+    first = await world.a.record(lease, batch, consume=[1], now=NOW)
     before = await world.dump("run")
-    second = await world.a.record(lease, batch, consume=[1], items=items, now=at(1))
+    second = await world.a.record(lease, batch, consume=[1], now=at(1))
     equal((first, second), (Pulse(1, False), Pulse(1, False)), "both answers")
     equal(await world.dump("run"), before, "everything of the run")
 
 
 @promise
 async def a_lost_reply_may_be_sent_again_with_more(world: World) -> None:
-    """When some entries or items of a record are there already, the same as before, only the others are added."""
+    """When some entries of a record are there already, the same as before, only the others are added."""
     lease = await world.lease()
-    items = [Item(stream="log", n=n, payload=b"%d" % n) for n in range(3)]
-    await world.a.record(lease, [entry(1), entry(2)], items=items[:1], now=NOW)
-    await world.a.record(lease, [entry(1), entry(2), entry(3)], items=items, now=NOW)
+    await world.a.record(lease, [entry(1), entry(2)], now=NOW)
+    await world.a.record(lease, [entry(1), entry(2), entry(3)], now=NOW)
     await world.a.suspend(lease, wake_at=None, entries=[entry(3), entry(4)], now=NOW)
     equal(await world.b.journal("run"), [entry(1), entry(2), entry(3), entry(4)], "the journal")
-    equal(await world.b.items("run", "log"), items, "the items")
 
 
 @promise
 async def what_is_recorded_is_never_overwritten(world: World) -> None:
-    """Another entry or item under a number that is taken raises `PersistenceError`, and nothing of that record is written."""
+    """Another entry under a seq that is taken raises `PersistenceError`, and nothing of that record is written."""
     lease = await world.lease()
     await world.a.signal("run", "go", b"1", now=NOW)
-    taken = Item(stream="log", n=0, payload=b"0")
-    await world.a.record(lease, [entry(1)], items=[taken], now=NOW)
+    await world.a.record(lease, [entry(1)], now=NOW)
     before = await world.dump("run")
     other = entry(1, payload=b"other")
     for changed in (other, entry(1, epoch=lease.epoch + 1), entry(1, attempt=2)):
         with refused(PersistenceError, "record of another entry under a seq that is taken"):
             await world.a.record(lease, [entry(2), changed], consume=[1], now=NOW)
-    with refused(PersistenceError, "record of another item under a number that is taken"):
-        items = [Item(stream="log", n=1, payload=b"1"), Item(stream="log", n=0, payload=b"other")]
-        await world.a.record(lease, [entry(2)], consume=[1], items=items, now=NOW)
     with refused(PersistenceError, "suspend with another entry under a seq that is taken"):
         await world.a.suspend(lease, wake_at=None, entries=[other], consume=[1], now=NOW)
     with refused(PersistenceError, "finish with another entry under a seq that is taken"):
@@ -128,19 +116,16 @@ async def what_is_recorded_is_never_overwritten(world: World) -> None:
 
 
 @promise
-async def a_record_says_one_thing_under_each_number(world: World) -> None:
-    """Two different entries or items under one number in one record are refused, and the same one twice is there once."""
+async def a_record_has_one_entry_for_each_seq(world: World) -> None:
+    """Two different entries under one seq in one record are refused, and the same one twice is there once."""
     lease = await world.lease()
     with refused(PersistenceError, "record of two different entries under one seq"):
         await world.a.record(lease, [entry(1), entry(2), entry(1, payload=b"other")], now=NOW)
-    first, second = Item(stream="log", n=0, payload=b"0"), Item(stream="log", n=0, payload=b"other")
-    with refused(PersistenceError, "record of two different items under one number"):
-        await world.a.record(lease, [entry(1)], items=[first, second], now=NOW)
     with refused(PersistenceError, "finish with two different entries under one seq"):
         await world.a.finish(lease, "completed", b"1", entries=[entry(1), entry(1, attempt=2)], now=NOW)
-    equal((await world.b.journal("run"), await world.b.items("run", "log")), ([], []), "journal and items")
-    await world.a.record(lease, [entry(1), entry(1)], items=[first, first], now=NOW)
-    equal((await world.b.journal("run"), await world.b.items("run", "log")), ([entry(1)], [first]), "journal and items")
+    equal(await world.b.journal("run"), [], "the journal")
+    await world.a.record(lease, [entry(1), entry(1)], now=NOW)
+    equal(await world.b.journal("run"), [entry(1)], "the journal")
 
 
 @promise
@@ -190,30 +175,23 @@ async def every_closing_verb_records_first(world: World) -> None:
 async def a_holder_may_submit_many_records_at_once(world: World) -> None:
     """Records submitted by many tasks of the holder, on both handles, are all there."""
     leases = [await world.lease(f"run-{n}") for n in range(4)]
-    calls = [
-        (world.a, world.b)[seq % 2].record(lease, [entry(seq)], items=[Item(stream="log", n=seq - 1, payload=b"x")], now=NOW)
-        for seq in range(1, 26)
-        for lease in leases
-    ]
+    calls = [(world.a, world.b)[seq % 2].record(lease, [entry(seq)], now=NOW) for seq in range(1, 26) for lease in leases]
     equal(await asyncio.gather(*calls), [Pulse(0, False)] * 100, "the answers")
     for lease in leases:
         equal([line.seq for line in await world.b.journal(lease.run_id)], list(range(1, 26)), "the seqs in the journal")
-        equal(len(await world.b.items(lease.run_id, "log")), 25, "the number of items")
 
 
 @promise
 async def what_was_passed_in_can_be_changed_afterwards(world: World) -> None:
     """The store keeps nothing of the caller's: lists changed after a call, or filled for the next one, change no run."""
     lease = await world.lease()
-    batch, items, waiting = [entry(1)], [Item(stream="log", n=0, payload=b"0")], signals("go")
-    await world.a.record(lease, batch, items=items, now=NOW)
+    batch, waiting = [entry(1)], signals("go")
+    await world.a.record(lease, batch, now=NOW)
     batch.append(entry(2))
-    items.clear()
     await world.a.suspend(lease, wake_at=None, waiting_for=waiting, entries=batch, now=NOW)
     waiting.clear()
     batch.clear()
     equal([line.seq for line in await world.a.journal("run")], [1, 2], "the journal")
-    equal(len(await world.a.items("run", "log")), 1, "the number of items")
     equal(list((await world.row()).waiting_for), signals("go"), "what the run waits for")
 
 
@@ -222,21 +200,19 @@ async def what_was_returned_can_be_changed_afterwards(world: World) -> None:
     """What a store returns is the caller's: changing it changes no run."""
     lease = await world.lease()
     await world.a.signal("run", "go", b"1", now=NOW)
-    await world.a.record(lease, [entry(1)], items=[Item(stream="log", n=0, payload=b"0")], now=NOW)
+    await world.record_item(lease, entry(1))
     before = await world.dump("run")
     (await world.a.journal("run")).clear()
     (await world.a.inbox("run")).clear()
-    (await world.a.items("run", "log")).clear()
+    (await world.items_in("run")).clear()
     (await world.a.list()).clear()
-    await world.a.limit_queue("mail", QueueLimits(concurrency=1))
-    (await world.a.queue_limits()).clear()
     equal(await world.dump("run"), before, "everything of the run")
-    equal(await world.a.queue_limits(), {"mail": QueueLimits(concurrency=1)}, "the queue limits")
     claim = await world.take()
+    counts = dict(claim.item_counts)
     claim.journal.append(entry(9))
     claim.inbox.clear()
     claim.item_counts["log"] = 7
     again = await world.take(now=at(99))
-    equal((len(again.journal), len(again.inbox), again.item_counts), (1, 1, {"log": 1}), "what the next claim brings")
+    equal((len(again.journal), len(again.inbox), again.item_counts), (1, 1, counts), "what the next claim brings")
     await world.a.create(new_run("fresh"), now=NOW)
     equal(await world.a.journal("fresh"), [], "the journal of another run")

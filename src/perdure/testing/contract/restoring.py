@@ -1,4 +1,4 @@
-"""Restoring: a whole run put in place of whatever was there."""
+"""Restoring: a whole run replaces what was there under its id."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import msgspec
 from perdure.errors import LeaseHeld, PersistenceError, RunFinished
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, Claim, Item, RunRow, Signal
-from perdure.store import Store
-from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, holds, refused
+from perdure.store import FullStore
+from perdure.testing.contract.cases import promise_with
 from perdure.testing.contract.creating import FIRST, FULL
 from perdure.testing.contract.identity import NAMES
 from perdure.testing.contract.inbox import ENDS
@@ -22,13 +21,16 @@ from perdure.testing.contract.world import (
     NOW,
     STAGGER,
     TTL,
-    World,
+    FullWorld,
     after,
     at,
     claimed_ids,
     entry,
+    equal,
+    holds,
     new_run,
     outcomes,
+    refused,
     run_row,
     signals,
 )
@@ -57,25 +59,26 @@ INBOX: Final = (
 )
 
 
-async def _everything(world: World, run_id: str = "run") -> tuple[RunRow, list[Entry], list[Signal], list[Item]]:
+async def _everything(world: FullWorld, run_id: str = "run") -> tuple[RunRow, list[Entry], list[Signal], list[Item]]:
     journal, inbox = await world.b.journal(run_id), await world.b.inbox(run_id)
-    return await world.row(run_id), journal, inbox, await world.b.items(run_id, "log")
+    return await world.row(run_id), journal, inbox, await world.items_in(run_id)
 
 
-async def _busy(world: World, run_id: str = "run") -> Claim:
-    """A run that has something of everything, and its claim."""
+async def _busy(world: FullWorld, run_id: str = "run") -> Claim:
+    """A run that has something of everything the store keeps, and its claim."""
     claim = await world.start(run_id)
     await world.a.signal(run_id, "go", b"1", dedupe="d", now=NOW)
     await world.a.signal(run_id, "stop", b"2", now=NOW)
-    item = Item(stream="log", n=0, payload=b"0")
-    await world.a.record(claim.lease, [entry(1), entry(2)], consume=[1], items=[item], now=NOW)
-    await world.a.report(claim.lease, b"half")
+    await world.record_item(claim.lease, entry(1), entry(2))
+    await world.a.record(claim.lease, consume=[1], now=NOW)
+    if "streams" in world.a.capabilities:
+        await world.a.report(claim.lease, b"half")
     return claim
 
 
-@promise
-async def a_restored_run_is_there_as_it_was_given(world: World) -> None:
-    """Row, journal and inbox are as given; only the lease is nobody's, attempts are zero, epoch and `updated_at` are now's."""
+@promise_with("operators")
+async def a_restored_run_is_there_as_it_was_given(world: FullWorld) -> None:
+    """Row, journal and inbox are as given, except: there is no lease, attempts are zero, epoch and `updated_at` are of now."""
     entries = [FIRST, entry(2, payload=b"\x00" * 1_000_000), entry(1, epoch=9)]
     await world.a.restore(WHOLE, entries, [INBOX[1], INBOX[0]], now=NOW)
     expected = msgspec.structs.replace(WHOLE, epoch=NOW, lease_owner=None, lease_until=None, attempts=0, updated_at=NOW)
@@ -85,8 +88,8 @@ async def a_restored_run_is_there_as_it_was_given(world: World) -> None:
     equal((inbox, items), (list(INBOX), []), "inbox and items")
 
 
-@promise
-async def a_restored_pending_run_is_due_when_it_says(world: World) -> None:
+@promise_with("operators")
+async def a_restored_pending_run_is_due_when_it_says(world: FullWorld) -> None:
     """A pending run is due at its `wake_at`, or now if it has none, and waits for nothing."""
     await world.a.restore(run_row("soon", wake_at=None), [], now=at(1))
     await world.a.restore(run_row("later", wake_at=at(60), start_at=at(50), waiting_for=tuple(signals("go"))), [], now=at(1))
@@ -97,9 +100,9 @@ async def a_restored_pending_run_is_due_when_it_says(world: World) -> None:
     equal(await claimed_ids(world.b, now=at(60)), ["soon", "later"], "what is claimed at its wake_at")
 
 
-@promise
-async def a_restored_running_run_is_pending(world: World) -> None:
-    """A run that was driven where it came from is pending here, leased by nobody."""
+@promise_with("operators")
+async def a_restored_running_run_is_pending(world: FullWorld) -> None:
+    """A run that was driven where it came from is pending here and not leased."""
     row = run_row(status="running", wake_at=at(30), lease_owner="somebody", lease_until=at(30), attempts=2, epoch=at(999))
     await world.a.restore(row, [entry(1)], now=NOW)
     found = await world.row()
@@ -108,8 +111,8 @@ async def a_restored_running_run_is_pending(world: World) -> None:
     equal(await claimed_ids(world.b, now=at(30)), ["run"], "what is claimed at its wake_at")
 
 
-@promise
-async def a_restored_suspended_run_wakes_as_before(world: World) -> None:
+@promise_with("operators")
+async def a_restored_suspended_run_wakes_as_before(world: FullWorld) -> None:
     """A suspended run wakes by its timer, by what it waits for, and by nothing else."""
     waiting = tuple(signals("go", "stop"))
     await world.a.restore(run_row("timer", status="suspended", wake_at=at(60), waiting_for=waiting), [], now=NOW)
@@ -122,11 +125,11 @@ async def a_restored_suspended_run_wakes_as_before(world: World) -> None:
     equal(await claimed_ids(world.b, now=at(60)), ["waiting", "timer"], "what is claimed then")
 
 
-@promise
-async def a_restored_run_does_not_sleep_through_what_it_waits_for(world: World) -> None:
+@promise_with("operators")
+async def a_restored_run_does_not_sleep_through_what_it_waits_for(world: FullWorld) -> None:
     """A suspended run that is restored with what it waits for in its inbox is due now, and so is any that was cancelled."""
     pay = (Awaited("child", "pay"),)
-    await world.a.restore(run_row("told", status="suspended", wake_at=None, waiting_for=pay), [], INBOX, now=NOW)
+    await world.a.restore(run_row("arrived", status="suspended", wake_at=None, waiting_for=pay), [], INBOX, now=NOW)
     await world.a.restore(run_row("timed", status="suspended", wake_at=at(60), waiting_for=pay), [], INBOX, now=at(1))
     await world.a.restore(run_row("due", status="suspended", wake_at=at(-9), waiting_for=pay), [], INBOX, now=at(1))
     stop = tuple(signals("pay", "stop"))  # a signal and a child's outcome of one name are different things
@@ -134,14 +137,14 @@ async def a_restored_run_does_not_sleep_through_what_it_waits_for(world: World) 
     for status, wake_at in (("suspended", None), ("pending", at(60))):
         row = run_row(f"cancelled {status}", status=status, wake_at=wake_at, waiting_for=stop, cancel_requested=True)
         await world.a.restore(row, [], INBOX, now=at(2))
-    expected = ["due", "told", "timed", "cancelled pending", "cancelled suspended"]
+    expected = ["due", "arrived", "timed", "cancelled pending", "cancelled suspended"]
     equal(list(await world.b.due(now=at(2))), expected, "what is due")
     equal((await world.row("due")).wake_at, at(-9), "wake_at of a run that was due before")
 
 
-@promise
-async def a_restored_run_that_has_ended_stays_so(world: World) -> None:
-    """An ended run has its outcome for whoever asks, is never due and takes nothing more."""
+@promise_with("operators")
+async def a_restored_run_that_has_ended_stays_so(world: FullWorld) -> None:
+    """An ended run has its outcome, is never due and accepts no signals."""
     for status in ENDS:
         given = run_row(status, status=status, wake_at=at(1), waiting_for=tuple(signals("go")), outcome=status.encode())
         await world.a.restore(given, [entry(1)], now=NOW)
@@ -157,8 +160,8 @@ async def a_restored_run_that_has_ended_stays_so(world: World) -> None:
     equal([line.seq for line in (await world.take("failed", now=at(1))).journal], [1, 2], "the seqs of a reopened run")
 
 
-@promise
-async def restoring_replaces_everything_of_the_run(world: World) -> None:
+@promise_with("operators")
+async def restoring_replaces_everything_of_the_run(world: FullWorld) -> None:
     """Of the run that was there nothing is left: no entry, no inbox row, consumed or not, no item, no progress, no outcome."""
     claim = await _busy(world)
     await world.a.cancel("run", now=NOW)
@@ -176,8 +179,8 @@ async def restoring_replaces_everything_of_the_run(world: World) -> None:
     equal(((await world.row()).status, await world.b.journal("run")), ("completed", []), "status and journal once more")
 
 
-@promise
-async def restoring_leaves_other_runs_alone(world: World) -> None:
+@promise_with("operators")
+async def restoring_leaves_other_runs_alone(world: FullWorld) -> None:
     """Only the run with just this id is replaced, however much another's id looks like it, and in this namespace alone."""
     other = await world.open_namespace("other")
     await other.create(new_run("order-1"), now=NOW)
@@ -196,8 +199,8 @@ async def restoring_leaves_other_runs_alone(world: World) -> None:
     equal(list(await world.b.due(now=NOW, limit=1000)), sorted(NAMES), "the ids that are due")
 
 
-@promise
-async def restored_payloads_are_opaque_bytes(world: World) -> None:
+@promise_with("operators")
+async def restored_payloads_are_opaque_bytes(world: FullWorld) -> None:
     """Any bytes are kept as they are in the row, the entries and the inbox, with NUL and without UTF-8."""
     for n, payload in enumerate(PAYLOADS):
         run_id = f"run-{n}"
@@ -209,8 +212,8 @@ async def restored_payloads_are_opaque_bytes(world: World) -> None:
         equal((journal, inbox), ([entry(1, payload=payload, args_hash=payload)], [signal]), "journal and inbox")
 
 
-@promise
-async def a_restored_run_goes_on_after_its_journal(world: World) -> None:
+@promise_with("operators")
+async def a_restored_run_goes_on_after_its_journal(world: FullWorld) -> None:
     """The next holder has what was restored, adds to it under seqs of its own, and cannot write over it."""
     await world.a.restore(run_row(), [entry(1, epoch=at(10**6)), entry(5)], now=NOW)
     claim = (await world.b.claim(1, TTL, ["flow"], now=NOW)).claims[0]
@@ -223,16 +226,16 @@ async def a_restored_run_goes_on_after_its_journal(world: World) -> None:
     equal([line.seq for line in await world.a.journal("run")], [1, 5, 6, 7], "the seqs in the journal")
 
 
-@promise
-async def a_restored_journal_is_no_progress(world: World) -> None:
+@promise_with("operators")
+async def a_restored_journal_is_no_progress(world: FullWorld) -> None:
     """A restored run has no attempts behind it, and its journal is not what its next worker recorded."""
     await world.a.restore(run_row(attempts=7), [entry(1), entry(9)], now=NOW)
     equal((await world.row()).attempts, 0, "attempts of a restored run")
     equal([(await world.take(now=at(20 * n))).run.attempts for n in range(3)], [1, 2, 3], "attempts at the next acquisitions")
 
 
-@promise
-async def a_restored_inbox_is_consumed_like_any_other(world: World) -> None:
+@promise_with("operators")
+async def a_restored_inbox_is_consumed_like_any_other(world: FullWorld) -> None:
     """Restored rows keep their seqs, also with gaps; new ones come after the highest, and what is not there is not consumed."""
     await world.a.restore(run_row(), [], INBOX, now=NOW)
     equal(await world.b.signal("run", "go", b"again", dedupe="d", now=NOW), 3, "the seq of a signal that was restored")
@@ -248,13 +251,13 @@ async def a_restored_inbox_is_consumed_like_any_other(world: World) -> None:
     equal([row.seq for row in await world.a.inbox("run", after=3)], [7, 8], "the rows after 3")
 
 
-@promise
-async def a_live_lease_keeps_a_run_from_being_restored(world: World) -> None:
+@promise_with("operators")
+async def a_live_lease_keeps_a_run_from_being_restored(world: FullWorld) -> None:
     """While a lease is alive `restore` raises `LeaseHeld` and changes nothing; when it has expired its holder loses the run."""
     claim = await _busy(world)
     before = await world.dump("run")
     for now in (NOW, at(TTL) - 1):
-        with refused(LeaseHeld, "restore of a run that somebody drives"):
+        with refused(LeaseHeld, "restore of a run that a worker drives"):
             await world.b.restore(run_row(), [entry(9)], INBOX, now=now)
         equal(await world.dump("run"), before, "everything of the run")
     await world.a.record(claim.lease, [entry(3)], now=NOW)
@@ -263,8 +266,8 @@ async def a_live_lease_keeps_a_run_from_being_restored(world: World) -> None:
     equal((await world.row()).status, "pending", "the status")
 
 
-@promise
-async def epochs_grow_over_a_restore(world: World) -> None:
+@promise_with("operators")
+async def epochs_grow_over_a_restore(world: FullWorld) -> None:
     """The epoch is above the one before and not below the store's clock, whatever the restored row says."""
     lease = await world.lease()
     for epoch in (0, lease.epoch, at(10**6)):
@@ -277,9 +280,9 @@ async def epochs_grow_over_a_restore(world: World) -> None:
     equal((await world.row("new")).epoch, at(5), "the epoch of a run that was not there")
 
 
-@promise
-async def a_hold_outlasts_a_restore(world: World) -> None:
-    """A run that was there stays on hold or not as it was; one that was not is as given. Nobody gets a held one."""
+@promise_with("operators")
+async def a_hold_outlasts_a_restore(world: FullWorld) -> None:
+    """A run that was there stays on hold or not as it was; one that was not is as given. A held one is given to no worker."""
     for held in (True, False):
         run_id = f"was {held}"
         await world.a.create(new_run(run_id), now=NOW)
@@ -295,8 +298,8 @@ async def a_hold_outlasts_a_restore(world: World) -> None:
     equal(await claimed_ids(world.b, now=at(1)), ["given True"], "what can be claimed after unhold")
 
 
-@promise
-async def a_restore_that_contradicts_itself_is_refused(world: World) -> None:
+@promise_with("operators")
+async def a_restore_that_contradicts_itself_is_refused(world: FullWorld) -> None:
     """Seqs not above zero or not unique, consumed inbox rows and repeated dedupes raise `ValueError`; nothing changes."""
     await _busy(world)
     before = await world.dump("run")
@@ -317,9 +320,9 @@ async def a_restore_that_contradicts_itself_is_refused(world: World) -> None:
     equal(await world.dump("run"), before, "everything of the run")
 
 
-@promise
-async def a_restored_child_tells_its_parent_when_it_ends_here(world: World) -> None:
-    """Restoring an ended child tells its parent nothing; one that ends after it was restored tells it like any other."""
+@promise_with("operators")
+async def a_restored_child_notifies_its_parent_when_it_ends_here(world: FullWorld) -> None:
+    """Restoring an ended child does not notify its parent; one that ends after it was restored does, like any other."""
     await world.suspended("parent", waiting_for=[Awaited("child", "pay")])
     await world.a.restore(run_row("over", status="completed", outcome=b"1", parent_id="parent", parent_key="pay"), [], now=NOW)
     equal((await world.b.inbox("parent"), (await world.row("over")).parent_notified), ([], False), "inbox and parent_notified")
@@ -330,8 +333,8 @@ async def a_restored_child_tells_its_parent_when_it_ends_here(world: World) -> N
     equal((await world.row("parent")).wake_at, at(1), "wake_at of the parent")
 
 
-@promise
-async def restored_runs_are_listed_counted_and_purged_like_others(world: World) -> None:
+@promise_with("operators")
+async def restored_runs_are_listed_counted_and_purged_like_others(world: FullWorld) -> None:
     """`list`, `count`, `due` and `purge` go by what was restored, and by when: `updated_at` is the instant of the restore."""
     await world.ended("replaced", now=at(-300))
     await world.lease("revived", now=at(-300), workflow="old")
@@ -349,8 +352,8 @@ async def restored_runs_are_listed_counted_and_purged_like_others(world: World) 
     equal(await world.b.count(), 2, "what is left")
 
 
-@promise
-async def a_run_is_restored_or_taken_but_not_both(world: World) -> None:
+@promise_with("operators")
+async def a_run_is_restored_or_taken_but_not_both(world: FullWorld) -> None:
     """When a restore and an acquisition race, either the new holder has what was restored, or the restore was refused."""
 
     async def race(n: int) -> None:
@@ -370,27 +373,26 @@ async def a_run_is_restored_or_taken_but_not_both(world: World) -> None:
     await asyncio.gather(*(race(n) for n in range(STAGGER * STAGGER)))
 
 
-@promise
-async def a_stale_worker_adds_nothing_to_a_restored_run(world: World) -> None:
+@promise_with("operators")
+async def a_stale_worker_adds_nothing_to_a_restored_run(world: FullWorld) -> None:
     """When a worker whose lease expired records while its run is restored, the journal is what was restored and no more."""
 
     async def race(n: int) -> None:
         run_id = f"run-{n}"
         lease = await world.lease(run_id)
-        item = Item(stream="log", n=0, payload=b"0")
-        write = after(n % STAGGER, lambda: world.a.record(lease, [entry(1), entry(2)], items=[item], now=EXPIRED))
+        write = after(n % STAGGER, lambda: world.record_item(lease, entry(1), entry(2), now=EXPIRED))
         restore = after(n // STAGGER, lambda: world.b.restore(run_row(run_id), [entry(1)], now=EXPIRED))
         await outcomes([write, restore])
-        equal((await world.a.journal(run_id), await world.a.items(run_id, "log")), ([entry(1)], []), "journal and items")
+        equal((await world.a.journal(run_id), await world.items_in(run_id)), ([entry(1)], []), "journal and items")
 
     await asyncio.gather(*(race(n) for n in range(STAGGER * STAGGER)))
 
 
-@promise
-async def of_many_restores_one_is_there_whole(world: World) -> None:
+@promise_with("operators")
+async def of_many_restores_one_is_there_whole(world: FullWorld) -> None:
     """When many restore one run at once, row, journal and inbox are afterwards those of one of them."""
 
-    async def restore(store: Store, n: int) -> None:
+    async def restore(store: FullStore, n: int) -> None:
         inbox = [Signal(seq=seq, name=f"of {n}", payload=b"1") for seq in range(1, n + 2)]
         entries = [entry(seq, payload=b"%d" % n) for seq in range(1, n + 2)]
         await store.restore(run_row(input=b"%d" % n), entries, inbox, now=NOW)

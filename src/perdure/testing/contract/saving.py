@@ -9,11 +9,10 @@ from perdure.model.journal import Entry
 from perdure.model.records import Signal
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
-from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, holds, refused
-from perdure.testing.contract.world import NOW, TTL, World, entry, new_run, signals
+from perdure.testing.contract.cases import promise_with
+from perdure.testing.contract.world import NOW, TTL, FullWorld, entry, equal, holds, new_run, refused, signals
 
-# As another program writes it: values that look like tags, text that is hard to keep, fields that nobody knows.
+# As another program writes it: values that look like tags, text that is hard to store, unknown fields.
 FOREIGN: Final[dict[str, Any]] = {
     "formatVersion": 1,
     "workflowName": "flow",
@@ -41,8 +40,8 @@ JOURNAL: Final = [
 ]
 
 
-@promise
-async def what_was_saved_is_loaded_word_for_word(world: World) -> None:
+@promise_with("operators")
+async def what_was_saved_is_loaded_word_for_word(world: FullWorld) -> None:
     """`load` gives the snapshot that was saved, unknown fields and all, until something happens to the run; saved again too."""
     await world.a.save("run", FOREIGN)
     loaded = await world.b.load("run")
@@ -53,9 +52,9 @@ async def what_was_saved_is_loaded_word_for_word(world: World) -> None:
     equal(await world.a.load("nobody"), None, "what is loaded where nothing is")
 
 
-@promise
-async def a_run_goes_through_a_snapshot_unchanged(world: World) -> None:
-    """What `load` tells of a run is all of it: saved under another id there is the same row, journal and inbox."""
+@promise_with("operators")
+async def a_run_goes_through_a_snapshot_unchanged(world: FullWorld) -> None:
+    """What `load` gives is the whole run: saved under another id it has the same row, journal and inbox."""
     created = await world.a.create(new_run(), ttl=TTL, entries=JOURNAL, created_at=77, now=NOW)
     holds(created.claim is not None, "a new run created with ttl= is leased at once")
     if created.claim is not None:
@@ -82,8 +81,8 @@ async def a_run_goes_through_a_snapshot_unchanged(world: World) -> None:
     )
 
 
-@promise
-async def an_ended_run_is_loaded_with_its_outcome(world: World) -> None:
+@promise_with("operators")
+async def an_ended_run_is_loaded_with_its_outcome(world: FullWorld) -> None:
     """A run that completed is loaded and saved as one that completed, with its outcome."""
     lease = await world.lease()
     await world.a.finish(lease, "completed", b'{"$date":"2026-01-31"}', entries=[entry(1)], now=NOW)
@@ -94,9 +93,9 @@ async def an_ended_run_is_loaded_with_its_outcome(world: World) -> None:
     equal((row.status, row.outcome), ("completed", b'{"$date":"2026-01-31"}'), "status and outcome of the copy")
 
 
-@promise
-async def load_tells_what_became_of_a_saved_run(world: World) -> None:
-    """Once a saved run was driven, `load` tells how it stands by then, and what came with it is still there."""
+@promise_with("operators")
+async def load_gives_a_saved_run_as_it_is_now(world: FullWorld) -> None:
+    """Once a saved run was driven, `load` gives it as it is then, and the metadata that was saved is still there."""
     await world.a.save("run", FOREIGN)
     await world.b.create(new_run())
     claim = await world.b.acquire("run", TTL)
@@ -109,20 +108,20 @@ async def load_tells_what_became_of_a_saved_run(world: World) -> None:
     equal(tree["warnings"], FOREIGN["warnings"], "the warnings")
 
 
-@promise
-async def save_replaces_the_whole_run(world: World) -> None:
-    """What was recorded before is gone, also for whoever held a lease that nobody renewed; a second `save` replaces the first."""
+@promise_with("operators")
+async def save_replaces_the_whole_run(world: FullWorld) -> None:
+    """What was recorded before is removed, and the holder of an expired lease is refused; a second `save` replaces the first."""
     lease = await world.lease(now=1)
     await world.a.record(lease, [entry(1), entry(2)], now=1)
     await world.b.save("run", FOREIGN)
-    with refused(LeaseLost, "a write by whoever held the run before"):
+    with refused(LeaseLost, "a write by the holder from before"):
         await world.a.record(lease, [entry(3)])
     await world.a.save("run", ResumeState())
     equal(_given(await world.b.load("run")).steps, {}, "the steps after a second save")
 
 
-@promise
-async def save_is_refused_while_the_run_is_driven(world: World) -> None:
+@promise_with("operators")
+async def save_is_refused_while_the_run_is_driven(world: FullWorld) -> None:
     """`LeaseHeld` while a worker has the run, and nothing is changed."""
     created = await world.a.create(new_run(), ttl=TTL)
     holds(created.claim is not None, "a new run created with ttl= is leased at once")
@@ -132,8 +131,8 @@ async def save_is_refused_while_the_run_is_driven(world: World) -> None:
     equal(await world.dump("run"), before, "everything of the run")
 
 
-@promise
-async def what_is_no_snapshot_is_not_saved(world: World) -> None:
+@promise_with("operators")
+async def what_is_no_snapshot_is_not_saved(world: FullWorld) -> None:
     """`SnapshotFormatError`, and what was there is there."""
     await world.a.save("run", FOREIGN)
     for document in (

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
-import signal
 from collections.abc import Callable, Coroutine
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -13,13 +11,24 @@ from typing import Any, TypeVar
 
 from perdure.errors import LeaseLost, RunConflict, StoreCapabilityError
 from perdure.model.records import Lease, NewRun, Signal
-from perdure.store import Store
+from perdure.store import Store, require
 from perdure.testing.contract.cases import promise_with, promise_without
-from perdure.testing.contract.checks import equal, refused
-from perdure.testing.contract.factory import StoreFactory
 from perdure.testing.contract.late_inputs import lacking
-from perdure.testing.contract.world import EXPIRED, NOW, TTL, World, claimed_ids, entry, new_run, run_row
-from perdure.testing.processes import process_pool
+from perdure.testing.contract.world import (
+    EXPIRED,
+    NOW,
+    TTL,
+    FullWorld,
+    StoreFactory,
+    World,
+    claimed_ids,
+    entry,
+    equal,
+    new_run,
+    refused,
+    run_row,
+)
+from perdure.testing.processes import call_in_processes, kill_this_process
 
 T = TypeVar("T")
 Job = Callable[[Store], Coroutine[Any, Any, T]]
@@ -39,13 +48,8 @@ def _work(factory: StoreFactory, job: Job[T]) -> T:
 
 
 async def in_processes(world: World, *jobs: Job[T]) -> list[T]:
-    """What each job gives, in a process of its own and all at once."""
-
-    def work() -> list[T]:
-        with process_pool(len(jobs)) as pool:
-            return [future.result() for future in [pool.submit(_work, world.factory, job) for job in jobs]]
-
-    return await asyncio.to_thread(work)
+    """What each job returns, in a process of its own and all at once."""
+    return await call_in_processes(*(partial(_work, world.factory, job) for job in jobs))
 
 
 async def create_all(store: Store) -> list[bool]:
@@ -78,7 +82,7 @@ async def record_stale(store: Store, lease: Lease) -> bool:
 
 async def record_and_die(store: Store, lease: Lease) -> None:
     await store.record(lease, [entry(1)], now=NOW)
-    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+    kill_this_process()
 
 
 async def bring_inputs(store: Store, name: str) -> list[bool]:
@@ -96,8 +100,9 @@ async def _brings(store: Store, run: NewRun) -> bool:
 async def restore_often(store: Store, name: str) -> None:
     entries = [entry(seq, payload=name.encode()) for seq in range(1, 4)]
     rows = [Signal(seq=seq, name=name, payload=b"1") for seq in range(1, 4)]
+    operators = require(store, "operators")
     for _ in range(20):
-        await store.restore(run_row(input=name.encode()), entries, rows, now=NOW)
+        await operators.restore(run_row(input=name.encode()), entries, rows, now=NOW)
 
 
 @promise_without("shared")
@@ -112,7 +117,7 @@ async def processes_may_start_on_a_new_database_at_once(world: World) -> None:
     """Several processes set up one new database at once, and each run they create is made by one of them."""
     answers = await in_processes(world, *[create_all] * 3)
     equal([sum(column) for column in zip(*answers, strict=True)], [1] * 40, "how many processes made each run")
-    equal(await world.a.count(), 40, "the number of runs")
+    equal(len(await world.a.list()), 40, "the number of runs")
 
 
 @promise_with("shared")
@@ -142,8 +147,8 @@ async def a_stale_process_cannot_write(world: World) -> None:
     equal(await world.a.journal("run"), [], "the journal")
 
 
-@promise_with("shared")
-async def a_process_whose_run_was_restored_cannot_write(world: World) -> None:
+@promise_with("shared", "operators")
+async def a_process_whose_run_was_restored_cannot_write(world: FullWorld) -> None:
     """A process whose lease had expired when its run was restored is refused."""
     await world.a.create(new_run(), now=NOW)
     (lease,) = await in_processes(world, claim_one)
@@ -152,8 +157,8 @@ async def a_process_whose_run_was_restored_cannot_write(world: World) -> None:
     equal(await world.a.journal("run"), [entry(9)], "the journal")
 
 
-@promise_with("shared")
-async def processes_bring_each_restored_run_one_input(world: World) -> None:
+@promise_with("shared", "operators")
+async def processes_bring_each_restored_run_one_input(world: FullWorld) -> None:
     """When several processes bring restored runs different inputs at once, each run takes that of one process."""
     for n in range(20):
         await world.a.restore(lacking(f"run-{n:02}"), [entry(1)], now=NOW)
@@ -164,8 +169,8 @@ async def processes_bring_each_restored_run_one_input(world: World) -> None:
     equal([(await world.row(f"run-{n:02}")).input for n in range(20)], taken, "the inputs")
 
 
-@promise_with("shared")
-async def processes_restore_one_run_whole(world: World) -> None:
+@promise_with("shared", "operators")
+async def processes_restore_one_run_whole(world: FullWorld) -> None:
     """When several processes restore one run at once, row, journal and inbox are those of one of them."""
     await in_processes(world, *(partial(restore_often, name=name) for name in ("one", "two", "three")))
     name = (await world.row()).input

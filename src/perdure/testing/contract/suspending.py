@@ -9,8 +9,7 @@ from itertools import product
 from perdure.model.records import Awaited, Lease
 from perdure.store import Store
 from perdure.testing.contract.cases import promise
-from perdure.testing.contract.checks import equal, holds
-from perdure.testing.contract.world import NOW, STAGGER, World, after, at, claimed_ids, entry, signals
+from perdure.testing.contract.world import NOW, STAGGER, TTL, World, after, at, claimed_ids, entry, equal, holds, signals
 
 
 @promise
@@ -62,17 +61,17 @@ async def a_cancel_request_keeps_a_run_from_sleeping(world: World) -> None:
 async def _suspend_against(
     world: World, run_id: str, sleeper: Store, wake: Callable[[], Awaitable[object]], turns: tuple[int, int]
 ) -> None:
-    """Race a suspend with what should wake the run: it was told, or it is due."""
+    """Race a suspend with what should wake the run: `suspend` returns it, or the run is due."""
     lease: Lease = await world.lease(run_id)
     waiting = [*signals("go"), Awaited("child", "pay")]
     sleep = after(turns[0], lambda: sleeper.suspend(lease, wake_at=None, waiting_for=waiting, now=NOW))
     arrived, _ = await asyncio.gather(sleep, after(turns[1], wake))
     row = await world.row(run_id)
     if arrived:
-        equal((row.status, row.epoch), ("running", lease.epoch), "status and epoch of a run that was told")
+        equal((row.status, row.epoch), ("running", lease.epoch), "status and epoch of a run that goes on")
     else:
         equal((row.status, row.wake_at), ("suspended", NOW), f"status and wake_at of a run that slept (turns {turns})")
-        holds(run_id in await world.b.due(now=NOW, limit=1000), "it is due")
+        holds(await world.b.acquire(run_id, TTL, now=NOW) is not None, "it is due")
 
 
 def _turns() -> list[tuple[int, int]]:
@@ -81,7 +80,7 @@ def _turns() -> list[tuple[int, int]]:
 
 @promise
 async def no_signal_is_lost_between_inbox_and_sleep(world: World) -> None:
-    """However `signal` and `suspend` interleave, on one handle or two, the run is told of the signal or due because of it."""
+    """However `signal` and `suspend` interleave, on one handle or two, `suspend` returns the signal or the run is due."""
 
     async def race(sleeper: Store, sender: Store, turns: tuple[int, int], name: str) -> None:
         run_id = f"{name}-{turns}"
@@ -94,7 +93,7 @@ async def no_signal_is_lost_between_inbox_and_sleep(world: World) -> None:
 
 @promise
 async def no_child_outcome_is_lost_between_inbox_and_sleep(world: World) -> None:
-    """However a child's `finish` and its parent's `suspend` interleave, the parent is told of the outcome or due for it."""
+    """However a child's `finish` and its parent's `suspend` interleave, `suspend` returns the outcome or the parent is due."""
 
     async def race(turns: tuple[int, int]) -> None:
         run_id = f"parent-{turns}"

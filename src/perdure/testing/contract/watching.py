@@ -1,6 +1,6 @@
-"""Watching: a worker that waits is woken, and by whom does not matter.
+"""Watching: a worker that waits is woken by what any process does.
 
-These are the only cases in real time: they wait for an event, and the limits below are how long a broken store is waited for.
+These are the only cases in real time: they wait for an event, and `PATIENCE` is how long a broken store is waited for.
 """
 
 from __future__ import annotations
@@ -11,74 +11,74 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from perdure.model.records import Awaited, Schedule
-from perdure.store import Store
+from perdure.store import Capability, FullStore, Store
 from perdure.testing.contract.cases import Check, add, promise
-from perdure.testing.contract.checks import holds
-from perdure.testing.contract.world import TTL, World, in_another_loop, new_run, run_row, signals
+from perdure.testing.contract.world import TTL, FullWorld, World, holds, in_another_loop, new_run, run_row, signals
 
 PATIENCE: Final = 20.0
 
-Event = Callable[[Store], Awaitable[object]]
-Stage = Callable[[World], Awaitable[Event]]
+CoreEvent = Callable[[Store], Awaitable[object]]
+Event = Callable[[FullStore], Awaitable[object]]
+Stage = Callable[[FullWorld], Awaitable[Event]]
 
 
-async def _created(_: World) -> Event:
+async def _created(_: World) -> CoreEvent:
     return lambda store: store.create(new_run())
 
 
-async def _signalled(world: World) -> Event:
+async def _signalled(world: World) -> CoreEvent:
     await _suspend(world, signals("go"))
     return lambda store: store.signal("run", "go", b"1")
 
 
-async def _cancelled(world: World) -> Event:
+async def _cancelled(world: World) -> CoreEvent:
     await _suspend(world, [])
     return lambda store: store.cancel("run")
 
 
-async def _finished(world: World) -> Event:
+async def _finished(world: World) -> CoreEvent:
     claim = (await world.a.create(new_run(), ttl=TTL)).claim
     return lambda store: store.finish(claim.lease, "completed", b"1") if claim else store.setup()
 
 
-async def _released(world: World) -> Event:
+async def _released(world: World) -> CoreEvent:
     claim = (await world.a.create(new_run(), ttl=TTL)).claim
     return lambda store: store.release(claim.lease) if claim else store.setup()
 
 
-async def _suspended(world: World) -> Event:
+async def _suspended(world: World) -> CoreEvent:
     claim = (await world.a.create(new_run(), ttl=TTL)).claim
     return lambda store: store.suspend(claim.lease, wake_at=1) if claim else store.setup()
 
 
-async def _reopened(world: World) -> Event:
+async def _reopened(world: World) -> CoreEvent:
     claim = (await world.a.create(new_run(), ttl=TTL)).claim
     if claim is not None:
         await world.a.finish(claim.lease, "failed", b"1")
     return lambda store: store.reopen("run", [])
 
 
-async def _unheld(world: World) -> Event:
+async def _unheld(world: FullWorld) -> Event:
     await world.a.create(new_run())
     await world.a.hold("run")
     return lambda store: store.unhold("run")
 
 
-async def _restored(_: World) -> Event:
+async def _restored(_: FullWorld) -> Event:
     return lambda store: store.restore(run_row(wake_at=1), [])
 
 
-async def _given_its_input(world: World) -> Event:
+async def _given_its_input(world: FullWorld) -> Event:
     await world.a.restore(run_row(input_hash=b""), [])
     return lambda store: store.create(new_run())
 
 
-async def _fired(world: World) -> Event:
+async def _fired(world: FullWorld) -> Event:
     await world.a.put_schedule(Schedule(id="daily", workflow="flow", spec="", input=b"[]", next_at=1))
     return lambda store: store.fire("daily", expected_at=1, next_at=None, run=new_run())
 
 
-async def _child_finished(world: World) -> Event:
+async def _child_finished(world: World) -> CoreEvent:
     await _suspend(world, [Awaited("child", "pay")])
     claim = (await world.a.create(new_run("child", parent_id="run", parent_key="pay"), ttl=TTL)).claim
     return lambda store: store.finish(claim.lease, "completed", b"1") if claim else store.setup()
@@ -88,15 +88,21 @@ STAGES: Final[dict[str, tuple[Stage, str]]] = {
     "create": (_created, "A worker that watches is woken when another process creates a run."),
     "signal": (_signalled, "A worker that watches is woken when another process signals a run that waits."),
     "cancel": (_cancelled, "A worker that watches is woken when another process cancels a suspended run."),
-    "finish": (_finished, "Whoever waits for a run's end is woken when another process finishes it."),
+    "finish": (_finished, "A worker that watches is woken when another process finishes a run."),
     "child_finish": (_child_finished, "A worker that watches is woken when a child's end makes its parent due."),
     "release": (_released, "A worker that watches is woken when another process gives a run back."),
     "suspend": (_suspended, "A worker that watches is woken when another process suspends a run whose timer has passed."),
     "reopen": (_reopened, "A worker that watches is woken when another process reopens a run."),
-    "restore": (_restored, "A worker that watches is woken when another process restores a run."),
-    "input": (_given_its_input, "A worker that watches is woken when another process brings a restored run its input."),
-    "unhold": (_unheld, "A worker that watches is woken when an operator lets a run go on."),
-    "fire": (_fired, "A worker that watches is woken when another process fires a schedule."),
+}
+PART_STAGES: Final[dict[str, tuple[Capability, Stage, str]]] = {
+    "restore": ("operators", _restored, "A worker that watches is woken when another process restores a run."),
+    "input": (
+        "operators",
+        _given_its_input,
+        "A worker that watches is woken when a restored run gets its input from another process.",
+    ),
+    "unhold": ("operators", _unheld, "A worker that watches is woken when an operator lets a run go on."),
+    "fire": ("schedules", _fired, "A worker that watches is woken when another process fires a schedule."),
 }
 
 
@@ -113,7 +119,7 @@ async def _woken(watching: asyncio.Task[None]) -> None:
 
 
 def _wake_case(stage: Stage) -> Check:
-    async def check(world: World) -> None:
+    async def check(world: FullWorld) -> None:
         event = await stage(world)
         await world.b.setup()  # a store that has never been used may return from its first watch at once
         watching = asyncio.create_task(world.b.watch(60))
@@ -126,10 +132,12 @@ def _wake_case(stage: Stage) -> Check:
 
 for _name, (_stage, _sentence) in STAGES.items():
     add(_wake_case(_stage), f"watch_is_woken_by_{_name}", _sentence)
+for _name, (_part, _stage, _sentence) in PART_STAGES.items():
+    add(_wake_case(_stage), f"watch_is_woken_by_{_name}", _sentence, needs=[_part])
 
 
 @promise
-async def watch_wakes_everybody_who_watches(world: World) -> None:
+async def watch_wakes_all_watchers(world: World) -> None:
     """All watchers of both handles are woken by one event."""
     await asyncio.gather(world.a.setup(), world.b.setup())
     watching = [asyncio.create_task(store.watch(60)) for store in (world.a, world.b) * 3]
@@ -162,7 +170,7 @@ async def watch_returns_at_the_latest_after_its_timeout(world: World) -> None:
 
 @promise
 async def closing_a_store_ends_its_watches(world: World) -> None:
-    """A watch under way on a store that is closed returns, as there is nothing left to wait for."""
+    """A watch in progress on a store that is closed returns, as there is nothing left to wait for."""
     await world.a.setup()
     watching = asyncio.create_task(world.a.watch(60))
     await asyncio.sleep(0)

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 import msgspec
 
 from perdure.model.durations import MICROSECOND
 from perdure.model.journal import Entry
-from perdure.model.records import Awaited, Claim, EndStatus, Lease, NewRun, RunRow
-from perdure.store import Store
-from perdure.testing.contract.checks import holds
-from perdure.testing.contract.factory import StoreFactory
+from perdure.model.records import Awaited, Claim, EndStatus, Item, Lease, NewRun, RunRow, Schedule
+from perdure.store import Capability, FullStore, Store, require
 
 T = TypeVar("T")
 
-# Later than today, so that a store which goes by its own clock though it was given `now=` is found out.
+# Later than today, so that a store which goes by its own clock in spite of `now=` fails.
 NOW: Final = 2_000_000_000 * MICROSECOND
 TTL: Final = 10.0
-# How many turns of the event loop one of two racing calls is held back, at most.
+# By how many turns of the event loop one of two racing calls is delayed, at most.
 STAGGER: Final = 6
 
 
 def at(seconds: float) -> int:
-    """The instant so many seconds after `NOW`."""
+    """The instant this many seconds after `NOW`."""
     return NOW + round(seconds * MICROSECOND)
 
 
@@ -39,7 +39,7 @@ def new_run(run_id: str = "run", **columns: Any) -> NewRun:
 
 
 def run_row(run_id: str = "run", **columns: Any) -> RunRow:
-    """The row of a pending run as some other store might have had it, unless the columns say otherwise."""
+    """The row of a pending run as another store might have had it, unless the columns say otherwise."""
     given = {"status": "pending", "wake_at": NOW, "created_at": at(-500), "updated_at": at(-400), **columns}
     return RunRow(**{**msgspec.structs.asdict(new_run(run_id)), **given})
 
@@ -50,13 +50,38 @@ def entry(seq: int, key: str = "", **fields: Any) -> Entry:
 
 
 def signals(*names: str) -> list[Awaited]:
-    """To wait for these signals."""
+    """What to pass as `waiting_for` for these signals."""
     return [Awaited("signal", name) for name in names]
+
+
+ITEM: Final = Item(stream="log", n=0, payload=b"0")
+SCHEDULE: Final = Schedule(id="daily", workflow="flow", spec="0 9 * * *", input=b"[]", next_at=NOW)
+
+
+class StoreFactory(ABC):
+    """One fresh database. The suite makes one for each case, opens handles on it, and closes those handles itself.
+
+    Where making one takes long, a namespace of its own will do: put a unique prefix before the one given to `open`.
+    It takes no arguments, and keeps what it needs to reach the database (a path, a DSN) but no open store: for a `shared` store
+    it is pickled and sent to other processes, so its class must then be importable by name.
+    """
+
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+
+    @abstractmethod
+    async def open(self, prefix: str = "") -> Store:
+        """Another handle on this database, in the namespace `prefix`; two handles act like two processes."""
+
+    async def restart(self) -> None:  # noqa: B027 - a database that outlives its handles has nothing to do here
+        """What is left to do for a process restart, once every handle is closed: the next `open` reads what is on disk."""
+
+    async def close(self) -> None:  # noqa: B027 - a database may have nothing to remove
+        """Remove the database, once every handle is closed."""
 
 
 @dataclass(slots=True)
 class World:
-    """`a` and `b` are two handles on one database: two processes, as far as a store can tell in one."""
+    """`a` and `b` are two handles on one database, which stand for two processes. Here they have the verbs of the core."""
 
     factory: StoreFactory
     handles: list[Store] = field(default_factory=list)
@@ -153,9 +178,57 @@ class World:
         """Everything that can be read of these runs, as bytes to compare."""
         seen: list[Any] = []
         for run_id in run_ids:
-            items = [await self.b.items(run_id, stream) for stream in streams]
+            items = [await self.items_in(run_id, stream) for stream in streams]
             seen += [await self.b.get(run_id), await self.b.journal(run_id), await self.b.inbox(run_id), items]
         return msgspec.msgpack.encode(seen)
+
+    async def items_in(self, run_id: str = "run", stream: str = "log") -> list[Item]:
+        """The items of a stream; a store without streams has none."""
+        return await require(self.b, "streams").items(run_id, stream) if "streams" in self.b.capabilities else []
+
+    async def record_item(self, lease: Lease, *entries: Entry, now: int = NOW) -> None:
+        """Record these entries, with `ITEM` where the store has streams."""
+        if "streams" in self.a.capabilities:
+            await require(self.a, "streams").record(lease, entries, items=[ITEM], now=now)
+        else:
+            await self.a.record(lease, entries, now=now)
+
+
+class FullWorld(World):
+    """The same, for cases of optional parts: the handles have the verbs of all parts, of which a case uses those it declares."""
+
+    __slots__ = ()
+
+    @property
+    def a(self) -> FullStore:
+        return cast("FullStore", self.handles[0])
+
+    @property
+    def b(self) -> FullStore:
+        return cast("FullStore", self.handles[1])
+
+
+def equal(actual: object, expected: object, what: str) -> None:
+    """Fail unless both are the same."""
+    if actual != expected:
+        raise AssertionError(f"{what}: {expected!r} was promised, but it is {actual!r}")
+
+
+def holds(condition: object, what: str) -> None:
+    """Fail unless the condition is true."""
+    if not condition:
+        raise AssertionError(f"promised, but not so: {what}")
+
+
+@contextmanager
+def refused(error: type[Exception] | tuple[type[Exception], ...], what: str) -> Iterator[None]:
+    """Fail unless the block raises this error, or one of these."""
+    try:
+        yield
+    except error:
+        return
+    names = " or ".join(one.__name__ for one in (error if isinstance(error, tuple) else (error,)))
+    raise AssertionError(f"{what}: it should have raised {names}, but was accepted")
 
 
 async def claimed_ids(
@@ -167,14 +240,14 @@ async def claimed_ids(
 
 
 async def after(turns: int, call: Callable[[], Awaitable[T]]) -> T:
-    """The call's answer, started so many turns of the event loop later."""
+    """The call's answer; it starts this many turns of the event loop later."""
     for _ in range(turns):
         await asyncio.sleep(0)
     return await call()
 
 
 async def outcomes(calls: Iterable[Awaitable[T]]) -> list[T | BaseException]:
-    """What many calls at once gave or raised, in their order."""
+    """What many concurrent calls returned or raised, in their order."""
     return await asyncio.gather(*calls, return_exceptions=True)
 
 

@@ -1,47 +1,23 @@
-"""What a `KeyValueStore` promises, case by case, for the author of any to run with pytest.
-
-    from perdure.testing.keyvalue import KeyValueFactory, key_value_tests
-
-    class MyFactory(KeyValueFactory):
-        def __init__(self) -> None:
-            self.path = tempfile.mkdtemp()
-
-        async def open(self) -> KeyValueStore:
-            return MyKeyValueStore(self.path)
-
-        async def count(self) -> int:
-            return len(os.listdir(self.path))
-
-    test_key_values = key_value_tests(MyFactory)
-
-Every case is a test of its own, on a place of its own, and its id is the promise. Methods may be plain or async. Time is the
-place's own: a case that needs something to expire gives it a second, and looks until it has. None can be left out; what a place
-does not share with other processes or keep beyond its handle it declares, and then those cases are not there.
-"""
+"""The cases: promises in the form of functions, registered in the order in which they are written."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from perdure.errors import PerdureError, ValueNotStorable
 from perdure.kv.patterns import matches
 from perdure.kv.protocol import KeyValueStore, maybe_await
-from perdure.testing.processes import process_pool
+from perdure.testing.keyvalue.world import KeyValueCase, KeyValueFactory, KeyValueWorld, open_handle
+from perdure.testing.processes import call_in_processes, kill_this_process
 
 T = TypeVar("T")
 
-PATIENCE: Final = 30.0  # for a second to pass by the place's clock, and for what has expired to be removed
-_EVERY: Final = 0.02
-
-# Keys that some database or file system takes for another, for a pattern or for a way out.
+# Keys that some database or file system takes for another, for a pattern or for a path out of its directory.
 KEYS: Final = (
     "Order-1", "order-1", "order-1 ", " order-1", "\u00f3rder-1", "o\u0301rder-1", "a%b_c*d?[e]", "a%b_c*d?[e]x", "axb_c*d?[e]",
     "x" * 500, "x" * 499 + "X", "x" * 2048, "x" * 2047 + "y", "\U0001f600", "../x", "../../x", "/x", "x/", ".", "..", "con",
@@ -61,131 +37,29 @@ VALUES: Final = (
 )  # fmt: skip
 
 
-class KeyValueFactory(ABC):
-    """One fresh place. The suite makes one for each case, opens handles on it, and closes those that can be closed.
-
-    It takes no arguments, and keeps what it needs to reach the place but no open handle: it is pickled and sent to other
-    processes, so its class must be importable by name.
-    """
-
-    is_shared: ClassVar[bool] = True
-    """Whether other processes see the same."""
-    most_bytes: ClassVar[int] = 64 << 20
-    """How many bytes of UTF-8 a value may have; with more it must be refused."""
-
-    @abstractmethod
-    async def open(self) -> KeyValueStore:
-        """Another handle on this place."""
-
-    @abstractmethod
-    async def count(self) -> int:
-        """How many texts are physically there, expired ones too: in the table, the directory, the server's memory."""
-
-    async def close(self) -> None:  # noqa: B027 - a place may have nothing to remove
-        """Remove the place, once every handle is closed."""
+CASES: Final[list[KeyValueCase]] = []
 
 
-class World:
-    """A place, and a handle on it."""
-
-    def __init__(self, factory: KeyValueFactory, kv: KeyValueStore) -> None:
-        self.factory = factory
-        self.kv = kv
-
-    async def seen(self, key: str) -> tuple[str | None, bool, list[str]]:
-        """What three methods say about a key."""
-        listed = await maybe_await(self.kv.keys("*"))
-        return await maybe_await(self.kv.get(key)), await maybe_await(self.kv.exists(key)), [one for one in listed if one == key]
-
-    async def expired(self, key: str) -> None:
-        """Wait until the key is no more."""
-        await until(lambda: _is_none(self.kv, key), f"{key!r} to expire")
-
-    async def swept(self, left: int) -> None:
-        """Write until there are no more than so many texts there."""
-
-        async def is_swept() -> bool:
-            await maybe_await(self.kv.set("writer", "1"))
-            return await self.factory.count() == left
-
-        await until(is_swept, f"all but {left} texts to be removed")
+Check: TypeAlias = Callable[[KeyValueWorld], Awaitable[None]]
 
 
-async def _is_none(kv: KeyValueStore, key: str) -> bool:
-    return await maybe_await(kv.get(key)) is None
-
-
-async def until(is_so: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Look until it is so."""
-    deadline = asyncio.get_running_loop().time() + PATIENCE
-    while not await is_so():
-        assert asyncio.get_running_loop().time() < deadline, f"waited {PATIENCE:g} s for {what}"
-        await asyncio.sleep(_EVERY)
-
-
-@asynccontextmanager
-async def _handle(factory: KeyValueFactory) -> AsyncIterator[KeyValueStore]:
-    kv = await factory.open()
-    try:
-        yield kv
-    finally:
-        close = getattr(kv, "close", None)
-        if close is not None:
-            await maybe_await(close())
-
-
-class KeyValueCase(NamedTuple):
-    """One promise."""
-
-    name: str
-    check: Callable[[World], Awaitable[None]]
-    needs_sharing: bool
-
-    async def run(self, factory: KeyValueFactory) -> None:
-        """Have it shown on a fresh place."""
-        try:
-            async with _handle(factory) as kv:
-                await self.check(World(factory, kv))
-        finally:
-            await factory.close()
-
-
-_CASES: Final[list[KeyValueCase]] = []
-
-
-def _promise(check: Callable[[World], Awaitable[None]], *, needs_sharing: bool = False) -> Callable[[World], Awaitable[None]]:
-    _CASES.append(KeyValueCase(str(getattr(check, "__name__", "")), check, needs_sharing))
+def _promise(check: Check, *, needs_sharing: bool = False) -> Check:
+    CASES.append(KeyValueCase(str(getattr(check, "__name__", "")), check, needs_sharing))
     return check
 
 
 _shared_promise: Final = partial(_promise, needs_sharing=True)
 
 
-def key_value_tests(factory: type[KeyValueFactory]) -> Callable[[KeyValueCase], None]:
-    """A pytest test function that runs every case on a fresh place; assign it to a name that begins with `test_`."""
-    import pytest
-
-    cases = [case for case in _CASES if factory.is_shared or not case.needs_sharing]
-
-    @pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
-    def test_key_values(case: KeyValueCase) -> None:
-        try:
-            asyncio.run(case.run(factory()))
-        except (pytest.skip.Exception, pytest.xfail.Exception) as left_out:
-            pytest.fail(f"{case.name} cannot be left out, but the factory tried: {left_out}")
-
-    return test_key_values
-
-
 @_promise
-async def what_was_never_set_is_missing_to_every_method(world: World) -> None:
+async def what_was_never_set_is_missing_to_every_method(world: KeyValueWorld) -> None:
     assert await world.seen("a") == (None, False, [])
     assert await maybe_await(world.kv.delete("a")) is False
     assert await maybe_await(world.kv.keys("*")) == []
 
 
 @_promise
-async def text_is_kept_until_it_is_deleted(world: World) -> None:
+async def text_is_kept_until_it_is_deleted(world: KeyValueWorld) -> None:
     kv = world.kv
     await maybe_await(kv.set("a", "1"))
     await maybe_await(kv.set("b", "other"))
@@ -198,7 +72,7 @@ async def text_is_kept_until_it_is_deleted(world: World) -> None:
 
 
 @_promise
-async def keys_are_told_apart_byte_by_byte(world: World) -> None:
+async def keys_are_told_apart_byte_by_byte(world: KeyValueWorld) -> None:
     for n, key in enumerate(KEYS):
         await maybe_await(world.kv.set(key, f"{n}"))
     assert [await maybe_await(world.kv.get(key)) for key in KEYS] == [f"{n}" for n in range(len(KEYS))]
@@ -210,7 +84,7 @@ async def keys_are_told_apart_byte_by_byte(world: World) -> None:
 
 
 @_promise
-async def in_a_pattern_only_a_star_is_special(world: World) -> None:
+async def in_a_pattern_only_a_star_is_special(world: KeyValueWorld) -> None:
     for key in KEYS:
         await maybe_await(world.kv.set(key, ""))
     for pattern in PATTERNS:
@@ -219,7 +93,7 @@ async def in_a_pattern_only_a_star_is_special(world: World) -> None:
 
 
 @_promise
-async def a_key_that_not_every_place_can_hold_is_refused(world: World) -> None:
+async def a_key_that_not_every_place_can_hold_is_refused(world: KeyValueWorld) -> None:
     wrong: tuple[Any, ...] = ("", "a\0b", "\ud800", "x" * 2049, "\u00f3" * 1025, None, 1, b"a")
     for key in wrong:
         for ask in (world.kv.get, partial(world.kv.set, value="1"), world.kv.delete, world.kv.exists):
@@ -229,7 +103,7 @@ async def a_key_that_not_every_place_can_hold_is_refused(world: World) -> None:
 
 
 @_promise
-async def every_text_comes_back_as_it_was(world: World) -> None:
+async def every_text_comes_back_as_it_was(world: KeyValueWorld) -> None:
     for n, value in enumerate(VALUES):
         await maybe_await(world.kv.set(f"{n}", value))
         await maybe_await(world.kv.set(f"{n} for an hour", value, 3600))
@@ -241,7 +115,7 @@ async def every_text_comes_back_as_it_was(world: World) -> None:
 
 
 @_promise
-async def a_large_text_is_kept_and_one_that_is_too_large_refused(world: World) -> None:
+async def a_large_text_is_kept_and_one_that_is_too_large_refused(world: KeyValueWorld) -> None:
     most = world.factory.most_bytes
     await maybe_await(world.kv.set("k" * 2048, "\u00f3" * (most // 2)))
     assert await maybe_await(world.kv.get("k" * 2048)) == "\u00f3" * (most // 2)
@@ -251,7 +125,7 @@ async def a_large_text_is_kept_and_one_that_is_too_large_refused(world: World) -
 
 
 @_promise
-async def an_expired_key_is_missing_to_every_method_at_once(world: World) -> None:
+async def an_expired_key_is_missing_to_every_method_at_once(world: KeyValueWorld) -> None:
     kv = world.kv
     for key in ("a", "b"):
         await maybe_await(kv.set(key, "1", 1))
@@ -264,7 +138,7 @@ async def an_expired_key_is_missing_to_every_method_at_once(world: World) -> Non
 
 
 @_promise
-async def a_ttl_of_zero_is_over_at_once(world: World) -> None:
+async def a_ttl_of_zero_is_over_at_once(world: KeyValueWorld) -> None:
     await maybe_await(world.kv.set("a", "1"))
     await maybe_await(world.kv.set("a", "2", 0))
     assert await world.seen("a") == (None, False, [])
@@ -272,7 +146,7 @@ async def a_ttl_of_zero_is_over_at_once(world: World) -> None:
 
 
 @_promise
-async def setting_replaces_the_ttl_and_without_one_clears_it(world: World) -> None:
+async def setting_replaces_the_ttl_and_without_one_clears_it(world: KeyValueWorld) -> None:
     for key in ("a", "b", "witness"):
         await maybe_await(world.kv.set(key, "1", 1))
     await maybe_await(world.kv.set("a", "2"))
@@ -285,7 +159,7 @@ async def setting_replaces_the_ttl_and_without_one_clears_it(world: World) -> No
 
 
 @_promise
-async def a_ttl_that_is_no_length_of_time_is_refused(world: World) -> None:
+async def a_ttl_that_is_no_length_of_time_is_refused(world: KeyValueWorld) -> None:
     await maybe_await(world.kv.set("a", "1"))
     wrong: tuple[Any, ...] = (-1, float("nan"), float("inf"), "soon", True)
     for ttl in wrong:
@@ -295,13 +169,13 @@ async def a_ttl_that_is_no_length_of_time_is_refused(world: World) -> None:
 
 
 @_promise
-async def a_ttl_that_ends_in_thousands_of_years_is_taken(world: World) -> None:
+async def a_ttl_that_ends_in_thousands_of_years_is_taken(world: KeyValueWorld) -> None:
     await maybe_await(world.kv.set("a", "1", 8000 * 365 * 86_400))
     assert await world.seen("a") == ("1", True, ["a"])
 
 
 @_promise
-async def what_has_expired_is_removed_by_later_writes(world: World) -> None:
+async def what_has_expired_is_removed_by_later_writes(world: KeyValueWorld) -> None:
     for n in range(150):
         await maybe_await(world.kv.set(f"{n}", "x", 1))
     await maybe_await(world.kv.set("later", "1", 3600))
@@ -311,7 +185,7 @@ async def what_has_expired_is_removed_by_later_writes(world: World) -> None:
 
 
 @_promise
-async def a_key_that_expired_and_was_set_again_stays(world: World) -> None:
+async def a_key_that_expired_and_was_set_again_stays(world: KeyValueWorld) -> None:
     for key in ("good", "longer", *(f"gone {n}" for n in range(5))):
         await maybe_await(world.kv.set(key, "1", 1))
     await world.expired("gone 4")
@@ -322,14 +196,14 @@ async def a_key_that_expired_and_was_set_again_stays(world: World) -> None:
 
 
 @_promise
-async def one_of_many_deletes_finds_the_text(world: World) -> None:
+async def one_of_many_deletes_finds_the_text(world: KeyValueWorld) -> None:
     await maybe_await(world.kv.set("a", "1"))
-    told = await asyncio.gather(*(maybe_await(world.kv.delete("a")) for _ in range(20)))
-    assert sorted(told) == [False] * 19 + [True]
+    answers = await asyncio.gather(*(maybe_await(world.kv.delete("a")) for _ in range(20)))
+    assert sorted(answers) == [False] * 19 + [True]
 
 
 @_promise
-async def a_reader_sees_whole_texts_while_they_are_replaced(world: World) -> None:
+async def a_reader_sees_whole_texts_while_they_are_replaced(world: KeyValueWorld) -> None:
     texts = [chr(ord("a") + n) * 50_000 for n in range(8)]
     await maybe_await(world.kv.set("a", texts[0]))
 
@@ -348,7 +222,7 @@ async def a_reader_sees_whole_texts_while_they_are_replaced(world: World) -> Non
 
 
 @_promise
-async def a_cancelled_set_does_not_overtake_a_later_one(world: World) -> None:
+async def a_cancelled_set_does_not_overtake_a_later_one(world: KeyValueWorld) -> None:
     async def set_old(n: int) -> None:
         await maybe_await(world.kv.set("a", f"old {n}" * 1000))
 
@@ -360,14 +234,14 @@ async def a_cancelled_set_does_not_overtake_a_later_one(world: World) -> None:
         with suppress(asyncio.CancelledError):
             await setting
         await maybe_await(world.kv.set("a", f"new {n}"))
-        for _ in range(5):  # time for the old one, if it is still under way
+        for _ in range(5):  # time for the old one, if it is still in progress
             await maybe_await(world.kv.set("b", ""))
             await asyncio.sleep(0)
         assert await maybe_await(world.kv.get("a")) == f"new {n}"
 
 
 @_promise
-async def event_loops_of_other_threads_may_use_the_same_handle(world: World) -> None:
+async def event_loops_of_other_threads_may_use_the_same_handle(world: KeyValueWorld) -> None:
     def work(name: str) -> str | None:
         async def work() -> str | None:
             await asyncio.gather(*(maybe_await(world.kv.set(f"{name}-{n}", name)) for n in range(10)))
@@ -382,22 +256,22 @@ async def event_loops_of_other_threads_may_use_the_same_handle(world: World) -> 
 
 
 @_shared_promise
-async def what_one_handle_set_another_has(world: World) -> None:
-    async with _handle(world.factory) as other:
+async def what_one_handle_set_another_has(world: KeyValueWorld) -> None:
+    async with open_handle(world.factory) as other:
         await maybe_await(world.kv.set("a", "1"))
         assert await maybe_await(other.get("a")) == "1"
         await maybe_await(other.set("a", "2", 3600))
         assert await world.seen("a") == ("2", True, ["a"])
-    async with _handle(world.factory) as later:
+    async with open_handle(world.factory) as later:
         assert await maybe_await(later.get("a")) == "2"
         assert await maybe_await(later.delete("a")) is True
     assert await maybe_await(world.kv.get("a")) is None
 
 
 @_shared_promise
-async def processes_may_begin_and_work_at_once(world: World) -> None:
-    told = await _in_processes(world.factory, *(partial(_write_many, name=name) for name in ("one", "two", "three")))
-    assert told == [20, 20, 20]
+async def processes_may_begin_and_work_at_once(world: KeyValueWorld) -> None:
+    counts = await _in_processes(world.factory, *(partial(_write_many, name=name) for name in ("one", "two", "three")))
+    assert counts == [20, 20, 20]
     kv = world.kv
     assert len(await maybe_await(kv.keys("own-*"))) == 60
     shared = await maybe_await(kv.get("shared"))
@@ -408,14 +282,14 @@ async def processes_may_begin_and_work_at_once(world: World) -> None:
 
 
 @_shared_promise
-async def what_a_killed_process_was_told_is_set_is_there(world: World) -> None:
+async def what_a_killed_process_was_told_is_set_is_there(world: KeyValueWorld) -> None:
     with suppress(BrokenProcessPool):
         await _in_processes(world.factory, _set_and_die)
     assert await maybe_await(world.kv.get("a")) == "acknowledged"
 
 
 @_shared_promise
-async def processes_agree_on_what_has_expired(world: World) -> None:
+async def processes_agree_on_what_has_expired(world: KeyValueWorld) -> None:
     await maybe_await(world.kv.set("a", "1", 1))
     await maybe_await(world.kv.set("b", "1", 3600))
     await world.expired("a")
@@ -436,7 +310,7 @@ async def _delete_many(kv: KeyValueStore) -> int:
 
 async def _set_and_die(kv: KeyValueStore) -> None:
     await maybe_await(kv.set("a", "acknowledged"))
-    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+    kill_this_process()
 
 
 async def _both(kv: KeyValueStore) -> tuple[str | None, str | None]:
@@ -445,20 +319,15 @@ async def _both(kv: KeyValueStore) -> tuple[str | None, str | None]:
 
 def _work(factory: KeyValueFactory, job: Callable[[KeyValueStore], Awaitable[T]]) -> T:
     async def work() -> T:
-        async with _handle(factory) as kv:
+        async with open_handle(factory) as kv:
             return await job(kv)
 
     return asyncio.run(work())
 
 
 async def _in_processes(factory: KeyValueFactory, *jobs: Callable[[KeyValueStore], Awaitable[T]]) -> list[T]:
-    """What each job gives, in a process of its own and all at once."""
-
-    def work() -> list[T]:
-        with process_pool(len(jobs)) as pool:
-            return [future.result() for future in [pool.submit(_work, factory, job) for job in jobs]]
-
-    return await asyncio.to_thread(work)
+    """What each job returns, in a process of its own and all at once."""
+    return await call_in_processes(*(partial(_work, factory, job) for job in jobs))
 
 
 class _refused:  # noqa: N801 - reads like a function
