@@ -3,8 +3,8 @@
     {_id: "<namespace>:<key>", value: "...", expires_at?: Date}
 
 The namespace is written without colons. Every verb is one command and one round trip, by the server's clock. A TTL index removes
-what has expired, about once a minute; until then every method passes over it. A text that is no UTF-8, because of lone
-surrogates, is kept as binary. What was set is in the journal of a majority when `set` returns.
+what has expired, about once a minute; until then every method ignores it. A text that is no UTF-8, because of lone surrogates, is
+kept as binary. What was set is in the journal of a majority when `set` returns.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from perdure.backends.mongo.address import DEFAULT_DATABASE, MongoAddress, parse_address, settings_for
+from perdure.backends.mongo.address import address_of_client, parse_address, settings_for
 from perdure.backends.mongo.connections import MongoConnections
 from perdure.backends.mongo.errors import driver
-from perdure.backends.mongo.schema import checked_stem
+from perdure.backends.mongo.schema import check_stem
 from perdure.kv.limits import check_namespace, escape_namespace
 from perdure.kv.patterns import key_range
 from perdure.kv.server_store import ServerKeyValueStore
@@ -35,8 +35,8 @@ class MongoKvConnections(MongoConnections):
         return self.collections("").of("values")
 
     async def open(self, *, allowed: bool) -> None:  # noqa: ARG002 - it may always create its index
-        """Leave the client and the TTL index there. Many processes may do this at once: it is the same index."""
-        if self._client is None and self._url is not None:  # in a thread, as it looks for files on the way
+        """Make a client and the TTL index. Many processes may do this at once: it is the same index."""
+        if self._client is None and self._url is not None:  # in a thread, as it reads files
             self._client = await asyncio.to_thread(driver().AsyncMongoClient, self._url, **settings_for(self._url))
         await self.values.create_index("expires_at", expireAfterSeconds=0)
 
@@ -63,15 +63,15 @@ class MongoKeyValueStore(ServerKeyValueStore[MongoKvConnections]):
         if (url is None) == (client is None):
             raise ValueError("pass either the URL of a MongoDB server or client=")
         driver()
-        borrowed = MongoAddress(f"client {id(client)}", database or DEFAULT_DATABASE, None)
-        place = borrowed if url is None else parse_address(url, database)
+        address = address_of_client(client, database) if url is None else parse_address(url, database)
         self._before = f"{escape_namespace(check_namespace(namespace))}:"
-        super().__init__(MongoKvConnections(place, checked_stem(collection), url=url, client=client))
+        super().__init__(MongoKvConnections(address, check_stem(collection), url=url, client=client))
 
     @property
     def place(self) -> tuple[str, ...]:
         """Hosts, database, collection, and what begins every `_id`."""
-        return ("mongodb", self._connections.place.hosts, self._connections.place.database, self._connections.stem, self._before)
+        address = self._connections.address
+        return ("mongodb", address.hosts, address.database, self._connections.stem, self._before)
 
     async def _get(self, key: str) -> bytes | None:
         found = await self._connections.values.find_one({"_id": self._name(key), **_IS_LIVE}, {"value": 1})

@@ -7,68 +7,46 @@ from __future__ import annotations
 
 import re
 import warnings
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.base.connections import ServerConnections
-from perdure.backends.base.failures import WriteFailure
-from perdure.backends.redis.driver import RedisAddress, address_of_client, driver, map_error, may_pass, open_client, parse_address
+from perdure.backends.redis.address import address_of_client, parse_address
+from perdure.backends.redis.connections import RedisConnections
+from perdure.backends.redis.driver import driver
+from perdure.backends.redis.keys import Keys
 from perdure.errors import PerdureWarning
 from perdure.kv.limits import check_namespace, escape_namespace
 from perdure.kv.server_store import ServerKeyValueStore
 
-_STEM: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _SPECIAL: Final = re.compile(rb"[*?\[\]\\^-]")
 _SCANNED_AT_ONCE: Final = 1000
 _MICROSECONDS_PER_MILLISECOND: Final = 1000
 
 
-class RedisKvConnections(ServerConnections):
-    """A client of redis-py, on its loop."""
+class RedisKvConnections(RedisConnections):
+    """The client of a key-value store."""
 
     THREAD: ClassVar[LoopThread] = LoopThread("perdure-redis-values")
 
-    def __init__(self, place: RedisAddress, *, url: str | None, client: Any, cluster: bool) -> None:
-        super().__init__(str(place), is_borrowed=client is not None)
-        self.place = place
-        self._url = url
-        self._cluster = cluster
-        self._borrowed = client
-        self.client = client
-
-    def sibling(self) -> Self:
-        return type(self)(self.place, url=self._url, client=self._borrowed, cluster=self._cluster)
-
     async def open(self, *, allowed: bool) -> None:  # noqa: ARG002 - there is nothing to create
-        """Have a client, and a warning when the server may forget what it is given."""
-        if self.client is None and self._url is not None:
-            self.client = open_client(self._url, cluster=self._cluster)
-        trouble = await self._forgets()
-        if trouble is not None:
-            warnings.warn(f"{self.label} {trouble}", PerdureWarning, stacklevel=2)
+        """Make a client, and warn when the server may forget what it is given."""
+        self.connect()
+        risk = await self._find_data_loss()
+        if risk is not None:
+            warnings.warn(f"{self.label} {risk}", PerdureWarning, stacklevel=2)
 
-    async def _forgets(self) -> str | None:
-        """How the server forgets, as far as it tells."""
+    async def _find_data_loss(self) -> str | None:
+        """How the server may lose what it was given, as far as it says."""
         try:
-            told = {**await self.client.info("persistence"), **await self.client.info("memory")}
-        except driver().ResponseError:  # a managed server may not tell
+            settings = {**await self.client.info("persistence"), **await self.client.info("memory")}
+        except driver().ResponseError:  # a managed server may refuse
             return None
-        if str(told.get("maxmemory_policy", "")).startswith("allkeys") and told.get("maxmemory"):
-            return f"throws keys away when its memory is full (maxmemory-policy {told['maxmemory_policy']}); set it to noeviction"
-        if told.get("aof_enabled") == 0:
+        policy = str(settings.get("maxmemory_policy", ""))
+        if policy.startswith("allkeys") and settings.get("maxmemory"):
+            return f"throws keys away when its memory is full (maxmemory-policy {policy}); set it to noeviction"
+        if settings.get("aof_enabled") == 0:
             return "has no append-only file, so a restart of the server loses what was set; set appendonly yes"
         return None
-
-    async def close(self) -> None:
-        client, self.client = self.client, None
-        if client is not None and self._borrowed is None:
-            await client.aclose()
-
-    def classify_failure(self, error: BaseException) -> WriteFailure:
-        return WriteFailure.UNKNOWN if may_pass(error) else WriteFailure.PERMANENT
-
-    def map_error(self, error: BaseException) -> BaseException:
-        return map_error(error, self.place)
 
 
 class RedisKeyValueStore(ServerKeyValueStore[RedisKvConnections]):
@@ -85,17 +63,16 @@ class RedisKeyValueStore(ServerKeyValueStore[RedisKvConnections]):
     ) -> None:
         if (url is None) == (client is None):
             raise ValueError("pass either the URL of a Redis server or client=")
-        if not isinstance(table, str) or not _STEM.fullmatch(table):
-            raise ValueError(f"table {table!r} must consist of 1 to 64 letters, digits, '_', '.' and '-'")
+        keys = Keys(table, "")
         driver()
-        place = address_of_client(client) if url is None else parse_address(url)
-        self._before = f"{table}:values:{escape_namespace(check_namespace(namespace))}:".encode()
-        super().__init__(RedisKvConnections(place, url=url, client=client, cluster=cluster))
+        address = address_of_client(client) if url is None else parse_address(url)
+        self._before = f"{keys.stem}:values:{escape_namespace(check_namespace(namespace))}:".encode()
+        super().__init__(RedisKvConnections(address, keys, url=url, client=client, cluster=cluster))
 
     @property
     def place(self) -> tuple[str, ...]:
         """Host, port, database, and what begins the names of all keys."""
-        return ("redis", *self._connections.place, self._before.decode())
+        return ("redis", *self._connections.address, self._before.decode())
 
     async def _get(self, key: str) -> bytes | None:
         data: bytes | None = await self._connections.client.get(self._name(key))
@@ -117,7 +94,7 @@ class RedisKeyValueStore(ServerKeyValueStore[RedisKvConnections]):
 
     async def _keys_with_prefix(self, prefix: str) -> list[str]:
         pattern = _SPECIAL.sub(rb"\\\g<0>", self._name(prefix)) + b"*"
-        # Redis may tell a key twice while it makes room.
+        # SCAN may return a key twice while the server resizes its table.
         found = {name async for name in self._connections.client.scan_iter(pattern, count=_SCANNED_AT_ONCE)}
         return [name.removeprefix(self._before).decode() for name in found]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from perdure.backends.mongo import MongoStore, careful, claims, runs, writes
+from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.mongo import MongoStore, claims, recording, runs, writes
 from perdure.backends.mongo.schema import Collections
 from perdure.errors import LeaseLost
 from perdure.model.records import Claim, Pulse, QueueLimits
@@ -53,7 +54,7 @@ async def _acquires(db: Collections) -> object:
 
 
 async def _claims(db: Collections) -> object:
-    return await claims.claim(db, claims.Wanted.of(5, 10**7, "taker", ["flow"], None, EXPIRED))
+    return await claims.claim(db, ClaimRequest(ClaimFilter.of(["flow"], None), 5, 10**7, "taker", EXPIRED))
 
 
 async def _restores(db: Collections) -> object:
@@ -62,21 +63,21 @@ async def _restores(db: Collections) -> object:
 
 
 @pytest.mark.parametrize("take", [_acquires, _claims, _restores])
-async def test_whoever_takes_over_between_two_parts_of_a_careful_write_refuses_it(
+async def test_whoever_takes_over_between_two_parts_of_a_recording_write_refuses_it(
     store: MongoStore, monkeypatch: pytest.MonkeyPatch, take: Callable[[Collections], Awaitable[object]]
 ) -> None:
     await leased(store, "parent")
     claim = await leased(store, parent_id="parent", parent_key="key")
-    really = careful._apply
+    really = recording._apply
 
     async def late(db: Collections, *args: Any) -> Any:
         await take(db)
         return await really(db, *args)
 
-    monkeypatch.setattr(careful, "_apply", late)
+    monkeypatch.setattr(recording, "_apply", late)
     with pytest.raises(LeaseLost):
         await store.finish(claim.lease, "completed", b"1", entries=[entry(1)], now=EXPIRED)
-    monkeypatch.setattr(careful, "_apply", really)
+    monkeypatch.setattr(recording, "_apply", really)
     assert (await store.journal("run"), await store.inbox("parent")) == ([], [])
 
 

@@ -79,7 +79,7 @@ async def test_a_password_is_never_shown(dsn: str, store: MongoStore, monkeypatc
         other = MongoStore(url)
         (answer,) = await outcomes([other.setup()])
         assert isinstance(answer, PersistenceError) == (url is not right)
-        shown = f"{other!r} {other.key} {other._connections.place!r} {answer!r} {getattr(answer, '__cause__', None)!r}"
+        shown = f"{other!r} {other.key} {other._connections.address!r} {answer!r} {getattr(answer, '__cause__', None)!r}"
         assert not any(secret in shown for secret in (PASSWORD, ESCAPED))
         await other.close()
     await store._connections.run(database.command("dropUser", "ada"))
@@ -134,7 +134,7 @@ async def test_a_watcher_is_told_and_does_not_look_for_itself(dsn: str, store: M
     assert claim is not None
     await store.setup()
     await store.watch(5)  # opens the stream
-    assert store._listener.is_live
+    assert store._change_stream.is_live
     watching = asyncio.create_task(store.watch(60))
     await asyncio.sleep(0)
     await other.record(claim.lease, [entry(1)])

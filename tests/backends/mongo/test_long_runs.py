@@ -9,7 +9,7 @@ from typing import Any
 import bson
 import pytest
 
-from perdure.backends.mongo import MongoStore, moving, reading
+from perdure.backends.mongo import MongoStore, overflow, reading
 from perdure.backends.mongo.schema import PARTS, Collections
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.records import Item, Lease, Signal
@@ -114,8 +114,8 @@ async def test_a_long_inbox_is_moved_and_nothing_of_it_lost(store: MongoStore) -
 
 
 async def test_consumed_rows_are_marked_where_they_were_moved(store: MongoStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "MANY_CONSUMED", 5)
-    monkeypatch.setattr("perdure.backends.mongo.careful.MANY_CONSUMED", 5)
+    monkeypatch.setattr(overflow, "MANY_CONSUMED", 5)
+    monkeypatch.setattr("perdure.backends.mongo.recording.MANY_CONSUMED", 5)
     lease = await leased(store)
     await asyncio.gather(*(store.signal("run", "go", b"%d" % n, now=NOW) for n in range(1, 70)))
     for n in range(1, 30):
@@ -208,9 +208,9 @@ async def test_who_moves_a_run_that_was_replaced_adds_nothing(store: MongoStore)
     async def move() -> None:
         found = await db.runs.find_one({"_id": "run"})
         assert found is not None
-        late = moving._Move(found | {"weight": 1 << 30})
+        late = overflow._OverflowMove(found | {"weight": 1 << 30})
         await db.runs.delete_one({"_id": "run"})
-        await moving.put_all(db.steps, late.steps)
+        await overflow.insert_missing(db.steps, late.steps)
         await db.runs.update_one(late.condition, late.pipeline)
 
     await store._connections.run(move())
@@ -224,12 +224,12 @@ async def test_who_moves_a_run_that_was_replaced_adds_nothing(store: MongoStore)
 async def _late_move(store: MongoStore, meanwhile: Callable[[], Awaitable[object]]) -> None:
     """Move everything of the run, with something else happening between the look at it and the move."""
     db = store._connections.collections("")
-    late = moving._Move(await document(store) | {"weight": 1 << 30, "inbox_weight": 1 << 30})
+    late = overflow._OverflowMove(await document(store) | {"weight": 1 << 30, "inbox_weight": 1 << 30})
     await meanwhile()
 
     async def move() -> None:
-        await moving.put_all(db.steps, late.steps)
-        await moving.put_all(db.signals, late.signals)
+        await overflow.insert_missing(db.steps, late.steps)
+        await overflow.insert_missing(db.signals, late.signals)
         await db.runs.update_one(late.condition, late.pipeline)
 
     await store._connections.run(move())
@@ -289,7 +289,7 @@ async def test_movers_at_once_lose_nothing(store: MongoStore) -> None:
 
     async def move() -> None:
         for _ in range(30):
-            await moving.make_room(db, ["run"])
+            await overflow.move_overflow(db, ["run"])
 
     async def write() -> None:
         for seq in range(1, 101):

@@ -15,8 +15,8 @@ from pymongo.monitoring import CommandListener
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.mongo import MongoStore
 from perdure.backends.mongo.address import MongoAddress
+from perdure.backends.mongo.change_stream import ChangeStream
 from perdure.backends.mongo.connections import MongoConnections
-from perdure.backends.mongo.watching import Listener
 from perdure.errors import PersistenceError
 from perdure.testing.contract.world import new_run
 from tests.servers.mongo import MongoServer
@@ -32,7 +32,7 @@ def silence(server: MongoServer, monkeypatch: pytest.MonkeyPatch) -> Silence:
     monkeypatch.setattr("perdure.backends.mongo.connections.MongoConnections.PATIENCE", 0.0)
     monkeypatch.setattr("perdure.backends.mongo.connections._ATTEMPT_WITHIN", 1.0)
     monkeypatch.setattr("perdure.backends.mongo.connections._CLOSE_WITHIN", 0.5)
-    monkeypatch.setattr("perdure.backends.mongo.watching._END_WITHIN", 0.5)
+    monkeypatch.setattr("perdure.backends.base.change_listener._END_WITHIN", 0.5)
 
     @contextmanager
     def silent() -> Iterator[None]:
@@ -77,7 +77,7 @@ async def test_a_store_that_watches_is_closed_though_the_server_is_silent(new_ds
     store = MongoStore(new_dsn)
     await store.create(new_run())
     await store.watch(5)
-    assert store._listener.is_live
+    assert store._change_stream.is_live
     with silence():
         async with asyncio.timeout(20):
             await store.close()
@@ -119,7 +119,7 @@ async def test_listening_ends_whenever_it_is_closed(dsn: str, turns: int) -> Non
     url = f"{dsn}&socketTimeoutMS=30000"  # as a store's own client has it; without one the driver sends without `wait_for`
     client: AsyncMongoClient[dict[str, Any]] = await asyncio.to_thread(AsyncMongoClient, url, event_listeners=[opened])
     place = MongoAddress("borrowed", urlsplit(dsn).path[1:], None)
-    listener = Listener(MongoConnections(place, "perdure", url=None, client=client), Lifecycle("a store"))
+    listener = ChangeStream(MongoConnections(place, "perdure", url=None, client=client), Lifecycle("a store"))
     await listener.start()
     async with asyncio.timeout(20):
         await has_begun.wait()

@@ -80,10 +80,19 @@ class ServerConnections(ABC):
 
     async def run(self, coro: Coroutine[Any, Any, T]) -> T:
         """What the coroutine gives, run on the connections loop to its end whatever becomes of the caller."""
+        return await asyncio.shield(self.start(coro))
+
+    def start(self, coro: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        """The coroutine on its way on the connections' loop. Raises `PersistenceError`, and has not started it, without that."""
         is_here = self.is_borrowed and self._pin_loop() is asyncio.get_running_loop()
-        running = asyncio.ensure_future(coro) if is_here else asyncio.wrap_future(self.submit(coro))
+        running: asyncio.Future[T] = asyncio.ensure_future(coro) if is_here else asyncio.wrap_future(self.submit(coro))
         running.add_done_callback(_was_heard)
-        return await asyncio.shield(running)
+        return running
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether there is a loop to run on: False once that of borrowed connections is closed."""
+        return self._borrowed_loop is None or not self._borrowed_loop.is_closed()
 
     def call(self, callback: Callable[[], None]) -> None:
         """Call back on the connections loop. Raises `PersistenceError` before `ensure_open` has run there."""

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Generic, NoReturn, Self, TypeVar
 
 from perdure.backends.base.batching import Batcher, Request
+from perdure.backends.base.change_listener import POLL_EVERY, ChangeListener
 from perdure.backends.base.connections import ServerConnections
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.errors import PersistenceError
@@ -61,12 +62,18 @@ class ServerBacked(Generic[H]):
             return
         await asyncio.shield(asyncio.wrap_future(empty))
         self._release.detach()
-        await self._connections.run(self._make_closer()())
+        if self._connections.is_reachable:
+            await self._connections.run(self._make_closer()())
 
     async def _submit(self, verb: Callable[[], Coroutine[Any, Any, T]], *, needs_schema: bool = True) -> T:
         """Run the verb on the connections loop. It is inside the lifecycle until it has ended, also when the caller has left."""
         self._enter()
-        return await self._connections.run(self._inside(verb, needs_schema=needs_schema))
+        try:
+            running = self._connections.start(self._inside(verb, needs_schema=needs_schema))
+        except PersistenceError:
+            self._lifecycle.leave()
+            raise
+        return await asyncio.shield(running)
 
     def _enqueue(self, batcher: Callable[[], Batcher[Q, A]], request: Q) -> Awaitable[A]:
         """The batcher's reply: just a future of the caller's loop, as every step waits for one.
@@ -163,3 +170,25 @@ class ServerStore(ServerBacked[H], SavesSnapshots):
             return await renew()
 
         return await self._submit(on_time)
+
+    async def _watch(self, listener: ChangeListener, timeout: float) -> None:
+        """Return when something may be due, at the latest after `timeout` seconds; where nothing is heard, after a short one."""
+        watcher = self._lifecycle.watch()  # from here on closing the store ends the wait
+        try:
+            if listener.is_live:
+                await asyncio.wait([watcher.future], timeout=max(0.0, timeout))
+                return
+            # A change made before the listener was live may be what the caller waits for, so this wait ends with the start.
+            starting = asyncio.ensure_future(self._submit(listener.start))
+            starting.add_done_callback(_retrieve_exception)
+            await asyncio.wait([starting], timeout=max(0.0, timeout))
+            if not listener.is_live:
+                await asyncio.wait([watcher.future], timeout=max(0.0, min(timeout, POLL_EVERY)))
+        finally:
+            self._lifecycle.unwatch(watcher)
+
+
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
+    """Keep asyncio from logging it: the watcher meets the error at its next verb."""
+    if not task.cancelled():
+        task.exception()

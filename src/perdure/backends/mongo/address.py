@@ -6,11 +6,14 @@ import re
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
+from perdure.backends.base.address import HIDDEN
+
 DEFAULT_DATABASE: Final = "perdure"
+# Not `urlsplit`: that ends the credentials at the first slash, and of a password that was not escaped would show the half before.
 _URL: Final = re.compile(
     r"(?P<scheme>mongodb(?:\+srv)?)://(?:(?P<login>.*)@)?(?P<hosts>[^/?@]+)(?:/(?P<path>[^?]*))?(?:\?(?P<query>.*))?"
 )
-# What the driver would otherwise do: wait 30 seconds for a server, for ever for an answer, and open a hundred connections.
+# The driver's own defaults are to wait 30 seconds for a server and for ever for a reply, and to open a hundred connections.
 _SETTINGS: Final[dict[str, Any]] = {
     "serverSelectionTimeoutMS": 5_000,
     "connectTimeoutMS": 5_000,
@@ -20,7 +23,7 @@ _SETTINGS: Final[dict[str, Any]] = {
 
 
 class MongoAddress(NamedTuple):
-    """Where a database is. `password` is kept to be taken out of messages, and shown nowhere."""
+    """Where a database is. `password` is kept to be taken out of messages, and is never shown."""
 
     hosts: str
     database: str
@@ -36,7 +39,7 @@ class MongoAddress(NamedTuple):
 
 
 def parse_address(url: str, database: str | None) -> MongoAddress:
-    """The place that a URL names; its path says the database unless that is given. Raises `ValueError` without repeating it."""
+    """The database that a URL names, in its path unless it is given. Raises `ValueError` without repeating the URL."""
     found = _parts(url)
     _, _, password = (found["login"] or "").partition(":")
     return MongoAddress(
@@ -44,14 +47,19 @@ def parse_address(url: str, database: str | None) -> MongoAddress:
     )
 
 
+def address_of_client(client: object, database: str | None) -> MongoAddress:
+    """The address of a borrowed client, which need not know its hosts yet."""
+    return MongoAddress(f"client {id(client)}", database or DEFAULT_DATABASE, None)
+
+
 def settings_for(url: str) -> dict[str, Any]:
-    """The driver's settings where the URL does not say something else."""
-    said = {name.lower() for name, _ in parse_qsl(_parts(url)["query"] or "", keep_blank_values=True)}
-    return {name: value for name, value in _SETTINGS.items() if name.lower() not in said}
+    """The settings for the driver, without those that the URL sets."""
+    set_in_url = {name.lower() for name, _ in parse_qsl(_parts(url)["query"] or "", keep_blank_values=True)}
+    return {name: value for name, value in _SETTINGS.items() if name.lower() not in set_in_url}
 
 
 def _parts(url: str) -> re.Match[str]:
     found = _URL.fullmatch(url) if isinstance(url, str) else None
     if found is None:
-        raise ValueError("a MongoDB URL is mongodb://host/database (it is not repeated here, as it may hold a password)")
+        raise ValueError(f"a MongoDB URL reads mongodb://host/database {HIDDEN}")
     return found

@@ -1,27 +1,45 @@
-"""Who drives a run: claiming, acquiring, renewing, releasing.
+"""Which worker drives a run: claiming, acquiring, renewing, releasing, and the queue limits that bound claims.
 
 `claim` finds due runs by an index, takes them in one bulk of updates of which each succeeds only while its run is still due, and
-reads back which it got: no run is given to two callers, and nobody waits for anybody. What it lost to another worker it makes up
-for by looking again.
+reads back which ones it got: no run is leased twice, and no claim waits for another. For runs that another worker took it looks
+again.
+
+A claim from queues with limits is a transaction that begins by writing to the queues' documents: of two such claims at once, one
+meets a write conflict and begins again when the other is done, so they never count the same free place twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
 
+from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import new_token
-from perdure.backends.mongo import limits
-from perdure.backends.mongo.documents import LARGE_COLUMNS, Document, lease_of, pulse_of, row_of
+from perdure.backends.base.queue_limits import QueueCounter
+from perdure.backends.mongo.documents import (
+    LARGE_COLUMNS,
+    Document,
+    Expression,
+    either,
+    instant,
+    is_due,
+    is_leased,
+    lease_columns,
+    lease_of,
+    name_in,
+    plus,
+    pulse_of,
+    row_of,
+)
 from perdure.backends.mongo.errors import TornError
-from perdure.backends.mongo.expressions import Expression, either, freed, instant, is_due, is_leased, plus
 from perdure.backends.mongo.inbox import NOT_ENDED
-from perdure.backends.mongo.moving import filled
-from perdure.backends.mongo.reading import by_key, in_time, inbox_of, item_counts, journal_of
-from perdure.backends.mongo.schema import Collections, together
+from perdure.backends.mongo.overflow import load_payloads
+from perdure.backends.mongo.reading import by_key, due_condition, inbox_of, item_counts, journal_of
+from perdure.backends.mongo.schema import Collections
 from perdure.backends.mongo.writes import fence
 from perdure.errors import LeaseHeld, LeaseLost, RunNotFound
-from perdure.model.records import Claim, Claims, Lease, Pulse
+from perdure.model.records import Claim, Claims, Lease, Pulse, QueueLimits
 
 if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
@@ -31,32 +49,8 @@ _CANDIDATE: Final = dict.fromkeys(("generation", "queue", "limit_key"), 1)
 _PULSE: Final = dict.fromkeys(("epoch", "token", "inbox_seq", "cancel_requested"), 1)
 
 
-class Wanted(NamedTuple):
-    """Which runs a worker takes, how many, and for how long. It is copied from what the caller passed in."""
-
-    limit: int
-    length: int
-    owner: str
-    workflows: list[str]
-    queues: list[str] | None
-    now: int | None
-
-    @classmethod
-    def of(
-        cls, limit: int, length: int, owner: str, workflows: Collection[str], queues: Collection[str] | None, now: int | None
-    ) -> Wanted:
-        """The runs of these workflows in these queues, or in all."""
-        return cls(max(limit, 0), length, owner, sorted(set(workflows)), None if queues is None else sorted(set(queues)), now)
-
-    @property
-    def conditions(self) -> Document:
-        """What a run must be like, whatever the time."""
-        queues = {} if self.queues is None else {"queue": {"$in": self.queues}}
-        return {"workflow": {"$in": self.workflows}, **queues}
-
-
-def _taking(length: int, owner: str, token: Expression, now: int | None) -> list[Expression]:
-    """What leases a run, whoever had it before, and counts the attempt."""
+def _lease_pipeline(length: int, owner: str, token: Expression, now: int | None) -> list[Expression]:
+    """The update that leases a run, whether or not it was leased before, and counts the attempt."""
     at = instant(now)
     until = {"$add": [at, length]}
     grew = {"$gt": ["$length", "$claimed_length"]}
@@ -64,56 +58,56 @@ def _taking(length: int, owner: str, token: Expression, now: int | None) -> list
     attempts = either(grew, 1, plus("attempts", 1))
     epoch = {"$max": [plus("epoch", 1), at]}
     changes = {"status": "running", "epoch": epoch, "attempts": attempts, "claimed_length": "$length", "updated_at": at}
-    return [{"$set": freed(**leased, **changes)}]
+    return [{"$set": lease_columns(**leased, **changes)}]
 
 
-async def claim(db: Collections, wanted: Wanted) -> Claims:
+async def claim(db: Collections, request: ClaimRequest) -> Claims:
     """Lease due runs, and load what they recorded."""
-    now = await db.clock(wanted.now)
-    limited, soon = await together(limits.of_queues(db, wanted.queues), _next_wake_at(db, wanted, now))
+    now = await db.clock(request.now)
+    limited, next_wake_at = await asyncio.gather(_find_limited(db, request.filter.queues), _next_wake_at(db, request, now))
     if limited:
-        taken = await db.atomically(lambda session: _take_within(db, wanted, now, limited, session))
+        taken = await db.run_transaction(lambda session: _take_limited(db, request, now, limited, session))
     else:
-        taken = await _take(db, wanted, now)
-    return Claims(claims=await load(db, taken), next_wake_at=soon)
+        taken = await _take(db, request, now)
+    return Claims(claims=await load(db, taken), next_wake_at=next_wake_at)
 
 
-async def _next_wake_at(db: Collections, wanted: Wanted, now: int) -> int | None:
-    later = {**in_time(db, now), "wake_at": {"$gt": now}, **wanted.conditions}
+async def _next_wake_at(db: Collections, request: ClaimRequest, now: int) -> int | None:
+    later = {**due_condition(db, now), "wake_at": {"$gt": now}, **_filter_condition(request.filter)}
     found = await db.runs.find_one(later, {"wake_at": 1}, sort=[("wake_at", 1)])
     return None if found is None else int(found["wake_at"])
 
 
-async def _take(db: Collections, wanted: Wanted, now: int) -> list[Document]:
+async def _take(db: Collections, request: ClaimRequest, now: int) -> list[Document]:
     taken: list[Document] = []
-    missing = wanted.limit
+    missing = request.limit
     while missing > 0:
-        due = {**in_time(db, now), **wanted.conditions}
+        due = {**due_condition(db, now), **_filter_condition(request.filter)}
         candidates = await db.runs.find(due, _CANDIDATE).sort(_ORDER).limit(missing).to_list()
-        taken += await _take_these(db, candidates, wanted, now)
-        # Fewer than asked for were all there are; what others took of them is theirs.
-        missing = wanted.limit - len(taken) if len(candidates) == missing else 0
+        taken += await _take_these(db, candidates, request, now)
+        # Fewer than asked for are all that were due, also when another worker took some of them.
+        missing = request.limit - len(taken) if len(candidates) == missing else 0
     return taken
 
 
-async def _take_within(
-    db: Collections, wanted: Wanted, now: int, limited: Sequence[Document], session: AsyncClientSession
+async def _take_limited(
+    db: Collections, request: ClaimRequest, now: int, limited: Sequence[Document], session: AsyncClientSession
 ) -> list[Document]:
-    """As `_take`, with nobody else claiming from these queues meanwhile."""
-    room = await limits.reserved(db, limited, now, session)
-    due = {**in_time(db, now), **wanted.conditions, **room.conditions}
+    """As `_take`, while no other claim from these queues is under way."""
+    counter = await _lock_queues(db, limited, now, session)
+    due = {**due_condition(db, now), **_filter_condition(request.filter), **_limits_condition(counter, limited)}
     candidates: list[Document] = []
-    if wanted.limit:
+    if request.limit > 0:
         async for candidate in db.runs.find(due, _CANDIDATE, session=session).sort(_ORDER):
-            if room.take(candidate["queue"], candidate["limit_key"]):
+            if counter.take(candidate["queue"], candidate["limit_key"]):
                 candidates.append(candidate)
-            if len(candidates) == wanted.limit:
+            if len(candidates) == request.limit:
                 break
-    return await _take_these(db, candidates, wanted, now, session)
+    return await _take_these(db, candidates, request, now, session)
 
 
 async def _take_these(
-    db: Collections, candidates: Iterable[Document], wanted: Wanted, now: int, session: AsyncClientSession | None = None
+    db: Collections, candidates: Iterable[Document], request: ClaimRequest, now: int, session: AsyncClientSession | None = None
 ) -> list[Document]:
     """Those of the candidates that were leased, in their order."""
     from pymongo import UpdateOne
@@ -121,9 +115,10 @@ async def _take_these(
     tokens = {candidate["_id"]: candidate["generation"] + new_token() for candidate in candidates}
     if not tokens:
         return []
-    still_due = in_time(db, now)
+    still_due = due_condition(db, now)
     takes = [
-        UpdateOne({"_id": key, **still_due}, _taking(wanted.length, wanted.owner, token, now)) for key, token in tokens.items()
+        UpdateOne({"_id": key, **still_due}, _lease_pipeline(request.length, request.owner, token, now))
+        for key, token in tokens.items()
     ]
     await db.runs.bulk_write(takes, ordered=False, session=session)
     found = by_key(await db.runs.find({"_id": {"$in": list(tokens)}}, session=session).to_list())
@@ -137,7 +132,7 @@ async def acquire(
     key, at = db.key(run_id), instant(now)
     is_free: list[Expression] = [{"$not": [is_leased(at)]}, *([is_due(at)] if due_only else [])]
     condition = {"_id": key, "held": False, **NOT_ENDED, "input_hash": {"$ne": b""}, "$expr": {"$and": is_free}}
-    pipeline = _taking(length, owner, {"$concat": ["$generation", secret]}, now)
+    pipeline = _lease_pipeline(length, owner, {"$concat": ["$generation", secret]}, now)
     while True:
         taken = await db.runs.find_one_and_update(condition, pipeline, return_document=True)
         found = taken or await db.runs.find_one({"_id": key})
@@ -150,7 +145,7 @@ async def acquire(
 
 
 def _may_be_taken(found: Document, now: int, *, due_only: bool) -> bool:
-    """Whether somebody was only faster. Raises `LeaseHeld`."""
+    """Whether the run may be leased after all: another write came between. Raises `LeaseHeld`."""
     run = row_of(found)
     if run.ended:
         return False
@@ -187,7 +182,7 @@ async def release(db: Collections, lease: Lease, now: int | None, mark: str) -> 
     """Give the run back, due at once, with its attempt."""
     at = instant(now)
     attempts = {"$max": [0, plus("attempts", -1)]}
-    free = freed(status="pending", wake_at=at, updated_at=at, attempts=attempts, closed_by=mark)
+    free = lease_columns(status="pending", wake_at=at, updated_at=at, attempts=attempts, closed_by=mark)
     done = await db.runs.update_one(fence(db, lease), [{"$set": free}])
     if done.matched_count:
         return
@@ -207,7 +202,7 @@ async def _load(db: Collections, taken: Document) -> Claim | None:
     while document is not None:
         try:
             return await _claim_of(db, document)
-        except TornError:  # somebody moved a part of it; the lease is ours all the same
+        except TornError:  # a part of it was moved meanwhile; the lease is ours all the same
             still = {name: taken[name] for name in ("_id", "epoch", "token")}
             document = await db.runs.find_one(still)
     return None
@@ -215,7 +210,7 @@ async def _load(db: Collections, taken: Document) -> Claim | None:
 
 async def _claim_of(db: Collections, document: Document) -> Claim:
     """The claim for a run that was leased, with everything that it recorded. Raises `TornError`."""
-    await filled(db, [document], LARGE_COLUMNS)
+    await load_payloads(db, [document], LARGE_COLUMNS)
     return Claim(
         lease=lease_of(document),
         run=row_of(document),
@@ -224,3 +219,52 @@ async def _claim_of(db: Collections, document: Document) -> Claim:
         inbox_seq=document["inbox_seq"],
         item_counts=await item_counts(db, document),
     )
+
+
+async def limit_queue(db: Collections, queue: str, limits: QueueLimits) -> None:
+    """Set the limits of a queue."""
+    values = {"concurrency": limits.concurrency, "key_concurrency": limits.key_concurrency}
+    key = db.key(queue)
+    await db.queues.update_one({"_id": key}, {"$set": {"namespace": db.namespace, **values}}, upsert=True)
+
+
+async def queue_limits(db: Collections) -> dict[str, QueueLimits]:
+    """The limits that were set, by queue."""
+    return {name_in(found["_id"]): _limits(found) async for found in db.queues.find({"namespace": db.namespace})}
+
+
+def _limits(found: Document) -> QueueLimits:
+    return QueueLimits(concurrency=found["concurrency"], key_concurrency=found["key_concurrency"])
+
+
+async def _find_limited(db: Collections, queues: Sequence[str] | None) -> list[Document]:
+    """The documents of the queues among these, or among all, that have a limit."""
+    has_limit = [{"concurrency": {"$ne": None}}, {"key_concurrency": {"$ne": None}}]
+    these = {} if queues is None else {"_id": {"$in": [db.key(queue) for queue in queues]}}
+    return await db.queues.find({"namespace": db.namespace, "$or": has_limit, **these}).sort("_id", 1).to_list()
+
+
+async def _lock_queues(db: Collections, limited: Sequence[Document], now: int, session: AsyncClientSession) -> QueueCounter:
+    """Counts the leases in these queues, which no other claim changes before the transaction ends."""
+    for queue in limited:
+        await db.queues.update_one({"_id": queue["_id"]}, {"$inc": {"turns": 1}}, session=session)
+    limits = {name_in(queue["_id"]): _limits(queue) for queue in limited}
+    leased = {"namespace": db.namespace, "queue": {"$in": sorted(limits)}, "lease_until": {"$gt": now}}
+    group: Document = {"_id": {"queue": "$queue", "key": "$limit_key"}, "count": {"$sum": 1}}
+    cursor = await db.runs.aggregate([{"$match": leased}, {"$group": group}], session=session)
+    return QueueCounter(limits, [(one["_id"]["queue"], one["_id"].get("key"), one["count"]) async for one in cursor])
+
+
+def _filter_condition(claim_filter: ClaimFilter) -> Document:
+    """The condition that a run is of these workflows and in these queues."""
+    queues = {} if claim_filter.queues is None else {"queue": {"$in": list(claim_filter.queues)}}
+    return {"workflow": {"$in": list(claim_filter.workflows)}, **queues}
+
+
+def _limits_condition(counter: QueueCounter, limited: Sequence[Document]) -> Document:
+    """The condition that leaves out the runs which the limits keep back now, so that they are not even read."""
+    full = counter.full_queues()
+    queues = [name_in(queue["_id"]) for queue in limited]
+    keys = [{"queue": queue, "limit_key": key} for queue in queues for key in counter.full_keys(queue)]
+    nor = [*([{"queue": {"$in": full}}] if full else []), *keys]
+    return {"$nor": nor} if nor else {}

@@ -1,43 +1,53 @@
-"""A run as a document, and back.
+"""A run as a document and back, the `_id` of every document, and the expressions of update pipelines.
 
-The document has the run's columns, and besides them what makes its transitions atomic: the end of the journal (`tail`), the last
-`items`, and the `inbox`. Their older parts may have been moved to the collections `steps`, `items` and `signals`; `steps_top` and
+The document has the run's columns, and the parts that make its transitions atomic: the end of the journal (`tail`), the last
+`items`, and the `inbox`. Older parts may have been moved to the collections `steps`, `items` and `signals`; `steps_top` and
 `items_top` are the highest numbers there, `moved_rows` is how many inbox rows were moved, `moved_waiting` how many of those are
-not consumed, and `consumed` has moved ones that are but are not marked so yet. `moves` changes whenever those collections do.
+not consumed, and `consumed` has those that are consumed but not marked so yet. `moves` changes whenever those collections do.
 `weight` and `inbox_weight` say how full the document is.
+
+An `_id` is text and sorts by its bytes. A run's is its id, or in a namespace its id, a NUL and the namespace. Neither may have a
+NUL, so no two collide, and within a namespace runs sort by their ids. Documents in the other collections have ids that begin
+with the run's stem: its `_id`, two NULs and its generation, a random text made when the run is created or restored. A run that is
+deleted and created again has another generation, so the remains of the old run are never taken for parts of the new one.
+
+In an expression everything that a caller passed in is a `$literal`: it may begin with a dollar.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from perdure.backends.mongo.names import key_of, name_in
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, Item, Lease, Pulse, RunRow, Signal
 
 Document: TypeAlias = dict[str, Any]
+Expression: TypeAlias = Any
 
-# The least and highest whole numbers of BSON: an index holds only runs whose wake_at is one of those, and not null.
+# The least whole number of BSON. The condition that an instant is not less selects those that are not null, as an index has them.
 LEAST: Final = -(2**63)
 
 FULL: Final = 256 << 10  # from this weight on the tail or the inbox is moved before anything is added
-OVERSIZE: Final = 1 << 20  # what weighs more never stands in the run's document
-LARGE: Final = 256 << 10  # a payload with more bytes stands elsewhere, whosever it is
+OVERSIZE: Final = 1 << 20  # a write that weighs more never goes into the run's document
+LARGE: Final = 256 << 10  # a payload with more bytes goes into the collection `payloads`
 LARGE_COLUMNS: Final = ("input", "metadata", "progress", "outcome")
-ASIDE: Final = "aside"  # the one field of what stands in place of such a payload: its name
+REFERENCE: Final = "aside"  # the one field of the document that stands for such a payload: its id
 
 GENERATION_LENGTH: Final = 32
-_OVERHEAD: Final = 4096  # what an entry weighs besides its bytes, so that a tail has at most 64
+_MICROSECONDS: Final = 1000  # in a millisecond
+_WHOLE_ARRAY: Final = 2**31 - 1
+_OVERHEAD: Final = 4096  # added to the bytes of an entry, so that a tail has at most 64
 _COLUMNS: Final = tuple(name for name in RunRow.__struct_fields__ if name not in {"id", "waiting_for"})
-# What of a document is not the run's row.
-PARTS: Final = {"tail": 0, "items": 0, "inbox": 0, "consumed": 0}
+# The projection that leaves the journal, streams and inbox out of a run's document.
+ROW_ONLY: Final = {"tail": 0, "items": 0, "inbox": 0, "consumed": 0}
 
 
 def run_document(namespace: str, row: RunRow, generation: str, entries: Sequence[Entry], inbox: Sequence[Signal]) -> Document:
-    """The document of a run that nobody has leased, with all of this in it."""
+    """The document of a run that is not leased, with all of this in it."""
     return {
         "_id": key_of(namespace, row.id),
         "namespace": namespace,
@@ -66,14 +76,14 @@ def run_document(namespace: str, row: RunRow, generation: str, entries: Sequence
 
 
 def row_of(document: Mapping[str, Any]) -> RunRow:
-    """The run's row. Columns that stand elsewhere have been filled in."""
-    waiting_for = tuple(_awaited(text) for text in document["waiting_for"])
+    """The run's row. Large columns have been loaded before."""
+    waiting_for = tuple(_awaited_from(text) for text in document["waiting_for"])
     columns = {name: document[name] for name in _COLUMNS}
     return RunRow(id=name_in(document["_id"]), waiting_for=waiting_for, **columns)
 
 
 def entry_document(entry: Entry) -> Document:
-    """The entry in a tail; in `steps` it has an `_id` besides."""
+    """The entry in a tail; in `steps` it also has an `_id`."""
     return msgspec.structs.asdict(entry)
 
 
@@ -83,7 +93,7 @@ def entry_of(document: Mapping[str, Any]) -> Entry:
 
 
 def item_document(item: Item) -> Document:
-    """The item in a run's document. `at` is its place, to look for."""
+    """The item in a run's document. Conditions compare `at`, its stream and number."""
     return {"at": item_place(item), **msgspec.structs.asdict(item)}
 
 
@@ -122,11 +132,11 @@ def address(awaited: Awaited) -> str:
 
 
 def addresses(waiting_for: Collection[Awaited]) -> list[str]:
-    """What a run waits for."""
+    """All that a run waits for, each as one text."""
     return sorted({address(awaited) for awaited in waiting_for})
 
 
-def _awaited(text: str) -> Awaited:
+def _awaited_from(text: str) -> Awaited:
     kind, _, name = text.partition(":")
     return Awaited("child" if kind == "child" else "signal", name)
 
@@ -142,17 +152,17 @@ def lease_of(document: Mapping[str, Any]) -> Lease:
 
 
 def pulse_of(document: Mapping[str, Any]) -> Pulse:
-    """What the holder learns."""
+    """What a record or a renewal answers to the holder."""
     return Pulse(document["inbox_seq"], document["cancel_requested"])
 
 
 def weight(parts: Iterable[Entry | Item | Signal]) -> int:
-    """How much of a document's room these take: about their bytes, and something for each."""
+    """How much of a document these fill: about their bytes, and an overhead for each."""
     return sum(_bytes(part.payload) + _words(part) + _OVERHEAD for part in parts)
 
 
 def _bytes(payload: bytes | Document) -> int:
-    """What stands elsewhere, or was read as the name under which it does, takes no room."""
+    """A payload that is stored outside the document, or a reference to one, fills nothing."""
     return len(payload) if isinstance(payload, bytes) and len(payload) <= LARGE else 0
 
 
@@ -160,3 +170,102 @@ def _words(part: Entry | Item | Signal) -> int:
     if isinstance(part, Entry):
         return 4 * (len(part.key) + len(part.name)) + len(part.args_hash or b"")
     return 4 * len(part.stream) if isinstance(part, Item) else 4 * (len(part.name) + len(part.dedupe or ""))
+
+
+def key_of(namespace: str, name: str) -> str:
+    """The `_id` of the run, queue or schedule in its collection."""
+    return f"{name}\0{namespace}" if namespace else name
+
+
+def name_in(key: str) -> str:
+    """The id in a run's key."""
+    return key.partition("\0")[0]
+
+
+def stem_of(key: str, generation: str) -> str:
+    """What the ids of everything outside the run's document begin with."""
+    return f"{key}\0\0{generation}"
+
+
+def numbered_id(stem: str, number: int) -> str:
+    """The id of the entry or inbox row with this number."""
+    return f"{stem}\0{number:016x}"
+
+
+def item_id(stem: str, stream: str, number: int) -> str:
+    """The id of the item with this number."""
+    return numbered_id(f"{stem}\0{stream}", number)
+
+
+def payload_id(stem: str, payload: bytes) -> str:
+    """The id of the payload, by its hash."""
+    return f"{stem}\0{hashlib.sha256(payload).hexdigest()}"
+
+
+def ids_below(stem: str) -> dict[str, str]:
+    """A condition on `_id`: everything of the run, or of a stream of it."""
+    return {"$gte": f"{stem}\0", "$lt": f"{stem}\1"}
+
+
+def ids_with_prefix(prefix: str) -> dict[str, str]:
+    """A condition on `_id`: ids that begin with this text, whatever characters it has."""
+    bounded = prefix.rstrip("\U0010ffff")
+    if not bounded:
+        return {"$gte": prefix}
+    last = ord(bounded[-1]) + 1
+    return {"$gte": prefix, "$lt": bounded[:-1] + chr(0xE000 if last == 0xD800 else last)}  # surrogates are no text
+
+
+def same_run(key: str, generation: str, **conditions: Any) -> dict[str, Any]:
+    """A condition: this run, and no other that had or will have its id."""
+    return {"_id": key, "generation": generation, **conditions}
+
+
+def literal(value: Any) -> Expression:
+    """The value itself, also when it looks like an expression."""
+    return {"$literal": value}
+
+
+def instant(now: int | None) -> Expression:
+    """The instant `now`, or the server's own time."""
+    return literal(now) if now is not None else {"$multiply": [{"$toLong": "$$NOW"}, _MICROSECONDS]}
+
+
+def append_to(field: str, values: Sequence[Any]) -> Expression:
+    """The array with these values at its end."""
+    return {"$concatArrays": [f"${field}", literal(list(values))]}
+
+
+def without_first(field: str, count: int) -> Expression:
+    """The array without its first `count` members."""
+    return {"$slice": [f"${field}", count, _WHOLE_ARRAY]}
+
+
+def plus(field: str, number: Expression) -> Expression:
+    """The field plus the number."""
+    return {"$add": [f"${field}", number]}
+
+
+def earliest(field: str, at: Expression) -> Expression:
+    """The earlier of the field and the instant; the instant when the field is null."""
+    return {"$min": [f"${field}", at]}
+
+
+def either(condition: Expression, then: Expression, otherwise: Expression) -> Expression:
+    """`then` where the condition holds, else `otherwise`."""
+    return {"$cond": [condition, then, otherwise]}
+
+
+def is_leased(at: Expression) -> Expression:
+    """Whether a lease is alive. Null is less than every instant."""
+    return {"$gt": ["$lease_until", at]}
+
+
+def is_due(at: Expression) -> Expression:
+    """Whether the run's wake_at has come."""
+    return {"$and": [{"$ne": ["$wake_at", None]}, {"$lte": ["$wake_at", at]}]}
+
+
+def lease_columns(**columns: Expression) -> dict[str, Expression]:
+    """The changes that reset the lease and what the run waits for, with or instead of which `columns` are set."""
+    return {"token": None, "lease_owner": None, "lease_until": None, "waiting_for": [], **columns}

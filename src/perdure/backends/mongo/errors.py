@@ -1,4 +1,4 @@
-"""What errors of the driver and the server mean: the one place where they become errors of perdure, or another attempt."""
+"""The driver, pymongo, and what its errors mean: an error of perdure, or another attempt."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def driver() -> ModuleType:
 
 
 class TornError(Exception):
-    """What was read in several parts changed between them. It has to be read again."""
+    """A run that was read in several parts changed in between. It has to be read again."""
 
 
 def classify_failure(error: BaseException) -> WriteFailure:
-    """What to make of an error that a command met."""
+    """What became of a command that met this error."""
     from pymongo import errors
 
     if isinstance(error, errors.ServerSelectionTimeoutError | TornError):
-        return WriteFailure.RETRY  # there was nobody to send it to, or nothing was to be written
-    if isinstance(error, errors.ConnectionFailure | OSError) or _is_stumble(error):
+        return WriteFailure.RETRY  # no server could be selected, or nothing was to be written
+    if isinstance(error, errors.ConnectionFailure | OSError) or _is_label_bug(error):
         return WriteFailure.UNKNOWN
     codes = _codes(error)
     if codes & _UNKNOWN_CODES or (isinstance(error, errors.PyMongoError) and any(map(error.has_error_label, _LABELS))):
@@ -50,19 +50,19 @@ def classify_failure(error: BaseException) -> WriteFailure:
     return WriteFailure.RETRY if codes & {_WRITE_CONFLICT, DUPLICATE_KEY} else WriteFailure.PERMANENT
 
 
-def _is_stumble(error: BaseException) -> bool:
-    """Whether pymongo 4.19 stumbled over the labels of a write that was not acknowledged, as by a server that shuts down."""
+def _is_label_bug(error: BaseException) -> bool:
+    """Whether this is the bug of pymongo 4.19 with the labels of an unacknowledged write, as from a server that shuts down."""
     return isinstance(error, AttributeError) and "RawBSONDocument" in str(error)
 
 
 def has_only_duplicates(error: BaseException) -> bool:
-    """Whether a bulk write failed only for documents that are there already."""
+    """Whether a bulk write failed only for documents that exist already."""
     details: dict[str, Any] = getattr(error, "details", None) or {}
     return not details.get("writeConcernErrors") and _codes(error) == {DUPLICATE_KEY}
 
 
 def _codes(error: BaseException) -> set[int]:
-    """The error's code, and those of what went wrong in a bulk write."""
+    """The error's code, or the codes of a bulk write's errors."""
     details: dict[str, Any] = getattr(error, "details", None) or {}
     parts = [*details.get("writeErrors", ()), *details.get("writeConcernErrors", ())]
     return {part.get("code", 0) for part in parts} if parts else {getattr(error, "code", None) or 0}
@@ -74,18 +74,18 @@ def map_error(error: BaseException, label: str, secret: str | None = None) -> Ba
     from pymongo.errors import PyMongoError
 
     kinds = PyMongoError | BSONError | TornError | OSError | TimeoutError | OverflowError
-    if isinstance(error, PerdureError) or not (isinstance(error, kinds) or _is_stumble(error)):
+    if isinstance(error, PerdureError) or not (isinstance(error, kinds) or _is_label_bug(error)):
         return error
-    said = f"{type(error).__name__}: {_short(error)}"
-    if secret and secret in said:
-        return PersistenceError(label, said.replace(secret, "***"))
-    result = PersistenceError(label, said)
+    message = f"{type(error).__name__}: {_short(error)}"
+    if secret and secret in message:
+        return PersistenceError(label, message.replace(secret, "***"))
+    result = PersistenceError(label, message)
     result.__cause__ = error
     return result
 
 
 def _short(error: BaseException) -> str:
-    """What happened, without the documents that a bulk write's error repeats."""
+    """The error's message, without the documents that a bulk write's error repeats."""
     details: dict[str, Any] = getattr(error, "details", None) or {}
     parts = [*details.get("writeErrors", ()), *details.get("writeConcernErrors", ())]
     return str(parts[0].get("errmsg")) if parts else str(error)

@@ -1,17 +1,27 @@
-"""What comes from outside into a run's inbox: signals, and the outcomes of children.
+"""What is delivered into a run's inbox: signals, and the outcomes of children.
 
-A row is numbered, put into the run's document and wakes the run in one update, so that no `suspend` can miss it. A full inbox is
-moved first, and a large payload put in its place beforehand, for which the run's generation has to be known.
+One update numbers a row, puts it into the run's document and wakes the run, so no `suspend` can miss it. A full inbox is moved
+first, and a large payload is stored before the row, for which the run's generation has to be known.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from perdure.backends.mongo.documents import FULL, Document, signal_document, weight
-from perdure.backends.mongo.expressions import Expression, earlier, either, instant, literal, plus
-from perdure.backends.mongo.moving import is_large, make_room, put_payloads, spilling, stem_in, with_aside
-from perdure.backends.mongo.names import below
+from perdure.backends.mongo.documents import (
+    FULL,
+    Document,
+    Expression,
+    earliest,
+    either,
+    ids_below,
+    instant,
+    literal,
+    plus,
+    signal_document,
+    weight,
+)
+from perdure.backends.mongo.overflow import is_large, move_overflow, spilled_flag, stem_in, store_payloads, with_reference
 from perdure.backends.mongo.schema import Collections
 from perdure.errors import RunFinished, RunNotFound
 from perdure.model.records import ENDED, Signal
@@ -23,8 +33,8 @@ NOT_ENDED: Final[Document] = {"status": {"$nin": sorted(ENDED)}}
 _NEXT: Final = plus("inbox_seq", 1)
 
 
-class Arrival(NamedTuple):
-    """A row on its way into an inbox. Its `mark` is the same however often it is sent; `stem` is that of the run, if known."""
+class InboxDelivery(NamedTuple):
+    """A row on its way into an inbox. Its `mark` stays the same when it is sent again; `stem` is that of the run, if known."""
 
     signal: Signal
     mark: str
@@ -33,39 +43,39 @@ class Arrival(NamedTuple):
 
     @property
     def is_large(self) -> bool:
-        """Whether its payload stands outside the run's document."""
+        """Whether its payload is stored outside the run's document."""
         return is_large(self.signal.payload)
 
     @property
     def document(self) -> Document:
         """The row, still without its number."""
-        return with_aside(self.stem, signal_document(self.signal, self.mark))
+        return with_reference(self.stem, signal_document(self.signal, self.mark))
 
 
-async def signal(db: Collections, run_id: str, arrival: Arrival, *, is_repeated: bool = False) -> int:
+async def signal(db: Collections, run_id: str, delivery: InboxDelivery, *, is_repeated: bool = False) -> int:
     """Put the signal into the inbox, or find it there. Raises `RunNotFound`, `RunFinished`."""
-    key, sent = db.key(run_id), arrival.signal
-    conditions: Document = {"inbox.mark": {"$ne": arrival.mark}, "inbox_weight": {"$lt": FULL}}
+    key, sent = db.key(run_id), delivery.signal
+    conditions: Document = {"inbox.mark": {"$ne": delivery.mark}, "inbox_weight": {"$lt": FULL}}
     if sent.dedupe is not None:
         conditions |= {"inbox": {"$not": {"$elemMatch": _same(sent)}}, "moved_rows": 0}
-    seq = None if arrival.is_large else await deliver(db, key, arrival, conditions)
-    return await _carefully(db, run_id, arrival, is_repeated=is_repeated) if seq is None else seq
+    seq = None if delivery.is_large else await deliver(db, key, delivery, conditions)
+    return await _signal_step_by_step(db, run_id, delivery, is_repeated=is_repeated) if seq is None else seq
 
 
-async def for_run(db: Collections, found: Document, arrival: Arrival) -> Arrival:
-    """The arrival at this generation of the run, with its payload in place."""
+async def address_to(db: Collections, found: Document, delivery: InboxDelivery) -> InboxDelivery:
+    """The delivery to this generation of the run, with its payload stored."""
     stem = stem_in(found)
-    await put_payloads(db, [(stem, arrival.signal.payload)])
-    return arrival._replace(stem=stem)
+    await store_payloads(db, [(stem, delivery.signal.payload)])
+    return delivery._replace(stem=stem)
 
 
 async def deliver(
-    db: Collections, key: str, arrival: Arrival, conditions: Document, session: AsyncClientSession | None = None
+    db: Collections, key: str, delivery: InboxDelivery, conditions: Document, session: AsyncClientSession | None = None
 ) -> int | None:
-    """Put the row into the inbox, and give its seq; None when the run has ended, is not there or not as the conditions say."""
+    """Put the row into the inbox; its seq, or None when the run has ended, does not exist or does not meet the conditions."""
     found = await db.runs.find_one_and_update(
         {"_id": key, **NOT_ENDED, **conditions},
-        [{"$set": _changes(arrival)}],
+        [{"$set": _changes(delivery)}],
         projection={"inbox_seq": 1},
         return_document=True,
         session=session,
@@ -73,57 +83,57 @@ async def deliver(
     return None if found is None else int(found["inbox_seq"])
 
 
-def _changes(arrival: Arrival) -> dict[str, Expression]:
-    row = arrival.document
+def _changes(delivery: InboxDelivery) -> dict[str, Expression]:
+    row = delivery.document
     is_awaited = {"$and": [{"$eq": ["$status", "suspended"]}, {"$in": [literal(row["address"]), "$waiting_for"]}]}
     numbered = {"$mergeObjects": [literal(row), {"seq": _NEXT}]}
     return {
         "inbox": {"$concatArrays": ["$inbox", [numbered]]},
         "inbox_seq": _NEXT,
-        "inbox_weight": plus("inbox_weight", weight([arrival.signal])),
-        "wake_at": either(is_awaited, earlier("wake_at", instant(arrival.now)), "$wake_at"),
-        **spilling(arrival.signal.payload),
+        "inbox_weight": plus("inbox_weight", weight([delivery.signal])),
+        "wake_at": either(is_awaited, earliest("wake_at", instant(delivery.now)), "$wake_at"),
+        **spilled_flag(delivery.signal.payload),
     }
 
 
-async def _carefully(db: Collections, run_id: str, arrival: Arrival, *, is_repeated: bool) -> int:
-    """Find out why the signal was not taken at once, and answer for that or send it again."""
+async def _signal_step_by_step(db: Collections, run_id: str, delivery: InboxDelivery, *, is_repeated: bool) -> int:
+    """Find out why the signal was not delivered at once, and answer for that or deliver it again."""
     key = db.key(run_id)
     while True:
         found = await db.runs.find_one({"_id": key}, dict.fromkeys(("generation", "moves", "inbox", "inbox_weight", "status"), 1))
         if found is None:
             raise RunNotFound(run_id)
-        first = await _sent_before(db, found, arrival, is_repeated=is_repeated)
+        first = await _find_sent(db, found, delivery, is_repeated=is_repeated)
         if first is not None:
             return int(first["seq"])
         if found["status"] in ENDED:
             raise RunFinished(run_id, found["status"])
         if found["inbox_weight"] >= FULL:
-            await make_room(db, [key])
+            await move_overflow(db, [key])
             continue
-        arrival = await for_run(db, found, arrival)
+        delivery = await address_to(db, found, delivery)
         unchanged = {"generation": found["generation"], "moves": found["moves"], "inbox_weight": {"$lt": FULL}}
-        seq = await deliver(db, key, arrival, unchanged | {"inbox": {"$not": {"$elemMatch": _the_same(arrival)}}})
+        seq = await deliver(db, key, delivery, unchanged | {"inbox": {"$not": {"$elemMatch": _same_or_marked(delivery)}}})
         if seq is not None:
             return seq
 
 
-async def _sent_before(db: Collections, found: Document, arrival: Arrival, *, is_repeated: bool) -> Document | None:
-    """The row that this signal is, by its mark or its dedupe, wherever it stands."""
-    sent = arrival.signal
+async def _find_sent(db: Collections, found: Document, delivery: InboxDelivery, *, is_repeated: bool) -> Document | None:
+    """The row of this signal, by its mark or its dedupe, in the document or in `signals`."""
+    sent = delivery.signal
     for row in found["inbox"]:
         is_same = sent.dedupe is not None and (row["kind"], row["name"], row["dedupe"]) == ("signal", sent.name, sent.dedupe)
-        if is_same or row["mark"] == arrival.mark:
+        if is_same or row["mark"] == delivery.mark:
             return dict(row)
     stem = stem_in(found)
     if sent.dedupe is not None:
         return await db.signals.find_one({"run": stem, **_same(sent)})
-    return await db.signals.find_one({"_id": below(stem), "mark": arrival.mark}) if is_repeated else None
+    return await db.signals.find_one({"_id": ids_below(stem), "mark": delivery.mark}) if is_repeated else None
 
 
-def _the_same(arrival: Arrival) -> Document:
-    of_mark = {"mark": arrival.mark}
-    return of_mark if arrival.signal.dedupe is None else {"$or": [of_mark, _same(arrival.signal)]}
+def _same_or_marked(delivery: InboxDelivery) -> Document:
+    of_mark = {"mark": delivery.mark}
+    return of_mark if delivery.signal.dedupe is None else {"$or": [of_mark, _same(delivery.signal)]}
 
 
 def _same(sent: Signal) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What is read without a lease: journals, inboxes, streams, lists, counts, what is due.
+"""What is read without a lease: journals, inboxes, streams, lists, counts, due runs.
 
-A run's document is read first and what was moved out of it afterwards; if anything was moved or the run was replaced in between,
-all of it is read again.
+A run's document is read first and what was moved out of it afterwards. If more was moved or the run was replaced in between, all
+of it is read again.
 """
 
 from __future__ import annotations
@@ -9,15 +9,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from perdure.backends.mongo.documents import LARGE_COLUMNS, LEAST, PARTS, Document, entry_of, item_of, row_of, signal_of
+from perdure.backends.mongo.documents import (
+    LARGE_COLUMNS,
+    LEAST,
+    ROW_ONLY,
+    Document,
+    entry_of,
+    ids_below,
+    ids_with_prefix,
+    item_id,
+    item_of,
+    name_in,
+    numbered_id,
+    row_of,
+    same_run,
+    signal_of,
+)
 from perdure.backends.mongo.errors import TornError
-from perdure.backends.mongo.moving import filled, stem_in
-from perdure.backends.mongo.names import beginning_with, below, in_place, name_in, numbered, streamed
+from perdure.backends.mongo.overflow import load_payloads, stem_in
 from perdure.backends.mongo.schema import Collections
 from perdure.model.journal import Entry
 from perdure.model.records import Item, RunInfo, RunRow, Signal, Status
 
-ROW: Final = PARTS
 _OF_JOURNAL: Final = dict.fromkeys(("generation", "moves", "tail", "steps_top"), 1)
 _OF_INBOX: Final = dict.fromkeys(("generation", "moves", "inbox", "moved_waiting", "consumed"), 1)
 _OF_ITEMS: Final = dict.fromkeys(("generation", "moves", "items", "items_top"), 1)
@@ -25,8 +38,8 @@ _OF_ITEMS: Final = dict.fromkeys(("generation", "moves", "items", "items_top"), 
 
 async def get(db: Collections, run_id: str) -> RunRow | None:
     """The run's row, or None."""
-    found = await db.runs.find_one({"_id": db.key(run_id)}, ROW)
-    return None if found is None else row_of((await filled(db, [found], LARGE_COLUMNS))[0])
+    found = await db.runs.find_one({"_id": db.key(run_id)}, ROW_ONLY)
+    return None if found is None else row_of((await load_payloads(db, [found], LARGE_COLUMNS))[0])
 
 
 async def journal(db: Collections, run_id: str, after: int) -> list[Entry]:
@@ -49,10 +62,10 @@ async def items(db: Collections, run_id: str, stream: str, after: int, limit: in
     written = {item["n"]: item for item in found["items"] if item["stream"] == stream and item["n"] > after}
     if found["items_top"] >= 0:
         stem = stem_in(found)
-        wanted = below(f"{stem}\0{stream}") | {"$gte": streamed(stem, stream, max(after + 1, 0))}
+        wanted = ids_below(f"{stem}\0{stream}") | {"$gte": item_id(stem, stream, max(after + 1, 0))}
         written |= {item["n"]: item async for item in db.items.find({"_id": wanted}).sort("_id", 1).limit(limit)}
-        await _be_steady(db, found)
-    return [item_of(item) for item in await filled(db, [written[n] for n in sorted(written)[:limit]])]
+        await _check_unmoved(db, found)
+    return [item_of(item) for item in await load_payloads(db, [written[n] for n in sorted(written)[:limit]])]
 
 
 async def journal_of(db: Collections, found: Mapping[str, Any], after: int = 0) -> list[Entry]:
@@ -60,56 +73,56 @@ async def journal_of(db: Collections, found: Mapping[str, Any], after: int = 0) 
     written = {entry["seq"]: entry for entry in found["tail"] if entry["seq"] > after}
     if found["steps_top"] > after:
         stem = stem_in(found)
-        wanted = below(stem) | {"$gte": numbered(stem, max(after + 1, 0))}
+        wanted = ids_below(stem) | {"$gte": numbered_id(stem, max(after + 1, 0))}
         written |= {entry["seq"]: entry async for entry in db.steps.find({"_id": wanted})}
-        await _be_steady(db, found)
-    return [entry_of(entry) for entry in await filled(db, [written[seq] for seq in sorted(written)])]
+        await _check_unmoved(db, found)
+    return [entry_of(entry) for entry in await load_payloads(db, [written[seq] for seq in sorted(written)])]
 
 
 async def inbox_of(db: Collections, found: Mapping[str, Any]) -> list[Signal]:
     """The unconsumed inbox of a run whose document was read. Raises `TornError`."""
     rows = [row for row in found["inbox"] if not row["is_consumed"]]
     if found["moved_waiting"]:
-        moved = await db.signals.find({"_id": below(stem_in(found)), "is_consumed": False}).sort("_id", 1).to_list()
+        moved = await db.signals.find({"_id": ids_below(stem_in(found)), "is_consumed": False}).sort("_id", 1).to_list()
         consumed = set(found["consumed"])
         rows = [*(row for row in moved if row["seq"] not in consumed), *rows]
-        await _be_steady(db, found)
-    waiting = {row["seq"]: row for row in rows}  # a copy that was made too late to matter is there besides
-    return [signal_of(row) for row in await filled(db, [waiting[seq] for seq in sorted(waiting)])]
+        await _check_unmoved(db, found)
+    waiting = {row["seq"]: row for row in rows}  # a row may also have a copy that a late move wrote
+    return [signal_of(row) for row in await load_payloads(db, [waiting[seq] for seq in sorted(waiting)])]
 
 
 async def item_counts(db: Collections, found: Mapping[str, Any]) -> dict[str, int]:
     """The length of each stream of a run whose document was read: its items are numbered from 0."""
     counts: dict[str, int] = {}
     if found["items_top"] >= 0:
-        counts = await _moved_counts(db, stem_in(found))
+        counts = await _count_moved(db, stem_in(found))
     for item in found["items"]:
         counts[item["stream"]] = max(counts.get(item["stream"], 0), item["n"] + 1)
     return counts
 
 
-async def _moved_counts(db: Collections, stem: str) -> dict[str, int]:
-    """From stream to stream by the index: there may be many items in each."""
+async def _count_moved(db: Collections, stem: str) -> dict[str, int]:
+    """The length of each stream in `items`, read from stream to stream by the index: each may have many items."""
     counts: dict[str, int] = {}
-    wanted = below(stem)
+    wanted = ids_below(stem)
     while True:
         first = await db.items.find_one({"_id": wanted}, {"stream": 1}, sort=[("_id", 1)])
         if first is None:
             return counts
         stream = first["stream"]
-        last = await db.items.find_one({"_id": below(f"{stem}\0{stream}")}, {"n": 1}, sort=[("_id", -1)])
+        last = await db.items.find_one({"_id": ids_below(f"{stem}\0{stream}")}, {"n": 1}, sort=[("_id", -1)])
         counts[stream] = 0 if last is None else last["n"] + 1
         wanted = wanted | {"$gte": f"{stem}\0{stream}\1"}
 
 
-async def _be_steady(db: Collections, found: Mapping[str, Any]) -> None:
-    still = in_place(found["_id"], found["generation"], moves=found["moves"])
+async def _check_unmoved(db: Collections, found: Mapping[str, Any]) -> None:
+    still = same_run(found["_id"], found["generation"], moves=found["moves"])
     if await db.runs.find_one(still, {"_id": 1}) is None:
         raise TornError("a run was replaced while it was read")
 
 
-def in_time(db: Collections, now: int) -> Document:
-    """A condition: runs that may be claimed now, as the index has them."""
+def due_condition(db: Collections, now: int) -> Document:
+    """A condition: runs that may be claimed now, in the form that the index serves."""
     return {"namespace": db.namespace, "held": False, "wake_at": {"$gte": LEAST, "$lte": now}}
 
 
@@ -117,7 +130,7 @@ async def due(db: Collections, limit: int, now: int | None) -> list[str]:
     """Ids of the runs that may be claimed, longest due first."""
     if limit <= 0:
         return []
-    cursor = db.runs.find(in_time(db, await db.clock(now)), {"_id": 1}).sort([("wake_at", 1), ("_id", 1)]).limit(limit)
+    cursor = db.runs.find(due_condition(db, await db.clock(now)), {"_id": 1}).sort([("wake_at", 1), ("_id", 1)]).limit(limit)
     return [name_in(found["_id"]) async for found in cursor]
 
 
@@ -125,12 +138,12 @@ async def list_runs(
     db: Collections, prefix: str, status: Status | None, workflow: str | None, before: tuple[int, str] | None, limit: int
 ) -> list[RunInfo]:
     """Runs, last changed first, ties by id."""
-    conditions = _selected(db, prefix, status, workflow)
+    conditions = _list_filter(db, prefix, status, workflow)
     if conditions is None or limit <= 0:
         return []
     if before is not None:
         at, last = before[0], db.key(before[1])
-        conditions["updated_at"] = {"$lte": at}  # by the index; the rest is for ties
+        conditions["updated_at"] = {"$lte": at}  # so that the index is used; `$or` is for ties
         conditions["$or"] = [{"updated_at": {"$lt": at}}, {"_id": {"$gt": last}}]
     wanted = {"workflow": 1, "status": 1, "updated_at": 1}
     cursor = db.runs.find(conditions, wanted).sort([("updated_at", -1), ("_id", 1)]).limit(limit)
@@ -139,17 +152,17 @@ async def list_runs(
 
 async def count(db: Collections, prefix: str, status: Status | None, workflow: str | None) -> int:
     """How many runs there are."""
-    conditions = _selected(db, prefix, status, workflow)
+    conditions = _list_filter(db, prefix, status, workflow)
     return 0 if conditions is None else await db.runs.count_documents(conditions)
 
 
-def _selected(db: Collections, prefix: str, status: Status | None, workflow: str | None) -> Document | None:
-    """Which runs to list, or None when there can be none: no id has a NUL."""
+def _list_filter(db: Collections, prefix: str, status: Status | None, workflow: str | None) -> Document | None:
+    """The condition on the runs to list, or None when there can be none: no id has a NUL."""
     if "\0" in prefix:
         return None
     conditions: Document = {"namespace": db.namespace}
     if prefix:
-        conditions["_id"] = beginning_with(prefix)
+        conditions["_id"] = ids_with_prefix(prefix)
     if status is not None:
         conditions["status"] = status
     if workflow is not None:
@@ -158,5 +171,5 @@ def _selected(db: Collections, prefix: str, status: Status | None, workflow: str
 
 
 def by_key(documents: Sequence[Document]) -> dict[str, Document]:
-    """The documents by what they are called."""
+    """The documents by their `_id`."""
     return {document["_id"]: document for document in documents}

@@ -1,4 +1,4 @@
-"""How runs begin, are replaced and removed, and what operators ask of them."""
+"""Creating, restoring, reopening and deleting runs, and the verbs of operators: cancel, hold, purge."""
 
 from __future__ import annotations
 
@@ -10,19 +10,35 @@ from perdure.backends.base.leases import new_token
 from perdure.backends.base.new_runs import found_row, new_row, restored_row
 from perdure.backends.mongo.documents import (
     LARGE_COLUMNS,
-    PARTS,
+    ROW_ONLY,
     Document,
+    Expression,
+    append_to,
+    earliest,
+    either,
     entry_document,
+    instant,
+    is_leased,
+    lease_columns,
     lease_of,
+    literal,
+    plus,
     row_of,
     run_document,
+    same_run,
     weight,
 )
 from perdure.backends.mongo.errors import has_only_duplicates
-from perdure.backends.mongo.expressions import Expression, appended, earlier, either, freed, instant, is_leased, literal, plus
 from perdure.backends.mongo.inbox import NOT_ENDED
-from perdure.backends.mongo.moving import column, filled, put_payloads, spill, spilling, stem_in, sweep
-from perdure.backends.mongo.names import in_place
+from perdure.backends.mongo.overflow import (
+    delete_overflow,
+    inline_or_reference,
+    load_payloads,
+    spilled_flag,
+    split_document,
+    stem_in,
+    store_payloads,
+)
 from perdure.backends.mongo.reading import by_key
 from perdure.backends.mongo.schema import Collections
 from perdure.errors import LeaseHeld, RunFinished, RunNotFound
@@ -32,7 +48,7 @@ from perdure.model.records import ENDED, Claim, Created, NewRun, RunRow, Signal
 if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
 
-_LEFT_OVER: Final = {"generation": 1, "is_spilled": 1}
+_OVERFLOW: Final = {"generation": 1, "is_spilled": 1}
 _LACKS_INPUT: Final = {"$eq": ["$input_hash", literal(b"")]}
 _OF_INPUT: Final = (
     "workflow", "input_hash", "definition_hash", "queue", "priority", "limit_key", "start_at", "deadline",
@@ -40,7 +56,7 @@ _OF_INPUT: Final = (
 )  # fmt: skip
 
 
-class Begin(NamedTuple):
+class RunInsert(NamedTuple):
     """A run to be created, and with `length` to be leased at once."""
 
     run: NewRun
@@ -55,7 +71,7 @@ class Begin(NamedTuple):
 
     @property
     def written_rows(self) -> list[str]:
-        """A run is created once in a bulk."""
+        """A bulk creates a run once."""
         return [self.run.id]
 
     @property
@@ -64,12 +80,12 @@ class Begin(NamedTuple):
         return len(self.run.input) + len(self.run.metadata) + weight(self.entries) + weight(self.inbox) + 1000
 
     def document(self, namespace: str) -> Document:
-        """The run's document, in which `_timed` is still missing."""
+        """The run's document without the columns of `_server_time_columns`."""
         row = new_row(self.run, 0, self.created_at)
         return run_document(namespace, row, self.generation, self.entries, self.inbox)
 
 
-def begin(
+def run_insert(
     run: NewRun,
     length: int | None,
     owner: str,
@@ -77,140 +93,146 @@ def begin(
     inbox: Sequence[Signal],
     created_at: int | None,
     now: int | None,
-) -> Begin:
-    """What creates this run. It makes the same one however often it is sent."""
-    return Begin(run, length, owner, entries, inbox, created_at, now, new_token(), new_token())
+) -> RunInsert:
+    """The insert of this run. Sent again, it inserts the same one."""
+    return RunInsert(run, length, owner, entries, inbox, created_at, now, new_token(), new_token())
 
 
-def _timed(begin: Begin) -> dict[str, Expression]:
-    """What of a new run's document the server's clock says."""
-    at, start_at = instant(begin.now), begin.run.start_at
+def _server_time_columns(insert: RunInsert) -> dict[str, Expression]:
+    """The columns of a new run that depend on the server's clock."""
+    at, start_at = instant(insert.now), insert.run.start_at
     columns: dict[str, Expression] = {"updated_at": at, "wake_at": at if start_at is None else literal(start_at)}
-    if begin.created_at is None:
+    if insert.created_at is None:
         columns["created_at"] = at
-    if begin.length is not None:
-        until = {"$add": [at, begin.length]}
-        columns |= {"status": "running", "attempts": 1, "epoch": at, "claimed_length": len(begin.entries)}
-        columns |= {"token": begin.generation + begin.secret, "lease_owner": literal(begin.owner)}
+    if insert.length is not None:
+        until = {"$add": [at, insert.length]}
+        columns |= {"status": "running", "attempts": 1, "epoch": at, "claimed_length": len(insert.entries)}
+        columns |= {"token": insert.generation + insert.secret, "lease_owner": literal(insert.owner)}
         columns |= {"lease_until": until, "wake_at": until}
     return columns
 
 
-def _insertion(document: Document, begin: Begin) -> list[Expression]:
-    """What makes the run's document, or leaves the one that is there as it is."""
+def _insert_pipeline(document: Document, insert: RunInsert) -> list[Expression]:
+    """The update that inserts the run's document, or leaves the existing one as it is."""
     is_missing = {"$eq": [{"$type": "$generation"}, "missing"]}
-    made = {"$mergeObjects": [literal(document), _timed(begin)]}
+    made = {"$mergeObjects": [literal(document), _server_time_columns(insert)]}
     return [{"$replaceWith": either(is_missing, made, "$$ROOT")}]
 
 
-async def create_all(db: Collections, begins: Sequence[Begin]) -> list[Reply[Created | None]]:
-    """Insert the runs that are not there; None for each that is. No two have one id."""
-    documents = [await spill(db, begin.document(db.namespace)) for begin in begins]
-    found = await _insert_all(db, begins, documents)
-    answers: list[Reply[Created | None]] = []
-    for begin, document in zip(begins, documents, strict=True):
+async def create_all(db: Collections, inserts: Sequence[RunInsert]) -> list[Reply[Created | None]]:
+    """Insert the runs that do not exist; None for each that does. No two have the same id."""
+    documents = [await split_document(db, insert.document(db.namespace)) for insert in inserts]
+    found = await _insert_all(db, inserts, documents)
+    replies: list[Reply[Created | None]] = []
+    for insert, document in zip(inserts, documents, strict=True):
         made = found.get(document["_id"])
-        is_new = made is not None and made["generation"] == begin.generation
+        is_new = made is not None and made["generation"] == insert.generation
         if not is_new:
-            await sweep(db, document)
-        answers.append(_created(begin, made) if made is not None and is_new else None)
-    return answers
+            await delete_overflow(db, document)
+        replies.append(_created_from(insert, made) if made is not None and is_new else None)
+    return replies
 
 
-async def _insert_all(db: Collections, begins: Sequence[Begin], documents: Sequence[Document]) -> dict[str, Document]:
-    """What is there afterwards, by key."""
+async def _insert_all(db: Collections, inserts: Sequence[RunInsert], documents: Sequence[Document]) -> dict[str, Document]:
+    """The runs that exist afterwards, by key."""
     from pymongo import UpdateOne
     from pymongo.errors import BulkWriteError
 
-    if len(begins) == 1:
+    if len(inserts) == 1:
         made = await db.runs.find_one_and_update(
-            {"_id": documents[0]["_id"]}, _insertion(documents[0], begins[0]), projection=PARTS, upsert=True, return_document=True
+            {"_id": documents[0]["_id"]},
+            _insert_pipeline(documents[0], inserts[0]),
+            projection=ROW_ONLY,
+            upsert=True,
+            return_document=True,
         )
         return {} if made is None else {made["_id"]: made}
-    pairs = zip(documents, begins, strict=True)
+    pairs = zip(documents, inserts, strict=True)
     try:
-        upserts = [UpdateOne({"_id": one["_id"]}, _insertion(one, begin), upsert=True) for one, begin in pairs]
+        upserts = [UpdateOne({"_id": one["_id"]}, _insert_pipeline(one, insert), upsert=True) for one, insert in pairs]
         await db.runs.bulk_write(upserts, ordered=False)
     except BulkWriteError as error:
-        if not has_only_duplicates(error):  # somebody created one of them at this moment
+        if not has_only_duplicates(error):  # else another process created one of them meanwhile
             raise
-    return by_key(await db.runs.find({"_id": {"$in": [one["_id"] for one in documents]}}, PARTS).to_list())
+    return by_key(await db.runs.find({"_id": {"$in": [one["_id"] for one in documents]}}, ROW_ONLY).to_list())
 
 
-def _created(begin: Begin, made: Document) -> Created:
-    columns = {name: getattr(begin.run, name) for name in ("input", "metadata")}  # the document may have them elsewhere
+def _created_from(insert: RunInsert, made: Document) -> Created:
+    columns = {name: getattr(insert.run, name) for name in ("input", "metadata")}  # the document may have references to them
     run = row_of(made | columns)
-    if begin.length is None:
+    if insert.length is None:
         return Created(run=run, is_new=True)
     claim = Claim(
         lease=lease_of(made),
         run=run,
-        journal=list(begin.entries),
-        inbox=list(begin.inbox),
+        journal=list(insert.entries),
+        inbox=list(insert.inbox),
         inbox_seq=made["inbox_seq"],
         item_counts={},
     )
     return Created(run=run, is_new=True, claim=claim)
 
 
-async def find(db: Collections, begin: Begin) -> Created | None:
-    """The run that is there, with its input now if it lacked that; None when it is gone again. Raises `RunConflict`."""
+async def find(db: Collections, insert: RunInsert) -> Created | None:
+    """The run that exists, which gets its input if it lacked that; None when it was deleted. Raises `RunConflict`."""
     while True:
-        document = await db.runs.find_one({"_id": db.key(begin.run.id)}, PARTS)
+        document = await db.runs.find_one({"_id": db.key(insert.run.id)}, ROW_ONLY)
         if document is None:
             return None
-        found = row_of((await filled(db, [document], LARGE_COLUMNS))[0])
-        now = await db.clock(begin.now) if found.lacks_input else 0
-        run = found_row(found, begin.run, now)
+        found = row_of((await load_payloads(db, [document], LARGE_COLUMNS))[0])
+        now = await db.clock(insert.now) if found.lacks_input else 0
+        run = found_row(found, insert.run, now)
         if run is found or await _bring_input(db, document, run):
             return Created(run=run, is_new=False)
 
 
 async def _bring_input(db: Collections, found: Document, run: RunRow) -> bool:
-    """Whether the run, which lacked its input, is still as it was found and has it now."""
+    """Whether the run, which lacked its input, was still as it was found and has its input now."""
     stem = stem_in(found)
-    await put_payloads(db, [(stem, run.input)])
+    await store_payloads(db, [(stem, run.input)])
     values = {name: getattr(run, name) for name in _OF_INPUT}
     as_found = {name: found[name] for name in ("status", "cancel_requested", "input_hash", "epoch")}
-    condition = in_place(found["_id"], found["generation"], **as_found)
-    done = await db.runs.update_one(condition, {"$set": {**values, "input": column(stem, run.input), **spilling(run.input)}})
+    condition = same_run(found["_id"], found["generation"], **as_found)
+    done = await db.runs.update_one(
+        condition, {"$set": {**values, "input": inline_or_reference(stem, run.input), **spilled_flag(run.input)}}
+    )
     return bool(done.matched_count)
 
 
-async def insert(db: Collections, begin: Begin, document: Document, session: AsyncClientSession) -> None:
-    """Insert the run in this transaction, unless one is there."""
-    await db.runs.update_one({"_id": document["_id"]}, _insertion(document, begin), upsert=True, session=session)
+async def insert_run(db: Collections, insert: RunInsert, document: Document, session: AsyncClientSession) -> None:
+    """Insert the run in this transaction, unless it exists."""
+    await db.runs.update_one({"_id": document["_id"]}, _insert_pipeline(document, insert), upsert=True, session=session)
 
 
 async def restore(db: Collections, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal], now: int | None) -> None:
-    """Put this whole run in place of what is there. Raises `LeaseHeld`."""
+    """Put this whole run in place of the one that exists, if any. Raises `LeaseHeld`."""
     generation, key = new_token(), db.key(run.id)
     while True:
-        found = await db.runs.find_one({"_id": key}, PARTS)
+        found = await db.runs.find_one({"_id": key}, ROW_ONLY)
         at = await db.clock(now)
         before = None if found is None else row_of(found)
         if before is not None and before.lease_until is not None and before.lease_until > at:
             raise LeaseHeld(run.id, before.lease_owner or "a live worker")
         row = restored_row(run, inbox, before, at)
-        document = await spill(db, run_document(db.namespace, row, generation, entries, inbox))
+        document = await split_document(db, run_document(db.namespace, row, generation, entries, inbox))
         if await _replace(db, found, document):
             return
 
 
 async def _replace(db: Collections, found: Document | None, document: Document) -> bool:
-    """Whether the document is there now, in place of the one that was found."""
+    """Whether the document was stored, in place of the one that was found."""
     from pymongo.errors import DuplicateKeyError
 
     if found is None:
         try:
             await db.runs.insert_one(document)
         except DuplicateKeyError:
-            return await db.runs.find_one(in_place(document["_id"], document["generation"]), {"_id": 1}) is not None
+            return await db.runs.find_one(same_run(document["_id"], document["generation"]), {"_id": 1}) is not None
         return True
     as_found = {name: found[name] for name in ("epoch", "token", "lease_until", "held")}
-    done = await db.runs.replace_one(in_place(found["_id"], found["generation"], **as_found), document)
+    done = await db.runs.replace_one(same_run(found["_id"], found["generation"], **as_found), document)
     if done.matched_count:
-        await sweep(db, found)
+        await delete_overflow(db, found)
     return bool(done.matched_count)
 
 
@@ -235,23 +257,23 @@ async def _reopen(db: Collections, found: Document, drop: Collection[str], now: 
     last = max([found["steps_top"], *(entry["seq"] for entry in found["tail"])])
     entry = drop_entry(last + 1, drop, now, epoch)
     appending = {
-        "tail": appended("tail", [entry_document(entry)]),
+        "tail": append_to("tail", [entry_document(entry)]),
         "length": plus("length", 1),
         "weight": plus("weight", weight([entry])),
     }
-    pending = freed(status="pending", epoch=epoch, attempts=0, updated_at=now, last_write=mark)
+    pending = lease_columns(status="pending", epoch=epoch, attempts=0, updated_at=now, last_write=mark)
     withdrawn = {"outcome": None, "cancel_requested": False, "parent_notified": False}
     wake_at = either(_LACKS_INPUT, None, now)
-    as_found = in_place(found["_id"], found["generation"], status=found["status"], epoch=found["epoch"], moves=found["moves"])
+    as_found = same_run(found["_id"], found["generation"], status=found["status"], epoch=found["epoch"], moves=found["moves"])
     done = await db.runs.update_one(as_found, [{"$set": {**pending, **withdrawn, **appending, "wake_at": wake_at}}])
     return bool(done.matched_count)
 
 
 async def cancel(db: Collections, run_id: str, now: int | None) -> None:
-    """Ask the run to stop, and make it due if nobody holds it. Raises `RunNotFound`, `RunFinished`."""
+    """Ask the run to stop, and make it due if it is not leased. Raises `RunNotFound`, `RunFinished`."""
     at = instant(now)
     stays = {"$or": [is_leased(at), _LACKS_INPUT]}
-    changes = {"cancel_requested": True, "wake_at": either(stays, "$wake_at", earlier("wake_at", at))}
+    changes = {"cancel_requested": True, "wake_at": either(stays, "$wake_at", earliest("wake_at", at))}
     done = await db.runs.update_one({"_id": db.key(run_id), **NOT_ENDED}, [{"$set": changes}])
     if not done.matched_count:
         found = await db.runs.find_one({"_id": db.key(run_id)}, {"status": 1})
@@ -267,9 +289,9 @@ async def hold(db: Collections, run_id: str, *, held: bool) -> None:
 
 async def delete(db: Collections, run_id: str) -> None:
     """Remove the run and everything of it."""
-    found = await db.runs.find_one_and_delete({"_id": db.key(run_id)}, _LEFT_OVER)
+    found = await db.runs.find_one_and_delete({"_id": db.key(run_id)}, _OVERFLOW)
     if found is not None:
-        await sweep(db, found)
+        await delete_overflow(db, found)
 
 
 async def purge(db: Collections, older_than: int, limit: int, now: int | None) -> int:
@@ -278,7 +300,7 @@ async def purge(db: Collections, older_than: int, limit: int, now: int | None) -
         return 0
     last = await db.clock(now) - older_than
     is_old = {"namespace": db.namespace, "status": {"$in": sorted(ENDED)}, "updated_at": {"$lte": last}}
-    cursor = db.runs.find(is_old, _LEFT_OVER).sort([("updated_at", 1), ("_id", -1)]).limit(limit)  # as an index has them
+    cursor = db.runs.find(is_old, _OVERFLOW).sort([("updated_at", 1), ("_id", -1)]).limit(limit)  # as an index has them
     return await _delete_all(db, await cursor.to_list(), is_old)
 
 
@@ -287,11 +309,11 @@ async def _delete_all(db: Collections, found: Sequence[Document], still: Documen
 
     if not found:
         return 0
-    deletes = [DeleteOne({**still, **in_place(one["_id"], one["generation"])}) for one in found]
+    deletes = [DeleteOne({**still, **same_run(one["_id"], one["generation"])}) for one in found]
     done = await db.runs.bulk_write(deletes, ordered=False)
     spilled = [one for one in found if one["is_spilled"]]
-    left = by_key(await db.runs.find({"_id": {"$in": [one["_id"] for one in spilled]}}, _LEFT_OVER).to_list()) if spilled else {}
+    left = by_key(await db.runs.find({"_id": {"$in": [one["_id"] for one in spilled]}}, _OVERFLOW).to_list()) if spilled else {}
     for one in spilled:
         if left.get(one["_id"], {}).get("generation") != one["generation"]:
-            await sweep(db, one)
+            await delete_overflow(db, one)
     return int(done.deleted_count)

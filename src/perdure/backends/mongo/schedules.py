@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from perdure.backends.mongo.documents import Document
-from perdure.backends.mongo.moving import spill, sweep
-from perdure.backends.mongo.names import in_place, name_in
-from perdure.backends.mongo.runs import Begin, insert
+from perdure.backends.mongo.documents import Document, name_in, same_run
+from perdure.backends.mongo.overflow import delete_overflow, split_document
+from perdure.backends.mongo.runs import RunInsert, insert_run
 from perdure.backends.mongo.schema import Collections
 from perdure.model.records import Schedule
 
@@ -33,30 +32,30 @@ async def schedules(db: Collections) -> list[Schedule]:
 
 
 async def drop_schedule(db: Collections, schedule_id: str, *, is_repeated: bool = False) -> bool:
-    """Remove the schedule; False when it was not there. One that is gone at the second try was removed by the first."""
+    """Remove the schedule; False when it did not exist. A repetition that does not find it was done by the first attempt."""
     done = await db.schedules.delete_one({"_id": db.key(schedule_id)})
     return bool(done.deleted_count) or is_repeated
 
 
-async def fire(db: Collections, schedule_id: str, expected_at: int, next_at: int | None, begin: Begin) -> bool:
-    """Move the schedule from `expected_at` to `next_at` and create the run; False when somebody else did, or it is gone."""
+async def fire(db: Collections, schedule_id: str, expected_at: int, next_at: int | None, insert: RunInsert) -> bool:
+    """Move the schedule from `expected_at` to `next_at` and create the run; False when another call did, or it was dropped."""
     key = db.key(schedule_id)
-    document = await spill(db, begin.document(db.namespace))
+    document = await split_document(db, insert.document(db.namespace))
 
     async def fire(session: AsyncClientSession) -> bool:
-        moved = {"$set": {"next_at": next_at, "fired_by": begin.generation}}
+        moved = {"$set": {"next_at": next_at, "fired_by": insert.generation}}
         done = await db.schedules.update_one({"_id": key, "next_at": expected_at}, moved, session=session)
         if done.matched_count:
-            await insert(db, begin, document, session)
+            await insert_run(db, insert, document, session)
         return bool(done.matched_count)
 
-    fired = await db.atomically(fire) or await _fired_before(db, key, begin)
-    if document["is_spilled"] and await db.runs.find_one(in_place(document["_id"], begin.generation), {"_id": 1}) is None:
-        await sweep(db, document)
+    fired = await db.run_transaction(fire) or await _was_fired(db, key, insert)
+    if document["is_spilled"] and await db.runs.find_one(same_run(document["_id"], insert.generation), {"_id": 1}) is None:
+        await delete_overflow(db, document)
     return fired
 
 
-async def _fired_before(db: Collections, key: str, begin: Begin) -> bool:
-    """Whether this very call fired it, and the reply was lost."""
-    found: Document | None = await db.schedules.find_one({"_id": key, "fired_by": begin.generation}, {"_id": 1})
+async def _was_fired(db: Collections, key: str, insert: RunInsert) -> bool:
+    """Whether an earlier attempt of this call fired it, and the reply was lost."""
+    found: Document | None = await db.schedules.find_one({"_id": key, "fired_by": insert.generation}, {"_id": 1})
     return found is not None

@@ -1,20 +1,18 @@
 """The collections: their names, indexes and set-up, and how commands reach them.
 
-Every write waits until a majority of the replica set has it in its journal, every read sees only what a majority has. What was
-read can therefore be copied elsewhere without fear that it never was.
+Every write waits until a majority of the replica set has it in its journal, and every read sees only what a majority has. What
+was read can therefore be copied: no failover undoes it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from perdure.backends.mongo.documents import LEAST, Document
-from perdure.backends.mongo.names import key_of
+from perdure.backends.mongo.documents import LEAST, Document, key_of
 from perdure.errors import PersistenceError
 
 if TYPE_CHECKING:
@@ -54,7 +52,7 @@ INDEXES: Final[dict[str, Sequence[tuple[str, list[tuple[str, int]], dict[str, An
 }
 
 
-def checked_stem(stem: str) -> str:
+def check_stem(stem: str) -> str:
     """The stem of the collections' names. Raises `ValueError`."""
     if not isinstance(stem, str) or not _STEM.fullmatch(stem):
         raise ValueError(f"collection {stem!r} must be letters, digits and '_', at most 100, and not begin with a digit")
@@ -92,18 +90,18 @@ class Collections:
         return self.database.get_collection(f"{self.stem}_{part}")
 
     def key(self, name: str) -> str:
-        """What a run, queue or schedule of this namespace is called."""
+        """The `_id` of a run, queue or schedule of this namespace."""
         return key_of(self.namespace, name)
 
     async def clock(self, now: int | None) -> int:
-        """The instant given, or the server's own time."""
+        """The instant `now`, or the server's own time."""
         if now is not None:
             return now
-        told: datetime = (await self.database.command("hello"))["localTime"]
-        return (told - _EPOCH) // timedelta(microseconds=1)
+        local_time: datetime = (await self.database.command("hello"))["localTime"]
+        return (local_time - _EPOCH) // timedelta(microseconds=1)
 
-    async def atomically(self, work: Callable[[AsyncClientSession], Coroutine[Any, Any, T]]) -> T:
-        """What the work gives, all of it committed or nothing; done again when somebody else was faster."""
+    async def run_transaction(self, work: Callable[[AsyncClientSession], Coroutine[Any, Any, T]]) -> T:
+        """What the work gives, all of it committed or nothing; it is done again after a write conflict."""
         from pymongo import ReadPreference, WriteConcern
         from pymongo.read_concern import ReadConcern
 
@@ -118,21 +116,21 @@ class Collections:
 
 @functools.cache
 def _codec_options() -> CodecOptions[Document]:
-    """How documents are read: whole numbers as int, where the driver would give a class of its own for long ones."""
+    """How documents are read: long whole numbers as int, for which the driver has a class of its own."""
     from bson.codec_options import CodecOptions, TypeDecoder, TypeRegistry
     from bson.int64 import Int64
 
-    class Whole(TypeDecoder):
+    class _Int64AsInt(TypeDecoder):
         bson_type = Int64
 
         def transform_bson(self, value: int) -> int:
             return int(value)
 
-    return CodecOptions(type_registry=TypeRegistry([Whole()]))
+    return CodecOptions(type_registry=TypeRegistry([_Int64AsInt()]))
 
 
 async def set_up(db: Collections, label: str, *, allowed: bool) -> None:
-    """Leave collections and indexes there and current. Many processes may do this at once, and a killed one leaves no harm."""
+    """Create the collections and indexes that are missing. Many processes may do this at once, and any may be killed."""
     if await _version(db, label) is not None:
         return
     if not allowed:
@@ -141,7 +139,7 @@ async def set_up(db: Collections, label: str, *, allowed: bool) -> None:
         )
     for part in PARTS:
         await _create(db, part)
-    # Last, so that whoever finds it finds everything.
+    # Last: a process that finds the version finds everything.
     await db.meta.update_one({"_id": "schema"}, {"$setOnInsert": {"version": VERSION}}, upsert=True)
     await _version(db, label)
 
@@ -174,8 +172,3 @@ async def _version(db: Collections, label: str) -> int | None:
             f"the {db.stem!r} collections have schema version {version} and this perdure knows {VERSION}: they belong to {what}",
         )
     return version
-
-
-async def together(*reads: Awaitable[Any]) -> Sequence[Any]:
-    """What several reads give, asked for at once."""
-    return await asyncio.gather(*reads)

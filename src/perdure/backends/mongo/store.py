@@ -1,14 +1,12 @@
 """MongoStore: the contract on a MongoDB replica set, through pymongo's asynchronous client.
 
-A verb is carried to the event loop of the store's client (`connections`) and answered from there. What holders write often
-(records, ends, sleeps) and what begins runs goes through batchers, where one bulk of updates serves all that arrived while the
-one before it was under way. What a caller passes in is copied before the verb is handed over, since that loop may look at it
-much later.
+A verb runs on the event loop of the store's client (`connections`). Records, ends, suspensions and new runs, of which there are
+many, go through batchers: one bulk of updates writes all that arrived while the one before it was under way. What a caller passes
+in is copied before the verb is handed over, since the other loop may read it much later.
 """
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -16,16 +14,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from perdure.backends.base.batching import Batcher, Reply
+from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import lease_microseconds, new_token
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.mongo import claims, inbox, reading, recording, runs, schedules, writes
-from perdure.backends.mongo import limits as queues
-from perdure.backends.mongo.address import DEFAULT_DATABASE, MongoAddress, parse_address
+from perdure.backends.mongo.address import address_of_client, parse_address
+from perdure.backends.mongo.change_stream import ChangeStream
 from perdure.backends.mongo.connections import MongoConnections
 from perdure.backends.mongo.errors import driver
-from perdure.backends.mongo.schema import Collections, checked_stem
-from perdure.backends.mongo.watching import POLL_EVERY, Listener
+from perdure.backends.mongo.schema import Collections, check_stem
 from perdure.errors import StoreCapabilityError
 from perdure.model.durations import microseconds
 from perdure.model.journal import Entry
@@ -76,32 +74,28 @@ class MongoStore(ServerStore[MongoConnections]):
         if (url is None) == (client is None):
             raise ValueError("a MongoDB store takes a URL or a client, one of them")
         driver()
-        place = (
-            MongoAddress(f"client {id(client)}", database or DEFAULT_DATABASE, None)
-            if url is None
-            else parse_address(url, database)
-        )
-        connections = MongoConnections(place, checked_stem(collection), url=url, client=client)
+        address = address_of_client(client, database) if url is None else parse_address(url, database)
+        connections = MongoConnections(address, check_stem(collection), url=url, client=client)
         super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
     def _on_attach(self) -> None:
         culprit = self._connections.is_caused_by_one_request
-        self._listener = Listener(self._connections, self._lifecycle)
-        self._records: Batcher[writes.Write, Pulse] = Batcher(self._record_all, culprit)
-        self._closings: Batcher[writes.Write, builtins.list[Signal]] = Batcher(self._close_all, culprit)
-        self._beginnings: Batcher[runs.Begin, Created | None] = Batcher(self._create_all, culprit)
+        self._change_stream = ChangeStream(self._connections, self._lifecycle)
+        self._records: Batcher[writes.RunUpdate, Pulse] = Batcher(self._record_all, culprit)
+        self._closings: Batcher[writes.RunUpdate, builtins.list[Signal]] = Batcher(self._close_all, culprit)
+        self._inserts: Batcher[runs.RunInsert, Created | None] = Batcher(self._create_all, culprit)
 
     def _make_closer(self) -> Callable[[], Coroutine[Any, Any, None]]:
-        return partial(_close, self._connections, self._listener)
+        return partial(_close, self._connections, self._change_stream)
 
     def __repr__(self) -> str:
-        return f"MongoStore('{self._connections.place.hosts}/{self._connections.place.database}')"
+        return f"MongoStore('{self._connections.address.hosts}/{self._connections.address.database}')"
 
     @property
     def key(self) -> tuple[str, ...]:
         """Hosts, database, stem of the collections and prefix."""
-        place = self._connections.place
-        return ("mongodb", place.hosts, place.database, self._connections.stem, self._namespace)
+        address = self._connections.address
+        return ("mongodb", address.hosts, address.database, self._connections.stem, self._namespace)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -121,14 +115,14 @@ class MongoStore(ServerStore[MongoConnections]):
         """Insert the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
         length = None if ttl is None else lease_microseconds(ttl)
         journal, rows = checked_journal(entries), checked_inbox(inbox)
-        begin = runs.begin(checked_start(run), length, self._owner, journal, rows, created_at, now)
-        return await self._submit(lambda: self._create(begin))
+        insert = runs.run_insert(checked_start(run), length, self._owner, journal, rows, created_at, now)
+        return await self._submit(lambda: self._create(insert))
 
-    async def _create(self, begin: runs.Begin) -> Created:
+    async def _create(self, insert: runs.RunInsert) -> Created:
         while True:
-            made = await self._beginnings.put(begin)
-            made = made or await self._connections.perform(self._namespace, lambda db, _: runs.find(db, begin))
-            if made is not None:  # it was there and is gone again: once more
+            made = await self._inserts.put(insert)
+            made = made or await self._connections.perform(self._namespace, lambda db, _: runs.find(db, insert))
+            if made is not None:  # else it was there and was deleted meanwhile: once more
                 return made
 
     async def restore(
@@ -147,8 +141,8 @@ class MongoStore(ServerStore[MongoConnections]):
         now: int | None = None,
     ) -> Claims:
         """Lease due runs, and load what they recorded."""
-        wanted = claims.Wanted.of(limit, lease_microseconds(ttl), self._owner, workflows, queues, now)
-        return await self._do(claims.claim, wanted)
+        request = ClaimRequest(ClaimFilter.of(workflows, queues), limit, lease_microseconds(ttl), self._owner, now)
+        return await self._do(claims.claim, request)
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         """Lease this run, and load what it recorded."""
@@ -157,9 +151,9 @@ class MongoStore(ServerStore[MongoConnections]):
 
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one bulk. With a borrowed client that waits for its event loop, and says so."""
-        given, length = tuple(leases), lease_microseconds(ttl)
+        current, length = tuple(leases), lease_microseconds(ttl)
         return await self._submit_renewal(
-            ttl, lambda: self._connections.perform(self._namespace, lambda db, _: claims.renew(db, given, length, now))
+            ttl, lambda: self._connections.perform(self._namespace, lambda db, _: claims.renew(db, current, length, now))
         )
 
     async def release(self, lease: Lease, *, now: int | None = None) -> None:
@@ -203,7 +197,7 @@ class MongoStore(ServerStore[MongoConnections]):
         consume: Sequence[int] = (),
         now: int | None = None,
     ) -> Awaitable[object]:
-        """Record, end the run and tell its parent."""
+        """Record, end the run and notify its parent."""
         write = writes.finish(lease, status, outcome, entries, consume, now)
         return self._enqueue(lambda: self._closings, write)
 
@@ -213,9 +207,8 @@ class MongoStore(ServerStore[MongoConnections]):
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
         """Put a signal into the run's inbox."""
-        arrival = inbox.Arrival(Signal(seq=0, name=name, payload=payload, dedupe=dedupe), new_token(), now)
-
-        return await self._do_again(lambda db, again: inbox.signal(db, run_id, arrival, is_repeated=again))
+        delivery = inbox.InboxDelivery(Signal(seq=0, name=name, payload=payload, dedupe=dedupe), new_token(), now)
+        return await self._do_again(lambda db, again: inbox.signal(db, run_id, delivery, is_repeated=again))
 
     async def cancel(self, run_id: str, *, now: int | None = None) -> None:
         """Ask the run to stop."""
@@ -280,19 +273,7 @@ class MongoStore(ServerStore[MongoConnections]):
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
         self._reopen_if_forked()
-        watcher = self._lifecycle.watch()  # from here on closing the store ends the wait
-        try:
-            if self._listener.is_live:
-                await asyncio.wait([watcher.future], timeout=max(0.0, timeout))
-                return
-            # Whatever happened before there was a stream to tell of it may be what the caller waits for.
-            starting = asyncio.ensure_future(self._submit(self._listener.start))
-            starting.add_done_callback(_noted)
-            await asyncio.wait([starting], timeout=max(0.0, timeout))
-            if not self._listener.is_live:
-                await asyncio.wait([watcher.future], timeout=max(0.0, min(timeout, POLL_EVERY)))
-        finally:
-            self._lifecycle.unwatch(watcher)
+        await self._watch(self._change_stream, timeout)
 
     async def put_schedule(self, schedule: Schedule) -> None:
         """Insert or replace the schedule."""
@@ -308,19 +289,19 @@ class MongoStore(ServerStore[MongoConnections]):
 
     async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
         """Move the schedule on and create its run, once."""
-        begin = runs.begin(checked_start(run), None, self._owner, (), (), None, now)
-        return await self._do(schedules.fire, schedule_id, expected_at, next_at, begin)
+        insert = runs.run_insert(checked_start(run), None, self._owner, (), (), None, now)
+        return await self._do(schedules.fire, schedule_id, expected_at, next_at, insert)
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
         """Set the limits of a queue."""
-        await self._do(queues.limit_queue, queue, limits)
+        await self._do(claims.limit_queue, queue, limits)
 
     async def queue_limits(self) -> dict[str, QueueLimits]:
         """The limits that were set, by queue."""
-        return await self._do(queues.queue_limits)
+        return await self._do(claims.queue_limits)
 
     def transaction(self, lease: Lease) -> AbstractAsyncContextManager[Transaction]:  # noqa: ARG002 - always refused
-        """There is none: a step's own writes would be SQL."""
+        """Refused: a step's own writes would be SQL."""
         raise StoreCapabilityError("mongodb", "SQL transactions")
 
     async def _do(self, verb: Callable[Concatenate[Collections, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -330,22 +311,16 @@ class MongoStore(ServerStore[MongoConnections]):
         """As `_do`, for a verb that has to know whether it may have been done before."""
         return await self._submit(lambda: self._connections.perform(self._namespace, verb))
 
-    async def _record_all(self, given: Sequence[writes.Write]) -> Sequence[Reply[Pulse]]:
-        return await self._connections.perform(self._namespace, lambda db, _: recording.record_all(db, given))
+    async def _record_all(self, updates: Sequence[writes.RunUpdate]) -> Sequence[Reply[Pulse]]:
+        return await self._connections.perform(self._namespace, lambda db, _: recording.record_all(db, updates))
 
-    async def _close_all(self, given: Sequence[writes.Write]) -> Sequence[Reply[builtins.list[Signal]]]:
-        return await self._connections.perform(self._namespace, lambda db, _: recording.close_all(db, given))
+    async def _close_all(self, updates: Sequence[writes.RunUpdate]) -> Sequence[Reply[builtins.list[Signal]]]:
+        return await self._connections.perform(self._namespace, lambda db, _: recording.close_all(db, updates))
 
-    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created | None]]:
-        return await self._connections.perform(self._namespace, lambda db, _: runs.create_all(db, begins))
+    async def _create_all(self, inserts: Sequence[runs.RunInsert]) -> Sequence[Reply[Created | None]]:
+        return await self._connections.perform(self._namespace, lambda db, _: runs.create_all(db, inserts))
 
 
-async def _close(connections: MongoConnections, listener: Listener) -> None:
-    await listener.close()
+async def _close(connections: MongoConnections, change_stream: ChangeStream) -> None:
+    await change_stream.close()
     await connections.close()
-
-
-def _noted(task: asyncio.Task[None]) -> None:
-    """The watcher meets the error, if there was one, at its next verb."""
-    if not task.cancelled():
-        task.exception()

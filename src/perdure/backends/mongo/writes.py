@@ -1,8 +1,8 @@
 """One write of the holder of a lease, as the update of its run's document.
 
-The update's condition is the fence: epoch and token, in the same atomic step that writes. The condition also says that the write
-meets nothing unusual: room in the tail, numbers that nobody has taken, inbox rows that are there, nobody to be told. With `moves`
-the collections were looked into, and the condition says instead that nothing was moved since.
+The update's condition is the fence: epoch and token, checked in the same atomic step that writes. The condition also says that
+the write meets nothing unusual: room in the tail, numbers that are free, inbox rows that exist, no parent to notify. With `moves`
+the other collections were read, and the condition says instead that nothing was moved since.
 """
 
 from __future__ import annotations
@@ -11,22 +11,28 @@ from collections.abc import Collection, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from perdure.backends.base.leases import new_token
+from perdure.backends.base.lost_reply import unique_entries, unique_items
 from perdure.backends.mongo.documents import (
     FULL,
     OVERSIZE,
     Document,
+    Expression,
     addresses,
+    append_to,
+    either,
     entry_document,
     generation_in,
+    instant,
     item_document,
     item_place,
+    lease_columns,
+    literal,
+    plus,
+    stem_of,
     weight,
 )
-from perdure.backends.mongo.expressions import Expression, appended, either, freed, instant, literal, plus
-from perdure.backends.mongo.moving import column, spilling, with_aside
-from perdure.backends.mongo.names import stem_of
+from perdure.backends.mongo.overflow import inline_or_reference, spilled_flag, with_reference
 from perdure.backends.mongo.schema import Collections
-from perdure.errors import PersistenceError
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, EndStatus, Item, Lease
 
@@ -34,13 +40,13 @@ if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
 
 ANSWER: Final = dict.fromkeys(("epoch", "token", "inbox_seq", "cancel_requested", "weight", "last_write", "closed_by"), 1)
-_NOBODY_TO_TELL: Final = [{"parent_id": None}, {"parent_key": None}]
+_NO_PARENT: Final = [{"parent_id": None}, {"parent_key": None}]
 
 
-class Write(NamedTuple):
-    """A record, or with `status` the end or sleep of a run and what is recorded with it.
+class RunUpdate(NamedTuple):
+    """A record, or with `status` the end or suspension of a run and what is recorded with it.
 
-    `mark` is what it leaves in the document, the same however often it is sent. `moved` are consumed inbox rows that were moved.
+    It leaves its `mark` in the document, the same when it is sent again. `moved` are consumed inbox rows that were moved.
     """
 
     lease: Lease
@@ -57,12 +63,12 @@ class Write(NamedTuple):
 
     @property
     def written_rows(self) -> list[Hashable]:
-        """A run is ended or suspended once in a bulk; records of one run go together."""
+        """A bulk ends or suspends a run once; records of one run go together."""
         return [] if self.status is None else [self.lease.run_id]
 
     @property
     def numbers(self) -> list[int | str]:
-        """The places in the journal and in streams that it takes."""
+        """The places in the journal and in streams that it fills."""
         return [*(entry.seq for entry in self.entries), *map(item_place, self.items)]
 
     @property
@@ -72,12 +78,12 @@ class Write(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """How much of the document's room it takes."""
+        """How much of the document it fills."""
         return weight(self.entries) + weight(self.items)
 
     @property
     def payloads(self) -> list[bytes | None]:
-        """What may have to stand elsewhere."""
+        """Its payloads, of which large ones are stored outside the document."""
         return [*(entry.payload for entry in self.entries), *(item.payload for item in self.items), self.outcome]
 
     @property
@@ -91,9 +97,11 @@ class Write(NamedTuple):
         return self.status not in {None, "suspended"}
 
 
-def record(lease: Lease, entries: Sequence[Entry], consume: Sequence[int], items: Sequence[Item] = ()) -> Write:
-    """What appends these. Raises `PersistenceError` when it says two things under one number."""
-    return Write(lease, new_token(), _entries(lease, entries), list(dict.fromkeys(consume)), _items(lease, items))
+def record(lease: Lease, entries: Sequence[Entry], consume: Sequence[int], items: Sequence[Item] = ()) -> RunUpdate:
+    """The write that records these. Raises `PersistenceError` when two different ones have the same number."""
+    return RunUpdate(
+        lease, new_token(), unique_entries(lease.run_id, entries), list(dict.fromkeys(consume)), unique_items(lease.run_id, items)
+    )
 
 
 def suspend(
@@ -103,37 +111,17 @@ def suspend(
     entries: Sequence[Entry],
     consume: Sequence[int],
     now: int | None,
-) -> Write:
-    """What records, and gives up the lease unless something awaited is there."""
+) -> RunUpdate:
+    """The write that records, and gives up the lease unless something awaited has arrived."""
     written = record(lease, entries, consume)
     return written._replace(status="suspended", wake_at=wake_at, awaited=addresses(waiting_for), now=now)
 
 
 def finish(
     lease: Lease, status: EndStatus, outcome: bytes, entries: Sequence[Entry], consume: Sequence[int], now: int | None
-) -> Write:
-    """What records, ends the run and tells its parent."""
+) -> RunUpdate:
+    """The write that records, ends the run and notifies its parent."""
     return record(lease, entries, consume)._replace(status=status, outcome=outcome, now=now)
-
-
-def _entries(lease: Lease, entries: Sequence[Entry]) -> list[Entry]:
-    said: dict[int, Entry] = {}
-    for entry in entries:
-        if said.setdefault(entry.seq, entry) != entry:
-            raise refusal_of(lease, f"two different entries have seq {entry.seq}")
-    return list(said.values())
-
-
-def _items(lease: Lease, items: Sequence[Item]) -> list[Item]:
-    said: dict[str, Item] = {}
-    for item in items:
-        if said.setdefault(item_place(item), item) != item:
-            raise refusal_of(lease, f"stream {item.stream!r} gets two different items {item.n}")
-    return list(said.values())
-
-
-def refusal_of(lease: Lease, reason: str) -> PersistenceError:
-    return PersistenceError(f"run {lease.run_id!r}", f"{reason}; nothing was written")
 
 
 def stem_for(db: Collections, lease: Lease) -> str:
@@ -149,14 +137,16 @@ def fence(db: Collections, lease: Lease) -> Document:
     return {"_id": db.key(lease.run_id), "epoch": lease.epoch, "token": lease.token}
 
 
-async def write_one(db: Collections, write: Write, moves: int | None = None, session: AsyncClientSession | None = None) -> Any:
+async def write_one(
+    db: Collections, write: RunUpdate, moves: int | None = None, session: AsyncClientSession | None = None
+) -> Any:
     return await db.runs.find_one_and_update(
         condition_of(db, write, moves), pipeline_of(db, write), projection=ANSWER, return_document=True, session=session
     )
 
 
-def condition_of(db: Collections, write: Write, moves: int | None) -> Document:
-    """When to write: the fence, and that nothing is in the way. With `moves` the collections were looked into."""
+def condition_of(db: Collections, write: RunUpdate, moves: int | None) -> Document:
+    """The fence, and that the write meets nothing unusual. With `moves` the other collections were read."""
     condition = fence(db, write.lease)
     if write.entries:
         seqs = [entry.seq for entry in write.entries]
@@ -170,39 +160,39 @@ def condition_of(db: Collections, write: Write, moves: int | None) -> Document:
         condition["inbox.seq"] = {"$all": list(write.consume)}
     if write.moved:
         condition["consumed"] = {"$nin": list(write.moved)}
-    condition |= _may_close(write)
-    return condition if moves is None else _looked_up(condition, moves)
+    condition |= _close_condition(write)
+    return condition if moves is None else _without_lookups(condition, moves)
 
 
-def _may_close(write: Write) -> Document:
+def _close_condition(write: RunUpdate) -> Document:
     if write.is_end:
-        return {"$or": _NOBODY_TO_TELL}
+        return {"$or": _NO_PARENT}
     if not write.awaited:
         return {}
     is_awaited = {"is_consumed": False, "address": {"$in": list(write.awaited)}, "seq": {"$nin": list(write.consume)}}
     return {"inbox": {"$not": {"$elemMatch": is_awaited}}, "moved_waiting": 0}
 
 
-def _looked_up(condition: Document, moves: int) -> Document:
+def _without_lookups(condition: Document, moves: int) -> Document:
     known = {"steps_top", "items_top", "moved_waiting", "$or"}
     return {name: wanted for name, wanted in condition.items() if name not in known} | {"moves": moves}
 
 
-def pipeline_of(db: Collections, write: Write) -> list[Expression]:
+def pipeline_of(db: Collections, write: RunUpdate) -> list[Expression]:
     changes: dict[str, Expression] = {
         "last_write": write.mark,
-        **_appending(db, write),
-        **_consuming(write),
-        **spilling(*write.payloads),
+        **_append_changes(db, write),
+        **_consume_changes(write),
+        **spilled_flag(*write.payloads),
     }
     if write.status == "suspended":
-        changes |= _sleeping(write)
+        changes |= _suspend_changes(write)
     elif write.status is not None:
-        changes |= _ending(db, write)
+        changes |= _end_changes(db, write)
     return [{"$set": changes}]
 
 
-def _appending(db: Collections, write: Write) -> dict[str, Expression]:
+def _append_changes(db: Collections, write: RunUpdate) -> dict[str, Expression]:
     changes: dict[str, Expression] = {"length": plus("length", len(write.entries))} if write.entries else {}
     if write.is_oversize:
         steps_top = max((entry.seq for entry in write.entries), default=0)
@@ -210,23 +200,23 @@ def _appending(db: Collections, write: Write) -> dict[str, Expression]:
         tops = {"steps_top": {"$max": ["$steps_top", steps_top]}, "items_top": {"$max": ["$items_top", items_top]}}
         return {**changes, **tops, "moves": plus("moves", 1), "is_spilled": True}
     if write.entries:
-        changes["tail"] = appended("tail", entry_documents(db, write))
+        changes["tail"] = append_to("tail", entry_documents(db, write))
     if write.items:
-        changes["items"] = appended("items", item_documents(db, write))
+        changes["items"] = append_to("items", item_documents(db, write))
     return changes | ({"weight": plus("weight", write.weight)} if write.weight else {})
 
 
-def entry_documents(db: Collections, write: Write) -> list[Document]:
+def entry_documents(db: Collections, write: RunUpdate) -> list[Document]:
     stem = stem_for(db, write.lease)
-    return [with_aside(stem, entry_document(entry)) for entry in write.entries]
+    return [with_reference(stem, entry_document(entry)) for entry in write.entries]
 
 
-def item_documents(db: Collections, write: Write) -> list[Document]:
+def item_documents(db: Collections, write: RunUpdate) -> list[Document]:
     stem = stem_for(db, write.lease)
-    return [with_aside(stem, item_document(item)) for item in write.items]
+    return [with_reference(stem, item_document(item)) for item in write.items]
 
 
-def _consuming(write: Write) -> dict[str, Expression]:
+def _consume_changes(write: RunUpdate) -> dict[str, Expression]:
     changes: dict[str, Expression] = {}
     if write.consume:
         is_consumed = {"$or": ["$$this.is_consumed", {"$in": ["$$this.seq", list(write.consume)]}]}
@@ -234,21 +224,21 @@ def _consuming(write: Write) -> dict[str, Expression]:
             "$map": {"input": "$inbox", "in": {"$mergeObjects": ["$$this", {"is_consumed": is_consumed}]}},
         }
     if write.moved:
-        changes["consumed"] = appended("consumed", write.moved)
+        changes["consumed"] = append_to("consumed", write.moved)
         changes["moved_waiting"] = plus("moved_waiting", -len(write.moved))
     return changes
 
 
-def _sleeping(write: Write) -> dict[str, Expression]:
+def _suspend_changes(write: RunUpdate) -> dict[str, Expression]:
     now = instant(write.now)
     wake_at = either("$cancel_requested", {"$min": [literal(write.wake_at), now]}, literal(write.wake_at))
-    sleeping = {"status": "suspended", "wake_at": wake_at, "attempts": 0, "updated_at": now, "closed_by": write.mark}
-    return freed(**sleeping, waiting_for=literal(list(write.awaited)))
+    suspended = {"status": "suspended", "wake_at": wake_at, "attempts": 0, "updated_at": now, "closed_by": write.mark}
+    return lease_columns(**suspended, waiting_for=literal(list(write.awaited)))
 
 
-def _ending(db: Collections, write: Write) -> dict[str, Expression]:
-    outcome = column(stem_for(db, write.lease), write.outcome)
+def _end_changes(db: Collections, write: RunUpdate) -> dict[str, Expression]:
+    outcome = inline_or_reference(stem_for(db, write.lease), write.outcome)
     ended = {"status": write.status, "wake_at": None, "updated_at": instant(write.now), "closed_by": write.mark}
     has_parent = {"$and": [{"$ne": ["$parent_id", None]}, {"$ne": ["$parent_key", None]}]}
-    told = {"parent_notified": {"$or": ["$parent_notified", has_parent]}}
-    return freed(**ended, **told, outcome=literal(outcome))
+    notified = {"parent_notified": {"$or": ["$parent_notified", has_parent]}}
+    return lease_columns(**ended, **notified, outcome=literal(outcome))

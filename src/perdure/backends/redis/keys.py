@@ -1,9 +1,9 @@
 """The keys of a namespace, all of them in one slot.
 
 Every key of one stem and prefix begins with the same hash tag, `{stem:prefix}`, so all of a namespace lies in one slot of a
-cluster and every verb, also one that touches many runs (claim, list, purge, a child that tells its parent), is one script. A
-namespace is therefore as large as one node; several prefixes spread over a cluster. What is text of the user stands at the end of
-a key or is percent-encoded, and is never read as a pattern.
+cluster and every verb, also one that touches many runs (claim, list, purge, a child that notifies its parent), is one script. A
+namespace is therefore as large as one node; several prefixes spread over a cluster. Text of the user stands at the end of a key
+or is percent-encoded, and is never read as a pattern.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Keys:
         self.channel = f"{self.root}:changed"
 
     def mark(self, call: str) -> str:
-        """Where a script leaves for a while what it did in this call."""
+        """Where a script keeps for a minute what it did in this call."""
         return f"{self.root}:call:{call}"
 
     def of(self, run_id: str, *parts: str) -> list[str]:

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from perdure.backends.base.new_runs import restored_row
-from perdure.backends.redis.rows import run_from
-from perdure.errors import LeaseHeld, PersistenceError, RunFinished, RunNotFound
-from perdure.model.records import Pulse, RunInfo, RunRow, Signal
+from perdure.backends.redis.rows import run_from, signal_from
+from perdure.errors import LeaseHeld, LeaseLost, PersistenceError, RunFinished, RunNotFound
+from perdure.model.records import Lease, Pulse, RunInfo, RunRow, Signal
 
 
-def checked(reply: list[Any], run_id: str) -> list[Any]:
+def check_reply(reply: list[Any], run_id: str) -> list[Any]:
     """The reply, unless it says that the verb was refused."""
     said = reply[0]
     if said == b"missing":
@@ -27,8 +27,20 @@ def checked(reply: list[Any], run_id: str) -> list[Any]:
     return reply
 
 
+def check_holder(reply: list[Any], lease: Lease) -> list[Any]:
+    """The reply to the holder of a lease, unless it says that the lease is lost or the verb was refused."""
+    if reply[0] == b"lost":
+        raise LeaseLost(lease.run_id, lease.epoch)
+    return check_reply(reply, lease.run_id)
+
+
+def arrived_from(reply: Sequence[Any]) -> list[Signal]:
+    """The awaited inbox rows that kept a run from being suspended."""
+    return [signal_from(stored) for stored in reply[1]] if reply[0] == b"arrived" else []
+
+
 def row_from(flat: Sequence[bytes]) -> RunRow:
-    """The run of a reply that always has one."""
+    """The row of a reply that always has one."""
     row = run_from(flat)
     if row is None:
         raise ValueError("a script gave an empty run")
@@ -36,7 +48,7 @@ def row_from(flat: Sequence[bytes]) -> RunRow:
 
 
 def pulse_from(reply: Sequence[bytes]) -> Pulse:
-    """What the holder is told."""
+    """What a record or a renewal answers to the holder."""
     return Pulse(int(reply[1]), reply[2] == b"1")
 
 
@@ -47,9 +59,9 @@ def line_from(line: Sequence[bytes]) -> RunInfo:
 
 
 def to_restore(run: RunRow, inbox: Sequence[Signal]) -> tuple[RunRow, str]:
-    """The row that `restore` writes but for what only the server knows, and when it wakes: never, due, now or as given.
+    """The row that `restore` writes, without the columns that only the server knows, and its wake mode: never, due, now or given.
 
-    The second half is `restored_row` in words: what it decides by the present instant is decided by the server's.
+    The mode says in a word what `restored_row` decides by the present instant, because here the server's clock decides it.
     """
     row = restored_row(run, inbox, None, 0)
     if row.ended or row.lacks_input:

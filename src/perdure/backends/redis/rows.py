@@ -1,12 +1,13 @@
-"""What is stored, as the contract's values, and back.
+"""The contract's values as they are stored, and back.
 
-Columns are text or bytes under their own names; None is absence. An entry begins with the numbers that a script may have to
-write by itself (`seq:epoch:started_at:ended_at:`), an inbox row with the lengths of its parts; the rest is opaque to scripts.
+A run's columns are text or bytes under their own names; a column that is None is absent. An entry begins with the numbers that
+a script may have to write by itself (`seq:epoch:started_at:ended_at:`), an inbox row with the lengths of its parts; the rest is
+opaque to scripts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -27,7 +28,7 @@ _N_DIGITS: Final = 20
 
 
 class _EntryRest(msgspec.Struct, frozen=True, array_like=True):
-    """What scripts need not know of an entry."""
+    """The part of an entry that scripts do not read."""
 
     key: str
     phase: Phase
@@ -40,7 +41,7 @@ class _EntryRest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _ScheduleRest(msgspec.Struct, frozen=True, array_like=True):
-    """What scripts need not know of a schedule."""
+    """The part of a schedule that scripts do not read."""
 
     workflow: str
     spec: str
@@ -53,14 +54,14 @@ _entry_rest: Final = msgspec.msgpack.Decoder(_EntryRest)
 _schedule_rest: Final = msgspec.msgpack.Decoder(_ScheduleRest)
 
 
-def counted(values: Sequence[Arg]) -> list[Arg]:
-    """A list as `take_list` in prelude.lua reads it."""
+def as_list(values: Sequence[Arg]) -> list[Arg]:
+    """The values after their number, as `take_list` in prelude.lua reads a list."""
     return [len(values), *values]
 
 
-def all_counted(lists: Iterable[Sequence[Arg]]) -> list[Arg]:
+def as_lists(lists: Iterable[Sequence[Arg]]) -> list[Arg]:
     """Several lists, one after the other."""
-    return [part for one in lists for part in counted(one)]
+    return [part for one in lists for part in as_list(one)]
 
 
 def optional(value: Arg | None) -> Arg:
@@ -69,16 +70,16 @@ def optional(value: Arg | None) -> Arg:
 
 
 def pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """A hash as Redis gives it, pair by pair."""
+    """The names and values of a hash, which Redis gives as one flat list."""
     values = iter(flat)
     return zip(values, values, strict=True)
 
 
-def _framed(texts: Iterable[str]) -> bytes:
+def _frame(texts: Iterable[str]) -> bytes:
     return b"".join(b"%d:%b" % (len(text), text) for text in map(str.encode, texts))
 
 
-def _unframed(data: bytes) -> list[str]:
+def _unframe(data: bytes) -> list[str]:
     texts: list[str] = []
     while data:
         length, _, data = data.partition(b":")
@@ -88,17 +89,17 @@ def _unframed(data: bytes) -> list[str]:
 
 
 def awaited_bytes(waiting_for: Iterable[Awaited]) -> bytes:
-    """What a run waits for."""
-    return _framed(text for awaited in waiting_for for text in (awaited.kind, awaited.name))
+    """What a run waits for, as it is stored."""
+    return _frame(text for awaited in waiting_for for text in (awaited.kind, awaited.name))
 
 
 def _awaited_from(data: bytes) -> tuple[Awaited, ...]:
-    texts = iter(_unframed(data))
+    texts = iter(_unframe(data))
     return tuple(Awaited(kind, name) for kind, name in zip(texts, texts, strict=True))  # type: ignore[arg-type]  # as written
 
 
 def columns_of(run: NewRun) -> list[Arg]:
-    """The columns that are not None or false, each after its name."""
+    """The columns that are neither None nor false, each after its name."""
     columns: list[Arg] = []
     for name, value in msgspec.structs.asdict(run).items():
         stored = awaited_bytes(value) if name == "waiting_for" else 1 if value is True else value
@@ -108,15 +109,12 @@ def columns_of(run: NewRun) -> list[Arg]:
 
 
 def run_from(flat: Sequence[bytes]) -> RunRow | None:
-    """The run of a hash with its columns, or None when there is none."""
+    """The run that is stored in these columns, or None when there are no columns."""
     stored = {name.decode(): value for name, value in pairs(flat)}
     if not stored:
         return None
-    return RunRow(**{name: _column(name, stored[name]) for name in RunRow.__struct_fields__ if name in stored}, **_absent(stored))
-
-
-def _absent(stored: Collection[str]) -> dict[str, Any]:
-    return {} if "wake_at" in stored else {"wake_at": None}
+    columns = {name: _column(name, stored[name]) for name in RunRow.__struct_fields__ if name in stored}
+    return RunRow(**({"wake_at": None} | columns))
 
 
 def _column(name: str, value: bytes) -> Any:
@@ -145,7 +143,7 @@ def entries_of(entries: Iterable[Entry]) -> list[Arg]:
 
 
 def entry_from(stored: bytes) -> Entry:
-    """The entry that was stored so."""
+    """The entry of these stored bytes."""
     seq, epoch, started_at, ended_at, data = stored.split(b":", 4)
     rest = _entry_rest.decode(data)
     return Entry(
@@ -175,12 +173,12 @@ def inbox_of(rows: Iterable[Signal]) -> list[Arg]:
 
 
 def dedupes_of(rows: Iterable[Signal]) -> list[Arg]:
-    """Which seq each name and dedupe has."""
-    return [part for row in rows if row.dedupe is not None for part in (_framed((row.name, row.dedupe)), row.seq)]
+    """The seq of each name and dedupe, after both."""
+    return [part for row in rows if row.dedupe is not None for part in (_frame((row.name, row.dedupe)), row.seq)]
 
 
 def signal_from(stored: bytes) -> Signal:
-    """The inbox row that was stored so."""
+    """The inbox row of these stored bytes."""
     seq, kind, length, dedupe_length, data = stored.split(b":", 4)
     end = int(length)
     until = end + max(0, int(dedupe_length))
@@ -199,12 +197,12 @@ def items_of(items: Iterable[Item]) -> list[Arg]:
 
 
 def item_from(stream: str, stored: bytes) -> Item:
-    """The item of the stream that was stored so."""
+    """The item of these stored bytes, which do not name its stream."""
     return Item(stream=stream, n=int(stored[:_N_DIGITS]), payload=stored[_N_DIGITS:])
 
 
 def claim_from(reply: Sequence[Any]) -> Claim:
-    """The claim on a run that a script has leased and gives whole."""
+    """The claim on a run that a script has leased and replied whole."""
     flat, steps, inbox, streams = reply
     run = run_from(flat)
     hidden = dict(pairs(flat))
@@ -227,7 +225,7 @@ def schedule_bytes(schedule: Schedule) -> bytes:
 
 
 def schedule_from(schedule_id: bytes, stored: bytes) -> Schedule:
-    """The schedule that was stored so."""
+    """The schedule of these stored bytes."""
     next_at, _, data = stored.partition(b":")
     rest = _schedule_rest.decode(data)
     return Schedule(
@@ -246,7 +244,7 @@ def limits_text(limits: QueueLimits) -> str:
 
 
 def limits_from(stored: bytes) -> QueueLimits:
-    """The limits that were stored so."""
+    """The limits of this stored text."""
     concurrency, _, key_concurrency = stored.partition(b":")
     return QueueLimits(
         concurrency=int(concurrency) if concurrency else None,

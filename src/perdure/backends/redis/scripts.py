@@ -1,12 +1,15 @@
-"""The Lua scripts: read with the package, known to the server by their hash, sent whole only to a server that knows them not."""
+"""The Lua scripts of the package, and the calls of them. A server knows a script by its hash; the text is sent if it does not."""
 
 from __future__ import annotations
 
 import hashlib
 import pkgutil
-from typing import Final, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final, NamedTuple
 
-# By name: to list a directory is not the import system's business, and not possible in every kind of package.
+from perdure.backends.redis.rows import Arg
+
+# By name: the import system cannot list a directory in every kind of package.
 _NAMES: Final = (
     "acquire",
     "cancel",
@@ -42,7 +45,7 @@ _NAMES: Final = (
 
 
 class Script(NamedTuple):
-    """A script, with what all of them begin with, and the hash by which a server keeps it."""
+    """A script, the prelude included, and the hash by which a server keeps it."""
 
     text: bytes
     sha: str
@@ -61,3 +64,27 @@ def _script(text: bytes) -> Script:
 
 _PRELUDE: Final = _read("prelude")
 SCRIPTS: Final = {name: _script(_PRELUDE + b"\n" + _read(name)) for name in _NAMES}
+
+
+class ScriptCall(NamedTuple):
+    """One call of a script, which a batcher carries. `read` makes the result of the reply, or raises what the reply says."""
+
+    script: Script
+    keys: Sequence[str]
+    args: Sequence[Arg]
+    read: Callable[[Any], Any] = lambda reply: reply
+
+    def command(self, *, is_known: bool) -> tuple[Arg, ...]:
+        """The command to send: with the script's hash or, to a server that does not know it, with its text."""
+        named: tuple[Arg, ...] = ("EVALSHA", self.script.sha) if is_known else ("EVAL", self.script.text)
+        return (*named, len(self.keys), *self.keys, *self.args)
+
+    @property
+    def written_rows(self) -> Sequence[Hashable]:
+        """Any two scripts may share a pipeline: the server runs one after the other."""
+        return ()
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it is on the wire."""
+        return sum(len(arg) for arg in self.args if isinstance(arg, bytes))

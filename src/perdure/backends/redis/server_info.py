@@ -1,7 +1,7 @@
 """What the server is set to do with what it was given: keep it on disk, only in memory, or throw it away.
 
 `INFO` is asked through a script, so that a cluster answers from the node that holds the namespace; `CONFIG`, which managed
-servers often refuse, through the client. What nobody tells counts as the worse case.
+servers often refuse, through the client. What the server does not say counts as the worse case.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from perdure.backends.redis.driver import RedisAddress
 from perdure.errors import PerdureWarning, PersistenceError
 from perdure.store import Durability
 
@@ -19,7 +18,7 @@ FORMAT = "1"
 
 
 class ServerInfo(NamedTuple):
-    """What is known about a server."""
+    """What is known of a server."""
 
     format: str
     append_only: bool
@@ -39,21 +38,21 @@ class ServerInfo(NamedTuple):
 
 
 def server_info_from(format_: bytes, info: Sequence[bytes], fsync: str) -> ServerInfo:
-    """The server_info that these replies tell."""
+    """What these replies say."""
     lines = (line.partition(":") for text in info for line in text.decode(errors="replace").splitlines())
-    told = {name: value.strip() for name, colon, value in lines if colon}
-    maxmemory = told.get("maxmemory", "0")
+    settings = {name: value.strip() for name, colon, value in lines if colon}
+    maxmemory = settings.get("maxmemory", "0")
     return ServerInfo(
         format=format_.decode(),
-        append_only=told.get("aof_enabled") == "1",
+        append_only=settings.get("aof_enabled") == "1",
         fsync=fsync,
-        policy=told.get("maxmemory_policy", ""),
+        policy=settings.get("maxmemory_policy", ""),
         maxmemory=int(maxmemory) if maxmemory.isdecimal() else 0,
     )
 
 
 async def fsync_policy(client: Any) -> str:
-    """When the append-only file is synced, or "" when that varies or nobody tells. Runs on the client's loop."""
+    """When the append-only file is synced, or "" when that varies or is not known. Runs on the client's loop."""
     if await _setting(client, "no-appendfsync-on-rewrite") != "no":
         return ""
     return await _setting(client, "appendfsync")
@@ -65,8 +64,8 @@ async def _setting(client: Any, name: str) -> str:
     except Exception:  # noqa: BLE001 - whatever the reason, it is not known then
         return ""
     # A cluster's client may answer for several nodes, which need not be set alike.
-    told = {_text(value) for value in _leaves(reply)}
-    return told.pop() if len(told) == 1 else ""
+    values = {_text(value) for value in _leaves(reply)}
+    return values.pop() if len(values) == 1 else ""
 
 
 def _leaves(reply: Any) -> list[Any]:
@@ -79,15 +78,13 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def check(server_info: ServerInfo, where: RedisAddress) -> None:
+def check_server(server_info: ServerInfo, label: str) -> None:
     """Warn when a restart loses runs. Raises `PersistenceError` when they would be lost without one."""
     if server_info.format != FORMAT:
-        raise PersistenceError(str(where), f"its runs have layout {server_info.format}, and this version reads layout {FORMAT}")
+        raise PersistenceError(label, f"its runs have layout {server_info.format}, and this version reads layout {FORMAT}")
     if server_info.evicts:
-        raise PersistenceError(
-            str(where),
-            f"maxmemory-policy is {server_info.policy}, which throws runs away when memory is full; set it to noeviction",
-        )
+        reason = f"maxmemory-policy is {server_info.policy}, which throws runs away when memory is full; set it to noeviction"
+        raise PersistenceError(label, reason)
     if not server_info.append_only:
-        message = f"{where} has no append-only file, so a restart of the server loses runs; set appendonly yes"
+        message = f"{label} has no append-only file, so a restart of the server loses runs; set appendonly yes"
         warnings.warn(message, PerdureWarning, stacklevel=2)

@@ -1,13 +1,13 @@
 -- now, id, ttl, token, owner, due_only -> ok and the whole run, nothing, missing or held
 local now, id, length, token, owner, due_only = take_now(), take(), tonumber(take()), take(), take(), take() == '1'
 
-local row = indexed(id)
+local row = indexed_columns(id)
 if not row.status then
   return { 'missing' }
 end
-local held = columns(id, { 'token', 'lease_owner', 'input_hash' })
+local held = columns_of(id, { 'token', 'lease_owner', 'input_hash' })
 if held.token == token then
-  return { 'ok', everything(id) } -- the reply to this very call was lost
+  return { 'ok', load_run(id) } -- the reply to this call was lost, and it was sent again
 end
 if ENDED[row.status] then
   return { 'nothing' }
@@ -15,11 +15,11 @@ end
 if row.held == '1' then
   return { 'held', 'an operator; unhold it first' }
 end
-if leased(row, now) then
+if is_leased(row, now) then
   return { 'held', held.lease_owner or 'a live worker' }
 end
-if held.input_hash == '' or (due_only and not due(row, now)) then
+if held.input_hash == '' or (due_only and not is_due(row, now)) then
   return { 'nothing' }
 end
-give(id, row, token, owner, length, now)
-return { 'ok', everything(id) }
+lease_run(id, row, token, owner, length, now)
+return { 'ok', load_run(id) }

@@ -1,7 +1,7 @@
--- now, limit, ttl, token, owner, workflows, whether queues are given, queues -> the earliest instant after now, and whole runs
+-- now, limit, ttl, token, owner, workflows, whether queues are given, queues -> the next wake_at after now, and whole runs
 --
--- Runs that may come due lie in one sorted set by wake_at for each (workflow, queue, priority, limit key). Only groups in which
--- something is due are looked at, and of a group whose queue or key is full no run: the cost does not depend on how many runs
+-- Runs that may come due lie in one sorted set by wake_at for each (workflow, queue, priority, limit key). A claim reads only
+-- groups that have due runs, and skips a group whose queue or limit key is full: its cost does not depend on how many runs
 -- sleep, or wait behind a limit.
 local now, limit, length, token, owner = take_now(), tonumber(take()), tonumber(take()), take(), take()
 local workflows, any_queue, queues = set_of(take_list()), take() == '', set_of(take_list())
@@ -10,8 +10,8 @@ local PAGE = 32
 local function reply(next_wake_at, ids)
   local runs = {}
   for n, id in ipairs(ids) do
-    if redis.call('HGET', key('run', id), 'token') == token .. '-' .. n then
-      runs[#runs + 1] = everything(id)
+    if redis.call('HGET', key_of('run', id), 'token') == token .. '-' .. n then
+      runs[#runs + 1] = load_run(id)
     end
   end
   return { next_wake_at, runs }
@@ -19,7 +19,7 @@ end
 
 local done = recall(token)
 if done then
-  local ids = unframed(done)
+  local ids = unframe(done)
   return reply(table.remove(ids), ids)
 end
 
@@ -31,39 +31,39 @@ for i = 1, #flat, 2 do
 end
 
 local taken = {}
-local function live(members)
+local function count_leased(members)
   if not taken[members] then
     taken[members] = redis.call('ZCOUNT', members, '(' .. int(now), '+inf')
   end
   return taken[members]
 end
 
--- The sets in which a lease of this group is counted, and how many each may have.
-local function rooms(group)
+-- The sets that count a lease of this group, and how many members each may have.
+local function limited_sets(group)
   local limit_ = limits[group.queue] or {}
-  local found = { { key('leased', group.queue), limit_[1] } }
+  local found = { { key_of('leased', group.queue), limit_[1] } }
   if group.limit_key then
-    found[2] = { key('leased_key', framed(group.queue, group.limit_key)), limit_[2] }
+    found[2] = { key_of('leased_key', frame(group.queue, group.limit_key)), limit_[2] }
   end
   return found
 end
 
--- Count one more run in, unless that would be too many.
-local function let_in(group)
-  for _, room in ipairs(group.rooms) do
-    if room[2] and live(room[1]) >= room[2] then
+-- Count one more run, unless the limits forbid it.
+local function take_room(group)
+  for _, limited in ipairs(group.limited_sets) do
+    if limited[2] and count_leased(limited[1]) >= limited[2] then
       return false
     end
   end
-  for _, room in ipairs(group.rooms) do
+  for _, limited in ipairs(group.limited_sets) do
     if limits[group.queue] then
-      taken[room[1]] = live(room[1]) + 1
+      taken[limited[1]] = count_leased(limited[1]) + 1
     end
   end
   return true
 end
 
-local function wanted(parts)
+local function is_wanted(parts)
   return workflows[parts[1]] and (any_queue or queues[parts[2]])
 end
 
@@ -74,10 +74,10 @@ local function before(a, b)
   if a.wake_at ~= b.wake_at then
     return a.wake_at < b.wake_at
   end
-  return less(a.id, b.id)
+  return is_less(a.id, b.id)
 end
 
--- A heap of groups: the one whose first run has its turn is on top.
+-- A heap of groups. On top is the group whose next run comes first by priority, wake_at and id.
 local heap = {}
 
 local function sift_down(at)
@@ -96,7 +96,7 @@ local function sift_down(at)
   end
 end
 
--- Go on to the group's next due run. Nothing is changed before all are picked, so offsets stay good.
+-- Go on to the group's next due run. No run is changed before all are picked, so offsets stay valid.
 local function advance(group)
   group.at = group.at + 2
   if group.at > #group.page then
@@ -108,35 +108,35 @@ local function advance(group)
 end
 
 local next_wake_at = nil
-local function may_wake_at(instant)
+local function note_wake_at(instant)
   if instant and (not next_wake_at or tonumber(instant) < next_wake_at) then
     next_wake_at = tonumber(instant)
   end
 end
 
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', root .. ':wake', '-inf', int(now))) do
-  local parts = unframed(name)
-  if wanted(parts) then
-    local group = { members = key('wake', name), queue = parts[2], priority = tonumber(parts[3]), limit_key = parts[4] }
+  local parts = unframe(name)
+  if is_wanted(parts) then
+    local group = { members = key_of('wake', name), queue = parts[2], priority = tonumber(parts[3]), limit_key = parts[4] }
     group.offset, group.at, group.size, group.page = 0, 1, 1, {}
-    group.rooms = rooms(group)
+    group.limited_sets = limited_sets(group)
     advance(group)
     heap[#heap + 1] = group
-    may_wake_at(redis.call('ZRANGEBYSCORE', group.members, '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
+    note_wake_at(redis.call('ZRANGEBYSCORE', group.members, '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
   end
 end
 for at = math.floor(#heap / 2), 1, -1 do
   sift_down(at)
 end
 
--- Of the groups that sleep, the first that is wanted.
+-- The first of the sleeping groups that the claim may take.
 local offset, sleeping = 0, nil
 repeat
   sleeping = redis.call('ZRANGEBYSCORE', root .. ':wake', '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', offset, PAGE)
   offset = offset + PAGE
   for i = 1, #sleeping, 2 do
-    if wanted(unframed(sleeping[i])) then
-      may_wake_at(sleeping[i + 1])
+    if is_wanted(unframe(sleeping[i])) then
+      note_wake_at(sleeping[i + 1])
       sleeping = {}
       break
     end
@@ -146,7 +146,7 @@ until #sleeping == 0
 local picked = {}
 while #picked < limit and heap[1] do
   local group = heap[1]
-  local is_in = let_in(group)
+  local is_in = take_room(group)
   if is_in then
     picked[#picked + 1] = group.id
   end
@@ -158,14 +158,14 @@ while #picked < limit and heap[1] do
 end
 
 for n, id in ipairs(picked) do
-  give(id, indexed(id), token .. '-' .. n, owner, length, now)
+  lease_run(id, indexed_columns(id), token .. '-' .. n, owner, length, now)
 end
 local next_ = next_wake_at and int(next_wake_at) or ''
 if #picked > 0 then
   local names = {}
   for n, id in ipairs(picked) do
-    names[n] = framed(id)
+    names[n] = frame(id)
   end
-  remember(token, table.concat(names) .. framed(next_))
+  remember(token, table.concat(names) .. frame(next_))
 end
 return reply(next_, picked)

@@ -10,10 +10,10 @@ for i = 1, #given, 2 do
   new[given[i]] = given[i + 1]
 end
 
-local found = columns(id, { 'workflow', 'input_hash', 'status', 'cancel_requested', 'parent_id', 'call' })
+local found = columns_of(id, { 'workflow', 'input_hash', 'status', 'cancel_requested', 'parent_id', 'call' })
 if found.status then
   if found.call == token then
-    return { 'new', everything(id) } -- the reply to this very call was lost
+    return { 'new', load_run(id) } -- the reply to this call was lost, and it was sent again
   end
   if found.input_hash == '' and (found.workflow == '' or found.workflow == new.workflow) then
     local changes = { updated_at = int(now) }
@@ -30,10 +30,10 @@ if found.status then
     else
       changes.wake_at = new.start_at
     end
-    change(id, indexed(id), changes)
-    tell()
+    change_run(id, indexed_columns(id), changes)
+    publish_change()
   end
-  return { 'found', { redis.call('HGETALL', key('run', id)) } }
+  return { 'found', { redis.call('HGETALL', key_of('run', id)) } }
 end
 
 local function with(name, value)
@@ -46,9 +46,9 @@ with('wake_at', new.start_at or int(now))
 with('created_at', created_at ~= '' and created_at or int(now))
 with('updated_at', int(now))
 with('call', token)
-put(id, given, entries, inbox, dedupes)
+insert_run(id, given, entries, inbox, dedupes)
 if length ~= '' then
-  give(id, indexed(id), token, owner, tonumber(length), now)
+  lease_run(id, indexed_columns(id), token, owner, tonumber(length), now)
 end
-tell()
-return { 'new', everything(id) }
+publish_change()
+return { 'new', load_run(id) }

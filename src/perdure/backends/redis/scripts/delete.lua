@@ -1,8 +1,8 @@
 -- call, id
 local call, id = take(), take()
 if not recall(call) then
-  remove(id)
+  delete_run(id)
   remember(call, '')
-  tell()
+  publish_change()
 end
 return { 'ok' }

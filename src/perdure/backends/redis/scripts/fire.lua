@@ -1,4 +1,4 @@
--- now, call, schedule id, expected_at, next_at or '', run id, columns -> ok or gone
+-- now, call, schedule id, expected_at, next_at or '', run id, columns -> ok or stale
 local now, call, schedule, expected_at, next_at, id, given = take_now(), take(), take(), take(), take(), take(), take_list()
 local stored = redis.call('HGET', root .. ':schedules', schedule)
 if recall(call) then
@@ -6,10 +6,10 @@ if recall(call) then
 end
 local at, rest = string.match(stored or '', '^(%-?%d*)(:.*)$')
 if at ~= expected_at then
-  return { 'gone' }
+  return { 'stale' }
 end
 redis.call('HSET', root .. ':schedules', schedule, next_at .. rest)
-if redis.call('EXISTS', key('run', id)) == 0 then
+if redis.call('EXISTS', key_of('run', id)) == 0 then
   local start_at = int(now)
   for i = 1, #given, 2 do
     if given[i] == 'start_at' then
@@ -19,8 +19,8 @@ if redis.call('EXISTS', key('run', id)) == 0 then
   for _, text in ipairs({ 'status', 'pending', 'wake_at', start_at, 'created_at', int(now), 'updated_at', int(now) }) do
     given[#given + 1] = text
   end
-  put(id, given, {}, {}, {})
+  insert_run(id, given, {}, {}, {})
 end
 remember(call, '')
-tell()
+publish_change()
 return { 'ok' }

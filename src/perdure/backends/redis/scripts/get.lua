@@ -1,2 +1,2 @@
 -- id -> columns
-return redis.call('HGETALL', key('run', take()))
+return redis.call('HGETALL', key_of('run', take()))

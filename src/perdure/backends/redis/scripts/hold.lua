@@ -1,11 +1,11 @@
 -- id, whether to hold -> ok or missing
 local id, held = take(), take()
-local row = indexed(id)
+local row = indexed_columns(id)
 if not row.status then
   return { 'missing' }
 end
-change(id, row, { held = held == '1' and '1' or NONE })
+change_run(id, row, { held = held == '1' and '1' or NONE })
 if held ~= '1' then
-  tell()
+  publish_change()
 end
 return { 'ok' }

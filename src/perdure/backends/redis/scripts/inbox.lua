@@ -1,2 +1,2 @@
 -- id, after -> unconsumed rows
-return redis.call('ZRANGEBYSCORE', key('inbox', take()), '(' .. take(), '+inf')
+return redis.call('ZRANGEBYSCORE', key_of('inbox', take()), '(' .. take(), '+inf')

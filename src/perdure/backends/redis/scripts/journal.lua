@@ -1,2 +1,2 @@
 -- id, after -> entries
-return redis.call('ZRANGEBYSCORE', key('steps', take()), '(' .. take(), '+inf')
+return redis.call('ZRANGEBYSCORE', key_of('steps', take()), '(' .. take(), '+inf')

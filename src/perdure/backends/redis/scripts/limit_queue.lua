@@ -1,4 +1,4 @@
 -- queue, concurrency or nothing, a colon, key_concurrency or nothing
 redis.call('HSET', root .. ':limits', take(), take())
-tell()
+publish_change()
 return { 'ok' }

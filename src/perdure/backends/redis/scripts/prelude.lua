@@ -1,12 +1,12 @@
--- What every script begins with. KEYS[1] is the namespace's root, `{stem:prefix}`: a hash tag, so that every key that is made
--- from it lies in the same slot. Runs that a script finds by itself (in claim, purge, or as a parent) have their keys made here;
--- those that the caller knows are declared besides.
+-- The prelude of every script. KEYS[1] is the namespace's root, `{stem:prefix}`: a hash tag, so every key that is made from it
+-- lies in the same slot. The keys of runs that a script finds by itself (in claim, purge, or as a parent) are made here; the
+-- caller declares the keys of the runs that it names.
 --
 -- A run is a hash `run` of its columns (a column that is absent is None), and beside it: `steps` (sorted set, score = seq),
 -- `inbox` (sorted set of the unconsumed rows, score = seq), `consumed` (set of seqs), `dedupes` (hash: name and dedupe -> seq),
 -- `items` (sorted set in byte order: stream, n, payload) and `streams` (hash: stream -> length).
 --
--- Numbers are doubles in Lua, exact up to 2^53 microseconds (the year 2255). Columns that a script only passes on stay text.
+-- Lua numbers are doubles, exact up to 2^53 microseconds (the year 2255). Columns that a script only passes on stay text.
 
 local root = KEYS[1]
 local NONE = {}
@@ -43,8 +43,8 @@ local function int(number)
   return string.format('%.0f', number)
 end
 
--- By bytes: Lua compares text by the server's locale.
-local function less(a, b)
+-- Compares bytes: Lua compares text by the server's locale.
+local function is_less(a, b)
   for i = 1, math.min(#a, #b) do
     local x, y = string.byte(a, i), string.byte(b, i)
     if x ~= y then
@@ -54,19 +54,19 @@ local function less(a, b)
   return #a < #b
 end
 
--- By the number, then by the id, of a list whose members begin with both.
+-- Sorts by number, then by id. Each member of the list begins with both.
 local function in_order(a, b)
   if a[1] ~= b[1] then
     return a[1] < b[1]
   end
-  return less(a[2], b[2])
+  return is_less(a[2], b[2])
 end
 
-local function key(kind, name)
+local function key_of(kind, name)
   return root .. ':' .. kind .. ':' .. name
 end
 
-local function framed(...)
+local function frame(...)
   local parts = {}
   for i, text in ipairs({ ... }) do
     parts[i] = #text .. ':' .. text
@@ -74,7 +74,7 @@ local function framed(...)
   return table.concat(parts)
 end
 
-local function unframed(text)
+local function unframe(text)
   local parts, at = {}, 1
   while at <= #text do
     local length, from = string.match(text, '^(%d+):()', at)
@@ -84,8 +84,8 @@ local function unframed(text)
   return parts
 end
 
-local function columns(id, names)
-  local values = redis.call('HMGET', key('run', id), unpack(names))
+local function columns_of(id, names)
+  local values = redis.call('HMGET', key_of('run', id), unpack(names))
   local row = {}
   for i, name in ipairs(names) do
     row[name] = values[i] or nil
@@ -93,20 +93,20 @@ local function columns(id, names)
   return row
 end
 
-local function indexed(id)
-  return columns(id, INDEXED)
+local function indexed_columns(id)
+  return columns_of(id, INDEXED)
 end
 
--- The group in which a run may come due, or nil: runs that are alike to a claim, also in the limits that hold for them.
+-- The group in which the run comes due, or nil. To a claim all runs of a group are alike: the same filter and limits hold.
 local function wake_group(row)
   if row.wake_at and row.held ~= '1' then
-    return framed(row.workflow, row.queue, row.priority, row.limit_key)
+    return frame(row.workflow, row.queue, row.priority, row.limit_key)
   end
 end
 
--- `wake` has for each group the instant at which its first run comes due, so that groups which sleep cost a claim nothing.
-local function tell_first(group)
-  local first = redis.call('ZRANGE', key('wake', group), 0, 0, 'WITHSCORES')
+-- The sorted set `wake` has for each group the instant at which its first run comes due, so a claim skips sleeping groups.
+local function update_first_wake(group)
+  local first = redis.call('ZRANGE', key_of('wake', group), 0, 0, 'WITHSCORES')
   if first[1] then
     redis.call('ZADD', root .. ':wake', first[2], group)
   else
@@ -116,41 +116,41 @@ end
 
 local function move_wake(id, from, to, wake_at)
   if from and from ~= to then
-    redis.call('ZREM', key('wake', from), id)
-    tell_first(from)
+    redis.call('ZREM', key_of('wake', from), id)
+    update_first_wake(from)
   end
   if to then
-    redis.call('ZADD', key('wake', to), wake_at, id)
-    tell_first(to)
+    redis.call('ZADD', key_of('wake', to), wake_at, id)
+    update_first_wake(to)
   end
 end
 
 local function list_group(row)
-  return row.status and framed(row.workflow, row.status)
+  return row.status and frame(row.workflow, row.status)
 end
 
 local function move_list(id, from, to, updated_at)
   if from and from ~= to then
-    redis.call('ZREM', key('list', from), id)
-    if redis.call('EXISTS', key('list', from)) == 0 then
+    redis.call('ZREM', key_of('list', from), id)
+    if redis.call('EXISTS', key_of('list', from)) == 0 then
       redis.call('SREM', root .. ':list', from)
     end
   end
   -- Negative, so that the last changed comes first and ties are in the order of their ids.
-  if to and redis.call('ZADD', key('list', to), int(-tonumber(updated_at)), id) == 1 then
+  if to and redis.call('ZADD', key_of('list', to), int(-tonumber(updated_at)), id) == 1 then
     redis.call('SADD', root .. ':list', to)
   end
 end
 
--- The sets in which the run's lease is counted.
+-- The sets that count the run's lease.
 local function lease_sets(row)
   if not row.lease_until then
     return {}
   end
-  return { key('leased', row.queue), row.limit_key and key('leased_key', framed(row.queue, row.limit_key)) or nil }
+  return { key_of('leased', row.queue), row.limit_key and key_of('leased_key', frame(row.queue, row.limit_key)) or nil }
 end
 
--- Have the run found by the columns of `after` instead of those of `before`; either may be empty.
+-- Move the run in all indexes from the columns of `before` to those of `after`. Either may be empty.
 local function reindex(id, before, after)
   move_list(id, list_group(before), list_group(after), after.updated_at)
   move_wake(id, wake_group(before), wake_group(after), after.wake_at)
@@ -162,8 +162,8 @@ local function reindex(id, before, after)
   end
 end
 
-local function store(id, changes)
-  local run = key('run', id)
+local function store_columns(id, changes)
+  local run = key_of('run', id)
   for name, value in pairs(changes) do
     if value == NONE then
       redis.call('HDEL', run, name)
@@ -173,13 +173,13 @@ local function store(id, changes)
   end
 end
 
--- Change columns and the indexes with them. `row` has the indexed columns, and then those of the changed run.
-local function change(id, row, changes)
+-- Change columns and the indexes with them. `row` has the indexed columns, and afterwards those of the changed run.
+local function change_run(id, row, changes)
   local before = {}
   for _, name in ipairs(INDEXED) do
     before[name] = row[name]
   end
-  store(id, changes)
+  store_columns(id, changes)
   for name, value in pairs(changes) do
     if value == NONE then
       row[name] = nil
@@ -191,25 +191,25 @@ local function change(id, row, changes)
 end
 
 -- Give up the lease and stop waiting, in one change with `changes`.
-local function free(id, row, changes)
+local function release_lease(id, row, changes)
   for _, name in ipairs({ 'token', 'lease_owner', 'lease_until', 'waiting_for' }) do
     changes[name] = changes[name] or NONE
   end
-  change(id, row, changes)
+  change_run(id, row, changes)
 end
 
-local function leased(row, now)
+local function is_leased(row, now)
   return row.lease_until and tonumber(row.lease_until) > now
 end
 
-local function due(row, now)
+local function is_due(row, now)
   return row.wake_at and tonumber(row.wake_at) <= now
 end
 
--- Make it due, without losing its place in the line when it is due already.
-local function wake(id, row, now)
-  if not due(row, now) then
-    change(id, row, { wake_at = int(now) })
+-- Make the run due. A run that is due already keeps its place in the order.
+local function wake_run(id, row, now)
+  if not is_due(row, now) then
+    change_run(id, row, { wake_at = int(now) })
   end
 end
 
@@ -217,93 +217,94 @@ local function next_epoch(row, now)
   return int(math.max(tonumber(row.epoch or '0') + 1, now))
 end
 
-local function everything(id)
+local function load_run(id)
   return {
-    redis.call('HGETALL', key('run', id)),
-    redis.call('ZRANGE', key('steps', id), 0, -1),
-    redis.call('ZRANGE', key('inbox', id), 0, -1),
-    redis.call('HGETALL', key('streams', id)),
+    redis.call('HGETALL', key_of('run', id)),
+    redis.call('ZRANGE', key_of('steps', id), 0, -1),
+    redis.call('ZRANGE', key_of('inbox', id), 0, -1),
+    redis.call('HGETALL', key_of('streams', id)),
   }
 end
 
--- Lease the run, whoever had it before, and count the attempt.
-local function give(id, row, token, owner, length, now)
-  local counted = columns(id, { 'epoch', 'attempts', 'claimed_length' })
-  local journal = redis.call('ZCARD', key('steps', id))
+-- Lease the run, whether or not it was leased before, and count the attempt.
+local function lease_run(id, row, token, owner, length, now)
+  local counted = columns_of(id, { 'epoch', 'attempts', 'claimed_length' })
+  local journal = redis.call('ZCARD', key_of('steps', id))
   local grew = journal > tonumber(counted.claimed_length or '0')
   local until_ = int(now + length)
-  change(id, row, {
+  change_run(id, row, {
     status = 'running', wake_at = until_, lease_until = until_, lease_owner = owner, token = token, waiting_for = NONE,
     epoch = next_epoch(counted, now), attempts = grew and '1' or int(tonumber(counted.attempts or '0') + 1),
     claimed_length = int(journal), updated_at = int(now),
   })
 end
 
--- The run's indexed columns, if this lease is its current one. An expired lease that nobody took over still is.
-local function fenced(id, epoch, token)
-  local held = columns(id, { 'epoch', 'token' })
+-- Whether this lease is the run's current one. An expired lease that was not taken over is still current.
+local function is_fenced(id, epoch, token)
+  local held = columns_of(id, { 'epoch', 'token' })
   return held.token == token and held.epoch == epoch
 end
 
 local function pulse(id)
-  local told = columns(id, { 'inbox_seq', 'cancel_requested' })
-  return { 'ok', told.inbox_seq or '0', told.cancel_requested or '0' }
+  local row = columns_of(id, { 'inbox_seq', 'cancel_requested' })
+  return { 'ok', row.inbox_seq or '0', row.cancel_requested or '0' }
 end
 
-local function place(stream, n)
-  return framed(stream) .. string.format('%020.0f', n)
+local function item_prefix(stream, n)
+  return frame(stream) .. string.format('%020.0f', n)
 end
 
 local function item_at(id, stream, n)
-  local found = redis.call('ZRANGEBYLEX', key('items', id), '[' .. place(stream, n), '(' .. place(stream, n + 1), 'LIMIT', 0, 1)
+  local from, to = '[' .. item_prefix(stream, n), '(' .. item_prefix(stream, n + 1)
+  local found = redis.call('ZRANGEBYLEX', key_of('items', id), from, to, 'LIMIT', 0, 1)
   return found[1]
 end
 
--- What keeps this from being recorded, or nil.
+-- The refusal of a record that contradicts what is there, or nil.
 local function contradiction(id, entries, consume, items)
   local said = {}
   for i = 1, #entries, 2 do
     local seq, entry = entries[i], entries[i + 1]
-    local there = said[seq] or redis.call('ZRANGEBYSCORE', key('steps', id), seq, seq)[1] or entry
+    local there = said[seq] or redis.call('ZRANGEBYSCORE', key_of('steps', id), seq, seq)[1] or entry
     if there ~= entry then
       return { 'refused', 'something else is recorded under seq ' .. seq .. ' already' }
     end
     said[seq] = entry
   end
   for _, seq in ipairs(consume) do
-    if redis.call('ZCOUNT', key('inbox', id), seq, seq) == 0 and redis.call('SISMEMBER', key('consumed', id), seq) == 0 then
+    if redis.call('ZCOUNT', key_of('inbox', id), seq, seq) == 0 and redis.call('SISMEMBER', key_of('consumed', id), seq) == 0 then
       return { 'refused', 'its inbox has no row ' .. seq .. ' to consume' }
     end
   end
   local shown = {}
   for i = 1, #items, 3 do
     local stream, n = items[i], tonumber(items[i + 1])
-    local item = place(stream, n) .. items[i + 2]
-    local there = shown[place(stream, n)] or item_at(id, stream, n) or item
+    local item = item_prefix(stream, n) .. items[i + 2]
+    local there = shown[item_prefix(stream, n)] or item_at(id, stream, n) or item
     if there ~= item then
       return { 'refused', 'another item ' .. items[i + 1] .. ' is in that stream already' }
     end
-    shown[place(stream, n)] = item
+    shown[item_prefix(stream, n)] = item
   end
 end
 
--- Everything or nothing; what is there already is left as it is. Gives what keeps it from being recorded, or nil.
+-- Record all of it or nothing. What is there already and equal is left alone. Returns the refusal, or nil.
 local function write(id, entries, consume, items)
   local refusal = contradiction(id, entries, consume, items)
   if refusal then
     return refusal
   end
   for i = 1, #entries, 2 do
-    redis.call('ZADD', key('steps', id), entries[i], entries[i + 1])
+    redis.call('ZADD', key_of('steps', id), entries[i], entries[i + 1])
   end
   for _, seq in ipairs(consume) do
-    if redis.call('ZREMRANGEBYSCORE', key('inbox', id), seq, seq) == 1 then
-      redis.call('SADD', key('consumed', id), seq)
+    if redis.call('ZREMRANGEBYSCORE', key_of('inbox', id), seq, seq) == 1 then
+      redis.call('SADD', key_of('consumed', id), seq)
     end
   end
   for i = 1, #items, 3 do
-    if redis.call('ZADD', key('items', id), 0, place(items[i], tonumber(items[i + 1])) .. items[i + 2]) == 1 then
-      redis.call('HINCRBY', key('streams', id), items[i], 1)
+    if redis.call('ZADD', key_of('items', id), 0, item_prefix(items[i], tonumber(items[i + 1])) .. items[i + 2]) == 1 then
+      redis.call('HINCRBY', key_of('streams', id), items[i], 1)
     end
   end
 end
@@ -315,22 +316,22 @@ end
 
 local function address_of(stored)
   local kind, length, from = string.match(stored, '^%d+:(%a+):(%d+):%-?%d+:()')
-  return framed(kind, string.sub(stored, from, from + tonumber(length) - 1))
+  return frame(kind, string.sub(stored, from, from + tonumber(length) - 1))
 end
 
--- Append to the inbox and wake the run if it waits for just this.
+-- Append to the inbox, and wake the run if it waits for this kind and name.
 local function deliver(id, kind, name, dedupe, payload, now)
-  local seq = redis.call('HINCRBY', key('run', id), 'inbox_seq', 1)
-  redis.call('ZADD', key('inbox', id), seq, inbox_row(seq, kind, name, dedupe, payload))
+  local seq = redis.call('HINCRBY', key_of('run', id), 'inbox_seq', 1)
+  redis.call('ZADD', key_of('inbox', id), seq, inbox_row(seq, kind, name, dedupe, payload))
   if dedupe then
-    redis.call('HSET', key('dedupes', id), framed(name, dedupe), seq)
+    redis.call('HSET', key_of('dedupes', id), frame(name, dedupe), seq)
   end
-  local row = indexed(id)
+  local row = indexed_columns(id)
   if row.status == 'suspended' then
-    local waits = unframed(columns(id, { 'waiting_for' }).waiting_for or '')
+    local waits = unframe(columns_of(id, { 'waiting_for' }).waiting_for or '')
     for i = 1, #waits, 2 do
       if waits[i] == kind and waits[i + 1] == name then
-        wake(id, row, now)
+        wake_run(id, row, now)
         break
       end
     end
@@ -338,60 +339,60 @@ local function deliver(id, kind, name, dedupe, payload, now)
   return seq
 end
 
-local function remove(id)
-  local row = indexed(id)
+local function delete_run(id)
+  local row = indexed_columns(id)
   if not row.status then
     return
   end
   reindex(id, row, {})
   redis.call('ZREM', root .. ':ids', id)
   for _, part in ipairs(PARTS) do
-    redis.call('UNLINK', key(part, id))
+    redis.call('UNLINK', key_of(part, id))
   end
 end
 
--- Write a run that is not there. `pairs_` are its columns; entries and inbox are lists of score and row.
-local function put(id, pairs_, entries, inbox, dedupes)
+-- Write a run that does not exist. `pairs_` are its columns; entries and inbox are lists of score and row.
+local function insert_run(id, pairs_, entries, inbox, dedupes)
   for i = 1, #pairs_, 2 do
-    redis.call('HSET', key('run', id), pairs_[i], pairs_[i + 1])
+    redis.call('HSET', key_of('run', id), pairs_[i], pairs_[i + 1])
   end
   redis.call('ZADD', root .. ':ids', 0, id)
   for i = 1, #entries, 2 do
-    redis.call('ZADD', key('steps', id), entries[i], entries[i + 1])
+    redis.call('ZADD', key_of('steps', id), entries[i], entries[i + 1])
   end
-  redis.call('HSET', key('run', id), 'claimed_length', #entries / 2)
+  redis.call('HSET', key_of('run', id), 'claimed_length', #entries / 2)
   for i = 1, #inbox, 2 do
-    redis.call('ZADD', key('inbox', id), inbox[i], inbox[i + 1])
+    redis.call('ZADD', key_of('inbox', id), inbox[i], inbox[i + 1])
   end
   if #inbox > 0 then
-    redis.call('HSET', key('run', id), 'inbox_seq', inbox[#inbox - 1])
+    redis.call('HSET', key_of('run', id), 'inbox_seq', inbox[#inbox - 1])
   end
   for i = 1, #dedupes, 2 do
-    redis.call('HSET', key('dedupes', id), dedupes[i], dedupes[i + 1])
+    redis.call('HSET', key_of('dedupes', id), dedupes[i], dedupes[i + 1])
   end
-  reindex(id, {}, indexed(id))
+  reindex(id, {}, indexed_columns(id))
 end
 
--- Tell those who watch that something may be due or has ended. Who may not publish still writes; the watchers poll then.
-local function tell()
+-- Publish that a run may be due or has ended. A user without the right to publish can still write; the watchers poll then.
+local function publish_change()
   redis.pcall('PUBLISH', root .. ':changed', '')
 end
 
--- Keep for a while what a call did, under its own name: when its reply is lost and it comes again, it finds this. What takes a
--- lease needs no such mark: the token is one, or (`call` in the row) the name of the call that gave the lease up.
+-- Keep for a minute what a call did, under the call's token: when its reply is lost and the call is sent again, it finds this.
+-- A verb that takes or gives up a lease needs no such mark: the lease's token is one, or the column `call` of the run.
 local function remember(call, text)
-  redis.call('SET', key('call', call), text, 'PX', 60000)
+  redis.call('SET', key_of('call', call), text, 'PX', 60000)
 end
 
 local function recall(call)
-  return redis.call('GET', key('call', call)) or nil
+  return redis.call('GET', key_of('call', call)) or nil
 end
 
--- Every (workflow, status) that some run has, each as the key of its runs and both names.
-local function listed()
+-- Every (workflow, status) that has runs: the key of its runs, and both names.
+local function list_groups()
   local found = {}
   for _, group in ipairs(redis.call('SMEMBERS', root .. ':list')) do
-    found[#found + 1] = { key('list', group), unframed(group) }
+    found[#found + 1] = { key_of('list', group), unframe(group) }
   end
   return found
 end

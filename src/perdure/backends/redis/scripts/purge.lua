@@ -1,7 +1,7 @@
 -- now, age, limit -> how many
 local now, age, limit = take_now(), tonumber(take()), tonumber(take())
 local old = {}
-for _, group in ipairs(listed()) do
+for _, group in ipairs(list_groups()) do
   if ENDED[group[2][2]] then
     local page = redis.call('ZREVRANGEBYSCORE', group[1], '+inf', int(age - now), 'WITHSCORES', 'LIMIT', 0, limit)
     for i = 1, #page, 2 do
@@ -12,6 +12,6 @@ end
 table.sort(old, in_order)
 local number = math.min(limit, #old)
 for n = 1, number do
-  remove(old[n][2])
+  delete_run(old[n][2])
 end
 return number

@@ -1,13 +1,15 @@
 -- now, call, id, epoch, token -> ok or lost
 local now, call, id, epoch, token = take_now(), take(), take(), take(), take()
-local row = columns(id, { 'call', 'attempts' })
+local row = columns_of(id, { 'call', 'attempts' })
 if row.call == call then
   return { 'ok' }
 end
-if not fenced(id, epoch, token) then
+if not is_fenced(id, epoch, token) then
   return { 'lost' }
 end
 local attempts = math.max(0, tonumber(row.attempts or '0') - 1)
-free(id, indexed(id), { status = 'pending', wake_at = int(now), attempts = int(attempts), updated_at = int(now), call = call })
-tell()
+release_lease(id, indexed_columns(id), {
+  status = 'pending', wake_at = int(now), attempts = int(attempts), updated_at = int(now), call = call,
+})
+publish_change()
 return { 'ok' }

@@ -3,8 +3,8 @@ local now, length, leases = take_now(), tonumber(take()), take_list()
 local until_, pulses = int(now + length), {}
 for i = 1, #leases, 3 do
   local id = leases[i]
-  if fenced(id, leases[i + 1], leases[i + 2]) then
-    change(id, indexed(id), { lease_until = until_, wake_at = until_, updated_at = int(now) })
+  if is_fenced(id, leases[i + 1], leases[i + 2]) then
+    change_run(id, indexed_columns(id), { lease_until = until_, wake_at = until_, updated_at = int(now) })
     pulses[#pulses + 1] = pulse(id)
   else
     pulses[#pulses + 1] = { 'lost' }

@@ -3,7 +3,7 @@ local now, call, id, rest = take_now(), take(), take(), take()
 if recall(call) then
   return { 'ok' }
 end
-local row = columns(id, { 'status', 'epoch', 'input_hash' })
+local row = columns_of(id, { 'status', 'epoch', 'input_hash' })
 if not row.status then
   return { 'missing' }
 end
@@ -14,13 +14,13 @@ if not ENDED[row.status] then
   return { 'held', 'whoever drives it: it is ' .. row.status .. ' and has not ended' }
 end
 local epoch = next_epoch(row, now)
-local last = redis.call('ZREVRANGE', key('steps', id), 0, 0, 'WITHSCORES')[2] or '0'
+local last = redis.call('ZREVRANGE', key_of('steps', id), 0, 0, 'WITHSCORES')[2] or '0'
 local seq = int(tonumber(last) + 1)
-redis.call('ZADD', key('steps', id), seq, table.concat({ seq, epoch, int(now), int(now), rest }, ':'))
-free(id, indexed(id), {
+redis.call('ZADD', key_of('steps', id), seq, table.concat({ seq, epoch, int(now), int(now), rest }, ':'))
+release_lease(id, indexed_columns(id), {
   status = 'pending', wake_at = row.input_hash ~= '' and int(now) or NONE, epoch = epoch, attempts = '0', updated_at = int(now),
   outcome = NONE, cancel_requested = NONE, parent_notified = NONE,
 })
 remember(call, '')
-tell()
+publish_change()
 return { 'ok' }

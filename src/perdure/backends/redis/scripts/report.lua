@@ -1,7 +1,7 @@
 -- id, epoch, token, progress -> ok or lost
 local id, epoch, token, progress = take(), take(), take(), take()
-if not fenced(id, epoch, token) then
+if not is_fenced(id, epoch, token) then
   return { 'lost' }
 end
-store(id, { progress = progress })
+store_columns(id, { progress = progress })
 return { 'ok' }

@@ -5,8 +5,8 @@ local given, entries, inbox, dedupes = take_list(), take_list(), take_list(), ta
 if recall(call) then
   return { 'ok' }
 end
-local found = columns(id, { 'status', 'epoch', 'held', 'lease_until', 'lease_owner' })
-if leased(found, now) then
+local found = columns_of(id, { 'status', 'epoch', 'held', 'lease_until', 'lease_owner' })
+if is_leased(found, now) then
   return { 'held', found.lease_owner or 'a live worker' }
 end
 
@@ -21,7 +21,7 @@ if found.status then
 end
 if mode == 'never' then
   row.wake_at = nil
-elseif mode == 'now' or (mode == 'due' and not due(row, now)) then
+elseif mode == 'now' or (mode == 'due' and not is_due(row, now)) then
   row.wake_at = int(now)
 end
 
@@ -30,8 +30,8 @@ for name, value in pairs(row) do
   flat[#flat + 1] = name
   flat[#flat + 1] = value
 end
-remove(id)
-put(id, flat, entries, inbox, dedupes)
+delete_run(id)
+insert_run(id, flat, entries, inbox, dedupes)
 remember(call, '')
-tell()
+publish_change()
 return { 'ok' }

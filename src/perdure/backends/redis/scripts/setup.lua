@@ -1,9 +1,9 @@
--- the layout that this version writes -> the layout that is there, and what the server tells about itself
+-- the layout that this version writes -> the layout that is there, and what the server says of itself
 local format = take()
 redis.call('SET', root .. ':format', format, 'NX')
-local told = {}
+local sections = {}
 for _, section in ipairs({ 'persistence', 'memory' }) do
   local info = redis.pcall('INFO', section)
-  told[#told + 1] = type(info) == 'string' and info or ''
+  sections[#sections + 1] = type(info) == 'string' and info or ''
 end
-return { redis.call('GET', root .. ':format'), told }
+return { redis.call('GET', root .. ':format'), sections }

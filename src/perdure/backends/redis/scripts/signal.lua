@@ -5,12 +5,12 @@ local done = recall(call)
 if done then
   return { 'ok', done }
 end
-local status = columns(id, { 'status' }).status
+local status = columns_of(id, { 'status' }).status
 if not status then
   return { 'missing' }
 end
 if has_dedupe then
-  local first = redis.call('HGET', key('dedupes', id), framed(name, dedupe))
+  local first = redis.call('HGET', key_of('dedupes', id), frame(name, dedupe))
   if first then
     return { 'ok', first }
   end
@@ -20,5 +20,5 @@ if ENDED[status] then
 end
 local seq = int(deliver(id, 'signal', name, has_dedupe and dedupe or nil, payload, now))
 remember(call, seq)
-tell()
+publish_change()
 return { 'ok', seq }

@@ -1,0 +1,72 @@
+"""Hearing from the server that something may be due, and polling where that is impossible.
+
+A listener belongs to one store and lives on the loop of its connections. Changes that were made before it listened were not
+heard, so the watch that starts it returns as soon as it listens, and its caller looks for due runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from typing import Final
+
+from perdure.backends.base.lifecycle import Lifecycle
+
+POLL_EVERY: Final = 1.0
+_END_WITHIN: Final = 5.0
+
+
+class ChangeListener(ABC):
+    """Wakes the watchers of a store. Everything but `is_live` happens on the connections' loop.
+
+    `is_live` says that a change made from now on wakes the watchers. When the connection breaks they are woken once, since a
+    change may have been missed, and the next watch opens another.
+    """
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+        self._starting: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self.is_live = False
+
+    @abstractmethod
+    async def _open(self) -> None:
+        """Return when the server will tell of changes. Raises what the driver raises."""
+
+    @abstractmethod
+    async def _listen(self) -> None:
+        """Wake the watchers at each change, until the connection breaks or `_is_closed`."""
+
+    async def start(self) -> None:
+        """Listen, if that is possible. Many callers may start it at once."""
+        if self.is_live:
+            return
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.ensure_future(self._start())
+        with contextlib.suppress(Exception):  # the watcher polls, and meets the error at its next verb
+            await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
+        await self._open()
+        self._listening = asyncio.ensure_future(self._listen_until_lost())
+        self.is_live = True
+
+    async def _listen_until_lost(self) -> None:
+        try:
+            with contextlib.suppress(Exception):  # the connection broke: the watchers poll
+                await self._listen()
+        finally:
+            self.is_live = False
+            self._lifecycle.wake()
+
+    async def close(self) -> None:
+        """Stop listening. What does not end soon is left alone: it ends with its next reply or its connection."""
+        self._is_closed = True
+        if self._starting is not None:
+            await asyncio.wait([self._starting], timeout=_END_WITHIN)
+        if self._listening is not None:
+            # Until Python 3.12 `wait_for`, by which drivers send, loses a cancellation that comes as it ends: hence `_is_closed`.
+            self._listening.cancel()
+            await asyncio.wait([self._listening], timeout=_END_WITHIN)

@@ -1,0 +1,46 @@
+"""Which database a Redis URL or client names. No text of a URL reaches an error or a repr, except host, port and database."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from perdure.backends.base.address import parse_server_url
+
+URL_FORMS: Final = "redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/socket"
+_SCHEMES: Final = ("redis", "rediss", "unix")
+_DEFAULT_PORT: Final = 6379
+
+
+class RedisAddress(NamedTuple):
+    """Which database a client talks to, without credentials. A socket has no port."""
+
+    host: str
+    port: str
+    db: str
+
+    def __str__(self) -> str:
+        return f"Redis store {self.host}:{self.port}/{self.db}" if self.port else f"Redis store {self.host}/{self.db}"
+
+
+def parse_address(url: str) -> RedisAddress:
+    """Where the URL leads. Raises `ValueError`, without the URL's text, when it cannot be read."""
+    parts = parse_server_url(url, "Redis", _SCHEMES, URL_FORMS, strict=False)
+    db = parts.options.get("db") or "0"
+    if parts.scheme == "unix":
+        return RedisAddress(parts.path, "", db)
+    return RedisAddress(parts.host or "localhost", str(parts.port or _DEFAULT_PORT), parts.path.strip("/") or db)
+
+
+def address_of_client(client: Any) -> RedisAddress:
+    """Where a borrowed client leads. Raises `ValueError` when the client would give text instead of bytes."""
+    kwargs = getattr(getattr(client, "connection_pool", None), "connection_kwargs", None)
+    if kwargs is None:  # a cluster's client has no single pool
+        node = getattr(client, "get_default_node", lambda: None)()
+        if node is not None and getattr(node, "host", None):
+            return RedisAddress(str(node.host), str(node.port), "0")
+        return RedisAddress(f"client {id(client)}", "", "0")
+    if kwargs.get("decode_responses"):
+        raise ValueError("client= was made with decode_responses=True, but runs are bytes; make it without")
+    if "path" in kwargs:
+        return RedisAddress(str(kwargs["path"]), "", str(kwargs.get("db") or 0))
+    return RedisAddress(str(kwargs.get("host", "localhost")), str(kwargs.get("port", 6379)), str(kwargs.get("db") or 0))
