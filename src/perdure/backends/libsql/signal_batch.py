@@ -20,7 +20,7 @@ _PUT: Final = f"""
     INSERT INTO $signals (namespace, run_id, seq, kind, name, payload, dedupe, identity)
     SELECT namespace, id, inbox_seq + 1, 'signal', ?3, ?4, ?5, ?6 FROM $runs
     WHERE namespace = ?1 AND id = ?2 AND status NOT IN ({_ENDED})
-    ON CONFLICT (namespace, run_id, identity) DO NOTHING
+    ON CONFLICT (namespace, run_id, identity) WHERE identity IS NOT NULL DO NOTHING
 """
 # Only if it is new: then the run's row does not know of it yet.
 _WAKE: Final = """
