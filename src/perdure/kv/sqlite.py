@@ -16,11 +16,11 @@ from pathlib import Path
 from string import Template
 from typing import Concatenate, Final, NoReturn, ParamSpec, TypeVar
 
-from perdure.backends.sqlite.calls import Call, Watcher
+from perdure.backends.base.lifecycle import Lifecycle
+from perdure.backends.sqlite.connection_thread import ConnectionThread
 from perdure.backends.sqlite.database import database_at
-from perdure.backends.sqlite.gate import Gate
-from perdure.backends.sqlite.schema import quoted
-from perdure.backends.sqlite.worker import Worker
+from perdure.backends.sqlite.pending_call import PendingCall
+from perdure.backends.sqlite.session import SqliteTables
 from perdure.kv.limits import check_key, check_namespace, decode_value, encode_value, lifetime
 from perdure.kv.patterns import key_range, literal_prefix, matches
 from perdure.model.durations import Duration
@@ -66,12 +66,12 @@ class SQLiteKeyValueStore:
     """
 
     def __init__(self, path: str | Path, *, table: str = "perdure", namespace: str = "") -> None:
-        quoted(table)
+        SqliteTables(table)  # which refuses what is no identifier
         self._rows = _ValueRows(f"{table}_values", check_namespace(namespace))
         self._ready_mark = f"{table}/values"
         self._database = database_at(_check_path(path), full=True)
-        self._lifecycle = Gate(self._database.file.path)
-        # A store that is garbage-collected without `close` gives up its share of the threads too.
+        self._lifecycle = Lifecycle(f"SQLite store {self._database.file.path!r}")
+        # A store that is dropped without being closed still releases the threads.
         self._release = weakref.finalize(self, self._database.abandon)
         self._release.atexit = False
 
@@ -112,31 +112,31 @@ class SQLiteKeyValueStore:
         return [key for key in found if matches(key, pattern)]
 
     async def close(self) -> None:
-        """Wait for what was submitted, and close the file if nothing else in this process uses it."""
-        empty = Watcher()
-        if not self._lifecycle.close(empty) or self._release.detach() is None:
+        """Wait for what was submitted, and close the file if nothing else of this process uses it."""
+        empty = self._lifecycle.close()
+        if empty is None or self._release.detach() is None:
             return
         try:
-            await empty.future
+            await asyncio.wrap_future(empty)
         except asyncio.CancelledError:
             self._database.abandon()
             raise
         await self._database.close()
 
     async def _ask(
-        self, worker: Worker, verb: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+        self, thread: ConnectionThread, verb: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         with self._lifecycle:
             if self._ready_mark not in self._database.ready:
                 await self._set_up()
-            call = Call(lambda link: verb(link.connection, *args, **kwargs))
-            worker.put(call)
+            call = PendingCall(lambda opened: verb(opened.connection, *args, **kwargs))
+            thread.put(call)
             return await call
 
     async def _set_up(self) -> None:
         database = self._database
         database.file.may_create = True
-        call = Call(lambda link: self._rows.create(link.connection))
+        call = PendingCall(lambda opened: self._rows.create(opened.connection))
         database.writer.put(call)
         await call
         database.ready.add(self._ready_mark)

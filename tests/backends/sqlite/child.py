@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.backends.sqlite import SQLiteStore, worker
+from perdure.backends.sqlite import SQLiteStore, connection_thread
 from perdure.errors import PersistenceError
 from perdure.model.journal import Entry
 from perdure.model.records import Lease, NewRun, RunRow, Signal
@@ -165,7 +165,7 @@ def _forked(store: SQLiteStore) -> int:
     if pid == 0:
         code = 1
         try:
-            say("child keeps", sum(connection is not None for connection in worker._left_behind))
+            say("child keeps", sum(connection is not None for connection in connection_thread._left_behind))
             thread = threading.Thread(target=lambda: asyncio.run(_refused(store)))  # this one has the parent's loop running
             thread.start()
             thread.join()

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from perdure.backends.sqlite import SQLiteStore, connection
+from perdure.backends.sqlite.session import SqliteSession
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.journal import Entry
 from perdure.model.records import Lease, Pulse
@@ -173,16 +174,16 @@ class _FailingCommit:
 async def test_a_failed_commit_fails_the_batch_and_the_next_one_goes_on(store: SQLiteStore) -> None:
     leases = [await started(store, f"run-{n}") for n in range(5)]
     writer = store._database.writer
-    link = writer._link
-    assert link is not None
-    failing: Any = _FailingCommit(link.connection)
-    link.connection = failing
+    opened = writer._connection
+    assert opened is not None
+    failing: Any = _FailingCommit(opened.connection)
+    opened.connection = failing
     answers = await asyncio.gather(*(store.record(lease, [entry(1)]) for lease in leases), return_exceptions=True)
     assert {type(answer) for answer in answers} == {PersistenceError}
     assert "input/output" in str(answers[0])
     assert isinstance(answers[0], PersistenceError)
     assert isinstance(answers[0].__cause__, sqlite3.OperationalError)
-    assert writer._link is not link
+    assert writer._connection is not opened
     await asyncio.gather(*(store.record(lease, [entry(1)]) for lease in leases))
     assert [len(await store.journal(lease.run_id)) for lease in leases] == [1] * 5
 
@@ -200,7 +201,7 @@ async def test_a_database_locked_for_too_long_is_an_error_and_then_works_again(s
 async def test_a_full_disk_is_an_error_and_keeps_what_was_acknowledged(store: SQLiteStore) -> None:
     lease = await started(store, "run")
     await store.record(lease, [entry(1)])
-    pages = await store._write(lambda db: _limit_pages(db.link.connection))
+    pages = await store._write(_limit_pages)
     assert pages > 0
     with pytest.raises(PersistenceError, match="full"):
         await store.record(lease, [entry(2, payload=b"x" * 2_000_000)])
@@ -209,7 +210,8 @@ async def test_a_full_disk_is_an_error_and_keeps_what_was_acknowledged(store: SQ
     assert [line.seq for line in await store.journal("run")] == [1, 2]
 
 
-def _limit_pages(database: sqlite3.Connection) -> int:
+async def _limit_pages(db: SqliteSession) -> int:
+    database = db.channel.connection
     (pages,) = database.execute("PRAGMA page_count").fetchall()[0]
     database.execute(f"PRAGMA max_page_count = {pages + 20}").fetchall()
     return int(pages)

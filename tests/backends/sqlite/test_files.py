@@ -222,7 +222,7 @@ def test_stores_on_one_real_path_share_their_threads(path: Path, tmp_path: Path)
 
 
 def _threads(store: SQLiteStore) -> list[threading.Thread]:
-    threads = [worker._thread for worker in store._database.workers]
+    threads = [thread._thread for thread in store._database.threads]
     return [thread for thread in threads if thread is not None]
 
 

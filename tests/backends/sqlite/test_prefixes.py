@@ -5,7 +5,7 @@ import sqlite3
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from perdure.backends.sqlite.reading import after_prefix
+from perdure.backends.sql.reading import after_prefix
 
 # Few characters, chosen where encodings end and patterns begin.
 TEXT = st.text(
@@ -21,8 +21,8 @@ LAST = "\U0010ffff"
 @example(prefix="a" + LAST, text="b")
 def test_the_range_of_a_prefix_holds_exactly_what_begins_with_it(prefix: str, text: str) -> None:
     database = sqlite3.connect(":memory:")
-    (inside,) = database.execute("SELECT t >= ? AND t < ? FROM (SELECT ? AS t)", (prefix, after_prefix(prefix), text)).fetchall()[
-        0
-    ]
+    end = after_prefix(prefix)
+    query = "SELECT t >= ?1 AND (?2 = '' OR t < ?2) FROM (SELECT ?3 AS t)"  # without an end every text above is in the range
+    (inside,) = database.execute(query, (prefix, end, text)).fetchall()[0]
     database.close()
     assert bool(inside) == text.startswith(prefix)

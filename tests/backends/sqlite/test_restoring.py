@@ -51,9 +51,9 @@ async def test_a_commit_that_failed_leaves_the_run_as_it_was(store: SQLiteStore)
     await store.restore(restored("replaced"), journal("old"), inbox("old"))
     before = await _state(store, "replaced")
     writer = store._database.writer
-    assert writer._link is not None
-    failing: Any = _FailingCommit(writer._link.connection)
-    writer._link.connection = failing
+    assert writer._connection is not None
+    failing: Any = _FailingCommit(writer._connection.connection)
+    writer._connection.connection = failing
     with pytest.raises(PersistenceError):
         await store.restore(restored("replaced", input=b"new"), journal("new"), inbox("new"))
     assert await _state(store, "replaced") == before

@@ -1,4 +1,4 @@
-"""The lifecycle of a store: what is under way, who watches for changes, and that nobody comes in once it was closed."""
+"""The lifecycle of a store: which verbs are in flight, who watches for changes, and that a closed store takes no more verbs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import asyncio
 import contextlib
 import os
 import threading
+import weakref
+from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Final, TypeVar
 
 from perdure.errors import PersistenceError
 
+T = TypeVar("T")
+
 
 class Watcher:
-    """Somebody who waits on an event loop, and is woken from any thread."""
+    """A wait on an event loop that any thread can end."""
 
     __slots__ = ("_loop", "future")
 
@@ -22,7 +27,7 @@ class Watcher:
 
     def wake(self) -> None:
         """End the wait."""
-        with contextlib.suppress(RuntimeError):  # its loop was closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop was closed, so nothing waits there any more
             self._loop.call_soon_threadsafe(self._settle)
 
     def _settle(self) -> None:
@@ -31,42 +36,37 @@ class Watcher:
 
 
 class Lifecycle:
-    """Counts what one store has under way, until that is done and not only until its caller has gone.
+    """Counts the verbs of one store that are in flight: until each has ended, not only until its caller has left.
 
-    In a forked child nothing is under way and nobody watches; what was closed is closed.
+    A forked child starts with none in flight and no watchers; a store that was closed stays closed there.
     """
 
     def __init__(self, label: str) -> None:
         self._label = label
         self._closed = False
         self._start_over()
+        _lifecycles.add(self)
 
     def _start_over(self) -> None:
-        self._process = os.getpid()
-        # Guards everything here; nobody waits and nothing is called back under it.
+        # Guards everything here. Nothing waits while holding it.
         self._lock = threading.Lock()
         self._inside = 0
         self._empty: Future[None] = Future()
         self._watchers: set[Watcher] = set()
 
-    def _be_in_this_process(self) -> None:
-        if self._process != os.getpid():
-            self._start_over()
-
     @property
     def is_closed(self) -> bool:
-        """Whether nobody comes in any more."""
+        """Whether it takes no more verbs."""
         return self._closed
 
     def enter(self) -> None:
-        """One more. Raises `PersistenceError` when the store was closed."""
-        self._be_in_this_process()
+        """Count one more. Raises `PersistenceError` when the store was closed."""
         with self._lock:
             self._check()
             self._inside += 1
 
     def leave(self, _: object = None) -> None:
-        """One less. Any thread may say so."""
+        """Count one less. Any thread may call this."""
         with self._lock:
             self._inside -= 1
             is_empty = self._closed and self._inside == 0
@@ -79,9 +79,15 @@ class Lifecycle:
     def __exit__(self, *_: object) -> None:
         self.leave()
 
+    def hand_over(self, put: Callable[[T], None], message: T) -> None:
+        """Call `put(message)`, which must not block, before a `close` can begin. Raises `PersistenceError` after one."""
+        with self._lock:
+            if self._closed:
+                self._check()
+            put(message)
+
     def watch(self) -> Watcher:
-        """Somebody who is woken by `wake`, and when the store is closed. Raises `PersistenceError` when it was."""
-        self._be_in_this_process()
+        """A watcher that `wake` and `close` wake. Raises `PersistenceError` when the store was closed."""
         watcher = Watcher()
         with self._lock:
             self._check()
@@ -89,21 +95,19 @@ class Lifecycle:
         return watcher
 
     def unwatch(self, watcher: Watcher) -> None:
-        """Wake it no more."""
+        """Forget this watcher."""
         with self._lock:
             self._watchers.discard(watcher)
 
     def wake(self) -> None:
-        """Wake everybody who watches."""
-        self._be_in_this_process()
+        """Wake all watchers."""
         with self._lock:
             watchers, self._watchers = self._watchers, set()
         for watcher in watchers:
             watcher.wake()
 
     def close(self) -> Future[None] | None:
-        """Let nobody in any more; the future is done when nothing is under way. None when it was closed before."""
-        self._be_in_this_process()
+        """Take no more verbs; the future is done when none is in flight. None when it was closed before."""
         with self._lock:
             if self._closed:
                 return None
@@ -117,3 +121,16 @@ class Lifecycle:
     def _check(self) -> None:
         if self._closed:
             raise PersistenceError(self._label, "it was closed; open a new one")
+
+
+_lifecycles: Final[weakref.WeakSet[Lifecycle]] = weakref.WeakSet()
+
+
+def _start_over_in_child() -> None:
+    # In the child the locks may be held by threads that it does not have.
+    for lifecycle in list(_lifecycles):
+        lifecycle._start_over()  # noqa: SLF001 - of the same module
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_over_in_child)

@@ -45,6 +45,12 @@ class Owner(NamedTuple):
         return f"process {self.pid} on host {self.host}"
 
 
+def label_of(owner: str | None) -> str:
+    """How an error message names the holder of a lease."""
+    known = None if owner is None else Owner.parse(owner)
+    return known.label if known is not None else owner or "a live worker"
+
+
 def _read(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:

@@ -38,7 +38,7 @@ _PUT_SIGNAL: Final = f"""
     INSERT INTO $signals (namespace, run_id, seq, kind, name, payload, dedupe, identity)
     SELECT namespace, id, inbox_seq + 1, 'signal', ?3, ?4, ?5, ?6 FROM $runs
     WHERE namespace = ?1 AND id = ?2 AND status NOT IN ({_ENDED})
-    ON CONFLICT (namespace, run_id, identity) DO NOTHING
+    ON CONFLICT (namespace, run_id, identity) WHERE identity IS NOT NULL DO NOTHING
 """
 # Only for a new signal: its seq is above the run's `inbox_seq`.
 _WAKE_RUN: Final = """

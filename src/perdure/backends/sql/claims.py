@@ -13,9 +13,10 @@ import msgspec
 
 from perdure.backends.base.claim_filter import ClaimRequest
 from perdure.backends.base.leases import new_token
+from perdure.backends.base.process_owner import label_of
 from perdure.backends.base.queue_limits import QueueCounter
 from perdure.backends.sql import reading
-from perdure.backends.sql.due_order import DueOrder, due_groups, next_wake_at
+from perdure.backends.sql.due_order import DueGroup, DueOrder, due_groups, next_wake_at
 from perdure.backends.sql.rows import RUN_COLUMNS, RUN_FIELDS, lease_of, run_from
 from perdure.backends.sql.runs import time
 from perdure.backends.sql.schedules import limits_from
@@ -55,13 +56,28 @@ async def claim(db: Session, request: ClaimRequest) -> ClaimResult:
     """Lease due runs."""
     if request.filter.is_empty:
         return ClaimResult([], None)
+    at, groups, counter = await _find_groups(db, request)
+    soon = await next_wake_at(db, groups, at)
+    ids = await _lock_due_runs(db, DueOrder(db, groups, counter, at, request.limit), counter, request.limit, at)
+    return ClaimResult(await _lease(db, ids, request.owner, at, request.length), soon)
+
+
+async def find_nothing_due(db: Session, request: ClaimRequest) -> ClaimResult | None:
+    """The empty result of a claim for which nothing is due, found by reading alone; None when there is something to lease."""
+    if request.filter.is_empty:
+        return ClaimResult([], None)
+    at, groups, counter = await _find_groups(db, request)
+    if await DueOrder(db, groups, counter, at, 1).next(min(request.limit, 1)):
+        return None
+    return ClaimResult([], await next_wake_at(db, groups, at))
+
+
+async def _find_groups(db: Session, request: ClaimRequest) -> tuple[int, list[DueGroup], QueueCounter]:
+    """The time of the claim, the groups that it looks at, and how many runs their queues still let in."""
     at = await time(db, request.now)
     limits = await _lock_limits(db, request.filter.queues)
     groups = await due_groups(db, request.filter)
-    soon = await next_wake_at(db, groups, at)
-    counter = QueueCounter(limits, await _count_leased(db, sorted(limits), at) if limits else ())
-    ids = await _lock_due_runs(db, DueOrder(db, groups, counter, at, request.limit), counter, request.limit, at)
-    return ClaimResult(await _lease(db, ids, request.owner, at, request.length), soon)
+    return at, groups, QueueCounter(limits, await _count_leased(db, sorted(limits), at) if limits else ())
 
 
 async def _lock_limits(db: Session, queues: tuple[str, ...] | None) -> dict[str, QueueLimits]:
@@ -159,7 +175,7 @@ async def acquire(
     if run.held:
         raise LeaseHeld(run_id, "an operator, who put it on hold")
     if run.lease_until is not None and run.lease_until > at:
-        raise LeaseHeld(run_id, run.lease_owner or "a live worker")
+        raise LeaseHeld(run_id, label_of(run.lease_owner))
     is_due = run.wake_at is not None and run.wake_at <= at
     if run.lacks_input or (due_only and not is_due):
         return None

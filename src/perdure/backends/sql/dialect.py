@@ -7,7 +7,7 @@ dialect, and `?1` is a bound value (`?2:int` says its type where PostgreSQL coul
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
 Name: TypeAlias = Literal["postgres", "mysql", "sqlite"]
@@ -22,8 +22,12 @@ class Dialect:
     its row from being taken over; `skip_locked` after them passes over what others have locked. `insert_new` and `or_nothing`
     enclose an INSERT that leaves alone what is there. `clock` is the server's time in microseconds, and goes on within a
     transaction. `may_wake` and `unconsumed` pick the rows that time may make due and the inbox rows that wait, by an index that
-    has only those; `by_wake` insists on it. `of_all` is the namespace where one looks for runs of every workflow. `each_of` and
-    what follows it join rows of a table `here`, looked up one by one.
+    has only those; `by_wake` and `by_unconsumed` insist on it. `of_all` is the namespace where one looks for runs of every
+    workflow. `each_of` and what follows it join rows of a table `here`, looked up one by one. `unindexed` before a column keeps
+    the planner from choosing an index for it.
+
+    Where it `has_few_indexes`, no index of the runs begins with their status or `wake_at`: lists go by (workflow, status) and
+    what is due goes by (workflow, queue, priority), and each of these groups is looked up for itself.
     """
 
     name: Name
@@ -38,6 +42,9 @@ class Dialect:
     unlock_setup: str = ""
     types: Mapping[str, str] = field(default_factory=dict)
     longest_stem: int = 45
+    # What creates the indexes that are not in the file with the tables.
+    indexes: tuple[str, ...] = ()
+    has_few_indexes: bool = False
 
     @property
     def schema(self) -> str:
@@ -62,7 +69,9 @@ POSTGRES: Final = Dialect(
         "by_wake": "",
         # Keeps the index for what is due out of claims: it would take it for the order, and read the runs of others.
         "of_all": "(namespace || '')",
+        "unindexed": "",
         "unconsumed": "consumed_by IS NULL",
+        "by_unconsumed": "",
         "clock": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
         # It thinks that a recursion gives very many rows, and would read the table as a whole for a plain join.
         "each_of": "CROSS JOIN LATERAL (SELECT here.* FROM",
@@ -91,7 +100,9 @@ MYSQL: Final = Dialect(
         "may_wake": "may_wake = 1",
         "by_wake": "FORCE INDEX ($runs_wake)",
         "of_all": "namespace",
+        "unindexed": "",
         "unconsumed": "unconsumed = 1",
+        "by_unconsumed": "",
         # Of the statement, not of the transaction; in UTC, where no hour comes twice.
         "clock": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
     },
@@ -117,7 +128,10 @@ SQLITE: Final = Dialect(
         "may_wake": "wake_at IS NOT NULL AND held = 0",
         "by_wake": "",
         "of_all": "namespace",
+        "unindexed": "+",
         "unconsumed": "consumed_by IS NULL",
+        # It would take the primary key for the order, and read the rows that were consumed.
+        "by_unconsumed": "INDEXED BY $signals_waiting",
         # Its clock has whole milliseconds; the fraction of a day has them only about.
         "clock": "CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000",
         "each_of": "JOIN",
@@ -125,6 +139,33 @@ SQLITE: Final = Dialect(
         "each_end": "",
     },
     has_table="SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?1 COLLATE NOCASE",
+    indexes=(
+        """
+        CREATE INDEX $runs_due ON $runs (namespace, wake_at, id, held)
+        WHERE wake_at IS NOT NULL AND held = 0
+        """,
+        """
+        CREATE INDEX $runs_leased ON $runs (namespace, queue, lease_until, limit_key)
+        WHERE lease_until IS NOT NULL
+        """,
+        "CREATE INDEX $runs_changed ON $runs (namespace, status, updated_at DESC, id)",
+        "CREATE INDEX $runs_of_workflow ON $runs (namespace, workflow, status, updated_at DESC, id)",
+    ),
+)
+
+# A file that this process has opened itself. A statement costs no round trip, but every index more is another page to write for
+# each run that is created, claimed or ended. Leases are looked up by owner, since they end with their process.
+SQLITE_FILE: Final = replace(
+    SQLITE,
+    longest_stem=63,
+    has_few_indexes=True,
+    indexes=(
+        """
+        CREATE INDEX $runs_leased ON $runs (namespace, lease_owner, queue, limit_key, lease_until)
+        WHERE lease_until IS NOT NULL
+        """,
+        "CREATE INDEX $runs_changed ON $runs (namespace, workflow, status, updated_at DESC, id)",
+    ),
 )
 
 DIALECTS: Final[Mapping[str, Dialect]] = {dialect.name: dialect for dialect in (POSTGRES, MYSQL, SQLITE)}

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from perdure.backends.base.claim_filter import ClaimFilter
 from perdure.backends.base.queue_limits import QueueCounter
-from perdure.backends.sql.session import Given, Session, Statement
+from perdure.backends.sql.session import Given, Row, Session, Statement
 from perdure.backends.sql.tables import in_pieces
 
 _MAX_SELECTS: Final = 100
@@ -32,13 +32,20 @@ _GROUPS: Final = """
             (SELECT id FROM $runs WHERE namespace = ?1 AND $may_wake AND workflow = here.workflow
                 AND queue = here.queue AND priority > here.priority ORDER BY priority LIMIT 1),
             (SELECT id FROM $runs WHERE namespace = ?1 AND $may_wake AND workflow = here.workflow
-                AND queue > here.queue ORDER BY queue, priority LIMIT 1)
+                AND queue > here.queue ORDER BY queue, priority LIMIT 1){}
         )
         FROM first $each_of $runs AS here $each_where here.namespace = ?1 AND here.id = first.id $each_end
     )
     SELECT here.workflow, here.queue, here.priority
     FROM first $each_of $runs AS here $each_where here.namespace = ?1 AND here.id = first.id $each_end
 """
+# The same scan over all workflows.
+_FIRST_OF_ALL: Final = (
+    "SELECT (SELECT id FROM $runs WHERE namespace = ?1 AND $may_wake ORDER BY workflow, queue, priority LIMIT 1)"
+)
+_OF_NEXT_WORKFLOW: Final = """,
+            (SELECT id FROM $runs WHERE namespace = ?1 AND $may_wake AND workflow > here.workflow
+                ORDER BY workflow, queue, priority LIMIT 1)"""
 # The same scan with a statement per step, for MySQL: it seeks in an index by constants, but not by columns of a joined row.
 _NEXT: Final = """
     SELECT queue, priority FROM $runs $by_wake WHERE namespace = ?1 AND $may_wake AND workflow = ?2 {}
@@ -147,9 +154,13 @@ async def due_groups(db: Session, wanted: ClaimFilter) -> list[DueGroup]:
 
 
 async def _groups(db: Session, workflows: Sequence[str]) -> list[DueGroup]:
-    given, name = Given(), db.tables.values.name_from
+    given = Given()
     firsts = " UNION ALL ".join(_FIRST.format(given.one(workflow)) for workflow in workflows)
-    rows = await db.all(_GROUPS.format(firsts), *given.values)
+    return _groups_from(db, await db.all(_GROUPS.format(firsts, ""), *given.values))
+
+
+def _groups_from(db: Session, rows: Iterable[Row]) -> list[DueGroup]:
+    name = db.tables.values.name_from
     return [DueGroup(name(workflow), name(queue), int(priority)) for workflow, queue, priority in rows]
 
 
@@ -188,3 +199,21 @@ async def next_wake_at(db: Session, groups: Sequence[DueGroup], now: int) -> int
         ]
         wake_ats += [int(row[0]) for row in await db.all(" UNION ALL ".join(selects), *given.values) if row[0] is not None]
     return min(wake_ats, default=None)
+
+
+async def due_by_group(db: Session, limit: int, now: int | None) -> list[str]:
+    """Ids of the runs that may be claimed, longest due first, for dialects without an index of all due runs."""
+    name = db.tables.values.name_from
+    groups = _groups_from(db, await db.all(_GROUPS.format(_FIRST_OF_ALL, _OF_NEXT_WORKFLOW)))
+    due: list[tuple[int, str]] = []
+    for piece in in_pieces(groups, _MAX_SELECTS):
+        given = Given()
+        until = "(SELECT $clock)" if now is None else given.one(now)
+        most = given.one(limit)
+        pages = (
+            f"SELECT * FROM (SELECT wake_at, id FROM $runs WHERE {group.condition(given)} AND wake_at <= {until} "
+            f"ORDER BY wake_at, id LIMIT {most})"
+            for group in piece
+        )
+        due += [(int(at), name(run_id)) for at, run_id in await db.all(" UNION ALL ".join(pages), *given.values)]
+    return [run_id for _, run_id in sorted(due)[:limit]]

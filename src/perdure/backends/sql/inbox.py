@@ -7,7 +7,7 @@ from typing import Final
 
 from perdure.backends.sql.recording import insert_rows
 from perdure.backends.sql.rows import SIGNAL_COLUMNS, awaited_from, signal_from, signal_values
-from perdure.backends.sql.session import Given, Session, Statement
+from perdure.backends.sql.session import Given, Row, Session, Statement
 from perdure.errors import RunFinished, RunNotFound
 from perdure.model.records import ENDED, Awaited, Signal
 
@@ -20,25 +20,43 @@ _PUT: Final = """
 """
 _ARRIVED: Final = "UPDATE $runs SET inbox_seq = ?3, wake_at = ?4 WHERE namespace = ?1 AND id = ?2"
 _UNCONSUMED: Final = f"""
-    SELECT {SIGNAL_COLUMNS} FROM $signals WHERE namespace = ?1 AND run_id = ?2 AND $unconsumed AND seq > ?3 ORDER BY seq
+    SELECT {SIGNAL_COLUMNS} FROM $signals $by_unconsumed
+    WHERE namespace = ?1 AND run_id = ?2 AND $unconsumed AND seq > ?3 ORDER BY seq
 """
 
 
-async def signal(db: Session, run_id: str, name: str, payload: bytes, dedupe: str | None, sent: str, now: int | None) -> int:
+async def signal(
+    db: Session, run_id: str, name: str, payload: bytes, dedupe: str | None, sent: str | None, now: int | None
+) -> int:
     """Put a signal with the identity `sent` into the inbox and give its seq; one that is there already keeps its own."""
     target = await db.one(_TARGET, run_id)
     if target is None:
         raise RunNotFound(run_id)
-    first = await db.one(_FIRST, run_id, sent)
+    first = None if sent is None else await db.one(_FIRST, run_id, sent)
     if first is not None:
         return int(first[0])
-    status, waiting_for = (db.tables.values.name_from(value) for value in target[:2])
+    status = db.tables.values.name_from(target[0])
     if status in ENDED:
         raise RunFinished(run_id, status)
+    return await _deliver(db, run_id, target, Awaited("signal", name), payload, dedupe, sent, now)
+
+
+async def notify_parent(db: Session, parent_id: str, parent_key: str, outcome: bytes, now: int | None) -> None:
+    """Put a child's outcome into its parent's inbox, unless the parent has ended or is not there."""
+    target = await db.one(_TARGET, parent_id)
+    if target is not None and db.tables.values.name_from(target[0]) not in ENDED:
+        await _deliver(db, parent_id, target, Awaited("child", parent_key), outcome, None, None, now)
+
+
+async def _deliver(
+    db: Session, run_id: str, target: Row, address: Awaited, payload: bytes, dedupe: str | None, sent: str | None, now: int | None
+) -> int:
+    """Append to the inbox of a run whose row is `target`, and wake the run if it waits for this. Gives the new row's seq."""
+    status, waiting_for = (db.tables.values.name_from(value) for value in target[:2])
     seq, wake_at = int(target[2]) + 1, None if target[3] is None else int(target[3])
-    if status == "suspended" and Awaited("signal", name) in awaited_from(waiting_for):
+    if status == "suspended" and address in awaited_from(waiting_for):
         wake_at = woken(wake_at, int(target[4]) if now is None else now)
-    await db.send([put(db, run_id, seq, Awaited("signal", name), payload, dedupe, sent), arrived(db, run_id, seq, wake_at)])
+    await db.send([put(db, run_id, seq, address, payload, dedupe, sent), arrived(db, run_id, seq, wake_at)])
     return seq
 
 
@@ -47,7 +65,7 @@ def woken(wake_at: int | None, at: int) -> int:
     return at if wake_at is None else min(wake_at, at)
 
 
-def put(db: Session, run_id: str, seq: int, address: Awaited, payload: bytes, dedupe: str | None, sent: str) -> Statement:
+def put(db: Session, run_id: str, seq: int, address: Awaited, payload: bytes, dedupe: str | None, sent: str | None) -> Statement:
     """What appends a row to an inbox."""
     return db.statement(_PUT, run_id, seq, address.kind, address.name, payload, dedupe, sent)
 
@@ -72,7 +90,7 @@ async def unconsumed_of(db: Session, run_ids: Sequence[str]) -> dict[str, list[S
     """The unconsumed rows of these runs, each in order of arrival."""
     given = Given()
     template = f"""
-        SELECT {SIGNAL_COLUMNS}, run_id FROM $signals
+        SELECT {SIGNAL_COLUMNS}, run_id FROM $signals $by_unconsumed
         WHERE namespace = ?1 AND run_id IN ({given.many(run_ids)}) AND $unconsumed ORDER BY run_id, seq
     """
     found: dict[str, list[Signal]] = {}

@@ -63,7 +63,7 @@ CREATE TABLE IF NOT EXISTS $steps (
     ok TINYINT NOT NULL,
     attempt BIGINT NOT NULL,
     started_at BIGINT NOT NULL,
-    ended_at BIGINT NOT NULL,
+    took BIGINT NOT NULL,
     args_hash LONGBLOB,
     payload LONGBLOB NOT NULL,
     PRIMARY KEY (namespace, run_id, seq)

@@ -69,7 +69,7 @@ CREATE TABLE $steps (
     ok smallint NOT NULL,
     attempt bigint NOT NULL,
     started_at bigint NOT NULL,
-    ended_at bigint NOT NULL,
+    took bigint NOT NULL,
     args_hash text,
     payload text NOT NULL,
     PRIMARY KEY (namespace, run_id, seq)

@@ -1,13 +1,21 @@
-"""What is read without a lease: journals, streams, lists, counts, what is due. Each is one statement, so of one moment."""
+"""What is read without a lease: journals, streams, lists, counts, what is due.
+
+Each is one statement, so of one moment, unless the dialect `has_few_indexes`: there lists, counts and what is due are read group
+by group.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from perdure.backends.sql import inbox
-from perdure.backends.sql.rows import ENTRY_COLUMNS, ENTRY_FIELDS, entry_from
+from perdure.backends.sql.due_order import due_by_group
+from perdure.backends.sql.rows import ENTRY_COLUMNS, entries_from
 from perdure.backends.sql.session import Given, Session
+from perdure.backends.sql.tables import in_pieces
 from perdure.model.journal import Entry
 from perdure.model.records import STATUSES, Item, RunInfo, Signal, Status
 
@@ -15,6 +23,28 @@ _JOURNAL: Final = f"SELECT {ENTRY_COLUMNS} FROM $steps WHERE namespace = ?1 AND 
 _ITEMS: Final = """
     SELECT n, payload FROM $items WHERE namespace = ?1 AND run_id = ?2 AND stream = ?3 AND n > ?4 ORDER BY n LIMIT ?5
 """
+# Loose index scans, for SQLite: from each stream, or each workflow, straight to the next.
+_STREAMS: Final = """
+    WITH RECURSIVE found (run_id, stream) AS (
+        SELECT column1, (SELECT min(stream) FROM $items WHERE namespace = ?1 AND run_id = column1) FROM (VALUES {})
+        UNION ALL
+        SELECT run_id, (SELECT min(stream) FROM $items WHERE namespace = ?1 AND run_id = found.run_id AND stream > found.stream)
+        FROM found WHERE found.stream IS NOT NULL
+    )
+    SELECT run_id, stream, (SELECT max(n) FROM $items WHERE namespace = ?1 AND run_id = found.run_id AND stream = found.stream)
+    FROM found WHERE stream IS NOT NULL
+"""
+_WORKFLOWS: Final = """
+    WITH RECURSIVE found (workflow) AS (
+        SELECT min(workflow) FROM $runs WHERE namespace = ?1
+        UNION ALL
+        SELECT (SELECT min(workflow) FROM $runs WHERE namespace = ?1 AND workflow > found.workflow)
+        FROM found WHERE found.workflow IS NOT NULL
+    )
+    SELECT workflow FROM found WHERE workflow IS NOT NULL
+"""
+# How many SELECTs are put together into one statement.
+MAX_SELECTS: Final = 100
 
 
 class Parts(NamedTuple):
@@ -28,24 +58,27 @@ class Parts(NamedTuple):
 async def parts(db: Session, run_ids: Sequence[str]) -> Parts:
     """Journals, unconsumed inboxes and lengths of streams of these runs."""
     found = Parts({}, await inbox.unconsumed_of(db, run_ids), {})
-    name, given = db.tables.values.name_from, Given()
+    values, given = db.tables.values, Given()
     of_runs = f"namespace = ?1 AND run_id IN ({given.many(run_ids)})"
-    journals, streams = await db.send(
+    streams = f"SELECT run_id, stream, max(n) FROM $items WHERE {of_runs} GROUP BY run_id, stream"
+    if db.tables.dialect.name == "sqlite":
+        streams = _STREAMS.format(", ".join(f"(?{place})" for place in range(2, len(run_ids) + 2)))
+    journals, lengths = await db.send(
         [
             db.statement(f"SELECT {ENTRY_COLUMNS}, run_id FROM $steps WHERE {of_runs} ORDER BY run_id, seq", *given.values),
-            db.statement(f"SELECT run_id, stream, max(n) FROM $items WHERE {of_runs} GROUP BY run_id, stream", *given.values),
+            db.statement(streams, *given.values),
         ]
     )
-    for row in journals.rows:
-        found.journals.setdefault(name(row[len(ENTRY_FIELDS)]), []).append(entry_from(row, db.tables.values))
-    for run_id, stream, last in streams.rows:
-        found.item_counts.setdefault(name(run_id), {})[name(stream)] = int(last) + 1
+    for run_id, rows in groupby(journals.rows, itemgetter(-1)):
+        found.journals[values.name_from(run_id)] = entries_from(rows, values)
+    for run_id, stream, last in lengths.rows:
+        found.item_counts.setdefault(values.name_from(run_id), {})[values.name_from(stream)] = int(last) + 1
     return found
 
 
 async def journal(db: Session, run_id: str, after: int) -> list[Entry]:
     """The entries above `after`, by seq."""
-    return [entry_from(row, db.tables.values) for row in await db.all(_JOURNAL, run_id, after)]
+    return entries_from(await db.all(_JOURNAL, run_id, after), db.tables.values)
 
 
 async def items(db: Session, run_id: str, stream: str, after: int, limit: int) -> list[Item]:
@@ -56,6 +89,8 @@ async def items(db: Session, run_id: str, stream: str, after: int, limit: int) -
 
 async def due(db: Session, limit: int, now: int | None) -> list[str]:
     """Ids of the runs that may be claimed, longest due first."""
+    if db.tables.dialect.has_few_indexes:
+        return await due_by_group(db, max(limit, 0), now)
     given = Given()
     until = "(SELECT $clock)" if now is None else given.one(now)  # as a subquery it is asked once
     template = f"""
@@ -65,14 +100,34 @@ async def due(db: Session, limit: int, now: int | None) -> list[str]:
     return [db.tables.values.name_from(row[0]) for row in await db.all(template, *given.values)]
 
 
-def _conditions(given: Given, prefix: str, workflow: str | None, before: tuple[int, str] | None = None) -> str:
+class RunGroup(NamedTuple):
+    """Runs of one workflow and status that lie together in an index, last changed first. None stands for any."""
+
+    workflow: str | None
+    status: str | None
+
+
+async def run_groups(db: Session, status: str | None, workflow: str | None) -> list[RunGroup]:
+    """The groups of runs that lists and purges merge."""
+    statuses = sorted(STATUSES) if status is None else [status]
+    workflows: list[str | None] = [workflow]
+    if workflow is None and db.tables.dialect.has_few_indexes:
+        workflows = [db.tables.values.name_from(name) for (name,) in await db.all(_WORKFLOWS)]
+    return [RunGroup(name, one) for name in workflows for one in statuses]
+
+
+def group_condition(given: Given, prefix: str, group: RunGroup, before: tuple[int, str] | None = None) -> str:
+    """The SQL condition that selects the runs of a group with this prefix, of those that a list has not reached yet."""
     conditions = ["namespace = ?1"]
+    as_filter = "$unindexed " if prefix else ""  # a prefix is looked up by the primary key
     if prefix:
         conditions.append(f"id >= {given.one(prefix)}")
         end = after_prefix(prefix)
         conditions += [f"id < {given.one(end)}"] if end else []
-    if workflow is not None:
-        conditions.append(f"workflow = {given.one(workflow)}")
+    if group.workflow is not None:
+        conditions.append(f"{as_filter}workflow = {given.one(group.workflow)}")
+    if group.status is not None:
+        conditions.append(f"{as_filter}status = {given.one(group.status)}")
     if before is not None:
         at = given.one(before[0])
         conditions.append(f"updated_at <= {at} AND (updated_at < {at} OR id > {given.one(before[1])})")
@@ -91,31 +146,39 @@ def after_prefix(prefix: str) -> str:
 async def list_runs(
     db: Session, prefix: str, status: Status | None, workflow: str | None, before: tuple[int, str] | None, limit: int
 ) -> list[RunInfo]:
-    """Runs, last changed first, ties by id: the newest of each status, merged."""
-    given = Given()
-    conditions, most = _conditions(given, prefix, workflow, before), given.one(max(limit, 0))
-    newest = (
-        f"""
-        SELECT * FROM (
-            SELECT id, workflow, status, updated_at FROM $runs WHERE {conditions} AND status = {given.one(one)}
+    """Runs, last changed first, ties by id: the newest of each group, merged."""
+    is_one_group = bool(prefix) and db.tables.dialect.has_few_indexes
+    groups = [RunGroup(workflow, status)] if is_one_group else await run_groups(db, status, workflow)
+    name, found = db.tables.values.name_from, list[tuple[int, str, str, str]]()
+    for piece in in_pieces(groups, MAX_SELECTS):
+        given = Given()
+        most = given.one(max(limit, 0))
+        newest = (
+            f"""
+            SELECT * FROM (
+                SELECT id, workflow, status, updated_at FROM $runs WHERE {group_condition(given, prefix, group, before)}
+                ORDER BY updated_at DESC, id LIMIT {most}
+            ) AS newest_{number}"""
+            for number, group in enumerate(piece)
+        )
+        template = f"""
+            SELECT id, workflow, status, updated_at FROM ({" UNION ALL ".join(newest)}) AS newest
             ORDER BY updated_at DESC, id LIMIT {most}
-        ) AS newest_{number}"""
-        for number, one in enumerate(sorted(STATUSES) if status is None else [status])
-    )
-    template = f"""
-        SELECT id, workflow, status, updated_at FROM ({" UNION ALL ".join(newest)}) AS newest
-        ORDER BY updated_at DESC, id LIMIT {most}
-    """
-    rows = await db.all(template, *given.values)
-    name = db.tables.values.name_from
-    return [RunInfo.of(name(row[0]), name(row[1]), name(row[2]), int(row[3])) for row in rows]  # type: ignore[arg-type]
+        """
+        rows = await db.all(template, *given.values)
+        found += [(-int(row[3]), name(row[0]), name(row[1]), name(row[2])) for row in rows]
+    newest_first = sorted(found)[: max(limit, 0)]
+    return [RunInfo.of(run_id, of, now, -at) for at, run_id, of, now in newest_first]  # type: ignore[arg-type]
 
 
 async def count(db: Session, prefix: str, status: Status | None, workflow: str | None) -> int:
     """How many runs there are."""
-    given = Given()
-    template = f"SELECT count(*) FROM $runs WHERE {_conditions(given, prefix, workflow)}"
-    if status is not None:
-        template += f" AND status = {given.one(status)}"
-    row = await db.one(template, *given.values)
-    return 0 if row is None else int(row[0])
+    groups = [RunGroup(workflow, status)]
+    if not prefix and status is not None:
+        groups = await run_groups(db, status, workflow)
+    total = 0
+    for piece in in_pieces(groups, MAX_SELECTS):
+        given = Given()
+        counts = (f"SELECT count(*) FROM $runs WHERE {group_condition(given, prefix, group)}" for group in piece)
+        total += sum(int(row[0]) for row in await db.all(" UNION ALL ".join(counts), *given.values))
+    return total

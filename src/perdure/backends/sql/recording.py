@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from perdure.backends.base.batching import Reply
 from perdure.backends.base.lost_reply import check_consumed, missing_entries, missing_items
-from perdure.backends.sql.rows import ENTRY_COLUMNS, ENTRY_FIELDS, entry_from, entry_values
+from perdure.backends.sql.rows import ENTRY_COLUMNS, ENTRY_FIELDS, entries_from, entry_values
 from perdure.backends.sql.session import Given, Result, Session, Statement
 from perdure.backends.sql.tables import Tables, in_pieces
 from perdure.backends.sql.writes import Write
@@ -26,7 +26,7 @@ from perdure.model.records import Item, Lease, Pulse
 
 # SQLite joins at most 500 SELECTs by UNION ALL, and a statement takes some ten thousand values.
 _MAX_ROWS: Final = 250
-_TYPES: Final = {"seq": "int", "epoch": "int", "ok": "int", "attempt": "int", "started_at": "int", "ended_at": "int"}
+_TYPES: Final = {"seq": "int", "epoch": "int", "ok": "int", "attempt": "int", "started_at": "int", "took": "int"}
 
 _FENCE: Final = "SELECT id, epoch, lease_token, inbox_seq, cancel_requested FROM $runs WHERE namespace = ?1 AND id IN "
 
@@ -236,9 +236,9 @@ async def _read_recorded(db: Session, writes: Sequence[Write]) -> dict[str, _Rec
     """By run, the rows under the numbers of these writes."""
     recorded = {write.run_id: _RecordedRows() for write in writes}
     name, payload = db.tables.values.name_from, db.tables.values.payload_from
-    for row in await _at(db, f"run_id, {ENTRY_COLUMNS} FROM $steps", {w.run_id: _seqs(w.entries) for w in writes}):
-        entry = entry_from(row[1:], db.tables.values)
-        recorded[name(row[0])].entries[entry.seq] = entry
+    rows = await _at(db, f"{ENTRY_COLUMNS}, run_id FROM $steps", {w.run_id: _seqs(w.entries) for w in writes})
+    for row, entry in zip(rows, entries_from(rows, db.tables.values), strict=True):
+        recorded[name(row[-1])].entries[entry.seq] = entry
     for run_id, seq in await _at(db, "run_id, seq FROM $signals", {w.run_id: list(w.consume) for w in writes}):
         recorded[name(run_id)].inbox.add(int(seq))
     for run_id, stream, n, found in await _items_at(db, writes):
@@ -257,8 +257,11 @@ async def _at(db: Session, selected: str, places: dict[str, list[int]]) -> list[
     pairs = [(run_id, piece) for run_id, seqs in places.items() for piece in in_pieces(seqs, _MAX_ROWS)]
     for piece in in_pieces(pairs, _MAX_ROWS):
         given = Given()
-        wanted = " OR ".join(f"(run_id = {given.one(run_id)} AND seq IN ({given.many(seqs)}))" for run_id, seqs in piece)
-        rows += await db.all(f"SELECT {selected} WHERE namespace = ?1 AND ({wanted})", *given.values)
+        # With the namespace in each part of it: SQLite looks up the parts of an OR for themselves, by a whole key or not at all.
+        wanted = " OR ".join(
+            f"(namespace = ?1 AND run_id = {given.one(run_id)} AND seq IN ({given.many(seqs)}))" for run_id, seqs in piece
+        )
+        rows += await db.all(f"SELECT {selected} WHERE {wanted}", *given.values)
     return rows
 
 
@@ -268,10 +271,10 @@ async def _items_at(db: Session, writes: Sequence[Write]) -> list[Sequence[Any]]
     for piece in in_pieces(places, _MAX_ROWS):
         given = Given()
         wanted = " OR ".join(
-            f"(run_id = {given.one(run_id)} AND stream = {given.one(item.stream)} AND n = {given.one(item.n)})"
+            f"(namespace = ?1 AND run_id = {given.one(run_id)} AND stream = {given.one(item.stream)} AND n = {given.one(item.n)})"
             for run_id, item in piece
         )
-        template = f"SELECT run_id, stream, n, payload FROM $items WHERE namespace = ?1 AND ({wanted})"
+        template = f"SELECT run_id, stream, n, payload FROM $items WHERE {wanted}"
         rows += await db.all(template, *given.values)
     return rows
 

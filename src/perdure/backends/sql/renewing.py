@@ -43,11 +43,17 @@ async def renew(
 
 
 async def _renew(db: Session, _: bool, *, leases: Sequence[Lease], length: int, now: int | None) -> tuple[Pulses, Pulses]:  # noqa: FBT001 - as all work
-    """The leases that were prolonged, and those that are current but locked."""
+    return await renew_unlocked(db, leases, length, now)
+
+
+async def renew_unlocked(
+    db: Session, leases: Sequence[Lease], length: int, now: int | None, owner: str | None = None
+) -> tuple[Pulses, Pulses]:
+    """The leases that were prolonged, and those that are current but locked. With `owner` they become this owner's."""
     free = await _current(db, leases, "$for_change $skip_locked")
     if free.pulses:
         at = free.at if now is None else now
-        await _prolong(db, [lease.run_id for lease in free.pulses], at, at + length)
+        await _prolong(db, [lease.run_id for lease in free.pulses], at, at + length, owner)
     others = [lease for lease in leases if lease not in free.pulses]
     return free.pulses, (await _current(db, others)).pulses if others else {}
 
@@ -65,11 +71,12 @@ async def _current(db: Session, leases: Sequence[Lease], lock: str = "") -> _Cur
     return _Current(pulses, int(result.rows[0][-1]) if result.rows else 0)
 
 
-async def _prolong(db: Session, run_ids: Sequence[str], at: int, until: int) -> None:
+async def _prolong(db: Session, run_ids: Sequence[str], at: int, until: int, owner: str | None) -> None:
     given = Given()
     end, changed = given.one(until), given.one(at)
+    owned = "" if owner is None else f", lease_owner = {given.one(owner)}"
     template = f"""
-        UPDATE $runs SET lease_until = {end}, wake_at = {end}, updated_at = {changed}
+        UPDATE $runs SET lease_until = {end}, wake_at = {end}, updated_at = {changed}{owned}
         WHERE namespace = ?1 AND id IN ({given.many(run_ids)})
     """
     await db.run(template, *given.values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -18,8 +18,10 @@ from perdure.model.records import Awaited, Lease, RunRow, Signal
 # The run's columns in the order of RunRow's fields, so that a row and a RunRow are the same sequence of values.
 RUN_FIELDS: Final = RunRow.__struct_fields__
 RUN_COLUMNS: Final = ", ".join(RUN_FIELDS)
+# An entry takes few bytes: '' stands for the phase "close" and for the kind "step", which nearly every entry has, and `took`, in
+# microseconds, for when it ended.
 ENTRY_FIELDS: Final = (
-    "seq", "epoch", "key", "phase", "kind", "name", "ok", "attempt", "started_at", "ended_at", "args_hash", "payload",
+    "seq", "epoch", "key", "phase", "kind", "name", "ok", "attempt", "started_at", "took", "args_hash", "payload",
 )  # fmt: skip
 ENTRY_COLUMNS: Final = ", ".join("$key" if field == "key" else field for field in ENTRY_FIELDS)
 SIGNAL_FIELDS: Final = ("seq", "kind", "name", "payload", "dedupe", "consumed_by")
@@ -30,14 +32,19 @@ _PAYLOADS: Final = frozenset({"input", "input_hash", "seed", "metadata", "progre
 _BOOLEANS: Final = frozenset({"held", "cancel_requested", "parent_notified", "ok"})
 _NUMBERS: Final = frozenset({
     "priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts", "created_at", "updated_at", "seq",
-    "attempt", "started_at", "ended_at", "next_at",
+    "attempt", "started_at", "took", "next_at",
 })  # fmt: skip
+_WAITING_FOR: Final = RUN_FIELDS.index("waiting_for")
+_BOOLEAN_INDEXES: Final = tuple(index for index, field in enumerate(RUN_FIELDS) if field in _BOOLEANS)
+_PAYLOAD_INDEXES: Final = tuple(index for index, field in enumerate(RUN_FIELDS) if field in _PAYLOADS)
 
 _awaited = msgspec.json.Decoder(tuple[Awaited, ...])
 
 
 def awaited_text(waiting_for: Collection[Awaited]) -> str:
     """What a run waits for, as JSON."""
+    if not waiting_for:
+        return "[]"
     return msgspec.json.encode(sorted(set(waiting_for), key=lambda awaited: (awaited.kind, awaited.name))).decode()
 
 
@@ -72,21 +79,56 @@ def run_from(row: Row, values: Values) -> RunRow:
     return RunRow(**fields)
 
 
-def run_values(run: RunRow) -> list[Any]:
-    """The values of `RUN_COLUMNS` for this run."""
-    fields = {name: getattr(run, name) for name in RUN_FIELDS}
-    fields["waiting_for"] = awaited_text(run.waiting_for)
-    return list(fields.values())
+def run_values(run: RunRow, blob: Callable[[bytes], Any] = bytes) -> list[Any]:
+    """The values of `RUN_COLUMNS` for this run, with each payload as `blob` makes it."""
+    values = list(msgspec.structs.astuple(run))
+    for index in _PAYLOAD_INDEXES:
+        if values[index] is not None:
+            values[index] = blob(values[index])
+    for index in _BOOLEAN_INDEXES:
+        values[index] = 1 if values[index] else 0
+    values[_WAITING_FOR] = awaited_text(run.waiting_for)
+    return values
 
 
-def entry_from(row: Row, values: Values) -> Entry:
-    """The entry of a row that begins with `ENTRY_COLUMNS`."""
-    return Entry(**fields_from(ENTRY_FIELDS, row, values))
+def entries_from(rows: Iterable[Row], values: Values) -> list[Entry]:
+    """The entries of rows that begin with `ENTRY_COLUMNS`."""
+    exact = rows if values.is_exact else (fields_from(ENTRY_FIELDS, row, values).values() for row in rows)
+    return [
+        Entry(
+            seq=seq,
+            key=key,
+            phase=phase or "close",
+            kind=kind or "step",
+            name=name,
+            ok=bool(ok),
+            payload=payload,
+            attempt=attempt,
+            args_hash=args_hash,
+            started_at=started_at,
+            ended_at=started_at + took,
+            epoch=epoch,
+        )
+        for seq, epoch, key, phase, kind, name, ok, attempt, started_at, took, args_hash, payload, *_ in exact
+    ]
 
 
-def entry_values(entry: Entry) -> list[Any]:
-    """The values of `ENTRY_COLUMNS` for this entry."""
-    return [getattr(entry, field) for field in ENTRY_FIELDS]
+def entry_values(entry: Entry, blob: Callable[[bytes], Any] = bytes) -> tuple[Any, ...]:
+    """The values of `ENTRY_COLUMNS` for this entry, with each payload as `blob` makes it."""
+    return (
+        entry.seq,
+        entry.epoch,
+        entry.key,
+        "" if entry.phase == "close" else entry.phase,
+        "" if entry.kind == "step" else entry.kind,
+        entry.name,
+        1 if entry.ok else 0,
+        entry.attempt,
+        entry.started_at,
+        entry.ended_at - entry.started_at,
+        None if entry.args_hash is None else blob(entry.args_hash),
+        blob(entry.payload),
+    )
 
 
 def signal_from(row: Row, values: Values) -> Signal:

@@ -8,11 +8,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from perdure.backends.base.new_runs import found_row, new_row, restored_row
-from perdure.backends.sql import inbox
+from perdure.backends.base.process_owner import label_of
+from perdure.backends.sql import inbox, reading
 from perdure.backends.sql.inbox import woken
 from perdure.backends.sql.recording import append
 from perdure.backends.sql.rows import RUN_COLUMNS, RUN_FIELDS, assignments, lease_of, run_from, run_values
 from perdure.backends.sql.session import Given, Session, Statement
+from perdure.backends.sql.tables import in_pieces
 from perdure.errors import LeaseHeld, RunFinished, RunNotFound
 from perdure.model.ids import check_id
 from perdure.model.journal import Entry, drop_entry
@@ -24,7 +26,8 @@ _FOUND: Final = f"SELECT {RUN_COLUMNS}, lease_token FROM $runs WHERE namespace =
 _ASKED: Final = f"SELECT {RUN_COLUMNS}, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_change"
 _LOCKED: Final = f"SELECT {RUN_COLUMNS}, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_update"
 _PLACES: Final = ", ".join(f"?{number}" for number in range(2, len(RUN_FIELDS) + 5))
-_INSERT: Final = f"""
+# Its values are the namespace, those of `run_values`, the token of the lease, and the lengths of the journal and the inbox.
+INSERT: Final = f"""
     $insert_new INTO $runs (namespace, {RUN_COLUMNS}, lease_token, journal_length, inbox_seq) VALUES (?1, {_PLACES}) $or_nothing
 """
 _REPLACED: Final = {
@@ -120,17 +123,18 @@ async def create_all(db: Session, begins: Sequence[Begin]) -> list[Created | Non
     in_order = sorted(begins, key=lambda begin: begin.run.id.encode())
     results = await db.send([_insert(db, begin, made[begin.run.id].run) for begin in in_order])
     new = [begin for begin, result in zip(in_order, results, strict=True) if result.count]
-    await db.send([statement for begin in new for statement in _parts(db, begin.run.id, begin.entries, begin.inbox)])
+    await db.send([statement for begin in new for statement in insert_parts(db, begin.run.id, begin.entries, begin.inbox)])
     new_ids = {begin.run.id for begin in new}
     return [made[begin.run.id] if begin.run.id in new_ids else None for begin in begins]
 
 
 def _insert(db: Session, begin: Begin, run: RunRow) -> Statement:
     token = None if begin.length is None else begin.token
-    return db.statement(_INSERT, *run_values(run), token, last_seq(begin.entries), last_seq(begin.inbox))
+    return db.statement(INSERT, *run_values(run), token, last_seq(begin.entries), last_seq(begin.inbox))
 
 
-def _parts(db: Session, run_id: str, entries: Sequence[Entry], rows: Sequence[Signal]) -> list[Statement]:
+def insert_parts(db: Session, run_id: str, entries: Sequence[Entry], rows: Sequence[Signal]) -> list[Statement]:
+    """What writes the journal and the inbox of a run that has none."""
     return [*append(db, [(run_id, entry) for entry in entries]), *inbox.insert(db, run_id, rows)]
 
 
@@ -178,15 +182,15 @@ async def restore(db: Session, run: RunRow, entries: Sequence[Entry], rows: Sequ
     """
     found, at = await locked(db, run.id, now)
     if found is not None and found.lease_until is not None and found.lease_until > at:
-        raise LeaseHeld(run.id, found.lease_owner or "a live worker")
+        raise LeaseHeld(run.id, label_of(found.lease_owner))
     values: list[Any] = [*run_values(restored_row(run, rows, found, at)), None, last_seq(entries), last_seq(rows)]
     if found is None:
-        if not await db.run(_INSERT, *values):
+        if not await db.run(INSERT, *values):
             return False
     else:
         # The row stays, so that a signal which waits for it finds it.
         await db.send([db.statement(_REPLACE, *values), *_delete_parts(db, [run.id])])
-    await db.send(_parts(db, run.id, entries, rows))
+    await db.send(insert_parts(db, run.id, entries, rows))
     return True
 
 
@@ -263,15 +267,19 @@ async def purge(db: Session, age: int, limit: int, now: int | None) -> int:
 
 
 async def _oldest(db: Session, until: int, limit: int) -> list[str]:
-    given = Given()
-    last, most = given.one(until), given.one(limit)
-    oldest = (
-        f"""
-        SELECT * FROM (
-            SELECT id, updated_at FROM $runs WHERE namespace = ?1 AND status = {given.one(status)} AND updated_at <= {last}
-            ORDER BY updated_at, id LIMIT {most}
-        ) AS {status}"""
-        for status in sorted(ENDED)
-    )
-    template = f"SELECT id FROM ({' UNION ALL '.join(oldest)}) AS old ORDER BY updated_at, id LIMIT {most}"
-    return [db.tables.values.name_from(row[0]) for row in await db.all(template, *given.values)]
+    groups = [group for status in sorted(ENDED) for group in await reading.run_groups(db, status, None)]
+    name, found = db.tables.values.name_from, list[tuple[int, str]]()
+    for piece in in_pieces(groups, reading.MAX_SELECTS):
+        given = Given()
+        last, most = given.one(until), given.one(limit)
+        oldest = (
+            f"""
+            SELECT * FROM (
+                SELECT id, updated_at FROM $runs WHERE {reading.group_condition(given, "", group)} AND updated_at <= {last}
+                ORDER BY updated_at, id LIMIT {most}
+            ) AS oldest_{number}"""
+            for number, group in enumerate(piece)
+        )
+        template = f"SELECT id, updated_at FROM ({' UNION ALL '.join(oldest)}) AS old ORDER BY updated_at, id LIMIT {most}"
+        found += [(int(at), name(run_id)) for run_id, at in await db.all(template, *given.values)]
+    return [run_id for _, run_id in sorted(found)[:limit]]

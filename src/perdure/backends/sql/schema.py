@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from importlib import resources
 from typing import Final
 
@@ -16,12 +17,24 @@ _READ_META: Final = "SELECT name, value FROM $meta"
 _WRITE_META: Final = "INSERT INTO $meta (name, value) VALUES ('payloads', ?1), ('schema_version', ?2)"
 
 
-async def set_up(channel: Channel, tables: Tables, label: str, *, allowed: bool) -> None:
+async def creation(tables: Tables) -> list[Statement]:
+    """What creates the tables, read from a file in another thread. Each statement stands on those before it."""
+    return await asyncio.to_thread(creation_statements, tables)
+
+
+async def set_up(
+    channel: Channel,
+    tables: Tables,
+    label: str,
+    *,
+    allowed: bool,
+    load: Callable[[Tables], Awaitable[list[Statement]]] = creation,
+) -> None:
     """Leave the schema there and current. Many processes may do this at once; a killed one leaves nothing that is in the way.
 
-    To be called in a transaction of its own.
+    To be called in a transaction of its own. `load` gives what creates the tables.
     """
-    if await _is_current(channel, tables, label):
+    if await is_current(channel, tables, label):
         return
     if not allowed:
         raise PersistenceError(
@@ -32,22 +45,19 @@ async def set_up(channel: Channel, tables: Tables, label: str, *, allowed: bool)
     if dialect.lock_setup:
         await channel.send([tables.statement(dialect.lock_setup, tables.stem)])
     try:
-        if not await _is_current(channel, tables, label):
-            await _create(channel, tables)
+        if not await is_current(channel, tables, label):
+            for statement in await load(tables):
+                await channel.send([statement])
     finally:
         if dialect.unlock_setup:
             await channel.send([tables.statement(dialect.unlock_setup, tables.stem)])
 
 
-async def _create(channel: Channel, tables: Tables) -> None:
-    for statement in await creation(tables):
-        await channel.send([statement])
-
-
-async def creation(tables: Tables) -> list[Statement]:
-    """What creates the tables. Each statement stands on those before it."""
-    script = await asyncio.to_thread(_script, tables.dialect.schema)
+def creation_statements(tables: Tables) -> list[Statement]:
+    """As `creation`, read in the calling thread."""
+    script = _script(tables.dialect.schema)
     made = [tables.statement(statement) for statement in script.split(";\n") if statement.strip()]
+    made += [tables.statement(index) for index in tables.dialect.indexes]
     return [*made, tables.statement(_WRITE_META, tables.values.kind, VERSION)]
 
 
@@ -56,7 +66,7 @@ def _script(name: str) -> str:
     return "\n".join(line for line in text.splitlines() if not line.startswith("--")) + "\n"
 
 
-async def _is_current(channel: Channel, tables: Tables, label: str) -> bool:
+async def is_current(channel: Channel, tables: Tables, label: str) -> bool:
     """Whether the tables are there. Raises `PersistenceError` when they are others than this perdure knows."""
     has_meta = await channel.send([tables.statement(tables.dialect.has_table, f"{tables.stem}_meta")])
     if not int(has_meta[0].rows[0][0]):

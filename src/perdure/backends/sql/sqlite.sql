@@ -1,5 +1,6 @@
 -- perdure's tables, version 1, for SQLite and libSQL. A name after a dollar sign stands for a quoted identifier.
--- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one.
+-- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one. The runs have more indexes,
+-- which are in the dialect: a local file has fewer of them than a server.
 -- Instants are microseconds UTC. Payloads are text or blobs, as the store writes them. Narrow columns come first, so that the
 -- fence never reads a payload's overflow pages.
 
@@ -44,19 +45,11 @@ CREATE TABLE $runs (
     PRIMARY KEY (namespace, id)
 ) WITHOUT ROWID;
 
+-- What may be claimed, group by group: claim walks the distinct (workflow, queue, priority) and never a sleeping run.
 CREATE INDEX $runs_wake ON $runs (namespace, workflow, queue, priority, wake_at, id, limit_key, held)
 WHERE wake_at IS NOT NULL AND held = 0;
 
-CREATE INDEX $runs_due ON $runs (namespace, wake_at, id, held)
-WHERE wake_at IS NOT NULL AND held = 0;
-
-CREATE INDEX $runs_leased ON $runs (namespace, queue, lease_until, limit_key)
-WHERE lease_until IS NOT NULL;
-
-CREATE INDEX $runs_changed ON $runs (namespace, status, updated_at DESC, id);
-
-CREATE INDEX $runs_of_workflow ON $runs (namespace, workflow, status, updated_at DESC, id);
-
+-- Nearly every entry closes a step, so '' stands for that phase and that kind, and takes no room. `took` is in microseconds.
 CREATE TABLE $steps (
     namespace TEXT NOT NULL,
     run_id TEXT NOT NULL,
@@ -69,12 +62,13 @@ CREATE TABLE $steps (
     ok INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
     started_at INTEGER NOT NULL,
-    ended_at INTEGER NOT NULL,
+    took INTEGER NOT NULL,
     args_hash BLOB,
     payload BLOB NOT NULL,
     PRIMARY KEY (namespace, run_id, seq)
 ) WITHOUT ROWID;
 
+-- `identity` tells a repeated signal from a new one; NULL where there is nothing to repeat.
 CREATE TABLE $signals (
     namespace TEXT NOT NULL,
     run_id TEXT NOT NULL,
@@ -82,15 +76,16 @@ CREATE TABLE $signals (
     kind TEXT NOT NULL,
     name TEXT NOT NULL,
     dedupe TEXT,
-    identity TEXT NOT NULL,
+    identity TEXT,
     consumed_by TEXT,
     payload BLOB NOT NULL,
     PRIMARY KEY (namespace, run_id, seq)
 ) WITHOUT ROWID;
 
-CREATE UNIQUE INDEX $signals_identity ON $signals (namespace, run_id, identity);
+CREATE UNIQUE INDEX $signals_identity ON $signals (namespace, run_id, identity)
+WHERE identity IS NOT NULL;
 
-CREATE INDEX $signals_waiting ON $signals (namespace, run_id, seq)
+CREATE INDEX $signals_waiting ON $signals (namespace, run_id, kind, name, seq)
 WHERE consumed_by IS NULL;
 
 CREATE TABLE $items (

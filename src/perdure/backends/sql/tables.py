@@ -58,6 +58,10 @@ class Tables:
         self._words = {**words, **names, "key": f"{quote}key{quote}"}
         self._fill: Callable[[str], _Filled] = lru_cache(maxsize=1000)(self._fill_anew)
 
+    def sql(self, template: str) -> str:
+        """The template as SQL, for values that are given in the order of its placeholders."""
+        return self._fill(template).sql
+
     def statement(self, template: str, *values: Any) -> Statement:
         """The statement for these values: `str` is a name, `bytes` is a payload."""
         sql, order = self._fill(template)

@@ -12,8 +12,10 @@ MARK: Final = "base64:"
 class Values(Protocol):
     """What a database is given for names (`str`) and payloads (`bytes`), and what is made of what it gives back."""
 
-    # Stands in the database, so that nobody reads payloads that were written in another way.
+    # Stands in the database, so that a store of another kind does not misread the payloads.
     kind: int
+    # Whether the driver gives back exactly what was written: `str`, `int`, `bytes` and None.
+    is_exact: bool
 
     def __hash__(self) -> int: ...
     def name(self, text: str) -> Any: ...
@@ -26,6 +28,7 @@ class TextValues:
     """Everything is text. A payload is usually JSON and stays readable."""
 
     kind = 1
+    is_exact = False
 
     def name(self, text: str) -> Any:
         """As it is."""
@@ -65,5 +68,18 @@ class BytesValues(TextValues):
         return value.encode() if isinstance(value, str) else bytes(value)
 
 
+class ExactValues(BytesValues):
+    """Names are text and payloads are bytes, in the database and as the driver gives them back."""
+
+    is_exact = True
+
+    def name_from(self, value: Any) -> str:
+        return value  # type: ignore[no-any-return]
+
+    def payload_from(self, value: Any) -> bytes:
+        return value  # type: ignore[no-any-return]
+
+
 TEXT: Final[Values] = TextValues()
 BYTES: Final[Values] = BytesValues()
+EXACT: Final[Values] = ExactValues()

@@ -15,9 +15,9 @@ import time
 from collections import deque
 from typing import Final
 
-from perdure.backends.sqlite.calls import Watcher
+from perdure.backends.base.lifecycle import Watcher
 from perdure.backends.sqlite.connection import DatabaseFile
-from perdure.backends.sqlite.worker import Worker
+from perdure.backends.sqlite.connection_thread import ConnectionThread
 from perdure.backends.sqlite.writer import Writer
 
 _FORK_PATIENCE: Final = 5.0
@@ -32,23 +32,23 @@ class Database:
     def __init__(self, path: str) -> None:
         self.file = DatabaseFile(path)
         self.writer = Writer(self.file)
-        self.reader = Worker(self.file, "reader", read_only=True)
+        self.reader = ConnectionThread(self.file, "reader", read_only=True)
         self.ready: set[str] = set()
-        self.transactions: set[Worker] = set()
+        self.transactions: set[ConnectionThread] = set()
         self.users = 0
 
     @property
-    def workers(self) -> tuple[Worker, Worker]:
+    def threads(self) -> tuple[ConnectionThread, ConnectionThread]:
         """The two threads that every store of the file shares."""
         return self.writer, self.reader
 
-    def add_transaction(self, worker: Worker) -> None:
+    def add_transaction(self, thread: ConnectionThread) -> None:
         """Remember the thread of a transaction until it has ended."""
-        _registry.add_transaction(self, worker)
+        _registry.add_transaction(self, thread)
 
-    def open_transactions(self) -> set[Worker]:
+    def open_transactions(self) -> set[ConnectionThread]:
         """The threads of transactions that have not ended."""
-        return {worker for worker in self.transactions if not worker.has_ended(0)}
+        return {thread for thread in self.transactions if not thread.has_ended(0)}
 
     async def close(self) -> None:
         """One store less; the last one waits until the threads have ended and their connections are closed."""
@@ -59,7 +59,7 @@ class Database:
         try:
             await asyncio.wait([reader_ended.future])
         finally:
-            self.writer.stop(writer_ended)  # last: who closes last takes the log away, and only a writer can
+            self.writer.stop(writer_ended)  # last: the last connection to close removes the log, and only a writing one can
         await asyncio.wait([writer_ended.future])
 
     def abandon(self) -> None:
@@ -73,8 +73,8 @@ class _Registry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._databases: dict[str, Database] = {}
-        # Workers that were told to end and may still have a connection.
-        self._ending: list[Worker] = []
+        # Threads that were asked to end and may still have a connection.
+        self._ending: list[ConnectionThread] = []
         # What collected stores have left. They wait for no lock, as a collection may run in any thread, also one that has it.
         self._abandoned: deque[Database] = deque()
 
@@ -90,7 +90,7 @@ class _Registry:
         return database
 
     def release(self, database: Database) -> bool:
-        """One user less. True for the last one, who must then stop the threads."""
+        """One user less. True for the last one, which must then stop the threads."""
         with self._lock:
             return self._release(database)
 
@@ -99,18 +99,18 @@ class _Registry:
         if database.users > 0:
             return False
         self._databases.pop(database.file.path, None)
-        self._ending = [worker for worker in self._ending if not worker.has_ended(0)]
-        self._ending += [worker for worker in database.workers if worker.started]
+        self._ending = [thread for thread in self._ending if not thread.has_ended(0)]
+        self._ending += [thread for thread in database.threads if thread.started]
         return True
 
-    def add_transaction(self, database: Database, worker: Worker) -> None:
+    def add_transaction(self, database: Database, thread: ConnectionThread) -> None:
         """Start the thread of a transaction and remember it. Waits for a fork to be over: the child must inherit nothing."""
         with self._lock:
-            worker.start()
-            database.transactions = {*database.open_transactions(), worker}
+            thread.start()
+            database.transactions = {*database.open_transactions(), thread}
 
     def abandon(self, database: Database) -> None:
-        """One user less, now or when somebody else passes by."""
+        """One user less, now or when the lock is free next time."""
         self._abandoned.append(database)
         self._sweep()
 
@@ -121,42 +121,42 @@ class _Registry:
             while self._abandoned:
                 database = self._abandoned.popleft()
                 if self._release(database):
-                    for worker in database.workers:
-                        worker.stop()
+                    for thread in database.threads:
+                        thread.stop()
         finally:
             self._lock.release()
 
     def before_fork(self) -> None:
         """Have every connection closed, and keep the lock so that none is opened."""
         self._lock.acquire()
-        for worker in self._workers():
-            worker.begin_pause()
+        for thread in self._threads():
+            thread.begin_pause()
         deadline = time.monotonic() + _FORK_PATIENCE
-        self._ending = [worker for worker in self._ending if not worker.has_ended(deadline)]
-        in_use = {worker.file.path for worker in [*self._workers(), *self._ending] if not worker.is_paused(deadline)}
+        self._ending = [thread for thread in self._ending if not thread.has_ended(deadline)]
+        in_use = {thread.file.path for thread in [*self._threads(), *self._ending] if not thread.is_paused(deadline)}
         for path, database in self._databases.items():
             database.file.lost_in_fork = path in in_use or bool(database.open_transactions())
 
     def after_fork_in_parent(self) -> None:
         """Go on."""
-        for worker in self._workers():
-            worker.end_pause()
+        for thread in self._threads():
+            thread.end_pause()
         for database in self._databases.values():
             database.file.lost_in_fork = False
         self._lock.release()
         self._sweep()
 
     def after_fork_in_child(self) -> None:
-        """Begin with no threads and an empty queue: what was under way is the parent's."""
+        """Begin with no threads and an empty queue: what was in flight belongs to the parent."""
         self._lock = threading.Lock()
         self._ending = []
         for database in self._databases.values():
-            for worker in (*database.workers, *database.transactions):
-                worker.start_over()
+            for thread in (*database.threads, *database.transactions):
+                thread.start_over()
             database.transactions = set()
 
-    def _workers(self) -> list[Worker]:
-        return [worker for database in self._databases.values() for worker in database.workers]
+    def _threads(self) -> list[ConnectionThread]:
+        return [thread for database in self._databases.values() for thread in database.threads]
 
 
 _registry: Final = _Registry()

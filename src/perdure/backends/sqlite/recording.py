@@ -1,148 +1,113 @@
-"""What the holder of a lease writes. Each function looks at the fence before it writes anything."""
+"""What the holder of a lease writes. Each function checks the lease before it writes anything.
+
+These verbs and `creating` have SQL of their own: every step passes here, and as verbs of the SQL core they would cost twice the
+CPU time. What is not as it nearly always is (something is recorded already) goes to the core.
+"""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
 
-from perdure.backends.sqlite import inbox
-from perdure.backends.sqlite.link import Fence, Link
-from perdure.backends.sqlite.rows import ENTRY_COLUMNS, awaited_text, clock, entries_from, entry_values
-from perdure.backends.sqlite.schema import Session, Tables
-from perdure.errors import LeaseLost, PersistenceError
+from perdure.backends.base.lost_reply import check_consumed
+from perdure.backends.sql import inbox, writes
+from perdure.backends.sql.recording import write_all
+from perdure.backends.sql.rows import ENTRY_COLUMNS, SIGNAL_COLUMNS, awaited_text, entry_values, signal_from
+from perdure.backends.sqlite.session import SqliteSession, SqliteTables, now_or, run_verb
+from perdure.backends.sqlite.writer_connection import Fence, WriterConnection
+from perdure.errors import LeaseLost
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, EndStatus, Item, Lease, Pulse, Signal
 
+# The values of these are in the order of their placeholders.
 _FENCE: Final = """
-    SELECT epoch, lease_token, cancel_requested, parent_id, parent_key,
-        (SELECT max(seq) FROM $signals WHERE namespace = ?1 AND run_id = ?2)
-    FROM $runs WHERE namespace = ?1 AND id = ?2
+    SELECT epoch, lease_token, inbox_seq, cancel_requested, parent_id, parent_key FROM $runs WHERE namespace = ? AND id = ?
 """
-_ENTRY_AT: Final = f"SELECT {ENTRY_COLUMNS} FROM $steps WHERE namespace = ?1 AND run_id = ?2 AND seq = ?3"
-_ITEM_AT: Final = "SELECT payload FROM $items WHERE namespace = ?1 AND run_id = ?2 AND stream = ?3 AND n = ?4"
-_SIGNAL_AT: Final = "SELECT 1 FROM $signals WHERE namespace = ?1 AND run_id = ?2 AND seq = ?3"
-_LAST_SEQ: Final = "SELECT max(seq) FROM $steps WHERE namespace = ?1 AND run_id = ?2"
+_SIGNAL_AT: Final = "SELECT seq FROM $signals WHERE namespace = ? AND run_id = ? AND seq = ?"
+_WAITING: Final = f"""
+    SELECT {SIGNAL_COLUMNS} FROM $signals INDEXED BY $signals_waiting
+    WHERE namespace = ? AND run_id = ? AND kind = ? AND name = ? AND consumed_by IS NULL
+"""
 _APPEND: Final = f"INSERT INTO $steps (namespace, run_id, {ENTRY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_APPEND_MISSING: Final = f"{_APPEND} ON CONFLICT DO NOTHING"
-_CONSUME: Final = """
-    UPDATE $signals SET consumed_by = ?4 WHERE namespace = ?1 AND run_id = ?2 AND seq = ?3 AND consumed_by IS NULL
-"""
-_ADD_ITEM: Final = """
-    INSERT INTO $items (namespace, run_id, stream, n, payload) VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT DO NOTHING
-"""
+_ADD_ITEM: Final = "INSERT INTO $items (namespace, run_id, stream, n, payload) VALUES (?, ?, ?, ?, ?)"
+_CONSUME: Final = "UPDATE $signals SET consumed_by = ? WHERE namespace = ? AND run_id = ? AND seq = ? AND consumed_by IS NULL"
 _SUSPEND: Final = """
-    UPDATE $runs SET status = 'suspended', wake_at = ?3, waiting_for = ?4, updated_at = ?5, attempts = 0,
+    UPDATE $runs SET status = 'suspended', wake_at = ?, waiting_for = ?, updated_at = ?, attempts = 0,
         lease_token = NULL, lease_owner = NULL, lease_until = NULL
-    WHERE namespace = ?1 AND id = ?2
+    WHERE namespace = ? AND id = ?
 """
 _FINISH: Final = """
-    UPDATE $runs SET status = ?3, outcome = ?4, updated_at = ?5, wake_at = NULL, waiting_for = '[]',
-        lease_token = NULL, lease_owner = NULL, lease_until = NULL
-    WHERE namespace = ?1 AND id = ?2
+    UPDATE $runs SET status = ?, outcome = ?, updated_at = ?, parent_notified = max(parent_notified, ?), wake_at = NULL,
+        waiting_for = '[]', lease_token = NULL, lease_owner = NULL, lease_until = NULL
+    WHERE namespace = ? AND id = ?
 """
-_PARENT_NOTIFIED: Final = "UPDATE $runs SET parent_notified = 1 WHERE namespace = ?1 AND id = ?2"
-_REPORT: Final = "UPDATE $runs SET progress = ?3 WHERE namespace = ?1 AND id = ?2"
 
 
-def fence(db: Session, lease: Lease) -> Fence:
+def fence(db: SqliteSession, lease: Lease) -> Fence:
     """Let the holder of the run's current lease pass. Raises `LeaseLost`."""
     of = db.tables.stem, db.namespace, lease.run_id, lease.epoch
-    known = db.link.fences.get(lease.token)
+    known = db.channel.fences.get(lease.token)
     if known is not None and known.of == of:
         return known
-    row = db.one(_FENCE, lease.run_id)
-    if row is None or row[0] != lease.epoch or row[1] != lease.token:
+    rows = db.fetch(_FENCE, lease.run_id)
+    if not rows or rows[0][0] != lease.epoch or rows[0][1] != lease.token:
         raise LeaseLost(lease.run_id, lease.epoch)
-    known = db.link.fences[lease.token] = Fence(of, Pulse(row[5] or 0, bool(row[2])), row[3], row[4])
+    _, _, inbox_seq, cancel_requested, parent_id, parent_key = rows[0]
+    known = db.channel.fences[lease.token] = Fence(of, Pulse(inbox_seq, bool(cancel_requested)), parent_id, parent_key)
     return known
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """`record` and nothing else, as it is handed over for every step: a closure would be six objects more to each."""
+    """The verb `record` with its arguments, as it is handed over for every step: a closure would be six objects more."""
 
-    tables: Tables
+    tables: SqliteTables
     namespace: str
     lease: Lease
     entries: Sequence[Entry]
     consume: Sequence[int]
     items: Sequence[Item]
 
-    def __call__(self, link: Link) -> Pulse:
-        """Write it, and give what the holder is told."""
-        db = Session(link, self.tables, self.namespace)
+    def __call__(self, connection: WriterConnection) -> Pulse:
+        """Write it, and give the holder's pulse."""
+        db = SqliteSession(connection, self.tables, self.namespace)
         return record(db, self.lease, self.entries, self.consume, self.items).pulse
 
 
-def record(db: Session, lease: Lease, entries: Sequence[Entry], consume: Sequence[int] = (), items: Sequence[Item] = ()) -> Fence:
-    """Append entries and items and consume signals. What is there already, and the same, is a lost reply."""
+def record(
+    db: SqliteSession, lease: Lease, entries: Sequence[Entry], consume: Sequence[int] = (), items: Sequence[Item] = ()
+) -> Fence:
+    """Append entries and items and consume inbox rows. What is recorded already, and equal, is a lost reply."""
     state = fence(db, lease)
-    if items:
-        _refuse_overwriting_items(db, lease, items)
+    connection, run_id = db.channel, lease.run_id
+    if not connection.defers:
+        if entries or consume or items:
+            _record_missing(db, lease, entries, consume, items)
+        return state
+    # That nothing is recorded under these numbers is found out by writing. Otherwise the batch fails, and runs again undeferred.
     if consume:
-        _refuse_missing(db, lease, consume)
-    if entries and not _are_new(db, lease.run_id, entries):
-        _refuse_overwriting(db, lease, entries)
-        append(db, lease.run_id, entries)
-    for seq in consume:
-        db.run(_CONSUME, lease.run_id, seq, str(lease.epoch))
+        check_consumed(run_id, {seq for wanted in consume for (seq,) in db.fetch(_SIGNAL_AT, run_id, wanted)}, consume)
+    filled = db.tables.filled
+    for entry in entries:
+        connection.execute_later(filled[_APPEND], (db.namespace, run_id, *entry_values(entry, bytearray)))
     for item in items:
-        db.run(_ADD_ITEM, lease.run_id, item.stream, item.n, item.payload)
+        connection.execute_later(filled[_ADD_ITEM], (db.namespace, run_id, item.stream, item.n, bytearray(item.payload)))
+    for seq in consume:
+        connection.execute_later(filled[_CONSUME], (str(lease.epoch), db.namespace, run_id, seq))
     return state
 
 
-def _are_new(db: Session, run_id: str, entries: Sequence[Entry]) -> bool:
-    """Whether nothing is recorded under their seqs, which is found out by writing them; False when that is not known."""
-    if db.link.defers:
-        for entry in entries:
-            db.run_later_with(_APPEND, entry_values(db.namespace, run_id, entry))
-        return True
-    if len(entries) > 1:
-        return False
-    try:
-        db.run_with(_APPEND, entry_values(db.namespace, run_id, entries[0]))
-    except sqlite3.IntegrityError:
-        return False
-    return True
-
-
-def _refuse_overwriting(db: Session, lease: Lease, entries: Sequence[Entry]) -> None:
-    last = db.one(_LAST_SEQ, lease.run_id)
-    last_seq = 0 if last is None else last[0] or 0
-    said: dict[int, Entry] = {}
-    for entry in entries:
-        there = entries_from(db.all(_ENTRY_AT, lease.run_id, entry.seq)) if entry.seq <= last_seq else []
-        if said.setdefault(entry.seq, there[0] if there else entry) != entry:
-            raise _refusal(lease, f"something else is recorded under seq {entry.seq} already")
-
-
-def _refuse_overwriting_items(db: Session, lease: Lease, items: Sequence[Item]) -> None:
-    said: dict[tuple[str, int], bytes] = {}
-    for item in items:
-        there = db.one(_ITEM_AT, lease.run_id, item.stream, item.n)
-        if said.setdefault((item.stream, item.n), item.payload if there is None else there[0]) != item.payload:
-            raise _refusal(lease, f"stream {item.stream!r} has another item {item.n} already")
-
-
-def _refuse_missing(db: Session, lease: Lease, consume: Sequence[int]) -> None:
-    for seq in consume:
-        if db.one(_SIGNAL_AT, lease.run_id, seq) is None:
-            raise _refusal(lease, f"its inbox has no row {seq} to consume")
-
-
-def _refusal(lease: Lease, reason: str) -> PersistenceError:
-    return PersistenceError(f"run {lease.run_id!r}", f"{reason}; nothing was written")
-
-
-def append(db: Session, run_id: str, entries: Sequence[Entry]) -> None:
-    """Insert the entries; one whose seq is taken is left out."""
-    db.run_each(_APPEND_MISSING, [entry_values(db.namespace, run_id, entry) for entry in entries])
+def _record_missing(
+    db: SqliteSession, lease: Lease, entries: Sequence[Entry], consume: Sequence[int], items: Sequence[Item]
+) -> None:
+    """Write what is not there yet. Raises `PersistenceError`, before anything is written, when something else is there."""
+    for refusal in run_verb(write_all(db, [writes.record(lease, entries, consume, items)])).values():
+        raise refusal
 
 
 def suspend(
-    db: Session,
+    db: SqliteSession,
     lease: Lease,
     wake_at: int | None,
     waiting_for: Collection[Awaited],
@@ -150,20 +115,21 @@ def suspend(
     consume: Sequence[int],
     now: int | None,
 ) -> list[Signal]:
-    """Record, then give up the lease unless something awaited is there, which is returned."""
+    """Record, then give up the lease, unless something awaited has arrived: then the run goes on with that."""
     state = record(db, lease, entries, consume)
-    there = inbox.waiting(db, lease.run_id, waiting_for)
-    if there:
-        return there
-    at = clock(now)
+    arrived = [row for address in waiting_for for row in db.fetch(_WAITING, lease.run_id, address.kind, address.name)]
+    if arrived:
+        return [signal_from(row, db.tables.values) for row in sorted(arrived)]
+    at = now_or(now)
     if state.pulse.cancel_requested:
-        wake_at = at if wake_at is None else min(wake_at, at)
-    db.run(_SUSPEND, lease.run_id, wake_at, awaited_text(waiting_for), at)
+        wake_at = inbox.woken(wake_at, at)
+    values = (wake_at, awaited_text(waiting_for), at, db.namespace, lease.run_id)
+    db.channel.execute(db.tables.filled[_SUSPEND], values)
     return []
 
 
 def finish(
-    db: Session,
+    db: SqliteSession,
     lease: Lease,
     status: EndStatus,
     outcome: bytes,
@@ -171,18 +137,13 @@ def finish(
     consume: Sequence[int],
     now: int | None,
 ) -> None:
-    """Record, end the run and tell its parent."""
+    """Record, end the run and notify its parent."""
     state = record(db, lease, entries, consume)
-    at = clock(now)
-    db.run_later(_FINISH, lease.run_id, status, bytearray(outcome), at)
-    del db.link.fences[lease.token]
+    at = now_or(now)
+    has_parent = state.parent_id is not None and state.parent_key is not None
+    values = (status, bytearray(outcome), at, 1 if has_parent else 0, db.namespace, lease.run_id)
+    db.channel.execute_later(db.tables.filled[_FINISH], values)
+    del db.channel.fences[lease.token]
     if state.parent_id is not None and state.parent_key is not None:
-        inbox.tell_parent(db, state.parent_id, state.parent_key, outcome, at)
-        db.link.fences.clear()  # the parent's inbox has grown, and its holder is to be told
-        db.run(_PARENT_NOTIFIED, lease.run_id)
-
-
-def report(db: Session, lease: Lease, progress: bytes) -> None:
-    """Replace the run's progress."""
-    fence(db, lease)
-    db.run(_REPORT, lease.run_id, progress)
+        run_verb(inbox.notify_parent(db, state.parent_id, state.parent_key, outcome, at))
+        db.channel.fences.clear()  # the parent's inbox has grown, which its holder's next pulse has to say

@@ -1,8 +1,9 @@
 """SQLiteStore: the contract on one file, with nothing but the standard library.
 
-Every verb is one function of a connection, run on the database's writer thread (inside a transaction it shares with whatever
-else arrived meanwhile) or on its reader thread. The store itself holds no connection and belongs to no event loop. What a
-caller passes in is copied before the verb is handed over, since the thread may look at it much later.
+A verb runs on the database's writer thread, in a transaction that it shares with everything else that arrived meanwhile, or on
+its reader thread. Most verbs are those of the SQL core; the ones that every step needs have SQL of their own (`recording`,
+`creating`). The store itself holds no connection and belongs to no event loop. What a caller passes in is copied before the verb
+is handed over, since the thread may look at it much later.
 """
 
 from __future__ import annotations
@@ -11,23 +12,27 @@ import asyncio
 import builtins
 import os
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Concatenate, Literal, NoReturn, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
 
+from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import lease_microseconds
+from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
 from perdure.backends.base.process_owner import Owners
-from perdure.backends.sqlite import claims, inbox, reading, recording, restoring, runs, schedules
-from perdure.backends.sqlite.calls import Call, Watcher
+from perdure.backends.sql import claims, inbox, reading, runs, schedules
+from perdure.backends.sql.recording import report
+from perdure.backends.sql.rows import identity
+from perdure.backends.sqlite import creating, process_leases, recording
+from perdure.backends.sqlite.connection_thread import ConnectionThread
 from perdure.backends.sqlite.database import Database, database_at
-from perdure.backends.sqlite.gate import Gate
-from perdure.backends.sqlite.link import Link
-from perdure.backends.sqlite.schema import Session, Tables, set_up
+from perdure.backends.sqlite.pending_call import PendingCall
+from perdure.backends.sqlite.session import SqliteSession, SqliteTables, now_or, run_at_one_moment, run_verb, set_up_tables
 from perdure.backends.sqlite.transaction import SQLiteTransaction, transaction
-from perdure.backends.sqlite.worker import Worker
+from perdure.backends.sqlite.writer_connection import WriterConnection
 from perdure.errors import PersistenceError
 from perdure.model.durations import microseconds
 from perdure.model.ids import check_namespace
@@ -54,15 +59,16 @@ from perdure.store import STANDARD_PARTS, Capability, Durability
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Verb: TypeAlias = Callable[[SqliteSession], Coroutine[Any, Any, T]]
 
-_FULL = 2  # what PRAGMA synchronous answers for FULL
+_FULL = 2  # what PRAGMA synchronous gives for FULL
 
 
 class SQLiteStore(SavesSnapshots):
     """A store in one SQLite file, for all processes of one machine.
 
-    With `synchronous="full"` what was acknowledged survives power loss; with "normal" a power loss may take the last moments
-    of it. `table` begins the names of the tables, `prefix` keeps runs of several users of the same tables apart.
+    With `synchronous="full"` what was acknowledged survives power loss; with "normal" a power loss may undo the last commits.
+    `table` begins the names of the tables, `prefix` keeps runs of several users of the same tables apart.
     """
 
     def __init__(
@@ -76,7 +82,7 @@ class SQLiteStore(SavesSnapshots):
     ) -> None:
         if synchronous not in ("full", "normal"):
             raise ValueError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
-        self._tables = Tables(table)
+        self._tables = SqliteTables(table)
         self._namespace = check_namespace(prefix)
         self._auto_migrate = auto_migrate
         self._use(database_at(_checked_path(path), full=synchronous == "full"))
@@ -87,10 +93,14 @@ class SQLiteStore(SavesSnapshots):
         self.key = ("sqlite", database.file.path, self._tables.stem.lower(), self._namespace)
         self._is_ready = False
         self._owners = Owners()
-        self._gate = Gate(database.file.path)
-        # Also a store that is only dropped gives its share of the threads back.
+        self._lifecycle = Lifecycle(self._label)
+        # A store that is dropped without being closed still releases the threads.
         self._release = weakref.finalize(self, database.abandon)
         self._release.atexit = False
+
+    @property
+    def _label(self) -> str:
+        return f"SQLite store {self._database.file.path!r}"
 
     def __repr__(self) -> str:
         return f"SQLiteStore({self._database.file.path!r})"
@@ -112,18 +122,18 @@ class SQLiteStore(SavesSnapshots):
 
     async def setup(self) -> None:
         """Create or upgrade the schema, also with `auto_migrate=False`."""
-        with self._gate:
+        with self._lifecycle:
             await self._set_up(allowed=True)
             self._is_ready = True
 
     async def close(self) -> None:
-        """Wait for what was submitted, and let go of the file if no other store of this process uses it."""
-        empty = Watcher()
-        if not self._gate.close(empty) or self._release.detach() is None:
+        """Wait for what was submitted, and close the file if no other store of this process uses it."""
+        empty = self._lifecycle.close()
+        if empty is None or self._release.detach() is None:
             return
         try:
-            await empty.future
-            await self._database.writer.answered()
+            await asyncio.wrap_future(empty)
+            await self._database.writer.drain()
         except asyncio.CancelledError:
             self._database.abandon()
             raise
@@ -150,15 +160,16 @@ class SQLiteStore(SavesSnapshots):
     ) -> Awaitable[Created]:
         """Insert the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
         length, start = None if ttl is None else lease_microseconds(ttl), checked_start(run)
-        begun = runs.Begun(checked_journal(entries), checked_inbox(inbox), created_at)
-        create = self._bound(runs.create, start, length, self._owners, now, begun)
-        return self._driven(Call(create, wakes=True, is_certain=True, keeps_fences=True))
+        journal, rows = checked_journal(entries), checked_inbox(inbox)
+        create = self._bind(creating.create, start, length, self._owners, now, journal, rows, created_at)
+        return self._hand_over(PendingCall(create, wakes=True, is_certain=True, keeps_fences=True))
 
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
     ) -> None:
-        """Put this whole run in place of what is there. A lease whose process is gone keeps nobody from that."""
-        await self._change(restoring.restore, run, checked_journal(entries), checked_inbox(inbox), self._owners, now)
+        """Put this whole run in place of what is there. The lease of a process that has ended does not prevent it."""
+        journal, rows = checked_journal(entries), checked_inbox(inbox)
+        await self._change(lambda db: process_leases.restore(db, run, journal, rows, self._owners, now))
 
     async def claim(
         self,
@@ -170,29 +181,33 @@ class SQLiteStore(SavesSnapshots):
         now: int | None = None,
     ) -> Claims:
         """Lease due runs. When nothing is due this is a read and takes no lock."""
-        wanted = claims.Wanted.of(workflows, queues)
-        call = Call(
-            self._bound(claims.claim, limit, lease_microseconds(ttl), wanted, self._owners, now),
-            probe=self._bound(claims.nothing_to_claim, limit, wanted, self._owners, now),
+        wanted = ClaimFilter.of(workflows, queues)
+        request = ClaimRequest(filter=wanted, limit=max(limit, 0), length=lease_microseconds(ttl), owner="", now=now)
+        owners = self._owners
+        call = PendingCall(
+            self._bind_verb(lambda db: process_leases.claim(db, request, owners)),
+            probe=self._bind(run_at_one_moment, lambda db: process_leases.find_nothing_due(db, request, owners)),
         )
-        with self._gate:
-            took = await self._answer(self._database.writer, call)
-            return Claims(claims=await self._load(took.taken), next_wake_at=took.next_wake_at)
+        with self._lifecycle:
+            result = await self._run(self._database.writer, call)
+            return Claims(claims=await self._load(result.leased), next_wake_at=result.next_wake_at)
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         """Lease this run."""
-        call = Call(self._bound(claims.acquire, run_id, lease_microseconds(ttl), self._owners, now, due_only=due_only))
-        with self._gate:
-            taken = await self._answer(self._database.writer, call)
-            return None if taken is None else (await self._load([taken]))[0]
+        length = lease_microseconds(ttl)
+        acquire = self._bind_verb(lambda db: process_leases.acquire(db, run_id, length, self._owners, now, due_only=due_only))
+        with self._lifecycle:
+            leased = await self._run(self._database.writer, PendingCall(acquire))
+            return None if leased is None else (await self._load([leased]))[0]
 
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one transaction."""
-        return await self._write(claims.renew, tuple(leases), lease_microseconds(ttl), self._owners, now)
+        given, length = tuple(leases), lease_microseconds(ttl)
+        return await self._write(lambda db: process_leases.renew(db, given, length, self._owners, now))
 
     async def release(self, lease: Lease, *, now: int | None = None) -> None:
-        """Give the run back, due at once."""
-        await self._change(claims.release, lease, now)
+        """Give up the lease: the run is due at once."""
+        await self._change(lambda db: claims.release(db, lease, now_or(now)))
 
     def record(
         self,
@@ -205,7 +220,7 @@ class SQLiteStore(SavesSnapshots):
     ) -> Awaitable[Pulse]:
         """Append to the journal: one fence, one insert per row, and a share of one commit."""
         record = recording.Record(self._tables, self._namespace, lease, tuple(entries), tuple(consume), tuple(items))
-        return self._driven(Call(record, is_certain=True, keeps_fences=True))
+        return self._hand_over(PendingCall(record, is_certain=True, keeps_fences=True))
 
     def suspend(
         self,
@@ -217,10 +232,10 @@ class SQLiteStore(SavesSnapshots):
         consume: Sequence[int] = (),
         now: int | None = None,
     ) -> Awaitable[builtins.list[Signal]]:
-        """Record and give up the lease, unless something awaited is there."""
+        """Record and give up the lease, unless something awaited has arrived."""
         awaited = frozenset(waiting_for)
-        suspend = self._bound(recording.suspend, lease, wake_at, awaited, tuple(entries), tuple(consume), now)
-        return self._driven(Call(suspend, wakes=True, is_certain=True))
+        suspend = self._bind(recording.suspend, lease, wake_at, awaited, tuple(entries), tuple(consume), now)
+        return self._hand_over(PendingCall(suspend, wakes=True, is_certain=True))
 
     def finish(
         self,
@@ -232,49 +247,51 @@ class SQLiteStore(SavesSnapshots):
         consume: Sequence[int] = (),
         now: int | None = None,
     ) -> Awaitable[None]:
-        """Record, end the run and tell its parent."""
-        finish = self._bound(recording.finish, lease, status, outcome, tuple(entries), tuple(consume), now)
-        return self._driven(Call(finish, wakes=True, is_certain=True, keeps_fences=True))
+        """Record, end the run and notify its parent."""
+        finish = self._bind(recording.finish, lease, status, outcome, tuple(entries), tuple(consume), now)
+        return self._hand_over(PendingCall(finish, wakes=True, is_certain=True, keeps_fences=True))
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""
-        await self._change(runs.reopen, run_id, tuple(drop), now)
+        dropped = tuple(drop)
+        await self._change(lambda db: runs.reopen(db, run_id, dropped, now_or(now)))
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
         """Put a signal into the run's inbox."""
-        return await self._change(inbox.signal, run_id, name, payload, dedupe, now)
+        sent = None if dedupe is None else identity(name, dedupe)  # no reply is lost here, so only a dedupe tells a repetition
+        return await self._change(lambda db: inbox.signal(db, run_id, name, payload, dedupe, sent, now_or(now)))
 
     async def cancel(self, run_id: str, *, now: int | None = None) -> None:
         """Ask the run to stop."""
-        await self._change(runs.cancel, run_id, now)
+        await self._change(lambda db: runs.cancel(db, run_id, now_or(now)))
 
     async def hold(self, run_id: str) -> None:
         """Keep the run from being driven."""
-        await self._write(runs.hold, run_id, held=True)
+        await self._write(lambda db: runs.hold(db, run_id, held=True))
 
     async def unhold(self, run_id: str) -> None:
         """Undo `hold`."""
-        await self._change(runs.hold, run_id, held=False)
+        await self._change(lambda db: runs.hold(db, run_id, held=False))
 
     async def report(self, lease: Lease, progress: bytes) -> None:
         """Replace the run's progress."""
-        await self._write(recording.report, lease, progress)
+        await self._write(lambda db: report(db, lease, progress))
 
     async def get(self, run_id: str) -> RunRow | None:
         """The run's row, or None."""
-        return await self._read(runs.get, run_id)
+        return await self._read(lambda db: runs.get(db, run_id))
 
     async def journal(self, run_id: str, *, after: int = 0) -> builtins.list[Entry]:
         """The run's entries, by seq."""
-        return await self._read(reading.journal, run_id, after)
+        return await self._read(lambda db: reading.journal(db, run_id, after))
 
     async def inbox(self, run_id: str, *, after: int = 0) -> builtins.list[Signal]:
         """The unconsumed inbox rows, by seq."""
-        return await self._read(inbox.unconsumed, run_id, after)
+        return await self._read(lambda db: inbox.unconsumed(db, run_id, after))
 
     async def items(self, run_id: str, stream: str, *, after: int = -1, limit: int = 100) -> builtins.list[Item]:
         """Items of a stream, in order."""
-        return await self._read(reading.items, run_id, stream, after, limit)
+        return await self._read(lambda db: reading.items(db, run_id, stream, after, limit))
 
     async def list(
         self,
@@ -286,42 +303,42 @@ class SQLiteStore(SavesSnapshots):
         limit: int = 100,
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first."""
-        return await self._read(reading.at_one_moment, reading.list_runs, prefix, status, workflow, before, limit)
+        return await self._read_at_one_moment(lambda db: reading.list_runs(db, prefix, status, workflow, before, limit))
 
     async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
         """How many runs there are."""
-        return await self._read(reading.at_one_moment, reading.count, prefix, status, workflow)
+        return await self._read_at_one_moment(lambda db: reading.count(db, prefix, status, workflow))
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
         """Ids of the runs that may be claimed now."""
-        return await self._read(reading.at_one_moment, reading.due, limit, self._owners, now)
+        return await self._read_at_one_moment(lambda db: process_leases.due(db, limit, self._owners, now))
 
     async def delete(self, run_id: str) -> None:
         """Remove the run and everything of it."""
-        await self._change(runs.delete, run_id)
+        await self._change(lambda db: runs.delete(db, run_id))
 
     async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
         """Delete ended runs, oldest first."""
-        return await self._write(reading.purge, microseconds(older_than, what="older_than"), limit, now)
+        age = microseconds(older_than, what="older_than")
+        return await self._write(lambda db: runs.purge(db, age, limit, now_or(now)))
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
-        watcher = Watcher()
+        watcher = self._lifecycle.watch()  # from here on closing the store ends the wait
         try:
-            with self._gate:
-                self._gate.watchers.add(watcher)  # from here on closing the store ends the wait
+            with self._lifecycle:
                 if not self._is_ready:
                     await self._be_ready()
-                    return  # whatever happened during set-up may be what the caller waits for
+                    return  # what happened during set-up may be what the caller waits for
                 self._database.writer.put(watcher)
             await asyncio.wait([watcher.future], timeout=max(0.0, timeout))
         finally:
-            watcher.left = True
-            self._gate.watchers.discard(watcher)
+            watcher.future.cancel()  # by which the writer knows that it need not look for changes any more
+            self._lifecycle.unwatch(watcher)
 
     async def put_schedule(self, schedule: Schedule) -> None:
         """Insert or replace the schedule."""
-        await self._change(schedules.put_schedule, schedule)
+        await self._change(lambda db: schedules.put_schedule(db, schedule))
 
     async def schedules(self) -> Sequence[Schedule]:
         """All schedules, by id."""
@@ -329,15 +346,16 @@ class SQLiteStore(SavesSnapshots):
 
     async def drop_schedule(self, schedule_id: str) -> bool:
         """Remove the schedule."""
-        return await self._write(schedules.drop_schedule, schedule_id)
+        return await self._write(lambda db: schedules.drop_schedule(db, schedule_id))
 
     async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
         """Move the schedule on and create its run, once."""
-        return await self._change(schedules.fire, schedule_id, expected_at, next_at, checked_start(run), now)
+        start = checked_start(run)
+        return await self._change(lambda db: schedules.fire(db, schedule_id, expected_at, next_at, start, now_or(now)))
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
         """Set the limits of a queue."""
-        await self._change(schedules.limit_queue, queue, limits)
+        await self._change(lambda db: schedules.limit_queue(db, queue, limits))
 
     async def queue_limits(self) -> dict[str, QueueLimits]:
         """The limits that were set, by queue."""
@@ -346,53 +364,63 @@ class SQLiteStore(SavesSnapshots):
     @asynccontextmanager
     async def transaction(self, lease: Lease) -> AsyncIterator[SQLiteTransaction]:
         """A fenced transaction on a connection of its own; while it is open every other write to the file waits."""
-        with self._gate:
+        with self._lifecycle:
             await self._be_ready()
             async with transaction(self._database, self._session, lease) as under_way:
                 yield under_way
 
-    def _session(self, link: Link) -> Session:
-        return Session(link, self._tables, self._namespace)
+    def _session(self, connection: WriterConnection) -> SqliteSession:
+        return SqliteSession(connection, self._tables, self._namespace)
 
-    def _bound(self, verb: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> Callable[[Link], T]:
-        return lambda link: verb(Session(link, self._tables, self._namespace), *args, **kwargs)
+    def _bind(
+        self, verb: Callable[Concatenate[SqliteSession, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> Callable[[WriterConnection], T]:
+        """The verb as a function of the connection that the thread gives it."""
+        return lambda connection: verb(SqliteSession(connection, self._tables, self._namespace), *args, **kwargs)
 
-    async def _write(self, verb: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        with self._gate:
-            return await self._answer(self._database.writer, Call(self._bound(verb, *args, **kwargs)))
+    def _bind_verb(self, verb: Verb[T]) -> Callable[[WriterConnection], T]:
+        """As `_bind`, for a verb of the SQL core."""
+        return lambda connection: run_verb(verb(self._session(connection)))
 
-    async def _change(self, verb: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A write after which something may be due or ended: it wakes those who watch."""
-        with self._gate:
-            return await self._answer(self._database.writer, Call(self._bound(verb, *args, **kwargs), wakes=True))
+    async def _write(self, verb: Verb[T]) -> T:
+        with self._lifecycle:
+            return await self._run(self._database.writer, PendingCall(self._bind_verb(verb)))
 
-    def _driven(self, call: Call[T]) -> Awaitable[T]:
-        """The answer to whoever drives a run: just a future without a coroutine around it, as every step waits for one."""
+    async def _change(self, verb: Verb[T]) -> T:
+        """As `_write`, for what may make a run due or end it: it wakes the watchers."""
+        with self._lifecycle:
+            return await self._run(self._database.writer, PendingCall(self._bind_verb(verb), wakes=True))
+
+    async def _read(self, verb: Verb[T]) -> T:
+        with self._lifecycle:
+            return await self._run(self._database.reader, PendingCall(self._bind_verb(verb)))
+
+    async def _read_at_one_moment(self, verb: Verb[T]) -> T:
+        """As `_read`, for verbs of several statements: a run that changes between them could be missed, or met twice."""
+        with self._lifecycle:
+            return await self._run(self._database.reader, PendingCall(self._bind(run_at_one_moment, verb)))
+
+    async def _load(self, leased: Sequence[claims.LeasedRun]) -> builtins.list[Claim]:
+        return await self._read_at_one_moment(lambda db: claims.load(db, leased)) if leased else []
+
+    def _hand_over(self, call: PendingCall[T]) -> Awaitable[T]:
+        """The result of a write of a run's driver: no coroutine around the call, as every step awaits one of these."""
         if not self._is_ready:
-            return self._written_when_ready(call)
+            return self._write_when_ready(call)
         try:
-            self._gate.hand_over(self._database.writer.put, call)
+            self._lifecycle.hand_over(self._database.writer.put, call)
         except PersistenceError as closed:
             call.set_exception(closed)
         return call
 
-    async def _written_when_ready(self, call: Call[T]) -> T:
-        with self._gate:
-            return await self._answer(self._database.writer, call)
+    async def _write_when_ready(self, call: PendingCall[T]) -> T:
+        with self._lifecycle:
+            return await self._run(self._database.writer, call)
 
-    async def _read(self, verb: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        with self._gate:
-            return await self._answer(self._database.reader, Call(self._bound(verb, *args, **kwargs)))
-
-    async def _load(self, taken: Sequence[claims.Taken]) -> builtins.list[Claim]:
-        if not taken:
-            return []
-        return await self._answer(self._database.reader, Call(self._bound(reading.at_one_moment, reading.load, taken)))
-
-    async def _answer(self, worker: Worker, call: Call[T]) -> T:
+    async def _run(self, thread: ConnectionThread, call: PendingCall[T]) -> T:
         if not self._is_ready:
             await self._be_ready()
-        worker.put(call)
+        thread.put(call)
         return await call
 
     async def _be_ready(self) -> None:
@@ -403,7 +431,7 @@ class SQLiteStore(SavesSnapshots):
     async def _set_up(self, *, allowed: bool) -> None:
         database = self._database
         database.file.may_create |= allowed
-        call = Call(partial(set_up, tables=self._tables, path=database.file.path, allowed=allowed), alone=True)
+        call = PendingCall(partial(set_up_tables, tables=self._tables, label=self._label, allowed=allowed), alone=True)
         database.writer.put(call)
         await call
         database.ready.add(self._tables.stem)

@@ -1,10 +1,10 @@
 """The writer: one thread through which all writes of this process to a file go, many in one commit.
 
-It takes all that is queued into one transaction, and answers only after COMMIT returned. A refusal (`PerdureError`) is raised
-before its verb wrote anything and fails alone. Any other error rolls the batch back, and its verbs are run again: first with
-nothing kept back, since what is recorded already may be a lost reply, then one by one, so that only the culprit fails. After an
-error of SQLite or the disk the connection is not trusted again: it is closed, and opened anew for the next batch; what a failed
-COMMIT left behind is never reported as written.
+It takes everything queued into one transaction, and delivers results only after COMMIT has returned. A refusal (`PerdureError`)
+is raised before its verb wrote anything and fails alone. Any other error rolls the batch back, and its verbs are run again: first
+with nothing deferred, since what is recorded already may be a lost reply, then one by one, so that only the culprit fails. After
+an error of SQLite or the disk the connection is not trusted again: it is closed, and opened anew for the next batch; what a
+failed COMMIT left behind is never reported as written.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from perdure.backends.sqlite.calls import Call, Watcher, answer
+from perdure.backends.base.lifecycle import Watcher
 from perdure.backends.sqlite.connection import DatabaseFile, is_fault
-from perdure.backends.sqlite.link import Link
-from perdure.backends.sqlite.worker import Message, Worker
+from perdure.backends.sqlite.connection_thread import ConnectionThread, Message
+from perdure.backends.sqlite.pending_call import PendingCall, deliver
+from perdure.backends.sqlite.writer_connection import WriterConnection
 from perdure.errors import PerdureError
 
 POLL_EVERY: Final = 0.05
-_FULL: Final = 2  # what PRAGMA synchronous answers for FULL
+_FULL: Final = 2  # what PRAGMA synchronous gives for FULL
 
 
-class Writer(Worker):
-    """The thread through which all writes of this process go, and that notices the writes of others.
+class Writer(ConnectionThread):
+    """The thread through which all writes of this process go, and that notices the writes of other processes.
 
-    `commits` counts what reached the disk. `synchronous` is the setting in force, as SQLite gave it back (2 is FULL).
+    `commits` counts the commits. `synchronous` is the setting in force, as SQLite reports it (2 is FULL).
     """
 
     def __init__(self, file: DatabaseFile) -> None:
@@ -42,43 +43,43 @@ class Writer(Worker):
         super().start_over()
         self._watchers = []
 
-    def _open(self) -> Link:
-        known, link = self._link, super()._open()
-        if link is not known or (self.synchronous != _FULL and self.file.full):
-            connection = link.connection
+    def _open(self) -> WriterConnection:
+        known, opened = self._connection, super()._open()
+        if opened is not known or (self.synchronous != _FULL and self.file.full):
             if self.file.full:
-                connection.execute("PRAGMA synchronous = FULL")
-            self.synchronous = int(connection.execute("PRAGMA synchronous").fetchall()[0][0])
-            self._seen_version = link.data_version()
-            self._wake_watchers()  # the version is each connection's own, so what happened meanwhile cannot be told
-        return link
+                opened.connection.execute("PRAGMA synchronous = FULL")
+            self.synchronous = int(opened.connection.execute("PRAGMA synchronous").fetchall()[0][0])
+            self._seen_version = opened.data_version()
+            self._wake_watchers()  # each connection counts versions for itself, so changes since the last look are unknown
+        return opened
 
-    def _answer_all(self, calls: Sequence[Call[Any]]) -> None:
-        together = [call for call in calls if call.needs_transaction or not self._is_answered_without_transaction(call)]
+    def _run_all(self, calls: Sequence[PendingCall[Any]]) -> None:
+        together = [call for call in calls if call.needs_transaction or not self._runs_without_transaction(call)]
         if together:
             self._write(together)
-        answer(calls)
+        deliver(calls)
         if self._watchers:
             if any(call.wakes and call.error is None for call in calls):
                 self._wake_watchers()
             else:
                 self._poll()
 
-    def _is_answered_without_transaction(self, call: Call[Any]) -> bool:
+    def _runs_without_transaction(self, call: PendingCall[Any]) -> bool:
+        """Run a call that is alone, or probe for its result; False when it has to run in the transaction after all."""
         if call.probe is None:
             self._run_alone(call)
             return True
         try:
             call.value = call.probe(self._open())
-        except Exception:  # noqa: BLE001 - the verb itself will meet it, and report it
-            self._let_go()
+        except Exception:  # noqa: BLE001 - the verb itself will meet the error, and report it
+            self._close()
         return call.value is not None
 
-    def _write(self, calls: Sequence[Call[Any]]) -> None:
-        """Run the calls in one transaction; if that fails, with nothing kept back, then one by one. None is answered here."""
-        culprit = self._failed_together(calls, defers=True)
+    def _write(self, calls: Sequence[PendingCall[Any]]) -> None:
+        """Run the calls in one transaction; if that fails, with nothing deferred, then one by one. Delivers nothing."""
+        culprit = self._write_together(calls, defers=True)
         if culprit is not None and not is_fault(culprit):
-            culprit = self._failed_together(calls, defers=False)
+            culprit = self._write_together(calls, defers=False)
         if culprit is None:
             return
         if len(calls) == 1:
@@ -87,36 +88,36 @@ class Writer(Worker):
         for call in calls:
             self._write([call])
 
-    def _failed_together(self, calls: Sequence[Call[Any]], *, defers: bool) -> BaseException | None:
-        """Run the calls in one transaction. If one of them kept that from being committed, its error, and nothing was written."""
+    def _write_together(self, calls: Sequence[PendingCall[Any]], *, defers: bool) -> BaseException | None:
+        """Run the calls in one transaction. If one of them kept it from being committed: its error, and nothing was written."""
         try:
-            link = self._open()
-            link.begin(defers=defers)
-            culprit = self._run(link, calls)
+            connection = self._open()
+            connection.begin(defers=defers)
+            culprit = self._run(connection, calls)
             if culprit is None:
-                link.commit()
+                connection.commit()
                 self.commits += 1
                 return None
-        except BaseException as error:  # noqa: BLE001 - whatever it is, every caller hears of it and the thread lives on
-            self._let_go()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, every caller gets it and the thread lives on
+            self._close()
             for call in calls:
                 call.fail(error, self.file.path)
             return None
-        self._let_go()
+        self._close()
         return culprit
 
-    def _run(self, link: Link, calls: Sequence[Call[Any]]) -> Exception | None:
+    def _run(self, connection: WriterConnection, calls: Sequence[PendingCall[Any]]) -> Exception | None:
         try:
             for call in calls:
                 call.error = None
                 try:
-                    call.value = call.verb(link)
+                    call.value = call.verb(connection)
                 except PerdureError as refusal:
-                    call.error = refusal.with_traceback(None)  # which would keep the whole batch alive
+                    call.error = refusal.with_traceback(None)  # it would keep the whole batch alive
                 if not call.keeps_fences:
-                    link.fences.clear()
-            link.write_kept_back()
-        except Exception as error:  # noqa: BLE001 - they are run again, in the end one by one, and the culprit's caller hears of it
+                    connection.fences.clear()
+            connection.run_deferred()
+        except Exception as error:  # noqa: BLE001 - the batch runs again, in the end call by call, and the culprit's caller gets it
             return error
         return None
 
@@ -137,18 +138,18 @@ class Writer(Worker):
 
     def _add_watcher(self, watcher: Watcher) -> None:
         try:
-            link = self._open()
+            connection = self._open()
             if not self._watchers:
-                self._seen_version = link.data_version()
+                self._seen_version = connection.data_version()
             self._watchers.append(watcher)
-        except Exception:  # noqa: BLE001 - the one who waits meets it at its next verb
-            self._let_go()
-            answer([watcher])
+        except Exception:  # noqa: BLE001 - the caller meets the error at its next verb
+            self._close()
+            watcher.wake()
 
     def _poll(self) -> None:
         """Wake the watchers when another connection has committed since the last look. At most once in POLL_EVERY."""
         now = time.monotonic()
-        self._watchers = [watcher for watcher in self._watchers if not watcher.left]
+        self._watchers = [watcher for watcher in self._watchers if not watcher.future.done()]
         if now < self._poll_at or not self._watchers:
             return
         self._poll_at = now + POLL_EVERY * 0.9
@@ -156,12 +157,12 @@ class Writer(Worker):
             seen, self._seen_version = self._seen_version, self._open().data_version()
             changed = seen != self._seen_version
         except Exception:  # noqa: BLE001 - as above
-            self._let_go()
+            self._close()
             changed = True
         if changed:
             self._wake_watchers()
 
     def _wake_watchers(self) -> None:
         watchers, self._watchers = self._watchers, []
-        if watchers:
-            answer(watchers)
+        for watcher in watchers:
+            watcher.wake()

@@ -1,0 +1,95 @@
+"""Leases that are free as soon as their process has ended, and the verbs that look at leases.
+
+A lease names its process as its owner, and all processes of a file are on one machine. So before a run is claimed, acquired or
+restored the leases of processes that have ended are freed, as if they had expired at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from perdure.backends.base.claim_filter import ClaimRequest
+from perdure.backends.base.leases import new_token
+from perdure.backends.base.process_owner import Owners
+from perdure.backends.sql import claims, reading, renewing, runs
+from perdure.backends.sql.session import Session
+from perdure.backends.sqlite.session import now_or
+from perdure.model.journal import Entry
+from perdure.model.records import Lease, Pulse, RunRow, Signal
+
+# A loose index scan: from each owner straight to the next.
+_OWNERS: Final = """
+    WITH RECURSIVE found(owner) AS (
+        SELECT min(lease_owner) FROM $runs WHERE namespace = ?1 AND lease_until IS NOT NULL AND lease_owner > ''
+        UNION ALL
+        SELECT (SELECT min(lease_owner) FROM $runs
+            WHERE namespace = ?1 AND lease_until IS NOT NULL AND lease_owner > found.owner)
+        FROM found WHERE found.owner IS NOT NULL
+    )
+    SELECT owner FROM found WHERE owner IS NOT NULL
+"""
+_FREE: Final = """
+    UPDATE $runs SET lease_owner = NULL, lease_until = min(lease_until, ?3), wake_at = min(wake_at, ?3)
+    WHERE namespace = ?1 AND lease_until IS NOT NULL AND lease_owner = ?2
+"""
+_OWNED: Final = """
+    SELECT id FROM $runs INDEXED BY $runs_leased
+    WHERE namespace = ?1 AND lease_until IS NOT NULL AND lease_owner = ?2 AND held = 0 AND wake_at > ?3 ORDER BY id
+"""
+
+
+async def claim(db: Session, request: ClaimRequest, owners: Owners) -> claims.ClaimResult:
+    """Lease due runs, also those of processes that have ended."""
+    at = now_or(request.now)
+    await _free(db, owners, at)
+    return await claims.claim(db, request._replace(owner=owners.here, now=at))
+
+
+async def find_nothing_due(db: Session, request: ClaimRequest, owners: Owners) -> claims.ClaimResult | None:
+    """The empty result of a claim for which nothing is due, found by reading alone; None when there is something to lease."""
+    if await _ended_owners(db, owners):
+        return None
+    return await claims.find_nothing_due(db, request._replace(now=now_or(request.now)))
+
+
+async def acquire(
+    db: Session, run_id: str, length: int, owners: Owners, now: int | None, *, due_only: bool
+) -> claims.LeasedRun | None:
+    """Lease this run, or None when it has ended, lacks its input or (with `due_only`) is not due."""
+    at = now_or(now)
+    await _free(db, owners, at)
+    return await claims.acquire(db, run_id, length, owners.here, new_token(), at, due_only=due_only)
+
+
+async def renew(db: Session, leases: Sequence[Lease], length: int, owners: Owners, now: int | None) -> list[Pulse | None]:
+    """Prolong each lease that is still current, and make it this process's; None for each other."""
+    renewed, _ = await renewing.renew_unlocked(db, leases, length, now_or(now), owners.here)
+    return [renewed.get(lease) for lease in leases]
+
+
+async def restore(
+    db: Session, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal], owners: Owners, now: int | None
+) -> None:
+    """Put this whole run in place of what is there, unless a process drives that."""
+    at = now_or(now)
+    await _free(db, owners, at)
+    await runs.restore(db, run, entries, inbox, at)
+
+
+async def due(db: Session, limit: int, owners: Owners, now: int | None) -> list[str]:
+    """Ids of the runs that may be claimed, longest due first; those of processes that have ended come last."""
+    at = now_or(now)
+    ids = await reading.due(db, limit, at)
+    for owner in await _ended_owners(db, owners):
+        ids += [run_id for (run_id,) in await db.all(_OWNED, owner, at)]
+    return ids[: max(limit, 0)]
+
+
+async def _ended_owners(db: Session, owners: Owners) -> list[str]:
+    return [owner for (owner,) in await db.all(_OWNERS) if owners.gone(owner)]
+
+
+async def _free(db: Session, owners: Owners, at: int) -> None:
+    for owner in await _ended_owners(db, owners):
+        await db.run(_FREE, owner, at)
