@@ -111,8 +111,8 @@ class SQLiteStore(SavesSnapshots):
     @property
     def durability(self) -> Durability:
         """Whether every commit waits for the disk."""
-        entries_in_force = self._database.writer.synchronous
-        full = self._database.file.full if entries_in_force is None else entries_in_force >= _FULL
+        in_force = self._database.writer.synchronous
+        full = self._database.file.full if in_force is None else in_force >= _FULL
         return "disk" if full else "process"
 
     @property
