@@ -89,7 +89,7 @@ async def test_a_transaction_goes_on_however_many_wait_for_it(store: LibsqlStore
     nothing = in_transaction([])
     async with store.transaction(lease) as transaction:
         waiting = [asyncio.create_task(store._connections.run(client.batch(nothing))) for _ in range(20)]  # out of turn
-        while not client._pool._free.locked():  # noqa: ASYNC110 - until every connection waits
+        while not client._pool._slots.locked():  # noqa: ASYNC110 - until every connection waits
             await asyncio.sleep(0)
         await asyncio.wait_for(transaction.record([entry(1)]), 3)
     for ends in await asyncio.gather(*waiting):

@@ -1,4 +1,4 @@
-"""Failed statements: what became of them, and when they are sent again."""
+"""Failed statements: what became of them, when they are sent again, and the error that the caller gets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, PersistenceError
 
 T = TypeVar("T")
 
@@ -26,6 +26,15 @@ class WriteFailure(enum.Enum):
 
 class NotSentError(Exception):
     """There was no connection to send anything on. Its cause says why."""
+
+
+def wrap_error(error: BaseException, label: str, text: str, secret: str | None = None) -> PersistenceError:
+    """A `PersistenceError` with this text and cause. Where the text shows the secret, that is hidden, and the cause left out."""
+    if secret and secret in text:
+        return PersistenceError(label, text.replace(secret, "***"))
+    wrapped = PersistenceError(label, text)
+    wrapped.__cause__ = error
+    return wrapped
 
 
 async def retry_transient(

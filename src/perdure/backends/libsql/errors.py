@@ -5,11 +5,11 @@ from __future__ import annotations
 import ssl
 from typing import Final
 
-from perdure.backends.base.failures import WriteFailure
+from perdure.backends.base.failures import WriteFailure, wrap_error
 from perdure.backends.libsql.hrana import ServerError
 from perdure.backends.libsql.http import NoReplyError
 from perdure.backends.libsql.large_values import PIECES_DELETED
-from perdure.errors import PerdureError, PersistenceError
+from perdure.errors import PerdureError
 
 # The server's own codes. In each case the transaction is rolled back, or was never begun.
 _ROLLED_BACK: Final = frozenset(
@@ -78,8 +78,4 @@ def map_error(error: BaseException, label: str, secret: str | None = None) -> Ba
     advice = _ADVICE.get(status or 0)
     if advice is not None:
         text = f"{advice} ({text})"
-    if secret and secret in text:
-        return PersistenceError(label, text.replace(secret, "***"))
-    result = PersistenceError(label, text)
-    result.__cause__ = error
-    return result
+    return wrap_error(error, label, text, secret)

@@ -143,7 +143,7 @@ class HttpPool:
 
     def __init__(self, size: int) -> None:
         self._idle: dict[LibsqlAddress, deque[HttpConnection]] = {}
-        self._free = asyncio.Semaphore(size)
+        self._slots = asyncio.Semaphore(size)
         self._ssl: ssl.SSLContext | None = None
         self._is_closed = False
 
@@ -156,7 +156,7 @@ class HttpPool:
 
     @contextlib.asynccontextmanager
     async def _connection(self, address: LibsqlAddress) -> AsyncIterator[HttpConnection]:
-        async with self._free:
+        async with self._slots:
             connection = self._pop_idle(address) or await self._open(address)
             try:
                 yield connection

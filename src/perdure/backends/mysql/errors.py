@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from perdure.backends.base.failures import WriteFailure
-from perdure.errors import PerdureError, PersistenceError
+from perdure.backends.base.failures import WriteFailure, wrap_error
+from perdure.errors import PerdureError
 
 
 def driver() -> Any:
@@ -74,8 +74,4 @@ def map_error(error: BaseException, label: str, secret: str = "") -> BaseExcepti
     if isinstance(error, PerdureError) or not isinstance(error, driver().errors.MySQLError | OSError | TimeoutError):
         return error
     text = f"{type(error).__name__}: {': '.join(str(part) for part in error.args)}"
-    if secret and secret in text:
-        return PersistenceError(label, text.replace(secret, "***"))
-    result = PersistenceError(label, text)
-    result.__cause__ = error
-    return result
+    return wrap_error(error, label, text, secret)

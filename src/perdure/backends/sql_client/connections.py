@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, Final, Protocol, Self
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.base.failures import WriteFailure
+from perdure.backends.base.failures import WriteFailure, wrap_error
 from perdure.backends.sql.connections import SqlConnections
 from perdure.backends.sql.schema import set_up
 from perdure.backends.sql.session import Channel, Result
@@ -169,9 +169,7 @@ class ClientConnections(SqlConnections):
         met = _cause(error)
         if isinstance(met, PerdureError) or not isinstance(met, Exception):
             return met
-        mapped = PersistenceError(self.label, f"{type(met).__name__}: {met}")
-        mapped.__cause__ = met
-        return mapped
+        return wrap_error(met, self.label, f"{type(met).__name__}: {met}")
 
 
 class _ProbeError(Exception):
