@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-SHARED: Final = Path(__file__).parents[3] / "shared" / "fixtures" / "snapshots"
+FIXTURES: Final = Path(__file__).parent / "fixtures"
 
 COMPLETED: Final[dict[str, Any]] = {
     "formatVersion": 1,
@@ -138,17 +138,17 @@ PAIRS: Final[dict[str, Any]] = {
 STATES: Final = {"entries": ENTRIES, "pairs": PAIRS, **SNAPSHOTS}
 
 
-def shared(pattern: str) -> dict[str, dict[str, Any]]:
-    """The documents beside the repository, by file name. A clone has none."""
-    return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(SHARED.glob(pattern))}
+def fixtures(pattern: str) -> dict[str, dict[str, Any]]:
+    """Documents that the TypeScript library wrote, by file name."""
+    return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FIXTURES.glob(pattern))}
 
 
 def all_snapshots() -> dict[str, dict[str, Any]]:
-    return copy.deepcopy(SNAPSHOTS) | shared("snapshot-*.json")
+    return copy.deepcopy(SNAPSHOTS) | fixtures("snapshot-*.json")
 
 
 def all_states() -> dict[str, dict[str, Any]]:
-    return copy.deepcopy(STATES) | shared("*.json")
+    return copy.deepcopy(STATES) | fixtures("*.json")
 
 
 TEXT: Final = st.text(max_size=8)

@@ -17,7 +17,7 @@ from perdure.events import is_step_complete
 from perdure.snapshots.parts import StepResult
 from perdure.snapshots.resume_state import ResumeState, dump_state, parse_state
 from perdure.snapshots.snapshot import Snapshot
-from tests.snapshots.documents import COMPLETED, DOCUMENTS, ENTRIES, FAILED, JSON, PAIRS, all_states, shared
+from tests.snapshots.documents import COMPLETED, DOCUMENTS, ENTRIES, FAILED, JSON, PAIRS, all_states, fixtures
 
 NO_CAUSE = {"type": "thrown", "originalType": "undefined", "stringRepresentation": "undefined"}
 
@@ -36,7 +36,7 @@ def test_every_shape_is_read_and_written_and_read_again(document: dict[str, Any]
     assert document == before
 
 
-@pytest.mark.parametrize("document", [ENTRIES, *shared("resume-state-v1*.json").values()])
+@pytest.mark.parametrize("document", [ENTRIES, *fixtures("resume-state-v1*.json").values()])
 def test_the_version_1_form_is_written_as_it_was_read(document: dict[str, Any]) -> None:
     assert json.loads(dump_state(parse_state(document))) == document
 
