@@ -14,11 +14,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, Required, TypeAlias, TypeVar, TypeVarTuple, Unpack, cast, overload
 
 from perdure.engine.body_tasks import Branches
+from perdure.engine.ctx_waits import MISSING, TimeLimit, sleep, wait_for_signal
 from perdure.engine.drive import Drive
-from perdure.engine.durable_waits import MISSING, TimeLimit, sleep, wait_for_signal
 from perdure.engine.fanout import OnError, run_map, run_race
 from perdure.engine.step_info import StepInfo, place
-from perdure.engine.steps import StepCall, replayed, run_step
+from perdure.engine.step_replay import replay_step
+from perdure.engine.steps import StepCall, run_step
 from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds, moment
 from perdure.model.ids import check_id
 from perdure.result import Err, Ok
@@ -139,7 +140,7 @@ class Context(Generic[D]):
         if drive.turnstile.queue and not self._scope and drive.caching is None and not drive.telling.audience:
             entry = drive.calls.next_record(name if key is None else key)
             if entry is not None:
-                return replayed(drive, entry.key, plan, entry, drive.codec.checksum(args) if args else None)
+                return replay_step(drive, entry.key, plan, entry, drive.codec.checksum(args) if args else None)
         return await run_step(drive, self._step_call(name, fn, args, key, plan))
 
     @overload

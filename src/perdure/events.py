@@ -22,10 +22,10 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeGuard, overload
 
 import msgspec
 
+from perdure.snapshots.consistent_view import View
 from perdure.snapshots.parts import StepResult
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
-from perdure.snapshots.view import View
 
 EventType: TypeAlias = Literal[
     "run_start",

@@ -23,7 +23,7 @@ from perdure.errors import LeaseHeld, PersistenceError
 from perdure.model.durations import instant, moment
 from perdure.model.journal import Entry
 from perdure.model.records import RunInfo, Schedule, Signal
-from perdure.snapshots.view import View, load_view
+from perdure.snapshots.consistent_view import View, load_view
 from perdure.store import OperatorStore, Store, require
 from perdure.stores import open_store
 

@@ -9,12 +9,12 @@ from perdure.engine.subscriptions import Coalesce, Mode, Subscription, listeners
 from perdure.events import Listener
 from perdure.model.records import Status
 from perdure.result import Outcome
+from perdure.snapshots.consistent_view import Include, Selection
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
-from perdure.snapshots.view import Include, Selection
 from perdure.worker.active_runs import drive_key
 from perdure.worker.host import Host
-from perdure.worker.waiting import wait_for_outcome
+from perdure.worker.outcomes import wait_for_outcome
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -11,9 +11,6 @@ workers elsewhere drive it. `work()` is the worker in the foreground, `sweep()` 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
-import threading
 from collections.abc import Callable, Collection, Coroutine, Iterable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -33,8 +30,8 @@ from perdure.simple_stores import WorkflowStore
 from perdure.store import Store, require
 from perdure.stores import choose_store
 from perdure.worker.host import STEP_THREADS, Host
-from perdure.worker.waiting import resume, run_to_outcome
-from perdure.worker.worker import Worker
+from perdure.worker.outcomes import resume, run_to_outcome
+from perdure.worker.worker import Worker, stop_on_signals
 from perdure.worker.workflow_body import WorkflowDefinition
 
 if TYPE_CHECKING:
@@ -160,7 +157,7 @@ class Runtime:
             raise ValueError("a runtime with concurrency=0 is a client and works on nothing; give it a higher one")
         await self._store.setup()
         worker = self._worker = self._new_worker()
-        with _stop_on_signals(worker.stop):
+        with stop_on_signals(worker.stop):
             try:
                 await worker.work()
             finally:
@@ -331,20 +328,3 @@ def _settings(tuning: Tuning) -> EngineSettings:
         max_attempts=tuning.get("max_attempts", 10),
         drain_after=seconds(tuning.get("drain_after", 10), what="drain_after"),
     )
-
-
-@contextlib.contextmanager
-def _stop_on_signals(stop: Callable[[], None]) -> Any:
-    """Call `stop` on SIGTERM and SIGINT, where signals can be handled."""
-    loop = asyncio.get_running_loop()
-    handled = []
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(NotImplementedError):  # on Windows, where only cancellation stops it
-                loop.add_signal_handler(number, stop)
-                handled.append(number)
-    try:
-        yield
-    finally:
-        for number in handled:
-            loop.remove_signal_handler(number)

@@ -21,9 +21,9 @@ from perdure.model.records import RunInfo, Status
 from perdure.options import StoredOptions
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
+from perdure.snapshots.consistent_view import Include
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
-from perdure.snapshots.view import Include
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

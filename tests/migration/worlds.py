@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perdure.model.journal import Entry, drop_entry
 from perdure.model.records import Awaited, QueueLimits, RunRow, Schedule, Signal
-from perdure.snapshots.view import View, load_view
+from perdure.snapshots.consistent_view import View, load_view
 from perdure.store import FullStore
 
 # The backends that are left and moved into, by their names in `tests.backends.registry`.

@@ -10,13 +10,11 @@ no branch. Only public interfaces are used: the task factory, context variables 
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType, coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from perdure.engine.step_info import place
-from perdure.errors import PerdureWarning
 
 T = TypeVar("T")
 
@@ -233,27 +231,3 @@ def begun(work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
     """A coroutine that awaits `first_step` before anything else, and has come so far."""
     work.send(None)
     return work
-
-
-# How long a body may take to end once it was cancelled. It is discarded then; only its own clean-up is cut short.
-CLOSING_SECONDS: Final = 5.0
-
-
-async def cancel_tasks(run_id: str, tasks: list[asyncio.Task[Any]]) -> None:
-    """Cancel them; once more when they have not ended in a while; and then leave them alone and say so."""
-    for patience in (CLOSING_SECONDS, CLOSING_SECONDS / 5):
-        tasks = [task for task in tasks if not task.done()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=patience)
-    for task in tasks:
-        if not task.done():
-            warnings.warn(f"run {run_id!r} left memory, but {_where(task)}", PerdureWarning, stacklevel=2)
-
-
-def _where(task: asyncio.Task[Any]) -> str:
-    """What a task that does not end is at."""
-    frames = task.get_stack(limit=1)
-    line = f" at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
-    return f"a task of it{line} does not end when it is cancelled"

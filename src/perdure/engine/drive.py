@@ -22,17 +22,18 @@ import msgspec
 
 from perdure.aio.pending_write import answered, finished
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
-from perdure.engine.body_tasks import Branches, begun, cancel_tasks, first_step, note_tasks
-from perdure.engine.ctx_calls import Calls
+from perdure.engine.body_tasks import Branches, begun, first_step, note_tasks
 from perdure.engine.endings import ending_of_body, ending_of_dead_run
 from perdure.engine.event_publisher import Telling
 from perdure.engine.heartbeat import Heartbeat, HeldLease
+from perdure.engine.keyed_calls import Calls
 from perdure.engine.recorder import Recorder, Unrecorded
-from perdure.engine.replay import Turnstile
+from perdure.engine.replay_order import Turnstile
 from perdure.engine.step_cache import StepCaching
 from perdure.engine.step_info import place
 from perdure.engine.subscriptions import Listeners
-from perdure.engine.waits import Waits
+from perdure.engine.timers_and_signals import Waits
+from perdure.engine.unloading import can_leave_memory, cancel_tasks
 from perdure.errors import (
     LeaseLost,
     OnChange,
@@ -46,7 +47,7 @@ from perdure.model.journal import Entry, JournalIndex
 from perdure.model.records import Claim, Pulse
 from perdure.options import EngineSettings, Options
 from perdure.result import Err, Outcome, Suspended
-from perdure.snapshots.view import View
+from perdure.snapshots.consistent_view import View
 from perdure.store import Store
 
 # Looks into inboxes that are under way: the loop alone would let go of them.
@@ -485,15 +486,11 @@ class Drive:
         self.waits.is_live = True
 
     def _is_idle(self) -> None:
-        """Nothing but time or a signal can move the body: it need not stay in memory.
-
-        Unless no branch waits for either. Then it is busy with something of its own, which nothing in the store would wake again.
-        """
-        if not self.branches.ours or self.calls.suspending is not None:
+        """Suspend the run if it may leave memory."""
+        is_open = self.calls.suspending is None and self.calls.closed is None and self._ending is None
+        if self._store is None or not is_open:
             return
-        wake_at = self.waits.wake_at()
-        soon = wake_at is not None and wake_at - self.clock.now() < self.settings.unload_grace
-        if self._store is not None and not soon and self.calls.closed is None and self._ending is None:
+        if can_leave_memory(self.branches, self.waits, self.clock.now(), self.settings.unload_grace):
             self._must_suspend = True
             self._attend()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure.codec import Codec
 from perdure.codec.outcomes import Ending, Hints, run_ending
-from perdure.engine.ctx_calls import Calls
+from perdure.engine.keyed_calls import Calls
 from perdure.errors import RunCancelled, RunDead, SnapshotMismatch
 from perdure.model.records import RunRow
 from perdure.result import Err

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 from perdure import events
 from perdure.codec import Codec
-from perdure.engine.body_tasks import CLOSING_SECONDS
-from perdure.engine.ctx_calls import CtxCall
-from perdure.engine.replay import Turnstile
+from perdure.engine.keyed_calls import CtxCall
+from perdure.engine.replay_order import Turnstile
 from perdure.engine.subscriptions import Listeners, Subscription
+from perdure.engine.unloading import CLOSING_SECONDS
 from perdure.errors import LeaseLost
 from perdure.events import Event, Listener
 from perdure.model.clock import Clock
@@ -29,8 +29,8 @@ from perdure.model.durations import moment
 from perdure.model.journal import Entry
 from perdure.model.records import RunRow
 from perdure.result import Ok, Outcome, Suspended
+from perdure.snapshots.consistent_view import View
 from perdure.snapshots.step_results import load_value, read_result
-from perdure.snapshots.view import View
 from perdure.stepspec import StepPlan
 
 

@@ -20,16 +20,16 @@ import msgspec
 from perdure import events
 from perdure.codec import dump_error, tree_of
 from perdure.codec.outcomes import error_on_replay, load_failure, store_err, store_exception, store_value
-from perdure.engine.ctx_calls import CtxCall
 from perdure.engine.drive import Drive
+from perdure.engine.keyed_calls import CtxCall
 from perdure.engine.step_cache import Cached, StepCaching
 from perdure.engine.step_info import StepInfo, place
-from perdure.engine.waits import Wait
-from perdure.errors import PerdureWarning, PersistenceError, StepChanged, StepFailed, StepTimeout, ValueNotStorable
+from perdure.engine.step_replay import replay_step, report_changed_arguments
+from perdure.engine.timers_and_signals import Wait
+from perdure.errors import PerdureWarning, PersistenceError, StepFailed, StepTimeout, ValueNotStorable
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry, NextTry
 from perdure.result import Err, Ok
-from perdure.snapshots.step_results import load_error_of, load_value
 from perdure.stepspec import StepPlan
 
 _OUTCOMES: Final = (Ok, Err)
@@ -79,7 +79,7 @@ async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) 
         calls.got(entry)
     if drive.telling.audience:
         await drive.telling.step_replayed(call, step, entry)
-    return replayed(drive, step.key, step.plan, entry, args_hash)
+    return replay_step(drive, step.key, step.plan, entry, args_hash)
 
 
 async def _run_shared(drive: Drive, step: StepCall) -> Any:
@@ -88,28 +88,9 @@ async def _run_shared(drive: Drive, step: StepCall) -> Any:
     while (shared := drive.calls.shared.get(step.key)) is not None:
         entry = await drive.calls.same_as(step.key, shared)
         if entry.phase == "close":
-            return replayed(drive, step.key, step.plan, entry, drive.codec.checksum(step.args))
+            return replay_step(drive, step.key, step.plan, entry, drive.codec.checksum(step.args))
     with drive.calls.sharing(step.key):
         return await run_step(drive, step, is_first_use=True)
-
-
-def replayed(drive: Drive, key: str, plan: StepPlan, entry: Entry, args_hash: bytes | None) -> Any:
-    """What a recorded step gives the body."""
-    if entry.args_hash != args_hash and entry.args_hash is not None and args_hash is not None:
-        _arguments_changed(drive, key)
-    try:
-        if entry.ok:
-            return load_value(drive.codec, entry, plan.returns)
-        error = load_error_of(drive.codec, entry, key, plan.fails_with)
-    except (ValueError, msgspec.MsgspecError) as reason:
-        drive.corrupt(f"the record of step {key!r}", reason)
-    drive.calls.raised(key, error)
-    raise error
-
-
-def _arguments_changed(drive: Drive, key: str, by: str = "") -> None:
-    error = StepChanged(drive.run.id, key, f"called with other arguments{by}", "called with these")
-    drive.react(drive.options.on_changed_arguments, error)
 
 
 class _Attempts(msgspec.Struct):
@@ -177,7 +158,7 @@ class _Attempts(msgspec.Struct):
             self._drive.stop_because(failure)
         if cached is not None and cached.args_hash is not None and self._args_hash not in (None, cached.args_hash):
             try:
-                _arguments_changed(self._drive, self._step.key, " by the run whose result is in the cache")
+                report_changed_arguments(self._drive, self._step.key, " by the run whose result is in the cache")
             except Exception:
                 self._call.free()  # nothing is recorded: another use of the key is told the same
                 raise

@@ -21,7 +21,7 @@ from perdure.model.ids import check_id
 from perdure.model.journal import Entry, Kind
 from perdure.model.records import Awaited, RunRow, Signal, Status
 from perdure.snapshots.parts import OWN_FIELD
-from perdure.snapshots.to_journal import check_failure
+from perdure.snapshots.step_results import check_failure
 
 Instant: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_INSTANT)]
 # A seed is the key of a BLAKE2b hash, which has at most 64 bytes.

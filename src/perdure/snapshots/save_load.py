@@ -15,12 +15,13 @@ from perdure.errors import SnapshotFormatError
 from perdure.model.ids import check_id, random_bytes
 from perdure.model.journal import Entry
 from perdure.model.records import ENDED, RunRow, Signal, Status, encode_metadata
-from perdure.snapshots.importer import inbox_signals, journal_entries, losses_by_step, read_state
+from perdure.snapshots.consistent_view import RUN_FIELDS, RunReader, View, load_view
+from perdure.snapshots.importer import losses_by_step, read_state
 from perdure.snapshots.parts import OWN_FIELD
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.run_metadata import RunMetadata, read_run_metadata
 from perdure.snapshots.snapshot import Snapshot, assert_valid_snapshot
-from perdure.snapshots.view import RUN_FIELDS, RunReader, View, load_view
+from perdure.snapshots.to_journal import inbox_signals, journal_entries
 
 
 class _RestorableStore(RunReader, Protocol):

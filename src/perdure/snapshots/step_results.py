@@ -18,8 +18,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from perdure.codec import Codec, Loss, tree_of
+from perdure.codec import Codec, Loss, load_error, tree_of
 from perdure.codec.outcomes import Failure, load_failure
+from perdure.codec.structure import check_structure
 from perdure.errors import StepFailed
 from perdure.model.journal import Entry, Kind
 from perdure.snapshots.json_reader import MAX_DEPTH
@@ -195,3 +196,14 @@ def load_error_of(codec: Codec, entry: Entry, key: str, hint: Any) -> Exception:
     if cause["type"] == "error":
         return StepFailed(key, cause["name"], cause["message"])
     return StepFailed(key, result.error, cause["stringRepresentation"])
+
+
+def check_failure(payload: bytes, key: str) -> None:
+    """Raise ValueError if no reader could read this as a stored failure, whatever classes it knows."""
+    failure = msgspec.json.decode(payload, type=Failure)
+    is_described = failure.origin == "throw" or failure.is_exception
+    for part, is_exception in ((failure.error, is_described), (failure.cause, failure.has_exception_cause)):
+        if is_exception:
+            load_error(bytes(part), key)
+        else:
+            check_structure(CODEC, bytes(part))

@@ -1,4 +1,4 @@
-"""A step of a snapshot as an entry of a journal.
+"""The steps of a snapshot as the journal of a run that goes on from it.
 
 Snapshots may come from anywhere, so nothing in one is trusted: what an entry cannot hold, or could not be read back, is refused
 here, before a run starts with it.
@@ -7,18 +7,129 @@ here, before a run starts with it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from operator import itemgetter
+from typing import Any, Final
 
 import msgspec
 
-from perdure.codec import load_error, tree_of
-from perdure.codec.outcomes import Failure
+from perdure.codec import tree_of
 from perdure.codec.structure import check_structure
 from perdure.errors import SnapshotFormatError, ValueNotStorable
 from perdure.model.journal import Entry, Kind
+from perdure.model.records import Signal
 from perdure.snapshots.json_reader import format_path
 from perdure.snapshots.parts import OWN_FIELD, LossWarning, StepResult
-from perdure.snapshots.step_results import CODEC, FOREIGN_CODEC, NO_DETAILS, STORED_FIELDS, StepDetails, read_own_result
+from perdure.snapshots.run_metadata import Instant, JournalLine, RunMetadata
+from perdure.snapshots.step_results import (
+    CODEC,
+    FOREIGN_CODEC,
+    NO_DETAILS,
+    STORED_FIELDS,
+    StepDetails,
+    check_failure,
+    read_own_result,
+)
+
+
+class _OpenWaitPayload(msgspec.Struct, frozen=True):
+    """The payload that the open entry of a wait may have."""
+
+    deadline: Instant | None
+
+
+class _OpenRetryPayload(msgspec.Struct, frozen=True):
+    """The payload that the open entry of a retried step may have."""
+
+    at: Instant
+    error: msgspec.Raw
+
+
+# The payload of an open entry of each kind. That of a step may also be null: the intent to run it at most once.
+_OPEN_PAYLOADS: Final[Mapping[Kind, type[_OpenWaitPayload | _OpenRetryPayload]]] = {
+    "step": _OpenRetryPayload,
+    "sleep": _OpenWaitPayload,
+    "signal": _OpenWaitPayload,
+    "timeout": _OpenWaitPayload,
+}
+
+
+def journal_entries(
+    steps: Mapping[str, StepResult], losses: Mapping[str, list[LossWarning]], run_metadata: RunMetadata | None
+) -> list[Entry]:
+    """The journal of these steps: first those that the run's metadata has, in its order, then the others in the order given.
+
+    Lines of the metadata about a step that is not among these are ignored: that step has not happened.
+    """
+    lines = [] if run_metadata is None else _lines_in_force(run_metadata, steps)
+    recorded = {line.key for line in lines if line.phase == "close"}
+    entries: list[Entry] = []
+    try:
+        for line in lines:
+            if line.phase == "open":
+                entries.append(_open_entry(line, len(entries) + 1))
+            else:
+                step, lost = steps[line.key], losses.get(line.key, ())
+                entries.append(entry_for(line.key, step, lost, len(entries) + 1, line.fields()))
+        for key, step in steps.items():
+            if key not in recorded:
+                entries.append(entry_for(key, step, losses.get(key, ()), len(entries) + 1, {}))
+    except RecursionError:
+        raise SnapshotFormatError([("$.steps", "are nested too deeply for the stack that is left")]) from None
+    _check_kinds(entries)
+    return entries
+
+
+def _lines_in_force(run_metadata: RunMetadata, steps: Mapping[str, StepResult]) -> list[JournalLine]:
+    """The lines that apply to these steps, in order."""
+    try:
+        ordered = [run_metadata.journal[seq] for seq in sorted(run_metadata.journal, key=int)]
+    except ValueError as reason:
+        raise _journal_error(str(reason)) from None
+    by_key: dict[str, list[tuple[int, JournalLine]]] = {}
+    for index, line in enumerate(ordered):
+        known = by_key.setdefault(line.key, [])
+        if known and known[-1][1].phase == "close":
+            known.clear()  # two snapshots were merged, and in the later one this key was dropped to run again
+        known.append((index, line))
+    kept = [each for key, known in by_key.items() if key in steps or not _is_closed(known) for each in known]
+    return [line for _, line in sorted(kept, key=itemgetter(0))]
+
+
+def _is_closed(lines: list[tuple[int, JournalLine]]) -> bool:
+    return lines[-1][1].phase == "close"
+
+
+def _check_kinds(entries: list[Entry]) -> None:
+    """Refuse a key that was opened as one kind and closed as another."""
+    kinds: dict[str, Kind] = {}
+    for entry in entries:
+        if entry.kind != "foreign" and kinds.setdefault(entry.key, entry.kind) != entry.kind:
+            raise _journal_error(f"{entry.key!r} is recorded as a {kinds[entry.key]} and as a {entry.kind}")
+
+
+def _open_entry(line: JournalLine, seq: int) -> Entry:
+    payload = msgspec.json.encode(line.payload)
+    if line.kind not in _OPEN_PAYLOADS:
+        raise _journal_error(f"{line.key!r} is open, which a {line.kind} never is")
+    try:
+        if line.kind != "step" or payload != b"null":
+            payload = msgspec.json.encode(msgspec.json.decode(payload, type=_OPEN_PAYLOADS[line.kind]))
+    except msgspec.MsgspecError as reason:
+        raise _journal_error(f"what {line.key!r} waits for: {reason}") from None
+    return Entry(seq=seq, key=line.key, phase="open", payload=payload, **line.fields())
+
+
+def _journal_error(reason: str) -> SnapshotFormatError:
+    return SnapshotFormatError([(format_path(("metadata", OWN_FIELD, "journal")), f"cannot be read: {reason}")])
+
+
+def inbox_signals(run_metadata: RunMetadata | None) -> list[Signal]:
+    """The signals that are not consumed yet."""
+    lines = [] if run_metadata is None else run_metadata.inbox
+    return [
+        Signal(seq=seq, kind=line.kind, name=line.name, payload=bytes(line.payload), dedupe=line.dedupe)
+        for seq, line in enumerate(lines, 1)
+    ]
 
 
 def entry_for(key: str, result: StepResult, warnings: Iterable[LossWarning], seq: int, line: Mapping[str, Any]) -> Entry:
@@ -91,17 +202,6 @@ def _failure_payload(key: str, details: StepDetails) -> bytes:
     except ValueError as reason:
         raise _format_error((key, OWN_FIELD, "failure"), f"cannot be read: {reason}") from None
     return payload
-
-
-def check_failure(payload: bytes, key: str) -> None:
-    """Raise ValueError if no reader could read this as a stored failure, whatever classes it knows."""
-    failure = msgspec.json.decode(payload, type=Failure)
-    is_described = failure.origin == "throw" or failure.is_exception
-    for part, is_exception in ((failure.error, is_described), (failure.cause, failure.has_exception_cause)):
-        if is_exception:
-            load_error(bytes(part), key)
-        else:
-            check_structure(CODEC, bytes(part))
 
 
 def _foreign_payload(key: str, result: StepResult, warnings: Iterable[LossWarning]) -> bytes:

@@ -17,21 +17,21 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 from perdure.aio.pending_write import answered
-from perdure.codec.outcomes import Hints, failed_keys_of, outcome_of
+from perdure.codec.outcomes import Hints, outcome_of
 from perdure.engine.drive import Drive
 from perdure.engine.heartbeat import heartbeat_of
 from perdure.engine.subscriptions import listeners_of
-from perdure.errors import InvalidInput, PerdureWarning, RunFinished, RunNotFound, SnapshotCorrupt, ValueNotStorable
+from perdure.errors import InvalidInput, PerdureWarning, RunNotFound, ValueNotStorable
 from perdure.model.clock import elapsed
 from perdure.model.ids import check_id, random_bytes
-from perdure.model.journal import Entry, entries_in_force
 from perdure.model.records import Claim, Claims, Created, NewRun, RunRow
 from perdure.options import EngineSettings, Options, columns_of
 from perdure.result import Outcome, Suspended
+from perdure.snapshots.consistent_view import View, load_view
 from perdure.snapshots.importer import Arguments, RunStart
-from perdure.snapshots.view import View, load_view
 from perdure.store import Store
 from perdure.worker.active_runs import ActiveRun, active_runs, drive_key
+from perdure.worker.retry_run import reopen_run
 from perdure.worker.workflow_body import WorkflowDefinition, body_of, call_body
 
 STEP_THREADS: Final = 100
@@ -265,22 +265,5 @@ class Host:
             active.drive.cancel()
 
     async def reopen(self, run_id: str) -> None:
-        """Let a failed, cancelled or dead run go on without what failed."""
-        row = await self.row(run_id)
-        if row.status == "completed":
-            raise RunFinished(run_id, row.status)
-        try:
-            entries = entries_in_force(await self.store.journal(run_id))
-        except ValueError as reason:
-            raise SnapshotCorrupt(run_id, "the journal", str(reason)) from reason
-        await self.store.reopen(run_id, _keys_to_retry(row, entries), now=self.clock.store_now())
-
-
-def _keys_to_retry(row: RunRow, entries: list[Entry]) -> set[str]:
-    """The keys of what ended the run. A failure that the body handled stays: other steps may have been taken because of it."""
-    if row.status != "failed":
-        return set()
-    failed = {entry.key for entry in entries if entry.phase == "close" and not entry.ok}
-    known = failed_keys_of(row.outcome or b"null")
-    # An error that the body raised by itself does not say which of the failures it was about.
-    return failed if known is None else failed & known
+        """Let a failed, cancelled or dead run go on without what failed. Raises `RunNotFound`, `RunFinished`."""
+        await reopen_run(self.store, await self.row(run_id), self.clock.store_now())

@@ -18,7 +18,7 @@ from perdure.store import Store
 from perdure.stores import choose_store
 from perdure.worker.active_runs import active_runs
 from perdure.worker.host import Host, shared_threads
-from perdure.worker.waiting import drive_whenever_due, run_to_outcome
+from perdure.worker.outcomes import drive_whenever_due, run_to_outcome
 from perdure.worker.workflow_body import WorkflowDefinition
 
 LEASE_TTL: Final = 30.0

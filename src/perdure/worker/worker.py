@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection
-from typing import Final
+import signal
+import threading
+from collections.abc import Callable, Collection
+from typing import Any, Final
 
 from perdure.errors import LeaseLost
 from perdure.result import Err
 from perdure.worker.active_runs import ActiveRun, active_runs
 from perdure.worker.host import Host
-from perdure.worker.waiting import POLL_SECONDS
+from perdure.worker.outcomes import POLL_SECONDS
 
 log: Final = logging.getLogger("perdure")
 
@@ -123,3 +125,20 @@ class Worker:
 
 def _exc_info(error: object) -> BaseException | None:
     return error if isinstance(error, BaseException) else None
+
+
+@contextlib.contextmanager
+def stop_on_signals(stop: Callable[[], None]) -> Any:
+    """Call `stop` on SIGTERM and SIGINT, where signals can be handled."""
+    loop = asyncio.get_running_loop()
+    handled = []
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(NotImplementedError):  # on Windows, where only cancellation stops it
+                loop.add_signal_handler(number, stop)
+                handled.append(number)
+    try:
+        yield
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
-from perdure.backends.base.failures import WriteFailure
+from perdure.backends.base.retries import WriteFailure
 from perdure.backends.libsql.address import parse_url
 from perdure.backends.libsql.errors import classify_failure
 from perdure.backends.libsql.hrana import HranaClient, ServerError, committed_results, in_transaction

@@ -1,6 +1,6 @@
 import pytest
 
-from perdure.backends.base.failures import WriteFailure
+from perdure.backends.base.retries import WriteFailure
 from perdure.backends.libsql.errors import classify_failure, map_error
 from perdure.backends.libsql.hrana import ServerError
 from perdure.backends.libsql.http import HttpError

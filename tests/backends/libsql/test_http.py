@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from perdure.backends.base.failures import NotSentError, WriteFailure
+from perdure.backends.base.retries import NotSentError, WriteFailure
 from perdure.backends.libsql.address import LibsqlAddress
 from perdure.backends.libsql.errors import classify_failure
 from perdure.backends.libsql.http import HttpError, HttpPool, HttpResponse

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.base.failures import NotSentError, WriteFailure, retry_transient
+from perdure.backends.base.retries import NotSentError, WriteFailure, retry_transient
 from perdure.errors import PersistenceError
 from perdure.store import Durability
 

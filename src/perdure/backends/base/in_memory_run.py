@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from perdure.backends.base.duplicate_records import check_consumed, missing_entries, missing_items
 from perdure.backends.base.leases import is_due, is_leased, length_in_microseconds, new_token, refuse_leased
-from perdure.backends.base.lost_reply import check_consumed, missing_entries, missing_items
 from perdure.errors import LeaseHeld, LeaseLost, RunFinished
 from perdure.model.journal import Entry, drop_entry
 from perdure.model.records import Awaited, Claim, EndStatus, Item, Lease, Pulse, RunRow, Signal

@@ -13,9 +13,9 @@ from perdure.backends.base.leases import is_due, is_leased, store_time
 from perdure.backends.base.process_owner import Owners
 from perdure.backends.base.queue_limits import QueueCounter
 from perdure.backends.files.index import RunSummary
+from perdure.backends.files.index_repair import PASS_OVER_AFTER, repair
 from perdure.backends.files.locks import LockBusy
 from perdure.backends.files.namespace import FilesNamespace, LockedRun
-from perdure.backends.files.repair import PASS_OVER_AFTER, repair
 from perdure.backends.files.schedules import queue_limits
 from perdure.backends.files.verbs import has_dead_owner
 from perdure.errors import SnapshotCorrupt

@@ -6,8 +6,8 @@ from perdure.backends.base.leases import length_in_microseconds, store_time
 from perdure.backends.base.process_owner import Owners
 from perdure.backends.files.claims import claimable, may_be_claimed
 from perdure.backends.files.index import RunSummary
+from perdure.backends.files.index_repair import repair, update_index
 from perdure.backends.files.namespace import FilesNamespace
-from perdure.backends.files.repair import repair, update_index
 from perdure.model.records import RunInfo, Status
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from perdure.backends.key_value.backend import Backend, KeyValueTraits, PlainBackend, StoredValue, Version
-from perdure.backends.key_value.compare_and_swap import EmulatedBackend
+from perdure.backends.key_value.emulated_cas import EmulatedBackend
 from perdure.kv.protocol import KeyValueStore, maybe_await
 from perdure.store import Durability
 

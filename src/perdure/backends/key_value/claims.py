@@ -15,13 +15,13 @@ from typing import Final
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import is_due, is_leased, store_time
 from perdure.backends.base.queue_limits import QueueCounter
-from perdure.backends.key_value.compare_and_swap import NoncedDocument, SwappedDocument
 from perdure.backends.key_value.editable_run import EditableRun, LeaseGrant
 from perdure.backends.key_value.keys import DueKey, DuePartition, new_nonce, run_name, short_hash
 from perdure.backends.key_value.lookup import KeyedRun, RunLookup
 from perdure.backends.key_value.namespace import KeyValueNamespace, map_concurrently
 from perdure.backends.key_value.run_writer import RunWriter
 from perdure.backends.key_value.schedules import Schedules
+from perdure.backends.key_value.settings_document import NoncedDocument, SwappedDocument
 from perdure.errors import SnapshotCorrupt
 from perdure.model.records import ENDED, Claim, Claims, QueueLimits, RunRow
 

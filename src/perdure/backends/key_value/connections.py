@@ -16,13 +16,13 @@ from weakref import WeakSet, WeakValueDictionary
 
 from perdure.aio.loop_thread import LoopThread
 from perdure.backends.base.connections import ServerConnections
-from perdure.backends.base.failures import WriteFailure
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.base.process_owner import Owner, Owners
+from perdure.backends.base.retries import WriteFailure
 from perdure.backends.key_value.adapters import backend_of
 from perdure.backends.key_value.backend import Backend, KeyValueTraits, NameIndex
 from perdure.backends.key_value.claims import Claimer
-from perdure.backends.key_value.compare_and_swap import EmulatedBackend
+from perdure.backends.key_value.emulated_cas import EmulatedBackend
 from perdure.backends.key_value.index import ListedNames, PagedNames
 from perdure.backends.key_value.keys import new_nonce, root_of
 from perdure.backends.key_value.namespace import KeyValueNamespace

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from perdure.backends.base.duplicate_records import check_consumed, missing_entries, missing_items
 from perdure.backends.base.in_memory_run import RunTransitions
 from perdure.backends.base.leases import new_token
-from perdure.backends.base.lost_reply import check_consumed, missing_entries, missing_items
 from perdure.backends.key_value.keys import new_nonce
 from perdure.backends.key_value.run_document import (
     TAIL_LENGTH,

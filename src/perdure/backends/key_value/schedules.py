@@ -12,9 +12,9 @@ from functools import partial
 import msgspec
 
 from perdure.backends.key_value import verbs
-from perdure.backends.key_value.compare_and_swap import NoncedDocument, SwappedDocument
 from perdure.backends.key_value.namespace import KeyValueNamespace
 from perdure.backends.key_value.run_writer import RunWriter
+from perdure.backends.key_value.settings_document import NoncedDocument, SwappedDocument
 from perdure.errors import SnapshotCorrupt
 from perdure.model.records import QueueLimits, RunRow, Schedule
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import ClassVar, Final, Self
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.base.failures import WriteFailure
+from perdure.backends.base.retries import WriteFailure
 from perdure.backends.libsql import errors, hrana, server_info
 from perdure.backends.libsql.address import LibsqlTarget
 from perdure.backends.libsql.channels import OpenTransaction, SingleRequests

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from typing import Final
 
-from perdure.backends.base.failures import WriteFailure, wrap_error
+from perdure.backends.base.retries import WriteFailure, wrap_error
 from perdure.backends.libsql.hrana import ServerError
 from perdure.backends.libsql.http import NoReplyError
 from perdure.backends.libsql.large_values import PIECES_DELETED

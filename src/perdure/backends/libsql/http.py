@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final, NamedTuple
 
-from perdure.backends.base.failures import NotSentError
+from perdure.backends.base.retries import NotSentError
 from perdure.backends.libsql.address import LibsqlAddress
 
 CONNECT_TIMEOUT: Final = 10.0

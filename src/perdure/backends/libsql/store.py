@@ -9,9 +9,9 @@ from typing import Final
 
 from perdure.backends.base.batching import Batcher, Reply
 from perdure.backends.base.claim_filter import ClaimRequest
-from perdure.backends.base.failures import NotSentError
 from perdure.backends.base.leases import lease_microseconds
 from perdure.backends.base.new_runs import checked_inbox, checked_journal
+from perdure.backends.base.retries import NotSentError
 from perdure.backends.libsql import errors, large_values, record_batch, run_batches
 from perdure.backends.libsql.address import LibsqlTarget, parse_url
 from perdure.backends.libsql.connections import LibsqlConnections

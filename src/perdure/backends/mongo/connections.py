@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
 from perdure.backends.base.connections import ServerConnections
-from perdure.backends.base.failures import WriteFailure
+from perdure.backends.base.retries import WriteFailure
 from perdure.backends.mongo.address import MongoAddress, settings_for
 from perdure.backends.mongo.documents import Document
 from perdure.backends.mongo.errors import classify_failure, driver, map_error

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from perdure.backends.base.batching import SEND_AGAIN, Reply
-from perdure.backends.base.lost_reply import check_consumed, missing_entries, missing_items
+from perdure.backends.base.duplicate_records import check_consumed, missing_entries, missing_items
 from perdure.backends.mongo.documents import (
     FULL,
     Document,

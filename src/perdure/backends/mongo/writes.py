@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from perdure.backends.base.duplicate_records import unique_entries, unique_items
 from perdure.backends.base.leases import new_token
-from perdure.backends.base.lost_reply import unique_entries, unique_items
 from perdure.backends.mongo.documents import (
     FULL,
     OVERSIZE,

@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.base.failures import NotSentError, WriteFailure
+from perdure.backends.base.retries import NotSentError, WriteFailure
 from perdure.backends.mysql import errors
 from perdure.backends.mysql.address import MysqlAddress
 from perdure.backends.mysql.connection import MysqlConnection
 from perdure.backends.mysql.literals import quote_escaped, quote_hexadecimal
 from perdure.backends.mysql.packets import Packet, is_unexpected_state
+from perdure.backends.mysql.schema import check_settings, check_tables
 from perdure.backends.sql.connections import SqlConnections
 from perdure.backends.sql.schema import set_up
 from perdure.backends.sql.session import Result, Session
-from perdure.backends.sql.tables import TABLES, Tables
+from perdure.backends.sql.tables import Tables
 from perdure.errors import PersistenceError
-from perdure.store import Durability
 
 T = TypeVar("T")
 
@@ -38,17 +37,6 @@ _SESSION: Final = """
     SET SESSION sql_mode = 'STRICT_ALL_TABLES', time_zone = '+00:00', innodb_lock_wait_timeout = 10, lock_wait_timeout = 10;
     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED
 """
-_POOL_ADVICE: Final = "open it by asyncmy.create_pool(...,"
-_STRICT_MODE: Final = """init_command="SET sql_mode = 'STRICT_ALL_TABLES'")"""
-_SETTINGS: Final = (
-    b"SELECT VERSION(), @@max_allowed_packet, @@sql_mode, @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog"
-)
-_UPDATE_UNCHANGED: Final = "UPDATE $meta SET value = value WHERE name = 'schema_version'"
-_ENGINES: Final = f"""
-    SELECT table_name, engine FROM information_schema.tables
-    WHERE table_schema = DATABASE() AND table_name IN ({", ".join(f"?{number + 1}" for number in range(len(TABLES)))})
-"""
-_OLDEST: Final = {"MariaDB": (10, 6), "MySQL": (8, 0)}  # the first with SKIP LOCKED
 
 
 class MysqlConnections(SqlConnections):
@@ -96,32 +84,10 @@ class MysqlConnections(SqlConnections):
         if self._pool is None:
             self._pool = await self._open_pool()
         async with self.transaction() as connection:
-            await self._check_settings(connection)
+            settings = await check_settings(connection, self.label)
+            self._max_packet, self.durability = settings.max_packet, settings.durability
             await set_up(connection, self.tables, self.label, allowed=allowed)
-            await self._check_tables(connection)
-
-    async def _check_settings(self, connection: MysqlConnection) -> None:
-        (settings,) = await connection.send_texts([_SETTINGS])
-        version, packet, modes, flush, log, sync = settings.rows[0]
-        _check_version(self.label, version)
-        if "STRICT_" not in modes:
-            raise PersistenceError(self.label, f"its pool cuts short what does not fit; {_POOL_ADVICE} {_STRICT_MODE}")
-        self._max_packet = int(packet)
-        self.durability = _durability(int(flush), int(log), int(sync))
-
-    async def _check_tables(self, connection: MysqlConnection) -> None:
-        """Raise `PersistenceError` when the tables cannot roll back, or updates count only the rows that they changed."""
-        names = [f"{self.tables.stem}_{part}" for part in TABLES]
-        updated, engines = await connection.send(
-            [self.tables.statement(_UPDATE_UNCHANGED), self.tables.statement(_ENGINES, *names)]
-        )
-        if updated.count != 1:
-            raise PersistenceError(
-                self.label, f"its pool counts only changed rows; {_POOL_ADVICE} client_flag=CLIENT.FOUND_ROWS)"
-            )
-        others = [f"{name} ({engine})" for name, engine in engines.rows if engine.lower() != "innodb"]
-        if others:
-            raise PersistenceError(self.label, f"{', '.join(others)} cannot roll back: ALTER TABLE ... ENGINE=InnoDB")
+            await check_tables(connection, self.tables, self.label)
 
     async def _open_pool(self) -> Any:
         if self.address is None:
@@ -232,16 +198,3 @@ async def _close(pool: Any) -> None:
         await asyncio.wait_for(pool.wait_closed(), CONNECT_TIMEOUT)
     except Exception:  # noqa: BLE001 - the server may be down; nothing is lost with it
         pool.terminate()
-
-
-def _check_version(label: str, version: str) -> None:
-    kind = "MariaDB" if "MariaDB" in version else "MySQL"
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-    if numbers < _OLDEST[kind]:
-        oldest = ".".join(map(str, _OLDEST[kind]))
-        raise PersistenceError(label, f"the server is {version}, without SKIP LOCKED; the oldest that has it is {kind} {oldest}")
-
-
-def _durability(flush: int, log: int, sync: int) -> Durability:
-    """Whether a commit waits for the disk. With a binary log that is not synced, recovery rolls back what is not in it."""
-    return "disk" if flush == 1 and (not log or sync == 1) else "process"

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
 from perdure.backends.base.connections import ServerConnections
-from perdure.backends.base.failures import NotSentError, WriteFailure
+from perdure.backends.base.retries import NotSentError, WriteFailure
 from perdure.backends.postgres.address import PostgresAddress
 from perdure.backends.postgres.errors import classify_failure, driver, is_stale, map_error
 from perdure.backends.postgres.schema import Session, Tables, set_up

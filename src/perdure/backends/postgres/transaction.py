@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
-from perdure.backends.base.failures import WriteFailure
+from perdure.backends.base.retries import WriteFailure
 from perdure.backends.postgres import reading
 from perdure.backends.postgres.connections import PostgresConnections
 from perdure.backends.postgres.errors import classify_failure

@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Self
 
 from perdure.aio.loop_thread import LoopThread
 from perdure.backends.base.connections import ServerConnections
-from perdure.backends.base.failures import WriteFailure
+from perdure.backends.base.retries import WriteFailure
 from perdure.backends.redis.address import RedisAddress
-from perdure.backends.redis.driver import classify_failure, is_unknown_script, map_error, open_client
+from perdure.backends.redis.driver import classify_failure, map_error, open_client
 from perdure.backends.redis.keys import Keys
-from perdure.backends.redis.scripts import SCRIPTS, ScriptCall
+from perdure.backends.redis.scripts import SCRIPTS, ScriptCall, send_calls
 from perdure.backends.redis.server_info import FORMAT, ServerInfo, check_server, fsync_policy, server_info_from
 from perdure.errors import PersistenceError
 
@@ -87,7 +87,9 @@ class RedisConnections(ServerConnections):
 
         async def attempt(_: bool) -> None:  # noqa: FBT001 - as `retry_transient` has it; scripts recognise a repetition by their mark
             nonlocal left
-            for index, reply in zip(left, await self._send([calls[index] for index in left]), strict=True):
+            for index, reply in zip(
+                left, await send_calls(self.client, [calls[index] for index in left], self.label), strict=True
+            ):
                 replies[index] = reply
             left = [index for index in left if self._may_pass(replies[index])]
             if left:
@@ -107,26 +109,3 @@ class RedisConnections(ServerConnections):
             return call.read(reply)
         except Exception as refusal:  # noqa: BLE001 - it is raised to the caller of this script alone
             return refusal
-
-    async def _send(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """The reply to each call or its error; a script that the server does not know is sent once more, with its text."""
-        replies = await self._send_pipeline(calls, known={call.script.sha for call in calls})
-        unknown = [index for index, reply in enumerate(replies) if is_unknown_script(reply)]
-        if unknown:
-            again = await self._send_pipeline([calls[index] for index in unknown], known=set())
-            for index, reply in zip(unknown, again, strict=True):
-                is_forgotten = is_unknown_script(reply)
-                replies[index] = PersistenceError(self.label, "the server does not keep scripts") if is_forgotten else reply
-        return replies
-
-    async def _send_pipeline(self, calls: Sequence[ScriptCall], *, known: set[str]) -> list[Any]:
-        """The replies to one pipeline. The first call of each script that is not known to the server has its text."""
-        try:
-            pipeline = self.client.pipeline(transaction=False)
-            for call in calls:
-                pipeline.execute_command(*call.command(is_known=call.script.sha in known))
-                known.add(call.script.sha)
-            replies: list[Any] = await pipeline.execute(raise_on_error=False)
-        except Exception as error:  # noqa: BLE001 - each caller gets it
-            return [error] * len(calls)
-        return replies

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from perdure.backends.base.address import HIDDEN
-from perdure.backends.base.failures import WriteFailure
+from perdure.backends.base.retries import WriteFailure
 from perdure.backends.redis.address import URL_FORMS
 from perdure.errors import PersistenceError
 

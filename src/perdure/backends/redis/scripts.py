@@ -1,4 +1,4 @@
-"""The Lua scripts of the package, and the calls of them. A server knows a script by its hash; the text is sent if it does not."""
+"""The Lua scripts of the package, and sending them. A server knows a script by its hash; the text is sent if it does not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import pkgutil
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
+from perdure.backends.redis.driver import is_unknown_script
 from perdure.backends.redis.rows import Arg
+from perdure.errors import PersistenceError
 
 # By name: the import system cannot list a directory in every kind of package.
 _NAMES: Final = (
@@ -88,3 +90,28 @@ class ScriptCall(NamedTuple):
     def size(self) -> int:
         """About how many bytes it is on the wire."""
         return sum(len(arg) for arg in self.args if isinstance(arg, bytes))
+
+
+async def send_calls(client: Any, calls: Sequence[ScriptCall], label: str) -> list[Any]:
+    """The reply to each call or its error; a script that the server does not know is sent once more, with its text."""
+    replies = await _send_pipeline(client, calls, known={call.script.sha for call in calls})
+    unknown = [index for index, reply in enumerate(replies) if is_unknown_script(reply)]
+    if unknown:
+        again = await _send_pipeline(client, [calls[index] for index in unknown], known=set())
+        for index, reply in zip(unknown, again, strict=True):
+            is_forgotten = is_unknown_script(reply)
+            replies[index] = PersistenceError(label, "the server does not keep scripts") if is_forgotten else reply
+    return replies
+
+
+async def _send_pipeline(client: Any, calls: Sequence[ScriptCall], *, known: set[str]) -> list[Any]:
+    """The replies to one pipeline. The first call of each script that is not known to the server has its text."""
+    try:
+        pipeline = client.pipeline(transaction=False)
+        for call in calls:
+            pipeline.execute_command(*call.command(is_known=call.script.sha in known))
+            known.add(call.script.sha)
+        replies: list[Any] = await pipeline.execute(raise_on_error=False)
+    except Exception as error:  # noqa: BLE001 - each caller gets it
+        return [error] * len(calls)
+    return replies

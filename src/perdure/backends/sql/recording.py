@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from perdure.backends.base.batching import Reply
-from perdure.backends.base.lost_reply import check_consumed, missing_entries, missing_items
+from perdure.backends.base.duplicate_records import check_consumed, missing_entries, missing_items
 from perdure.backends.sql.rows import ENTRY_COLUMNS, ENTRY_FIELDS, entries_from, entry_values
 from perdure.backends.sql.session import Given, Result, Session, Statement
 from perdure.backends.sql.tables import Tables, in_pieces

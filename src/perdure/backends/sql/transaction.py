@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from perdure.backends.base.failures import WriteFailure
+from perdure.backends.base.retries import WriteFailure
 from perdure.backends.sql import reading, writes
 from perdure.backends.sql.connections import SqlConnections
 from perdure.backends.sql.recording import record_all

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Sequence
 from typing import NamedTuple
 
-from perdure.backends.base.lost_reply import unique_entries, unique_items
+from perdure.backends.base.duplicate_records import unique_entries, unique_items
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, EndStatus, Item, Lease
 

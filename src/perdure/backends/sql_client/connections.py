@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, Final, Protocol, Self
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.base.failures import WriteFailure, wrap_error
+from perdure.backends.base.retries import WriteFailure, wrap_error
 from perdure.backends.sql.connections import SqlConnections
 from perdure.backends.sql.schema import set_up
 from perdure.backends.sql.session import Channel, Result

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from perdure.backends.base.lost_reply import check_consumed
+from perdure.backends.base.duplicate_records import check_consumed
 from perdure.backends.sql import inbox, writes
 from perdure.backends.sql.recording import write_all
 from perdure.backends.sql.rows import ENTRY_COLUMNS, SIGNAL_COLUMNS, awaited_text, entry_values, signal_from

@@ -25,11 +25,11 @@ from perdure.errors import PerdureError, PersistenceError, SnapshotFormatError, 
 from perdure.kv.protocol import maybe_await
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, Claim, Created, EndStatus, Item, Lease, NewRun, Pulse, RunRow, Signal
+from perdure.snapshots.consistent_view import View
 from perdure.snapshots.importer import read_state
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.save_load import run_rows
 from perdure.snapshots.snapshot import Snapshot
-from perdure.snapshots.view import View
 from perdure.store import Capability
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import Any, Final, Literal, NoReturn
 import msgspec
 
 from perdure.engine.body_tasks import Branch, Branches
-from perdure.engine.replay import Receiver, Turnstile
+from perdure.engine.replay_order import Receiver, Turnstile
 from perdure.engine.step_info import StepInfo, place
-from perdure.engine.waits import Wait, Waits
+from perdure.engine.timers_and_signals import Wait, Waits
 from perdure.errors import DuplicateStep, RunFinished, StepChanged, Unloaded
 from perdure.model.journal import Entry, JournalIndex, Kind
 from perdure.result import Err

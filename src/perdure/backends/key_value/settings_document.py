@@ -1,22 +1,18 @@
-"""Compare-and-swap: documents that are changed by it, and its emulation for stores that have none.
+"""A small JSON document for the whole namespace (schedules and limits, the lock for claims), changed by compare-and-swap.
 
-A `SwappedDocument` is one small JSON document (schedules and limits, the lock for claims). It is read, changed, and written
-if no other writer was faster; otherwise all of that again.
+It is read, changed, and written if no other writer was faster; otherwise all of that again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
-from weakref import WeakValueDictionary
 
 import msgspec
 
-from perdure.backends.key_value.backend import Backend, PlainBackend, StoredValue, Version
+from perdure.backends.key_value.backend import Backend, Version
 from perdure.backends.key_value.keys import new_nonce
 from perdure.errors import PersistenceError
 
@@ -25,9 +21,6 @@ T = TypeVar("T")
 _PATIENCE: Final = 60.0
 _LONGEST_PAUSE: Final = 0.5
 _NONCES: Final = 16
-_REMEMBERED: Final = 10_000
-# The version of a key under which nothing is stored.
-_NOTHING: Final = b""
 
 
 class NoncedDocument(msgspec.Struct, kw_only=True):
@@ -94,62 +87,3 @@ class SwappedDocument(Generic[D]):
             return self._decoder.decode(data)
         except (msgspec.MsgspecError, ValueError) as reason:
             raise PersistenceError("the key-value store", f"{self._key!r} cannot be read back ({reason})") from reason
-
-
-class EmulatedBackend:
-    """A `Backend` over a store without compare-and-swap, right as long as one process uses it. It runs on one event loop.
-
-    The hash of what was last written or read under a key is remembered, so that a change costs no more than its write.
-    """
-
-    def __init__(self, plain: PlainBackend) -> None:
-        self._plain = plain
-        self._known: OrderedDict[str, bytes] = OrderedDict()
-        # By key. Held from reading a key until it is written.
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    async def read(self, key: str) -> StoredValue | None:
-        """What is stored, or None."""
-        async with self._lock(key):
-            data = await self._plain.read(key)
-            self._remember(key, data)
-            return None if data is None else StoredValue(data, _hash(data))
-
-    async def write(self, key: str, data: bytes) -> None:
-        """Store this in place of what is there."""
-        async with self._lock(key):
-            await self._put(key, data)
-
-    async def write_if(self, key: str, data: bytes, version: Version | None) -> Version | None:
-        """Store this if the version is still the same."""
-        async with self._lock(key):
-            if key not in self._known:
-                self._remember(key, await self._plain.read(key))
-            if self._known[key] != (_NOTHING if version is None else version):
-                return None
-            await self._put(key, data)
-            return self._known[key]
-
-    async def remove(self, key: str) -> None:
-        """Delete what is there."""
-        async with self._lock(key):
-            self._known.pop(key, None)
-            await self._plain.remove(key)
-
-    async def _put(self, key: str, data: bytes) -> None:
-        self._known.pop(key, None)  # until the store replies, what is there is not known
-        await self._plain.write(key, data)
-        self._remember(key, data)
-
-    def _remember(self, key: str, data: bytes | None) -> None:
-        self._known[key] = _NOTHING if data is None else _hash(data)
-        self._known.move_to_end(key)
-        if len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
-
-    def _lock(self, key: str) -> asyncio.Lock:
-        return self._locks.setdefault(key, asyncio.Lock())
-
-
-def _hash(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()

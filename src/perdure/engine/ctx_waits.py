@@ -12,9 +12,9 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from perdure.engine.ctx_calls import CtxCall
 from perdure.engine.drive import Drive
-from perdure.engine.waits import Wait
+from perdure.engine.keyed_calls import CtxCall
+from perdure.engine.timers_and_signals import Wait
 from perdure.errors import InvalidInput
 from perdure.model.durations import MAX_INSTANT
 from perdure.model.journal import Entry, Kind, OpenWait
