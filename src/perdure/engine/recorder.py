@@ -12,7 +12,7 @@ import asyncio
 import contextvars
 import weakref
 from collections.abc import Awaitable, Callable, Collection
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from perdure.aio.pending_write import Answer, answered, done, took_place, under_way, was_cut_off
 from perdure.engine.body_tasks import Branches, nothing
@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 class Unrecorded:
     """Numbers entries and nothing else: for a run without a store, where nothing is promised."""
+
+    has_store: ClassVar[bool] = False
 
     def __init__(self, journal: list[Entry], epoch: int = 0) -> None:
         # Only ever appended to, so that a view of it needs no more than a length.
@@ -77,7 +79,8 @@ class Unrecorded:
         )
         self._next_seq += 1
         self.journal.append(entry)
-        self._send(entry, consume)
+        if self.has_store:
+            self._send(entry, consume)
         return entry
 
     def _send(self, entry: Entry, consume: int | None) -> None:
@@ -111,6 +114,8 @@ class Unrecorded:
 
 class Recorder(Unrecorded):
     """Numbers entries and writes them under a lease."""
+
+    has_store: ClassVar[bool] = True
 
     def __init__(
         self,

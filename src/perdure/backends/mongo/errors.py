@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Final
 
-from perdure.backends.base.retries import WriteFailure
-from perdure.errors import PerdureError, PersistenceError
+from perdure.backends.base.retries import WriteFailure, wrap_error
+from perdure.errors import PerdureError
 
 DUPLICATE_KEY: Final = 11000
 _WRITE_CONFLICT: Final = 112
@@ -77,11 +77,7 @@ def map_error(error: BaseException, label: str, secret: str | None = None) -> Ba
     if isinstance(error, PerdureError) or not (isinstance(error, kinds) or _is_label_bug(error)):
         return error
     message = f"{type(error).__name__}: {_short(error)}"
-    if secret and secret in message:
-        return PersistenceError(label, message.replace(secret, "***"))
-    result = PersistenceError(label, message)
-    result.__cause__ = error
-    return result
+    return wrap_error(error, label, message, secret)
 
 
 def _short(error: BaseException) -> str:

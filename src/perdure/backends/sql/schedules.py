@@ -44,7 +44,7 @@ async def drop_schedule(db: Session, schedule_id: str) -> bool:
 
 
 async def fire(db: Session, schedule_id: str, expected_at: int, next_at: int | None, run: NewRun, now: int | None) -> bool:
-    """Move the schedule on and create its run, unless somebody else did."""
+    """Move the schedule on and create its run, unless another process has done so."""
     if not await db.run(_MOVE, schedule_id, expected_at, next_at):
         return False
     await create_all(db, [Begin(run, now=now)])

@@ -72,11 +72,11 @@ async def is_current(channel: Channel, tables: Tables, label: str) -> bool:
     if not int(has_meta[0].rows[0][0]):
         return False
     (found,) = await channel.send([tables.statement(_READ_META)])
-    told = {tables.values.name_from(name): int(value) for name, value in found.rows}
-    if not told and tables.dialect.unlock_setup:
-        return False  # where a CREATE TABLE cannot be undone: whoever began this was killed
-    _check_version(told.get("schema_version", 0), tables, label)
-    if told.get("payloads") != tables.values.kind:
+    meta = {tables.values.name_from(name): int(value) for name, value in found.rows}
+    if not meta and tables.dialect.unlock_setup:
+        return False  # a process was killed while it created the tables, where a CREATE TABLE cannot be rolled back
+    _check_version(meta.get("schema_version", 0), tables, label)
+    if meta.get("payloads") != tables.values.kind:
         raise PersistenceError(
             label,
             f"the {tables.stem!r} tables were made by another kind of store, which writes payloads otherwise; choose table=",
