@@ -1,7 +1,8 @@
 """Leases that are free as soon as their process has ended, and the verbs that look at leases.
 
 A lease names its process as its owner, and all processes of a file are on one machine. So before a run is claimed, acquired or
-restored the leases of processes that have ended are freed, as if they had expired at that moment.
+restored the leases of processes that have ended are freed, as if they had expired at that moment. That stays written also when
+the verb is then refused: it is true whatever becomes of the verb.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ async def restore(
     """Put this whole run in place of what is there, unless a process drives that."""
     at = now_or(now)
     await _free(db, owners, at)
-    await runs.restore(db, run, entries, inbox, at)
+    await runs.restore(db, run, entries, inbox, at)  # always at the first try: nothing else writes in this transaction
 
 
 async def due(db: Session, limit: int, owners: Owners, now: int | None) -> list[str]:
