@@ -13,10 +13,9 @@ from string import Template
 from typing import Any, Final
 
 from perdure.backends.postgres.address import PostgresAddress, parse_address
+from perdure.backends.postgres.channel import Connection, PostgresChannel
 from perdure.backends.postgres.connections import PostgresConnections
 from perdure.backends.postgres.errors import driver
-from perdure.backends.postgres.schema import Connection, Tables
-from perdure.errors import PersistenceError
 from perdure.kv.limits import check_namespace
 from perdure.kv.patterns import key_range
 from perdure.kv.server_store import ServerKeyValueStore
@@ -24,10 +23,7 @@ from perdure.kv.server_store import ServerKeyValueStore
 # How many expired rows a write removes: more than it adds, so that they become fewer.
 SWEPT_PER_WRITE: Final = 100
 
-_PROCESS: Final = "SELECT pg_backend_pid()"
-_LOOK: Final = """
-    SELECT EXISTS (SELECT FROM pg_class WHERE relname = $$1 AND pg_table_is_visible(oid)), current_setting('server_encoding')
-"""
+_LOOK: Final = "SELECT FROM pg_class WHERE relname = $$1 AND pg_table_is_visible(oid)"
 _LOCK: Final = "SELECT pg_advisory_xact_lock($$1)"  # released when the transaction ends
 _CREATE: Final = """
     CREATE TABLE IF NOT EXISTS $table (
@@ -86,10 +82,6 @@ class _Statements:
 _statements: Final = cache(_Statements)
 
 
-async def _keep_session(_: Any) -> None:
-    """Instead of asyncpg's reset after every use, which costs a round trip: no verb changes a session's state."""
-
-
 class PostgresKvConnections(PostgresConnections):
     """The pool of a key-value store, and its table."""
 
@@ -97,22 +89,9 @@ class PostgresKvConnections(PostgresConnections):
     def statements(self) -> _Statements:
         return _statements(f"{self.tables.stem}_values")
 
-    async def open(self, *, allowed: bool) -> None:  # noqa: ARG002 - it may always create its table
-        """Create the table and the pool, and find out whether there is a pooler in between."""
-        async with self._alone() as connection, connection.transaction(isolation="read_committed"):
-            self.behind_pooler = (await connection.fetch(_PROCESS))[0][0] != connection.get_server_pid()
-            await self._set_up(connection)
-        if self._pool is None:
-            self._pool = await self._new_pool(reset=_keep_session)
-
-    async def _set_up(self, connection: Connection) -> None:
-        """Create the table if it is missing. Many processes may do this at once; a killed one leaves nothing half done."""
-        statements = self.statements
-        is_there, encoding = (await connection.fetch(statements.look, statements.table))[0]
-        if encoding != "UTF8":
-            reason = f"the database's encoding is {encoding}, which cannot hold every key; use a UTF8 one"
-            raise PersistenceError(self.label, reason)
-        if not is_there:
+    async def _create_tables(self, channel: PostgresChannel, *, allowed: bool) -> None:  # noqa: ARG002 - it may always create its table
+        statements, connection = self.statements, channel.connection
+        if not await connection.fetch(statements.look, statements.table):
             await connection.fetch(statements.lock, statements.lock_key)
             await connection.execute(statements.create)
 
@@ -140,7 +119,7 @@ class PostgresKeyValueStore(ServerKeyValueStore[PostgresKvConnections]):
         driver()
         place = PostgresAddress(f"pool {id(pool)}", "", "", None) if url is None else parse_address(url)
         self._namespace = check_namespace(namespace)
-        super().__init__(PostgresKvConnections(place, Tables(table), dsn=url, pool=pool, pool_size=pool_size))
+        super().__init__(PostgresKvConnections(place, table, dsn=url, pool=pool, pool_size=pool_size))
 
     @property
     def place(self) -> tuple[str, ...]:

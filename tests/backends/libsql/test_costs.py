@@ -83,7 +83,7 @@ async def test_concurrent_one_step_runs_share_commits(store: LibsqlStore) -> Non
         await store.finish(lease, "completed", b"1", entries=[entry(1)])
 
     await asyncio.gather(*map(run, range(100)))
-    assert store._beginnings.statements + store._closings.statements < 0.2 * 200
+    assert store._batchers.creations.statements + store._batchers.closings.statements < 0.2 * 200
 
 
 async def test_concurrent_signals_share_commits_and_are_answered_one_by_one(store: LibsqlStore) -> None:

@@ -75,7 +75,7 @@ async def test_verbs_wait_for_a_transaction_and_then_go_on(store: LibsqlStore) -
     lease, another = await leased(store), await leased(store, "another")
     async with store.transaction(lease) as transaction:
         writing = [asyncio.ensure_future(store.record(another, [entry(seq)])) for seq in range(1, 20)]
-        creating = asyncio.create_task(store.create(new_run("third")))
+        creating = asyncio.ensure_future(store.create(new_run("third")))
         await transaction.record([entry(1)])
         assert await store.journal("another") == []
     await asyncio.gather(*writing, creating)

@@ -96,10 +96,10 @@ async def test_concurrent_runs_share_commits(dsn: str, wire: Wire) -> None:
 async def test_one_stale_run_fails_alone(store: MysqlStore) -> None:
     leases = [await leased(store, f"run-{n}") for n in range(10)]
     await store.delete("run-3")
-    packets = store._records.statements
+    packets = store._batchers.records.statements
     answers = await asyncio.gather(*(store.record(lease, [entry(1)]) for lease in leases), return_exceptions=True)
     assert [n for n, answer in enumerate(answers) if isinstance(answer, LeaseLost)] == [3]
-    assert store._records.statements - packets <= 2
+    assert store._batchers.records.statements - packets <= 2
     assert await store.journal("run-3") == []
     assert await store.journal("run-4") == [entry(1)]
 

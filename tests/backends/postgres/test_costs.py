@@ -5,8 +5,9 @@ from typing import Any, cast
 import asyncpg  # type: ignore[import-untyped]  # it ships no types
 import pytest
 
-from perdure.backends.postgres import PostgresStore, recording, schema
-from perdure.backends.postgres.schema import Session, Tables
+from perdure.backends.postgres import PostgresStore, recording
+from perdure.backends.postgres.channel import DIALECT, Connection, PostgresChannel
+from perdure.backends.sql import BYTES, Session, Tables, writes
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.records import Lease
 from perdure.testing.contract.world import entry, new_run
@@ -69,10 +70,10 @@ async def test_one_stale_run_fails_alone(wire: Wire) -> None:
     store = PostgresStore(wire.url)
     leases = [await leased(store, f"run-{n}") for n in range(10)]
     await store.delete("run-3")
-    statements = store._lanes.records.statements
+    statements = store._batchers.records.statements
     answers = await asyncio.gather(*(store.record(lease, [entry(1)]) for lease in leases), return_exceptions=True)
     assert [n for n, answer in enumerate(answers) if isinstance(answer, Exception)] == [3]
-    assert store._lanes.records.statements - statements <= 2
+    assert store._batchers.records.statements - statements <= 2
     await store.close()
 
 
@@ -200,24 +201,24 @@ async def test_an_entry_that_is_there_already_keeps_back_none_beside_it(wire: Wi
 
 async def test_records_that_share_a_statement_are_one_transaction(dsn: str, store: PostgresStore) -> None:
     leases = [await leased(store, f"run-{n}") for n in range(10)]
-    statements = store._lanes.records.statements
+    statements = store._batchers.records.statements
     await asyncio.gather(*(store.record(lease, [entry(1), entry(2)]) for lease in leases))
     connection = await asyncpg.connect(dsn)
     transactions = await connection.fetchval("SELECT count(DISTINCT xmin::text) FROM perdure_steps")
     await connection.close()
-    assert transactions == store._lanes.records.statements - statements <= 2
+    assert transactions == store._batchers.records.statements - statements <= 2
 
 
 async def test_records_lock_runs_in_the_order_of_their_ids() -> None:
     ids = ["b", "a", "Z", "\uffff", "\U0001f600", "\u00e4", "aa"]
     seen: list[str] = []
 
-    class Connection:
+    class NotedConnection:
         async def fetchmany(self, query: str, args: Sequence[Sequence[Any]]) -> list[Any]:
             seen.extend(values[1] for values in args)
-            return [(values[1], 0, False) for values in args]
+            return [(*values[1:4], 0, 0) for values in args]
 
     leases = [Lease(run_id=run_id, epoch=1, token="token", until=0) for run_id in ids]
-    db = Session(cast("schema.Connection", Connection()), Tables("perdure"), "")
-    await recording.append_all(db, [recording.record(lease, [entry(1)], []) for lease in leases])
+    db = Session(PostgresChannel(cast("Connection", NotedConnection())), Tables("perdure", DIALECT, BYTES), "")
+    await recording.append_all(db, [writes.record(lease, [entry(1)], []) for lease in leases])
     assert seen == sorted(ids, key=str.encode)

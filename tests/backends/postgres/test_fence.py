@@ -4,12 +4,15 @@ from collections.abc import Awaitable, Callable
 import asyncpg  # type: ignore[import-untyped]  # it ships no types
 import pytest
 
-from perdure.backends.postgres import PostgresStore, claims, recording, runs
-from perdure.backends.postgres.schema import Session, Tables
+from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.postgres import PostgresStore, claiming, recording
+from perdure.backends.postgres.channel import DIALECT, PostgresChannel
+from perdure.backends.sql import BYTES, Session, Tables, claims, runs, writes
 from perdure.errors import LeaseLost, PersistenceError
+from perdure.model.records import Awaited
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, entry, new_run, run_row
 
-TABLES = Tables("perdure")
+TABLES = Tables("perdure", DIALECT, BYTES)
 
 
 async def test_a_record_held_open_is_seen_by_whoever_takes_over(dsn: str, store: PostgresStore) -> None:
@@ -18,7 +21,7 @@ async def test_a_record_held_open_is_seen_by_whoever_takes_over(dsn: str, store:
     zombie = await asyncpg.connect(dsn)
     transaction = zombie.transaction()
     await transaction.start()
-    await recording.record_all(Session(zombie, TABLES, ""), [recording.record(claim.lease, [entry(1)], [])])
+    await recording.record_all(Session(PostgresChannel(zombie), TABLES, ""), [writes.record(claim.lease, [entry(1)], [])])
     assert (await store.claim(1, TTL, ["flow"], now=EXPIRED)).claims == []  # passed over while it is locked
     taking = asyncio.create_task(store.acquire("run", TTL, now=EXPIRED))
     await asyncio.wait([taking], timeout=0.1)
@@ -56,7 +59,8 @@ async def test_a_record_that_waits_for_a_takeover_is_refused(dsn: str, store: Po
 
 
 async def _claims(db: Session) -> object:
-    return await claims.claim(db, claims.Wanted.of(1, 10**7, "taker", ["flow"], None, EXPIRED))
+    request = ClaimRequest(ClaimFilter.of(["flow"], None), 1, 10**7, "taker", EXPIRED)
+    return await claiming._claim(db, request, limits_are_locked=False)
 
 
 async def _acquires(db: Session) -> object:
@@ -64,8 +68,7 @@ async def _acquires(db: Session) -> object:
 
 
 async def _restores(db: Session) -> object:
-    await runs.restore(db, run_row(), [], [], EXPIRED)
-    return None
+    return await runs.restore(db, run_row(), [], [], EXPIRED)
 
 
 @pytest.mark.parametrize("take", [_claims, _acquires, _restores])
@@ -77,7 +80,7 @@ async def test_a_takeover_that_is_not_committed_yet_keeps_records_waiting(
     taker = await asyncpg.connect(dsn)
     transaction = taker.transaction()
     await transaction.start()
-    await take(Session(taker, TABLES, "", in_transaction=True))
+    await take(Session(PostgresChannel(taker), TABLES, ""))
     writing = asyncio.ensure_future(store.record(claim.lease, [entry(1)], now=EXPIRED))
     await asyncio.wait([writing], timeout=0.1)
     assert not writing.done()
@@ -155,3 +158,21 @@ async def test_a_cancelled_transaction_leaves_nothing(store: PostgresStore) -> N
     async with store.transaction(claim.lease) as transaction:
         await transaction.record([entry(1)])
     assert await store.journal("run") == [entry(1)]
+
+
+@pytest.mark.parametrize("key", ["plain", 'a"b', "a\\b", "\n\t\x01\x1f\x7f\u2028/", "\u00e9\U0001f600", '["child","other"]'])
+async def test_a_parent_is_woken_by_the_child_it_waits_for(store: PostgresStore, key: str) -> None:
+    parent = (await store.create(new_run("parent"), ttl=TTL, now=NOW)).claim
+    children = [
+        (await store.create(new_run(f"child-{n}", parent_id="parent", parent_key=of), ttl=TTL, now=NOW)).claim
+        for n, of in enumerate(["other", key])
+    ]
+    assert parent is not None
+    await store.suspend(parent.lease, wake_at=None, waiting_for=[Awaited("child", key), Awaited("signal", "other")], now=NOW)
+    woken = []
+    for child in children:
+        assert child is not None
+        await store.finish(child.lease, "completed", b"1", now=NOW)
+        run = await store.get("parent")
+        woken.append(run is not None and run.wake_at is not None)
+    assert woken == [False, True]

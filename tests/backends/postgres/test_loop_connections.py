@@ -53,10 +53,10 @@ async def test_a_loop_that_writes_much_gets_a_connection(store: PostgresStore) -
     for seq in range(1, WRITES_BEFORE):
         await store.record(lease, [entry(seq)])
     await store._loop_connections.open_here()  # returns when it is open
-    sent = store._lanes.records.statements
+    sent = store._batchers.records.statements
     for seq in range(WRITES_BEFORE, 2 * WRITES_BEFORE):
         await store.record(lease, [entry(seq)])
-    assert store._lanes.records.statements == sent, "none went to the connections loop any more"
+    assert store._batchers.records.statements == sent, "none went to the connections loop any more"
     assert len(await store.journal("run")) == 2 * WRITES_BEFORE - 1
 
 

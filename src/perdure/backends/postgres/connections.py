@@ -1,8 +1,8 @@
 """The pool of a PostgreSQL store, and what its sessions begin with.
 
 Behind PgBouncer in transaction mode two statements in a row may reach two server processes, so a prepared statement may not be
-there when it is needed. The process id that a connection was told there is not the one that the server itself tells, and by that
-it is noticed: then no statement is kept, and every verb is a transaction.
+there when it is needed. The process id that the pooler gave a connection is not the one that the server itself gives, which shows
+that there is a pooler: then no statement is kept, and every verb is a transaction.
 """
 
 from __future__ import annotations
@@ -10,14 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.base.connections import ServerConnections
 from perdure.backends.base.retries import NotSentError, WriteFailure
 from perdure.backends.postgres.address import PostgresAddress
+from perdure.backends.postgres.channel import DIALECT, PostgresChannel, begin
 from perdure.backends.postgres.errors import classify_failure, driver, is_stale, map_error
-from perdure.backends.postgres.schema import Session, Tables, set_up
+from perdure.backends.postgres.notifications import channel_name
+from perdure.backends.sql.connections import SqlConnections
+from perdure.backends.sql.schema import set_up
+from perdure.backends.sql.session import Channel, Session
+from perdure.backends.sql.tables import Tables
+from perdure.backends.sql.values import EXACT
+from perdure.errors import PersistenceError
 from perdure.store import Durability
 
 T = TypeVar("T")
@@ -26,11 +33,11 @@ CONNECT_TIMEOUT: Final = 10.0
 COMMAND_TIMEOUT: Final = 60.0
 _MOST_AT_HAND: Final = 3
 
-# With what a session begins. Every statement finds its rows by an index. A plan is made once for a connection, maybe while the
+# What a session begins with. Every statement finds its rows by an index. A plan is made once for a connection, maybe while the
 # tables were empty, when reading them as a whole looks as cheap; it would still be used when they have a million rows, until the
-# next ANALYZE. The values that are bound change nothing in it, so none is made for them: PostgreSQL would do that for the first
-# five times, and for some statements for ever, and take longer for it than for the statement. And a statement is never compiled
-# first, which takes a hundred times as long.
+# next ANALYZE. The values that are bound change nothing in the plan, so none is made for them: PostgreSQL would do that for the
+# first five times, and for some statements for ever, and take longer for it than for the statement. And a statement is never
+# compiled first, which takes a hundred times as long.
 SERVER_SETTINGS: Final = {
     "plan_cache_mode": "force_generic_plan",
     "jit": "off",
@@ -42,46 +49,56 @@ _KEEP_PLANS_FOR: Final = 20  # seconds; and in any case a plan does not outlive 
 
 _SETTINGS: Final = """
     SELECT pg_backend_pid(), current_setting('fsync'), current_setting('synchronous_commit'),
-        current_setting('synchronous_standby_names')
+        current_setting('synchronous_standby_names'), current_setting('server_encoding')
 """
 
 
-async def _keep(_: Any) -> None:
+async def _keep_session(_: Any) -> None:
     """Instead of asyncpg's reset after every use, which costs a round trip: no verb changes a session's state."""
 
 
-class PostgresConnections(ServerConnections):
+class PostgresConnections(SqlConnections):
     """The pool of one store, on its loop."""
 
     THREAD: ClassVar[LoopThread] = LoopThread("perdure-postgres")
 
-    def __init__(self, place: PostgresAddress, tables: Tables, *, dsn: str | None, pool: Any | None, pool_size: int) -> None:
+    def __init__(self, place: PostgresAddress, table: str, *, dsn: str | None, pool: Any | None, pool_size: int) -> None:
+        """By the DSN, or with a borrowed `pool`. `table` begins the names of the tables."""
         loop = None if pool is None else pool._loop  # noqa: SLF001 - there is no public way to ask
-        super().__init__(place.label, is_borrowed=pool is not None, loop=loop)
+        super().__init__(place.label, Tables(table, DIALECT, EXACT), is_borrowed=pool is not None, loop=loop)
         self.place = place
-        self.tables = tables
         self.behind_pooler = False
         self._dsn = dsn
         self._borrowed = pool
         self._pool: Any = pool
         self._pool_size = pool_size
         # Connections that were just used, out of the pool: to take one from there and give it back takes 0.1 ms. None stays here
-        # while somebody asks the pool for one.
+        # while another user waits for the pool.
         self._at_hand: list[Any] = []
-        self._asking = 0
+        self._waiting = 0
         # Connections of open transactions: a pool of their own, so that the verbs never wait for those.
         self._transactions = pool
 
     def sibling(self) -> Self:
-        """A connections in the same place, with a pool of its own unless that is borrowed."""
-        return type(self)(self.place, self.tables, dsn=self._dsn, pool=self._borrowed, pool_size=self._pool_size)
+        """Connections to the same database, with a pool of their own unless that is borrowed."""
+        return type(self)(self.place, self.tables.stem, dsn=self._dsn, pool=self._borrowed, pool_size=self._pool_size)
 
     async def loop_pool(self) -> Self:
-        """A connections in the same place on the loop that runs now, ready for use."""
+        """Connections to the same database on the loop that runs now, ready for use."""
         connections = self.sibling()
         connections.behind_pooler = self.behind_pooler
         await connections.open_pool()
         return connections
+
+    @property
+    def can_listen(self) -> bool:
+        """Whether notifications arrive here at all."""
+        return not self.is_borrowed and not self.behind_pooler
+
+    @property
+    def jit_is_off(self) -> bool:
+        """Whether the sessions have our settings."""
+        return not self.is_borrowed and not self.behind_pooler
 
     def classify_failure(self, error: BaseException) -> WriteFailure:
         return classify_failure(error)
@@ -90,7 +107,7 @@ class PostgresConnections(ServerConnections):
         return map_error(error, self.place.label, self.place.password)
 
     def is_caused_by_one_request(self, error: BaseException) -> bool:
-        # Also when somebody wrote the same at this moment.
+        # Also when another transaction wrote the same at this moment.
         return super().is_caused_by_one_request(error) or getattr(error.__cause__ or error, "sqlstate", None) == "23505"
 
     async def connect(self) -> Any:
@@ -99,18 +116,26 @@ class PostgresConnections(ServerConnections):
 
     async def open(self, *, allowed: bool) -> None:
         """Leave schema and pool there, and know how the server is reached and what it survives."""
-        async with self._alone() as connection:
-            async with connection.transaction():
-                pid, fsync, commit, standbys = (await connection.fetch(_SETTINGS))[0]
+        async with self._dedicated_connection() as connection:
+            async with begin(connection):
+                pid, fsync, commit, standbys, encoding = (await connection.fetch(_SETTINGS))[0]
             self.behind_pooler = pid != connection.get_server_pid()
             self.durability = _durability(fsync, commit, standbys)
-            await set_up(connection, self.tables, self.place.label, allowed=allowed)
+            if encoding != "UTF8":
+                reason = f"the database's encoding is {encoding}, which cannot hold every id; use a UTF8 one"
+                raise PersistenceError(self.label, reason)
+            async with begin(connection) as channel:
+                await self._create_tables(channel, allowed=allowed)
         if self._pool is None:
-            self._pool = await self._new_pool(reset=_keep)
+            self._pool = await self._new_pool(reset=_keep_session)
+
+    async def _create_tables(self, channel: PostgresChannel, *, allowed: bool) -> None:
+        """Have the tables. Many processes may do this at once; a killed one leaves nothing half done."""
+        await set_up(channel, self.tables, self.label, allowed=allowed)
 
     async def open_pool(self) -> None:
         """Have a pool, and a connection at hand."""
-        self._pool = await self._new_pool(reset=_keep)
+        self._pool = await self._new_pool(reset=_keep_session)
         try:
             self._at_hand.append(await self._pool.acquire())
         except BaseException:
@@ -131,7 +156,7 @@ class PostgresConnections(ServerConnections):
         )
 
     @contextlib.asynccontextmanager
-    async def _alone(self) -> AsyncIterator[Any]:
+    async def _dedicated_connection(self) -> AsyncIterator[Any]:
         if self._borrowed is not None:
             async with self._borrowed.acquire() as connection:
                 yield connection
@@ -142,68 +167,97 @@ class PostgresConnections(ServerConnections):
         finally:
             await connection.close()
 
-    def perform(self, namespace: str, work: Callable[[Session, bool], Awaitable[T]]) -> Coroutine[Any, Any, T]:
-        """What the work gives, tried again after errors that pass. It is told when it may have been done before."""
+    def autocommit(self, namespace: str, work: Callable[[Session, bool], Awaitable[T]]) -> Coroutine[Any, Any, T]:
+        """As `perform`, on a connection that commits each statement by itself; behind a pooler, in one transaction."""
 
-        def attempt(repeated: bool) -> Awaitable[T]:  # noqa: FBT001 - as all work
-            return self.connected(lambda connection: work(self._session(connection, namespace), repeated))
+        def attempt(is_repeated: bool) -> Awaitable[T]:  # noqa: FBT001 - as `retry_transient` calls it
+            return self.connected(
+                lambda connection: work(Session(PostgresChannel(connection), self.tables, namespace), is_repeated)
+            )
 
         return self.retry_transient(attempt)
 
-    def _session(self, connection: Any, namespace: str) -> Session:
-        behind_pooler = self.behind_pooler
-        jit_is_off = not self.is_borrowed and not behind_pooler
-        return Session(connection, self.tables, namespace, in_transaction=behind_pooler, jit_is_off=jit_is_off)
-
     async def connected(self, use: Callable[[Any], Awaitable[T]]) -> T:
         """What this gives on a connection that is at hand or from the pool; behind a pooler, in a transaction."""
-        connection = self._at_hand.pop() if self._at_hand else None
-        if connection is None or connection.is_closed():
-            connection = await self._from_pool(connection)
+        connection = await self._acquire()
         try:
             if self.behind_pooler:
-                async with connection.transaction(isolation="read_committed"):
+                async with begin(connection):
                     answer = await use(connection)
             else:
                 answer = await use(connection)
         except BaseException as error:
-            if is_stale(error):
-                connection.terminate()
-            await self._pool.release(connection)  # the pool sees to what an error or a cancellation left behind
+            await self._discard(connection, error)
             raise
-        if self.is_borrowed or self._asking or len(self._at_hand) == _MOST_AT_HAND:
-            await self._pool.release(connection)
-        else:
-            self._at_hand.append(connection)
+        await self._release(connection)
         return answer
 
-    async def _from_pool(self, closed: Any | None) -> Any:
-        """A connection of the pool, which gets this one back. What goes wrong here was never sent."""
-        if closed is not None:
-            await self._pool.release(closed)
-        self._asking += 1
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        connection = await self._acquire()
+        try:
+            yield connection
+        except BaseException as error:
+            await self._discard(connection, error)
+            raise
+        await self._release(connection)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, commit: str = "COMMIT") -> AsyncIterator[Channel]:
+        """A transaction in which each statement sees what was committed before it."""
+        async with self._connection() as connection, begin(connection, commit) as channel:
+            yield channel
+
+    def notifying_transaction(self) -> AbstractAsyncContextManager[Channel]:
+        """A transaction that notifies those who listen, in the round trip of its COMMIT."""
+        return self.transaction(f'NOTIFY "{channel_name(self.tables)}"; COMMIT')
+
+    def reading(self) -> AbstractAsyncContextManager[Channel]:
+        """For single statements that only read."""
+        return self.transaction() if self.behind_pooler else self._without_transaction()
+
+    @contextlib.asynccontextmanager
+    async def _without_transaction(self) -> AsyncIterator[Channel]:
+        async with self._connection() as connection:
+            yield PostgresChannel(connection)
+
+    @contextlib.asynccontextmanager
+    async def callers_transaction(self) -> AsyncIterator[Channel]:
+        """A transaction with statements of the caller's: its session is reset when the connection goes back to the pool."""
+        async with self._changing:
+            if self._transactions is None:
+                self._transactions = await self._new_pool()
+        async with self._transactions.acquire() as connection, begin(connection) as channel:
+            yield channel
+
+    async def _acquire(self) -> Any:
+        """A connection that is at hand or from the pool. What goes wrong here was never sent."""
+        connection = self._at_hand.pop() if self._at_hand else None
+        if connection is not None and not connection.is_closed():
+            return connection
+        if connection is not None:
+            await self._pool.release(connection)
+        self._waiting += 1
         try:
             return await self._pool.acquire()
         except (OSError, TimeoutError) as error:
             raise NotSentError from error
         finally:
-            self._asking -= 1
+            self._waiting -= 1
 
-    async def borrow_for_transaction(self) -> Any:
-        """A connection for a transaction of the caller's; its session is reset when it comes back."""
-        async with self._changing:
-            if self._transactions is None:
-                self._transactions = await self._new_pool()
-        return await self._transactions.acquire()
+    async def _release(self, connection: Any) -> None:
+        if self.is_borrowed or self._waiting or len(self._at_hand) == _MOST_AT_HAND:
+            await self._pool.release(connection)
+        else:
+            self._at_hand.append(connection)
 
-    async def give_back(self, connection: Any) -> None:
-        """The end of `borrow_for_transaction`."""
-        pool = self._transactions
-        if pool is not None:
-            await pool.release(connection)
+    async def _discard(self, connection: Any, error: BaseException) -> None:
+        if is_stale(error):
+            connection.terminate()
+        await self._pool.release(connection)  # the pool sees to what an error or a cancellation left behind
 
     async def close(self) -> None:
-        """Let go of the pools, if they are ours."""
+        """Close the pools, if they are ours."""
         pools = (self._pool, self._transactions)
         while self._at_hand:
             await self._pool.release(self._at_hand.pop())
@@ -216,7 +270,7 @@ class PostgresConnections(ServerConnections):
 async def _close(pool: Any) -> None:
     try:
         await asyncio.wait_for(pool.close(), CONNECT_TIMEOUT)
-    except Exception:  # noqa: BLE001 - the server may be gone; nothing is lost with it
+    except Exception:  # noqa: BLE001 - the server may be down; there is nothing to save
         pool.terminate()
 
 

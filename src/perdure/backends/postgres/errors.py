@@ -19,7 +19,7 @@ def driver() -> Any:
 
 _UNDONE: Final = frozenset(
     {
-        "23505",  # unique violation: somebody wrote the same at this moment, and can be seen now
+        "23505",  # unique violation: another transaction wrote the same at this moment, and can be seen now
         "25006",  # read only: a standby, or a primary that has just become one
         "40001",  # serialization failure
         "40P01",  # deadlock
@@ -30,7 +30,7 @@ _UNDONE: Final = frozenset(
 )
 _UNKNOWN: Final = frozenset({
     "08000", "08003", "08006", "08001", "08004", "08007",
-    "57P01",  # the server was told to stop
+    "57P01",  # an administrator stopped the server or the session
     "57P02",  # another backend crashed
     "57P05",
 })  # fmt: skip
@@ -50,7 +50,7 @@ def classify_failure(error: BaseException) -> WriteFailure:
 def is_stale(error: BaseException) -> bool:
     """Whether the connection, good as it seems, should not be used again.
 
-    It leads to a server that takes no writes, or the driver has lost track of it: the server said goodbye while it was idle.
+    It leads to a server that takes no writes, or the driver has lost track of it: the server closed it while it was idle.
     """
     return getattr(error, "sqlstate", None) == "25006" or isinstance(error, driver().InternalClientError)
 

@@ -3,28 +3,37 @@
 Plain records are one statement that is executed for each entry, all in one round trip and one transaction.
 
 `held` is the fence: it picks the runs whose epoch and token are those of the lease, locks their rows in id order, and everything
-that is written is joined to it. A record locks with KEY SHARE, which keeps out whoever takes a run over (claim, acquire,
-restore, reopen and delete lock FOR UPDATE) but neither signals, renewals nor other records. While the lock is waited for others
-may commit; then PostgreSQL looks at the fence again in the row's newest version, but reads other tables as they were before. So
-`inbox_seq` stands in the row itself, and what might have been decided by an old inbox gets SEND_AGAIN and is sent once more.
-An entry that somebody else wrote meanwhile is a unique violation, which rolls the statement back, and is looked at anew as well.
+that is written is joined to it. A record locks with KEY SHARE, which keeps out every verb that takes a run over (claim, acquire,
+restore, reopen and delete lock FOR UPDATE) but neither signals, renewals nor other records. While a statement waits for the lock
+other transactions may commit; then PostgreSQL looks at the fence again in the row's newest version, but reads other tables as
+they were before. So `inbox_seq` stands in the row itself, and what might have been decided by an old inbox gets SEND_AGAIN and is
+sent once more. An entry that another transaction wrote meanwhile is a unique violation, which rolls the statement back, and is
+looked at anew as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final
 
 from perdure.backends.base.batching import SEND_AGAIN, Reply
-from perdure.backends.postgres.rows import ENDED_SQL, ENTRY_COLUMNS, ENTRY_TYPES, addresses, columns, entry_values, signal_from
-from perdure.backends.postgres.schema import CLOCK, Session
-from perdure.errors import LeaseLost, PersistenceError
-from perdure.model.journal import Entry
-from perdure.model.records import Awaited, EndStatus, Item, Lease, Pulse, Signal
+from perdure.backends.base.duplicate_records import refuse_write
+from perdure.backends.postgres.channel import columns, fetch, fetch_each
+from perdure.backends.postgres.notifications import channel_name
+from perdure.backends.sql.rows import ENTRY_COLUMNS, ENTRY_FIELDS, SIGNAL_FIELDS, awaited_text, entry_values, signal_from
+from perdure.backends.sql.session import Session
+from perdure.backends.sql.writes import Write
+from perdure.errors import LeaseLost
+from perdure.model.records import ENDED, Pulse, Signal
 
-_ENTRY: Final = ENTRY_COLUMNS.split(", ")
-_NO_ENTRY: Final = (None,) * len(_ENTRY)
-_OTHERS: Final = [column for column in _ENTRY if column != "seq"]
+_TYPES: Final = {
+    "key": "text", "phase": "text", "kind": "text", "name": "text", "ok": "smallint", "args_hash": "bytea", "payload": "bytea",
+}  # fmt: skip
+ENTRY_TYPES: Final = tuple(_TYPES.get(field, "bigint") for field in ENTRY_FIELDS)
+ENDED_SQL: Final = f"({', '.join(repr(status) for status in sorted(ENDED))})"
+
+_NO_ENTRY: Final = (None,) * len(ENTRY_FIELDS)
+_OTHERS: Final = [column for column in ENTRY_COLUMNS.split(", ") if column != "seq"]
 
 
 def _types(first: int) -> str:
@@ -43,7 +52,7 @@ _WRITTEN: Final = f"""
         FROM unnest($6::int[], {_types(7)}) AS given (request, {ENTRY_COLUMNS}) JOIN held USING (request)
     ),
     used AS MATERIALIZED (
-        SELECT held.run_id, held.epoch, given.request, given.seq, (
+        SELECT held.run_id, held.token, given.request, given.seq, (
             SELECT true FROM $signals AS there
             WHERE there.namespace = $1 AND there.run_id = held.run_id AND there.seq = given.seq
         ) IS TRUE AS is_there
@@ -70,7 +79,7 @@ _WRITTEN: Final = f"""
         WHERE is_same IS NULL AND request NOT IN (SELECT request FROM refused)
     ),
     consumed AS (
-        UPDATE $signals AS signal SET consumed_by = used.epoch::text FROM used
+        UPDATE $signals AS signal SET consumed_by = used.token FROM used
         WHERE signal.namespace = $1 AND signal.run_id = used.run_id AND signal.seq = used.seq AND signal.consumed_by IS NULL
             AND used.request NOT IN (SELECT request FROM refused)
     ),
@@ -85,7 +94,7 @@ RECORD: Final = f"""
         SELECT * FROM unnest($2::int[], $3::text[], $4::bigint[], $5::text[]) AS asked (request, run_id, epoch, token)
     ),
     held AS MATERIALIZED (
-        SELECT asked.request, asked.epoch, run.id AS run_id, run.cancel_requested, run.inbox_seq
+        SELECT asked.request, asked.token, run.id AS run_id, run.cancel_requested, run.inbox_seq
         FROM (SELECT * FROM asked ORDER BY run_id COLLATE "C", request) AS asked CROSS JOIN LATERAL (
             SELECT id, cancel_requested, inbox_seq FROM $runs
             WHERE namespace = $1 AND id = asked.run_id AND epoch = asked.epoch AND lease_token = asked.token
@@ -102,20 +111,20 @@ RECORD: Final = f"""
 # Many are sent as many times this statement: driver and client need two thirds of what arrays of columns took them.
 _APPEND: Final = f"""
     WITH held AS MATERIALIZED (
-        SELECT id, inbox_seq, cancel_requested FROM $runs
+        SELECT id, epoch, lease_token, inbox_seq, cancel_requested FROM $runs
         WHERE namespace = $1 AND id = $2 AND epoch = $3 AND lease_token = $4 FOR KEY SHARE
     ),
     appended AS (
         INSERT INTO $steps (namespace, run_id, {ENTRY_COLUMNS})
         SELECT $1, id, {", ".join(f"${number}::{kind}" for number, kind in enumerate(ENTRY_TYPES, 5))} FROM held
     )
-    SELECT id, inbox_seq, cancel_requested FROM held
+    SELECT id, epoch, lease_token, inbox_seq, cancel_requested FROM held
 """
 # What nearly every end is: that of a run without a parent, and at most new entries with it. A run that has none has a row without
 # one. What is not found here (a lost lease, a parent) is for CLOSE to look at, which takes ten times as long.
 _END: Final = f"""
     WITH held AS MATERIALIZED (
-        SELECT asked.*, coalesce(given_at, {CLOCK}) AS at
+        SELECT asked.*, coalesce(given_at, (SELECT $clock)) AS at
         FROM (
             SELECT * FROM unnest(
                 $2::int[], $3::text[], $4::bigint[], $5::text[], $6::text[], $7::bytea[], $8::bigint[], {_types(9)}
@@ -135,23 +144,24 @@ _END: Final = f"""
     ),
     ended AS (
         UPDATE $runs AS run SET status = held.status, outcome = held.outcome, updated_at = held.at, wake_at = NULL,
-            waiting_for = ARRAY[]::text[], lease_token = NULL, lease_owner = NULL, lease_until = NULL
+            waiting_for = '[]', lease_token = NULL, lease_owner = NULL, lease_until = NULL
         FROM (SELECT DISTINCT ON (request) request, run_id, status, outcome, at FROM held ORDER BY request) AS held
         WHERE run.namespace = $1 AND run.id = held.run_id
         RETURNING held.request
     )
-    SELECT request, (SELECT pg_notify(${9 + len(_ENTRY)}, ''))::text FROM ended
+    SELECT request, (SELECT pg_notify(${9 + len(ENTRY_FIELDS)}, ''))::text FROM ended
 """
-# $25..$28 how each run ends or sleeps, $29..$30 what it waits for, $31 the channel. Children and parents are locked together, in
-# id order. A child whose parent is in the same batch is sent again: one statement changes a row once.
+# $25..$29 how each run ends or sleeps, $30..$32 what it waits for, $33 the channel. Children and parents are locked together, in
+# id order. A child whose parent is in the same batch is sent again: one statement changes a row once. `waiting_for` is JSON
+# without spaces, in which ["child","key"] can only be an element: a quote inside a name is written as \".
 CLOSE: Final = f"""
     WITH asked AS MATERIALIZED (
-        SELECT request, run_id, epoch, token, status, outcome, wake_at, coalesce(at, {CLOCK}) AS at
-        FROM unnest($2::int[], $3::text[], $4::bigint[], $5::text[], $25::text[], $26::bytea[], $27::bigint[], $28::bigint[])
-            AS asked (request, run_id, epoch, token, status, outcome, wake_at, at)
+        SELECT request, run_id, epoch, token, status, outcome, wake_at, coalesce(at, (SELECT $clock)) AS at, waiting_for
+        FROM unnest($2::int[], $3::text[], $4::bigint[], $5::text[], $25::text[], $26::bytea[], $27::bigint[], $28::bigint[],
+            $29::text[]) AS asked (request, run_id, epoch, token, status, outcome, wake_at, at, waiting_for)
     ),
     awaited AS MATERIALIZED (
-        SELECT * FROM unnest($29::int[], $30::text[]) AS awaited (request, address)
+        SELECT * FROM unnest($30::int[], $31::text[], $32::text[]) AS awaited (request, kind, name)
     ),
     locked AS MATERIALIZED (
         SELECT id, epoch, lease_token, status, parent_id, parent_key, cancel_requested, inbox_seq, waiting_for
@@ -175,10 +185,10 @@ CLOSE: Final = f"""
     ),
     {_WRITTEN},
     arrived AS MATERIALIZED (
-        SELECT held.request, signal.seq, signal.kind, signal.name, signal.payload, signal.dedupe, signal.consumed_by
+        SELECT held.request, {", ".join(f"signal.{field}" for field in SIGNAL_FIELDS)}
         FROM held JOIN $signals AS signal ON signal.namespace = $1 AND signal.run_id = held.run_id AND signal.consumed_by IS NULL
         WHERE held.status = 'suspended'
-            AND (held.request, signal.kind || ':' || signal.name) IN (SELECT request, address FROM awaited)
+            AND (held.request, signal.kind, signal.name) IN (SELECT request, kind, name FROM awaited)
             AND (held.request, signal.seq) NOT IN (SELECT request, seq FROM used)
     ),
     closed AS (
@@ -188,127 +198,44 @@ CLOSE: Final = f"""
             attempts = CASE WHEN held.status = 'suspended' THEN 0 ELSE run.attempts END,
             wake_at = CASE
                 WHEN held.status <> 'suspended' THEN NULL
-                WHEN held.cancel_requested THEN least(held.wake_at, held.at)
+                WHEN held.cancel_requested = 1 THEN least(held.wake_at, held.at)
                 ELSE held.wake_at END,
-            waiting_for = ARRAY(SELECT address FROM awaited WHERE awaited.request = held.request ORDER BY address),
-            parent_notified = run.parent_notified
-                OR (held.status <> 'suspended' AND run.parent_id IS NOT NULL AND run.parent_key IS NOT NULL)
+            waiting_for = held.waiting_for,
+            parent_notified = CASE
+                WHEN held.status <> 'suspended' AND run.parent_id IS NOT NULL AND run.parent_key IS NOT NULL THEN 1
+                ELSE run.parent_notified END
         FROM held
         WHERE run.namespace = $1 AND run.id = held.run_id
             AND held.request NOT IN (SELECT request FROM refused) AND held.request NOT IN (SELECT request FROM arrived)
         RETURNING held.request, held.status, held.outcome, held.at, held.run_id, held.parent_id, held.parent_key
     ),
-    told AS MATERIALIZED (
+    news AS MATERIALIZED (
         SELECT parent.id AS run_id, closed.parent_key AS name, closed.outcome, closed.at,
             parent.inbox_seq + row_number() OVER (PARTITION BY parent.id ORDER BY closed.request) AS seq,
-            parent.status = 'suspended' AND 'child:' || closed.parent_key = ANY (parent.waiting_for) AS is_awaited
+            parent.status = 'suspended'
+                AND position('["child",' || to_json(closed.parent_key)::text || ']' IN parent.waiting_for) > 0 AS is_awaited
         FROM closed JOIN locked AS parent ON parent.id = closed.parent_id
         WHERE closed.status <> 'suspended' AND closed.parent_key IS NOT NULL AND closed.run_id <> parent.id
             AND parent.status NOT IN {ENDED_SQL}
     ),
     delivered AS (
         INSERT INTO $signals (namespace, run_id, seq, kind, name, identity, payload)
-        SELECT $1, run_id, seq, 'child', name, uuid_send(gen_random_uuid()), outcome FROM told
+        SELECT $1, run_id, seq, 'child', name, replace(gen_random_uuid()::text, '-', ''), outcome FROM news
     ),
     woken AS (
-        UPDATE $runs AS run SET inbox_seq = news.seq,
-            wake_at = CASE WHEN news.woken_at IS NULL THEN run.wake_at ELSE least(run.wake_at, news.woken_at) END
+        UPDATE $runs AS run SET inbox_seq = latest.seq,
+            wake_at = CASE WHEN latest.woken_at IS NULL THEN run.wake_at ELSE least(run.wake_at, latest.woken_at) END
         FROM (
-            SELECT run_id, max(seq) AS seq, min(at) FILTER (WHERE is_awaited) AS woken_at FROM told GROUP BY run_id
-        ) AS news
-        WHERE run.namespace = $1 AND run.id = news.run_id
+            SELECT run_id, max(seq) AS seq, min(at) FILTER (WHERE is_awaited) AS woken_at FROM news GROUP BY run_id
+        ) AS latest
+        WHERE run.namespace = $1 AND run.id = latest.run_id
     )
     SELECT asked.request, fenced.request IS NOT NULL, fenced.again,
         (SELECT min(reason) FROM refused WHERE refused.request = asked.request),
-        (SELECT pg_notify($31, '') FROM (SELECT count(*) FROM closed) AS any_closed)::text,
-        arrived.seq, arrived.kind, arrived.name, arrived.payload, arrived.dedupe, arrived.consumed_by
+        (SELECT pg_notify($33, '') FROM (SELECT count(*) FROM closed) AS any_closed)::text,
+        {", ".join(f"arrived.{field}" for field in SIGNAL_FIELDS)}
     FROM asked LEFT JOIN fenced USING (request) LEFT JOIN arrived USING (request) ORDER BY asked.request, arrived.seq
 """
-_ENDED_BEFORE: Final = """
-    SELECT epoch = $3 AND lease_token IS NULL AND status = $4 AND outcome IS NOT DISTINCT FROM coalesce($5, outcome)
-    FROM $runs WHERE namespace = $1 AND id = $2
-"""
-_REPORT: Final = """
-    UPDATE $runs SET progress = $5 WHERE namespace = $1 AND id = $2 AND epoch = $3 AND lease_token = $4 RETURNING 1
-"""
-
-
-class Write(NamedTuple):
-    """A record, or with `status` the end or sleep of a run and what is recorded with it."""
-
-    lease: Lease
-    entries: Sequence[Entry]
-    consume: Sequence[int]
-    items: Sequence[Item] = ()
-    status: str | None = None
-    outcome: bytes | None = None
-    wake_at: int | None = None
-    awaited: Sequence[str] = ()
-    now: int | None = None
-
-    @property
-    def written_rows(self) -> tuple[Hashable, ...]:
-        """The run: two writes of one are two statements."""
-        return (self.lease.run_id,)
-
-    @property
-    def size(self) -> int:
-        """About how many bytes it has."""
-        size = 200 + len(self.outcome or b"")
-        for entry in self.entries:
-            size += len(entry.payload)
-        for item in self.items:
-            size += len(item.payload)
-        return size
-
-
-def record(lease: Lease, entries: Sequence[Entry], consume: Sequence[int], items: Sequence[Item] = ()) -> Write:
-    """What appends these. Raises `PersistenceError` when it says two things under one number."""
-    if not consume and not items:  # what nearly every record is
-        return Write(lease, _entries(lease, entries), ())
-    return Write(lease, _entries(lease, entries), list(dict.fromkeys(consume)), _items(lease, items))
-
-
-def suspend(
-    lease: Lease,
-    wake_at: int | None,
-    waiting_for: Collection[Awaited],
-    entries: Sequence[Entry],
-    consume: Sequence[int],
-    now: int | None,
-) -> Write:
-    """What records, and gives up the lease unless something awaited is there."""
-    taken, used = _entries(lease, entries), list(dict.fromkeys(consume))
-    return Write(lease, taken, used, status="suspended", wake_at=wake_at, awaited=addresses(waiting_for), now=now)
-
-
-def finish(
-    lease: Lease, status: EndStatus, outcome: bytes, entries: Sequence[Entry], consume: Sequence[int], now: int | None
-) -> Write:
-    """What records, ends the run and tells its parent."""
-    return Write(lease, _entries(lease, entries), list(dict.fromkeys(consume)), status=status, outcome=outcome, now=now)
-
-
-def _entries(lease: Lease, entries: Sequence[Entry]) -> list[Entry]:
-    if len(entries) <= 1:
-        return list(entries)
-    said: dict[int, Entry] = {}
-    for entry in entries:
-        if said.setdefault(entry.seq, entry) != entry:
-            raise _refusal(lease, f"two different entries have seq {entry.seq}")
-    return list(said.values())
-
-
-def _items(lease: Lease, items: Sequence[Item]) -> list[Item]:
-    said: dict[tuple[str, int], Item] = {}
-    for item in items:
-        if said.setdefault((item.stream, item.n), item) != item:
-            raise _refusal(lease, f"stream {item.stream!r} gets two different items {item.n}")
-    return list(said.values())
-
-
-def _refusal(lease: Lease, reason: str) -> PersistenceError:
-    return PersistenceError(f"run {lease.run_id!r}", f"{reason}; nothing was written")
 
 
 def are_plain(writes: Sequence[Write]) -> bool:
@@ -323,9 +250,12 @@ async def append_all(db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]
         for write in sorted(writes, key=_run_id)  # in which order the rows are locked
         for entry in write.entries
     ]
-    rows = await db.each(_APPEND, given)
-    pulses = {run_id: Pulse(inbox_seq, cancel_requested) for run_id, inbox_seq, cancel_requested in rows}
-    return [pulses.get(write.lease.run_id) or LeaseLost(write.lease.run_id, write.lease.epoch) for write in writes]
+    rows = await fetch_each(db, _APPEND, given)
+    pulses = {(run_id, epoch, token): Pulse(seq, bool(cancelled)) for run_id, epoch, token, seq, cancelled in rows}
+    return [
+        pulses.get((write.lease.run_id, write.lease.epoch, write.lease.token)) or LeaseLost(write.run_id, write.lease.epoch)
+        for write in writes
+    ]
 
 
 def _run_id(write: Write) -> str:
@@ -335,19 +265,19 @@ def _run_id(write: Write) -> str:
 
 async def record_all(db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:
     """Append what each write has; one that is refused is answered with its error, alone."""
-    rows = await db.all(RECORD, *_written(writes))
+    rows = await fetch(db, RECORD, *_arrays(writes))
     return [_pulse(write, row) for write, row in zip(writes, rows, strict=True)]
 
 
 def _pulse(write: Write, row: Sequence[Any]) -> Reply[Pulse]:
     _, is_held, inbox_seq, cancel_requested, reason = row
     if not is_held:
-        return LeaseLost(write.lease.run_id, write.lease.epoch)
-    return Pulse(inbox_seq, cancel_requested) if reason is None else _refusal(write.lease, reason)
+        return LeaseLost(write.run_id, write.lease.epoch)
+    return Pulse(inbox_seq, bool(cancel_requested)) if reason is None else refuse_write(write.run_id, reason)
 
 
 def are_plain_ends(writes: Sequence[Write]) -> bool:
-    """Whether they end runs, and have at most entries besides."""
+    """Whether they end runs, with at most new entries."""
     return all(write.status != "suspended" and not write.consume and not write.items for write in writes)
 
 
@@ -357,7 +287,7 @@ async def end_all(db: Session, writes: Sequence[Write]) -> list[Reply[list[Signa
     for write, lease in zip(writes, _leases(writes), strict=True):
         end = (*lease, write.status, write.outcome, write.now)
         given += [(*end, *entry_values(entry)) for entry in write.entries] or [(*end, *_NO_ENTRY)]
-    ended = {row[0] for row in await db.all(_END, *columns(given, 7 + len(_ENTRY)), db.tables.channel)}
+    ended = {row[0] for row in await fetch(db, _END, *columns(given, 7 + len(ENTRY_FIELDS)), channel_name(db.tables))}
     others = [write for number, write in enumerate(writes) if number not in ended]
     answers = iter(await close_all(db, others) if others else [])
     return [[] if number in ended else next(answers) for number in range(len(writes))]
@@ -365,53 +295,39 @@ async def end_all(db: Session, writes: Sequence[Write]) -> list[Reply[list[Signa
 
 async def close_all(db: Session, writes: Sequence[Write]) -> list[Reply[list[Signal]]]:
     """Record, and end or suspend each run. No two writes are for one run."""
-    closing = [(write.status, write.outcome, write.wake_at, write.now) for write in writes]
-    awaited = [(number, address) for number, write in enumerate(writes) for address in write.awaited]
-    values = (*_written(writes), *columns(closing, 4), *columns(awaited, 2), db.tables.channel)
-    rows = await db.all(CLOSE, *values)
+    closing = [(write.status, write.outcome, write.wake_at, write.now, awaited_text(write.waiting_for)) for write in writes]
+    awaited = [(number, one.kind, one.name) for number, write in enumerate(writes) for one in write.waiting_for]
+    values = (*_arrays(writes), *columns(closing, 5), *columns(awaited, 3), channel_name(db.tables))
     answers: dict[int, Reply[list[Signal]]] = {}
-    for row in rows:
+    for row in await fetch(db, CLOSE, *values):
         before = answers.get(row[0])
         if isinstance(before, list):
-            before.append(signal_from(row[5:]))
+            before.append(signal_from(row[5:], db.tables.values))
         else:
-            answers[row[0]] = _closed(writes[row[0]], row)
+            answers[row[0]] = _closed(db, writes[row[0]], row)
     return [answers[number] for number in range(len(writes))]
 
 
-def _closed(write: Write, row: Sequence[Any]) -> Reply[list[Signal]]:
+def _closed(db: Session, write: Write, row: Sequence[Any]) -> Reply[list[Signal]]:
     _, is_fenced, again, reason = row[:4]
     if not is_fenced:
-        return LeaseLost(write.lease.run_id, write.lease.epoch)
+        return LeaseLost(write.run_id, write.lease.epoch)
     if again:
         return SEND_AGAIN
     if reason is not None:
-        return _refusal(write.lease, reason)
-    return [] if row[5] is None else [signal_from(row[5:])]
+        return refuse_write(write.run_id, reason)
+    return [] if row[5] is None else [signal_from(row[5:], db.tables.values)]
 
 
-def _written(writes: Sequence[Write]) -> list[list[Any]]:
-    leases, entries = _leases(writes), _given_entries(writes)
+def _arrays(writes: Sequence[Write]) -> list[list[Any]]:
+    """The arrays $2..$24 of a statement: leases, entries, inbox rows to consume, items."""
+    entries = [(number, *entry_values(entry)) for number, write in enumerate(writes) for entry in write.entries]
     consume = [(number, seq) for number, write in enumerate(writes) for seq in write.consume]
     items = [(number, item.stream, item.n, item.payload) for number, write in enumerate(writes) for item in write.items]
-    return [*columns(leases, 4), *columns(entries, 1 + len(_ENTRY)), *columns(consume, 2), *columns(items, 4)]
+    return [
+        *columns(_leases(writes), 4), *columns(entries, 1 + len(ENTRY_FIELDS)), *columns(consume, 2), *columns(items, 4),
+    ]  # fmt: skip
 
 
 def _leases(writes: Sequence[Write]) -> list[tuple[Any, ...]]:
-    return [(number, write.lease.run_id, write.lease.epoch, write.lease.token) for number, write in enumerate(writes)]
-
-
-def _given_entries(writes: Sequence[Write]) -> list[tuple[Any, ...]]:
-    return [(number, *entry_values(entry)) for number, write in enumerate(writes) for entry in write.entries]
-
-
-async def was_closed(db: Session, write: Write) -> bool:
-    """Whether this very write, whose reply was lost, is what ended the lease: nobody else could, under its epoch."""
-    row = await db.one(_ENDED_BEFORE, write.lease.run_id, write.lease.epoch, write.status, write.outcome)
-    return row is not None and bool(row[0])
-
-
-async def report(db: Session, lease: Lease, progress: bytes) -> None:
-    """Replace the run's progress."""
-    if await db.one(_REPORT, lease.run_id, lease.epoch, lease.token, progress) is None:
-        raise LeaseLost(lease.run_id, lease.epoch)
+    return [(number, write.run_id, write.lease.epoch, write.lease.token) for number, write in enumerate(writes)]

@@ -95,7 +95,8 @@ async def _count_leased(db: Session, queues: Sequence[str], now: int) -> list[tu
     given = Given()
     template = f"""
         SELECT queue, limit_key, count(*) FROM $runs
-        WHERE namespace = ?1 AND queue IN ({given.many(queues)}) AND lease_until > {given.one(now)} GROUP BY queue, limit_key
+        WHERE $indexed_namespace = ?1 AND queue IN ({given.many(queues)}) AND lease_until > {given.one(now)}
+        GROUP BY queue, limit_key
     """
     name = db.tables.values.name_from
     return [(name(queue), key and name(key), int(number)) for queue, key, number in await db.all(template, *given.values)]
@@ -128,11 +129,11 @@ async def _lease(db: Session, ids: Sequence[str], owner: str, at: int, length: i
     """Lease runs that are locked."""
     if not ids:
         return []
-    given = Given()
+    given = db.given()
     template = f"""
         SELECT {RUN_COLUMNS}, inbox_seq, journal_length,
             (SELECT max(step.seq) FROM $steps AS step WHERE step.namespace = ?1 AND step.run_id = run.id)
-        FROM $runs AS run WHERE namespace = ?1 AND id IN ({given.many(ids)})
+        FROM $runs AS run WHERE namespace = ?1 AND {given.among("id", ids)}
     """
     rows = await db.all(template, *given.values)
     leased = [_lease_row(db, row, owner, at, length, token or new_token()) for row in rows]

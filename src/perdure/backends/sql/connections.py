@@ -33,11 +33,23 @@ class SqlConnections(ServerConnections):
         """For single statements that only read."""
         return self.transaction()
 
-    async def perform(self, namespace: str, work: Callable[[Session, bool], Awaitable[T]]) -> T:
-        """What the work gives, in one transaction, tried again after errors that pass. It is told when it may be done already."""
+    def notifying_transaction(self) -> AbstractAsyncContextManager[Channel]:
+        """As `transaction`, for what may make a run due or end it. A database that can notify other processes does it here."""
+        return self.transaction()
+
+    def callers_transaction(self) -> AbstractAsyncContextManager[Channel]:
+        """As `transaction`, for one that a caller keeps open and sends statements of its own in."""
+        return self.transaction()
+
+    async def perform(self, namespace: str, work: Callable[[Session, bool], Awaitable[T]], *, notify: bool = False) -> T:
+        """What the work gives, in one transaction, tried again after errors that pass. It is told when it may be done already.
+
+        With `notify` the work may make a run due or end it.
+        """
+        transaction = self.notifying_transaction if notify else self.transaction
 
         async def attempt(is_repeated: bool) -> T:  # noqa: FBT001 - as `retry_transient` calls it
-            async with self.transaction() as channel:
+            async with transaction() as channel:
                 return await work(Session(channel, self.tables, namespace), is_repeated)
 
         return await self.retry_transient(attempt)

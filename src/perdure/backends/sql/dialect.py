@@ -22,9 +22,10 @@ class Dialect:
     its row from being taken over; `skip_locked` after them passes over what others have locked. `insert_new` and `or_nothing`
     enclose an INSERT that leaves alone what is there. `clock` is the server's time in microseconds, and goes on within a
     transaction. `may_wake` and `unconsumed` pick the rows that time may make due and the inbox rows that wait, by an index that
-    has only those; `by_wake` and `by_unconsumed` insist on it. `of_all` is the namespace where one looks for runs of every
-    workflow. `each_of` and what follows it join rows of a table `here`, looked up one by one. `unindexed` before a column keeps
-    the planner from choosing an index for it.
+    has only those; `by_wake` and `by_unconsumed` insist on it. `indexed_namespace` is the namespace where runs are looked for by
+    other columns than their id, `due_namespace` where they may be of any workflow. `each_of` and what follows it join rows of a
+    table `here`, looked up one by one. `unindexed` before a column keeps the planner from choosing an index for it. `payload` is
+    the type of a payload's column.
 
     Where it `has_few_indexes`, no index of the runs begins with their status or `wake_at`: lists go by (workflow, status) and
     what is due goes by (workflow, queue, priority), and each of these groups is looked up for itself.
@@ -45,6 +46,8 @@ class Dialect:
     # What creates the indexes that are not in the file with the tables.
     indexes: tuple[str, ...] = ()
     has_few_indexes: bool = False
+    # Whether a list can be bound as one value.
+    takes_lists: bool = False
 
     @property
     def schema(self) -> str:
@@ -57,7 +60,7 @@ POSTGRES: Final = Dialect(
     label="PostgreSQL",
     quote='"',
     placeholder=lambda number: f"${number}",
-    types={"int": "::bigint", "text": "::text"},
+    types={"int": "::bigint", "text": "::text", "texts": "::text[]"},
     words={
         "for_update": "FOR UPDATE",
         "for_change": "FOR NO KEY UPDATE",
@@ -67,11 +70,13 @@ POSTGRES: Final = Dialect(
         "or_nothing": "ON CONFLICT DO NOTHING",
         "may_wake": "wake_at IS NOT NULL AND held = 0",
         "by_wake": "",
-        # Keeps the index for what is due out of claims: it would take it for the order, and read the runs of others.
-        "of_all": "(namespace || '')",
+        # The expressions of the indexes in postgres.sql, which says why they are what they are.
+        "indexed_namespace": "namespace || ''",
+        "due_namespace": "namespace || '' || ''",
         "unindexed": "",
         "unconsumed": "consumed_by IS NULL",
         "by_unconsumed": "",
+        "payload": "text",
         "clock": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
         # It thinks that a recursion gives very many rows, and would read the table as a whole for a plain join.
         "each_of": "CROSS JOIN LATERAL (SELECT here.* FROM",
@@ -99,7 +104,8 @@ MYSQL: Final = Dialect(
         # It has no partial indexes; these columns are NULL where there is nothing to find.
         "may_wake": "may_wake = 1",
         "by_wake": "FORCE INDEX ($runs_wake)",
-        "of_all": "namespace",
+        "indexed_namespace": "namespace",
+        "due_namespace": "namespace",
         "unindexed": "",
         "unconsumed": "unconsumed = 1",
         "by_unconsumed": "",
@@ -127,7 +133,8 @@ SQLITE: Final = Dialect(
         "or_nothing": "ON CONFLICT DO NOTHING",
         "may_wake": "wake_at IS NOT NULL AND held = 0",
         "by_wake": "",
-        "of_all": "namespace",
+        "indexed_namespace": "namespace",
+        "due_namespace": "namespace",
         "unindexed": "+",
         "unconsumed": "consumed_by IS NULL",
         # It would take the primary key for the order, and read the rows that were consumed.

@@ -22,16 +22,16 @@ _MAX_SELECTS: Final = 100
 # A loose index scan: from the first row of a group straight to the first row of the next. It does not compare row values,
 # because SQLite would then read through the rows of the present group.
 _FIRST: Final = (
-    "SELECT (SELECT id FROM $runs WHERE namespace = ?1 AND $may_wake AND workflow = {} ORDER BY queue, priority LIMIT 1)"
+    "SELECT (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = {} ORDER BY queue, priority LIMIT 1)"
 )
 _GROUPS: Final = """
     WITH RECURSIVE first (id) AS (
         {}
         UNION ALL
         SELECT coalesce(
-            (SELECT id FROM $runs WHERE namespace = ?1 AND $may_wake AND workflow = here.workflow
+            (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = here.workflow
                 AND queue = here.queue AND priority > here.priority ORDER BY priority LIMIT 1),
-            (SELECT id FROM $runs WHERE namespace = ?1 AND $may_wake AND workflow = here.workflow
+            (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = here.workflow
                 AND queue > here.queue ORDER BY queue, priority LIMIT 1){}
         )
         FROM first $each_of $runs AS here $each_where here.namespace = ?1 AND here.id = first.id $each_end
@@ -41,14 +41,14 @@ _GROUPS: Final = """
 """
 # The same scan over all workflows.
 _FIRST_OF_ALL: Final = (
-    "SELECT (SELECT id FROM $runs WHERE namespace = ?1 AND $may_wake ORDER BY workflow, queue, priority LIMIT 1)"
+    "SELECT (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake ORDER BY workflow, queue, priority LIMIT 1)"
 )
 _OF_NEXT_WORKFLOW: Final = """,
-            (SELECT id FROM $runs WHERE namespace = ?1 AND $may_wake AND workflow > here.workflow
+            (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake AND workflow > here.workflow
                 ORDER BY workflow, queue, priority LIMIT 1)"""
 # The same scan with a statement per step, for MySQL: it seeks in an index by constants, but not by columns of a joined row.
 _NEXT: Final = """
-    SELECT queue, priority FROM $runs $by_wake WHERE namespace = ?1 AND $may_wake AND workflow = ?2 {}
+    SELECT queue, priority FROM $runs $by_wake WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = ?2 {}
     ORDER BY queue, priority LIMIT 1
 """
 
@@ -63,7 +63,7 @@ class DueGroup(NamedTuple):
     def condition(self, given: Given) -> str:
         """The SQL condition that selects them."""
         places = given.one(self.workflow), given.one(self.queue), given.one(self.priority)
-        return "namespace = ?1 AND $may_wake AND workflow = {} AND queue = {} AND priority = {}".format(*places)
+        return "$indexed_namespace = ?1 AND $may_wake AND workflow = {} AND queue = {} AND priority = {}".format(*places)
 
 
 class DueRun(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Final
 
 from perdure.backends.sql.recording import insert_rows
 from perdure.backends.sql.rows import SIGNAL_COLUMNS, awaited_from, signal_from, signal_values
-from perdure.backends.sql.session import Given, Row, Session, Statement
+from perdure.backends.sql.session import Row, Session, Statement
 from perdure.errors import RunFinished, RunNotFound
 from perdure.model.records import ENDED, Awaited, Signal
 
@@ -88,10 +88,10 @@ async def unconsumed(db: Session, run_id: str, after: int = 0) -> list[Signal]:
 
 async def unconsumed_of(db: Session, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
     """The unconsumed rows of these runs, each in order of arrival."""
-    given = Given()
+    given = db.given()
     template = f"""
         SELECT {SIGNAL_COLUMNS}, run_id FROM $signals $by_unconsumed
-        WHERE namespace = ?1 AND run_id IN ({given.many(run_ids)}) AND $unconsumed ORDER BY run_id, seq
+        WHERE namespace = ?1 AND {given.among("run_id", run_ids)} AND $unconsumed ORDER BY run_id, seq
     """
     found: dict[str, list[Signal]] = {}
     for row in await db.all(template, *given.values):

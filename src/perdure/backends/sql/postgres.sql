@@ -1,4 +1,4 @@
--- perdure's tables, version 1, for PostgreSQL through a client. A name after a dollar sign stands for a quoted identifier.
+-- perdure's tables, version 1, for PostgreSQL. A name after a dollar sign stands for a quoted identifier or a word of the dialect.
 -- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one.
 -- Instants are microseconds UTC. Text sorts and compares by its bytes. An index row holds at most 2,704 bytes, so no index has
 -- more than two columns of names (1,024 bytes each) beside the namespace (255 bytes).
@@ -8,6 +8,8 @@ CREATE TABLE $meta (
     value bigint NOT NULL
 );
 
+-- inbox_seq is the highest seq in the run's inbox. Every append to the inbox changes it, so a statement that has locked the row
+-- knows whether its snapshot has the whole inbox.
 CREATE TABLE $runs (
     namespace text COLLATE "C" NOT NULL,
     id text COLLATE "C" NOT NULL,
@@ -34,28 +36,36 @@ CREATE TABLE $runs (
     parent_key text COLLATE "C",
     parent_notified smallint NOT NULL,
     definition_hash text,
-    seed text NOT NULL,
-    input_hash text NOT NULL,
+    seed $payload NOT NULL,
+    input_hash $payload NOT NULL,
     waiting_for text NOT NULL,
-    metadata text NOT NULL,
-    progress text,
-    outcome text,
-    input text NOT NULL,
+    metadata $payload NOT NULL,
+    progress $payload,
+    outcome $payload,
+    input $payload NOT NULL,
     PRIMARY KEY (namespace, id)
-);
+) WITH (fillfactor = 80);
 
-CREATE INDEX $runs_wake ON $runs (namespace, workflow, queue, priority, wake_at)
+-- The indexes below have (namespace || ''), and statements that use them say so, to leave runs that are asked for by id to the
+-- primary key: while the tables are new all indexes look alike to PostgreSQL, and a plan that was made then is used for long.
+
+-- What may be claimed, group by group: claim walks the distinct (workflow, queue, priority) and never a sleeping run.
+CREATE INDEX $runs_wake ON $runs ((namespace || ''), workflow, queue, priority, wake_at)
 WHERE wake_at IS NOT NULL AND held = 0;
 
-CREATE INDEX $runs_due ON $runs ((namespace || ''), wake_at, id)
+-- What is due, whatever its workflow and queue. Its expression is another one, which keeps it out of claims: PostgreSQL would take
+-- it for the order, and read the runs of other workflows.
+CREATE INDEX $runs_due ON $runs ((namespace || '' || ''), wake_at, id)
 WHERE wake_at IS NOT NULL AND held = 0;
 
-CREATE INDEX $runs_leased ON $runs (namespace, queue, lease_until)
+-- How many runs of a queue are leased.
+CREATE INDEX $runs_leased ON $runs ((namespace || ''), queue, lease_until)
 WHERE lease_until IS NOT NULL;
 
-CREATE INDEX $runs_changed ON $runs (namespace, status, updated_at DESC, id);
+-- Lists and purges, status by status, and those of one workflow.
+CREATE INDEX $runs_changed ON $runs ((namespace || ''), status, updated_at DESC, id);
 
-CREATE INDEX $runs_of_workflow ON $runs (namespace, workflow, status, updated_at DESC);
+CREATE INDEX $runs_of_workflow ON $runs ((namespace || ''), workflow, status, updated_at DESC);
 
 CREATE TABLE $steps (
     namespace text COLLATE "C" NOT NULL,
@@ -70,11 +80,12 @@ CREATE TABLE $steps (
     attempt bigint NOT NULL,
     started_at bigint NOT NULL,
     took bigint NOT NULL,
-    args_hash text,
-    payload text NOT NULL,
+    args_hash $payload,
+    payload $payload NOT NULL,
     PRIMARY KEY (namespace, run_id, seq)
 );
 
+-- identity is made of name and dedupe, or random without a dedupe: a signal that is sent again after a lost reply is found by it.
 CREATE TABLE $signals (
     namespace text COLLATE "C" NOT NULL,
     run_id text COLLATE "C" NOT NULL,
@@ -84,7 +95,7 @@ CREATE TABLE $signals (
     dedupe text COLLATE "C",
     identity text COLLATE "C" NOT NULL,
     consumed_by text,
-    payload text NOT NULL,
+    payload $payload NOT NULL,
     PRIMARY KEY (namespace, run_id, seq)
 );
 
@@ -98,7 +109,7 @@ CREATE TABLE $items (
     run_id text COLLATE "C" NOT NULL,
     stream text COLLATE "C" NOT NULL,
     n bigint NOT NULL,
-    payload text NOT NULL,
+    payload $payload NOT NULL,
     PRIMARY KEY (namespace, run_id, stream, n)
 );
 
@@ -116,7 +127,7 @@ CREATE TABLE $schedules (
     workflow text COLLATE "C" NOT NULL,
     spec text NOT NULL,
     next_at bigint,
-    metadata text NOT NULL,
-    input text NOT NULL,
+    metadata $payload NOT NULL,
+    input $payload NOT NULL,
     PRIMARY KEY (namespace, id)
 );

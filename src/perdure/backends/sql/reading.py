@@ -23,10 +23,10 @@ _JOURNAL: Final = f"SELECT {ENTRY_COLUMNS} FROM $steps WHERE namespace = ?1 AND 
 _ITEMS: Final = """
     SELECT n, payload FROM $items WHERE namespace = ?1 AND run_id = ?2 AND stream = ?3 AND n > ?4 ORDER BY n LIMIT ?5
 """
-# Loose index scans, for SQLite: from each stream, or each workflow, straight to the next.
+# Loose index scans: from each stream, or each workflow, straight to the next.
 _STREAMS: Final = """
     WITH RECURSIVE found (run_id, stream) AS (
-        SELECT column1, (SELECT min(stream) FROM $items WHERE namespace = ?1 AND run_id = column1) FROM (VALUES {})
+        SELECT column1, (SELECT min(stream) FROM $items WHERE namespace = ?1 AND run_id = column1) FROM ({}) AS given
         UNION ALL
         SELECT run_id, (SELECT min(stream) FROM $items WHERE namespace = ?1 AND run_id = found.run_id AND stream > found.stream)
         FROM found WHERE found.stream IS NOT NULL
@@ -58,11 +58,11 @@ class Parts(NamedTuple):
 async def parts(db: Session, run_ids: Sequence[str]) -> Parts:
     """Journals, unconsumed inboxes and lengths of streams of these runs."""
     found = Parts({}, await inbox.unconsumed_of(db, run_ids), {})
-    values, given = db.tables.values, Given()
-    of_runs = f"namespace = ?1 AND run_id IN ({given.many(run_ids)})"
+    values, given = db.tables.values, db.given()
+    of_runs = f"namespace = ?1 AND {given.among('run_id', run_ids)}"
     streams = f"SELECT run_id, stream, max(n) FROM $items WHERE {of_runs} GROUP BY run_id, stream"
-    if db.tables.dialect.name == "sqlite":
-        streams = _STREAMS.format(", ".join(f"(?{place})" for place in range(2, len(run_ids) + 2)))
+    if db.tables.dialect.name != "mysql":  # which finds a row by an index only if it is given the values
+        streams = _STREAMS.format(given.table())
     journals, lengths = await db.send(
         [
             db.statement(f"SELECT {ENTRY_COLUMNS}, run_id FROM $steps WHERE {of_runs} ORDER BY run_id, seq", *given.values),
@@ -94,7 +94,7 @@ async def due(db: Session, limit: int, now: int | None) -> list[str]:
     given = Given()
     until = "(SELECT $clock)" if now is None else given.one(now)  # as a subquery it is asked once
     template = f"""
-        SELECT id FROM $runs WHERE $of_all = ?1 AND $may_wake AND wake_at <= {until}
+        SELECT id FROM $runs WHERE $due_namespace = ?1 AND $may_wake AND wake_at <= {until}
         ORDER BY wake_at, id LIMIT {given.one(max(limit, 0))}
     """
     return [db.tables.values.name_from(row[0]) for row in await db.all(template, *given.values)]
@@ -118,8 +118,8 @@ async def run_groups(db: Session, status: str | None, workflow: str | None) -> l
 
 def group_condition(given: Given, prefix: str, group: RunGroup, before: tuple[int, str] | None = None) -> str:
     """The SQL condition that selects the runs of a group with this prefix, of those that a list has not reached yet."""
-    conditions = ["namespace = ?1"]
-    as_filter = "$unindexed " if prefix else ""  # a prefix is looked up by the primary key
+    # A prefix is looked up by the primary key.
+    conditions, as_filter = (["namespace = ?1"], "$unindexed ") if prefix else (["$indexed_namespace = ?1"], "")
     if prefix:
         conditions.append(f"id >= {given.one(prefix)}")
         end = after_prefix(prefix)

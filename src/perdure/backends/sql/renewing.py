@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from perdure.backends.sql.connections import SqlConnections
 from perdure.backends.sql.recording import fences_from, is_current
-from perdure.backends.sql.session import Given, Result, Session
+from perdure.backends.sql.session import Result, Session
 from perdure.model.records import Lease, Pulse
 
 Pulses: TypeAlias = dict[Lease, Pulse]
@@ -60,10 +60,10 @@ async def renew_unlocked(
 
 async def _current(db: Session, leases: Sequence[Lease], lock: str = "") -> _Current:
     """Of these leases those that are current, with what their holders are told, and the time."""
-    given = Given()
+    given = db.given()
     template = f"""
         SELECT id, epoch, lease_token, inbox_seq, cancel_requested, $clock FROM $runs
-        WHERE namespace = ?1 AND id IN ({given.many(sorted({lease.run_id for lease in leases}))}) ORDER BY id {lock}
+        WHERE namespace = ?1 AND {given.among("id", sorted({lease.run_id for lease in leases}))} ORDER BY id {lock}
     """
     (result,) = await db.send([db.statement(template, *given.values)])
     fences = fences_from(db.tables, Result([row[:-1] for row in result.rows], 0))
@@ -72,11 +72,11 @@ async def _current(db: Session, leases: Sequence[Lease], lock: str = "") -> _Cur
 
 
 async def _prolong(db: Session, run_ids: Sequence[str], at: int, until: int, owner: str | None) -> None:
-    given = Given()
+    given = db.given()
     end, changed = given.one(until), given.one(at)
     owned = "" if owner is None else f", lease_owner = {given.one(owner)}"
     template = f"""
         UPDATE $runs SET lease_until = {end}, wake_at = {end}, updated_at = {changed}{owned}
-        WHERE namespace = ?1 AND id IN ({given.many(run_ids)})
+        WHERE namespace = ?1 AND {given.among("id", run_ids)}
     """
     await db.run(template, *given.values)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from perdure.backends.base.batching import SEND_AGAIN, Reply
 from perdure.backends.base.new_runs import found_row, new_row, restored_row
 from perdure.backends.base.process_owner import label_of
 from perdure.backends.sql import inbox, reading
+from perdure.backends.sql.connections import SqlConnections
 from perdure.backends.sql.inbox import woken
 from perdure.backends.sql.recording import append
 from perdure.backends.sql.rows import RUN_COLUMNS, RUN_FIELDS, assignments, lease_of, run_from, run_values
 from perdure.backends.sql.session import Given, Session, Statement
 from perdure.backends.sql.tables import in_pieces
-from perdure.errors import LeaseHeld, RunFinished, RunNotFound
+from perdure.errors import LeaseHeld, PerdureError, RunFinished, RunNotFound
 from perdure.model.ids import check_id
 from perdure.model.journal import Entry, drop_entry
 from perdure.model.records import ENDED, Claim, Created, NewRun, RunRow, Signal
@@ -138,17 +141,39 @@ def insert_parts(db: Session, run_id: str, entries: Sequence[Entry], rows: Seque
     return [*append(db, [(run_id, entry) for entry in entries]), *inbox.insert(db, run_id, rows)]
 
 
+async def find_others(
+    connections: SqlConnections, namespace: str, begins: Sequence[Begin], made: Sequence[Reply[Created | None]]
+) -> list[Reply[Created]]:
+    """What was made, and for each None the run that is there already. One that was deleted meanwhile is created once more."""
+    missing = [begin for begin, one in zip(begins, made, strict=True) if one is None]
+    found = iter(await asyncio.gather(*(_find(connections, namespace, begin) for begin in missing)))
+    return [next(found) if one is None else one for one in made]
+
+
+async def _find(connections: SqlConnections, namespace: str, begin: Begin) -> Reply[Created]:
+    try:
+        found = await connections.read(namespace, lambda db: _look_up(db, begin))
+        if found is not None and found.run.lacks_input:
+            found = await connections.perform(namespace, lambda db, _: find(db, begin), notify=True)
+    except PerdureError as refusal:
+        return refusal
+    return SEND_AGAIN if found is None else found
+
+
 async def find(db: Session, begin: Begin) -> Created | None:
-    """The run that is there already, given its input if it lacked that. None when it is gone. Raises `RunConflict`."""
+    """The run that is there already, given its input if it lacked that. None when it was deleted. Raises `RunConflict`."""
+    found = await _look_up(db, begin)
+    return await _bring_input(db, begin) if found is not None and found.run.lacks_input else found
+
+
+async def _look_up(db: Session, begin: Begin) -> Created | None:
     row = await db.one(_FOUND, begin.run.id)
     if row is None:
         return None
     found = run_from(row, db.tables.values)
     if begin.length is not None and row[-1] is not None and db.tables.values.name_from(row[-1]) == begin.token:
         return begin.made(found.updated_at)  # our own, whose reply was lost
-    if not found.lacks_input:
-        return Created(run=found_row(found, begin.run, 0), is_new=False)
-    return await _bring_input(db, begin)
+    return Created(run=found if found.lacks_input else found_row(found, begin.run, 0), is_new=False)
 
 
 async def _bring_input(db: Session, begin: Begin) -> Created | None:
@@ -234,16 +259,16 @@ async def delete(db: Session, run_id: str) -> None:
 
 
 async def _delete(db: Session, run_ids: Sequence[str]) -> None:
-    given = Given()
-    runs = f"DELETE FROM $runs WHERE namespace = ?1 AND id IN ({given.many(run_ids)})"
+    given = db.given()
+    runs = f"DELETE FROM $runs WHERE namespace = ?1 AND {given.among('id', run_ids)}"
     await db.send([db.statement(runs, *given.values), *_delete_parts(db, run_ids)])
 
 
 def _delete_parts(db: Session, run_ids: Sequence[str]) -> list[Statement]:
-    given = Given()
-    places = given.many(run_ids)
+    given = db.given()
+    of_runs = given.among("run_id", run_ids)
     return [
-        db.statement(f"DELETE FROM {table} WHERE namespace = ?1 AND run_id IN ({places})", *given.values)
+        db.statement(f"DELETE FROM {table} WHERE namespace = ?1 AND {of_runs}", *given.values)
         for table in ("$steps", "$signals", "$items")
     ]
 
@@ -254,9 +279,9 @@ async def purge(db: Session, age: int, limit: int, now: int | None) -> int:
     old = await _oldest(db, until, max(limit, 0))
     if not old:
         return 0
-    given = Given()
+    given = db.given()
     template = f"""
-        SELECT id FROM $runs WHERE namespace = ?1 AND id IN ({given.many(old)}) AND status IN ({given.many(sorted(ENDED))})
+        SELECT id FROM $runs WHERE namespace = ?1 AND {given.among("id", old)} AND status IN ({given.many(sorted(ENDED))})
             AND updated_at <= {given.one(until)}
         ORDER BY id $for_update $skip_locked
     """

@@ -32,7 +32,8 @@ class Channel(Protocol):
 class Given:
     """The values of a statement that is being put together; each gives the place it has there. `?1` is the namespace."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_lists: bool = False) -> None:
+        self._takes_lists = takes_lists
         self.values: list[Any] = []
 
     def one(self, value: Any, kind: str = "") -> str:
@@ -44,6 +45,21 @@ class Given:
         """The places of these values, separated by commas."""
         return ", ".join(self.one(value) for value in values)
 
+    def among(self, column: str, values: Iterable[Any]) -> str:
+        """The condition that the column has one of these values.
+
+        Where the database takes a list as one value the SQL is the same for any number of them, so it is prepared once.
+        """
+        if self._takes_lists:
+            return f"{column} = ANY ({self.one(list(values))})"
+        return f"{column} IN ({self.many(values)})"
+
+    def table(self) -> str:
+        """What was given so far, which is text, as rows with a column `column1`."""
+        if self._takes_lists:
+            return "SELECT unnest(?2:texts) AS column1"
+        return "VALUES " + ", ".join(f"(?{place}:text)" for place in range(2, len(self.values) + 2))
+
 
 class Session:
     """A channel as one store sees it, for the length of one verb. `?1` in every template is the namespace."""
@@ -54,6 +70,10 @@ class Session:
         self.channel = channel
         self.tables = tables
         self.namespace = namespace
+
+    def given(self) -> Given:
+        """For the values of a statement that is put together for this database."""
+        return Given(takes_lists=self.tables.dialect.takes_lists)
 
     def statement(self, template: str, *values: Any) -> Statement:
         """The template with these values."""

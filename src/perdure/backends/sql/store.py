@@ -11,9 +11,9 @@ import asyncio
 import builtins
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
-from perdure.backends.base.batching import Batcher, Reply
+from perdure.backends.base.batching import Batcher, Reply, Request
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import lease_microseconds, new_token
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
@@ -22,7 +22,7 @@ from perdure.backends.sql import claims, closing, inbox, reading, recording, ren
 from perdure.backends.sql.connections import SqlConnections
 from perdure.backends.sql.rows import identity
 from perdure.backends.sql.session import Session
-from perdure.backends.sql.transaction import SqlTransaction, begun
+from perdure.backends.sql.transaction import SqlTransaction, passing_fence
 from perdure.model.durations import microseconds
 from perdure.model.ids import check_id
 from perdure.model.journal import Entry
@@ -48,27 +48,43 @@ from perdure.store import STANDARD_PARTS, Capability
 P = ParamSpec("P")
 T = TypeVar("T")
 H = TypeVar("H", bound=SqlConnections)
+Q = TypeVar("Q", bound=Request)
+A = TypeVar("A")
 
 POLL_EVERY: Final = 1.0  # seconds; nobody tells of what other processes do, so a watch ends and its caller looks for itself
+
+
+class Batchers(NamedTuple):
+    """What writes records, ends and sleeps, and new runs: each many in one transaction."""
+
+    records: Batcher[writes.Write, Pulse]
+    closings: Batcher[writes.Write, list[Signal]]
+    creations: Batcher[runs.Begin, Created]
 
 
 class SqlStore(ServerStore[H]):
     """A store in an SQL database. A subclass says what it is called and which it is: `key`, `__repr__`."""
 
     def _on_attach(self) -> None:
-        connections = self._connections
-        self._records: Batcher[writes.Write, Pulse] = Batcher(self._record_all, connections.is_caused_by_one_request)
-        self._closings: Batcher[writes.Write, builtins.list[Signal]] = Batcher(
-            self._close_all, connections.is_caused_by_one_request
+        culprit = self._connections.is_caused_by_one_request
+        self._batchers = Batchers(
+            Batcher(self._record_all, culprit), Batcher(self._close_and_wake, culprit), Batcher(self._create_or_find, culprit)
         )
-        self._beginnings: Batcher[runs.Begin, Created | None] = Batcher(self._create_all, connections.is_caused_by_one_request)
+
+    def _write(self, batcher: Callable[[Batchers], Batcher[Q, A]], request: Q) -> Awaitable[A]:
+        """The answer of one of the batchers."""
+        return self._enqueue(lambda: batcher(self._batchers), request)
+
+    def _wake_watchers(self) -> None:
+        """Called after each change that may have made a run due or ended it."""
+        self._lifecycle.wake()
 
     @property
     def capabilities(self) -> frozenset[Capability]:
         """All there are."""
         return STANDARD_PARTS | {"shared", "durable", "transaction"}
 
-    async def create(
+    def create(
         self,
         run: NewRun,
         *,
@@ -77,21 +93,13 @@ class SqlStore(ServerStore[H]):
         inbox: Sequence[Signal] = (),
         created_at: int | None = None,
         now: int | None = None,
-    ) -> Created:
+    ) -> Awaitable[Created]:
         """Insert the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
         length = None if ttl is None else lease_microseconds(ttl)
         journal, rows = checked_journal(entries), checked_inbox(inbox)
         start = runs.checked_names(checked_start(run))
         begin = runs.Begin(start, length, new_token(), self._owner, journal, rows, created_at, now)
-        return await self._submit(lambda: self._create(begin))
-
-    async def _create(self, begin: runs.Begin) -> Created:
-        while True:
-            made = await self._beginnings.put(begin)
-            made = made or await self._connections.perform(self._namespace, lambda db, _: runs.find(db, begin))
-            if made is not None:  # it was there and is gone again: once more
-                self._lifecycle.wake()
-                return made
+        return self._write(lambda batchers: batchers.creations, begin)
 
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
@@ -144,10 +152,10 @@ class SqlStore(ServerStore[H]):
         """Give the run back, due at once."""
         await self._submit(
             lambda: self._connections.perform(
-                self._namespace, lambda db, again: claims.release(db, lease, now, is_repeated=again)
+                self._namespace, lambda db, again: claims.release(db, lease, now, is_repeated=again), notify=True
             )
         )
-        self._lifecycle.wake()
+        self._wake_watchers()
 
     def record(
         self,
@@ -160,9 +168,9 @@ class SqlStore(ServerStore[H]):
     ) -> Awaitable[Pulse]:
         """Append to the journal: a share of one transaction."""
         write = writes.record(lease, entries, consume, items)
-        return self._enqueue(lambda: self._records, write)
+        return self._write(lambda batchers: batchers.records, write)
 
-    async def suspend(
+    def suspend(
         self,
         lease: Lease,
         *,
@@ -171,14 +179,12 @@ class SqlStore(ServerStore[H]):
         entries: Sequence[Entry] = (),
         consume: Sequence[int] = (),
         now: int | None = None,
-    ) -> builtins.list[Signal]:
+    ) -> Awaitable[builtins.list[Signal]]:
         """Record and give up the lease, unless something awaited is there."""
         write = writes.suspend(lease, wake_at, waiting_for, entries, consume, now)
-        arrived = await self._enqueue(lambda: self._closings, write)
-        self._lifecycle.wake()
-        return arrived
+        return self._write(lambda batchers: batchers.closings, write)
 
-    async def finish(
+    def finish(
         self,
         lease: Lease,
         status: EndStatus,
@@ -187,11 +193,10 @@ class SqlStore(ServerStore[H]):
         entries: Sequence[Entry] = (),
         consume: Sequence[int] = (),
         now: int | None = None,
-    ) -> None:
+    ) -> Awaitable[object]:
         """Record, end the run and tell its parent."""
         write = writes.finish(lease, status, outcome, entries, consume, now)
-        await self._enqueue(lambda: self._closings, write)
-        self._lifecycle.wake()
+        return self._write(lambda batchers: batchers.closings, write)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""
@@ -302,18 +307,23 @@ class SqlStore(ServerStore[H]):
         self._enter()
         try:
             await self._connections.run(self._connections.ensure_open(allowed=self._auto_migrate))
-            async with begun(self._connections, self._namespace, lease) as under_way:
-                yield under_way
+            async with passing_fence(self._new_transaction(lease)) as transaction:
+                yield transaction
         finally:
             self._lifecycle.leave()
+
+    def _new_transaction(self, lease: Lease) -> SqlTransaction:
+        return SqlTransaction(self._connections, self._namespace, lease)
 
     async def _do(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._submit(lambda: self._connections.perform(self._namespace, lambda db, _: verb(db, *args, **kwargs)))
 
     async def _change(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `_do`, for what may make something due or end it: it wakes those who watch."""
-        given = await self._do(verb, *args, **kwargs)
-        self._lifecycle.wake()
+        """As `_do`, for what may make a run due or end it: it wakes those who watch."""
+        given = await self._submit(
+            lambda: self._connections.perform(self._namespace, lambda db, _: verb(db, *args, **kwargs), notify=True)
+        )
+        self._wake_watchers()
         return given
 
     async def _read(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -324,8 +334,19 @@ class SqlStore(ServerStore[H]):
 
     async def _close_all(self, asked: Sequence[writes.Write]) -> Sequence[Reply[builtins.list[Signal]]]:
         return await self._connections.perform(
-            self._namespace, lambda db, is_repeated: closing.close_once(db, asked, is_repeated=is_repeated)
+            self._namespace, lambda db, is_repeated: closing.close_once(db, asked, is_repeated=is_repeated), notify=True
         )
 
+    async def _close_and_wake(self, asked: Sequence[writes.Write]) -> Sequence[Reply[builtins.list[Signal]]]:
+        answers = await self._close_all(asked)
+        self._wake_watchers()
+        return answers
+
     async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created | None]]:
-        return await self._connections.perform(self._namespace, lambda db, _: runs.create_all(db, begins))
+        return await self._connections.perform(self._namespace, lambda db, _: runs.create_all(db, begins), notify=True)
+
+    async def _create_or_find(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created]]:
+        made = await self._create_all(begins)
+        created = await runs.find_others(self._connections, self._namespace, begins, made)
+        self._wake_watchers()
+        return created

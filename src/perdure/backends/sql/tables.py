@@ -25,7 +25,7 @@ _INDEXES: Final = (
     "snapshots_due",
 )
 _NAME: Final = re.compile(r"\$([a-z_]+)")
-_PLACE: Final = re.compile(r"\?(\d+)(?::(int|text))?")
+_PLACE: Final = re.compile(r"\?(\d+)(?::(int|texts?))?")
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
+from perdure.backends.base.batching import Reply
 from perdure.backends.base.retries import WriteFailure
 from perdure.backends.sql import reading, writes
 from perdure.backends.sql.connections import SqlConnections
@@ -26,10 +27,6 @@ T = TypeVar("T")
 Work = Callable[[Session], Awaitable[Any]]
 
 _FIRST_WORD: Final = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*([A-Za-z]*)", re.DOTALL)
-_REFUSED: Final = frozenset({
-    "ABORT", "ATTACH", "BEGIN", "COMMIT", "DETACH", "DISCARD", "END", "LOCK", "PRAGMA", "PREPARE", "RELEASE", "RESET", "ROLLBACK",
-    "SAVEPOINT", "SET", "START", "UNLOCK", "USE", "VACUUM", "XA",
-})  # fmt: skip
 # What MySQL commits by itself, before and after it.
 _COMMITS: Final = frozenset({"ALTER", "ANALYZE", "CREATE", "DROP", "GRANT", "OPTIMIZE", "RENAME", "REPAIR", "REVOKE", "TRUNCATE"})
 _OVER: Final = "it has ended; use it inside `async with store.transaction(...)`"
@@ -42,6 +39,12 @@ class _RollBackError(Exception):
 class SqlTransaction:
     """What `transaction(lease)` gives. Usable until the context is left."""
 
+    # Statements that would end the transaction or outlive it.
+    REFUSED: ClassVar[frozenset[str]] = frozenset({
+        "ABORT", "ATTACH", "BEGIN", "COMMIT", "DETACH", "DISCARD", "END", "LOCK", "PRAGMA", "PREPARE", "RELEASE", "RESET",
+        "ROLLBACK", "SAVEPOINT", "SET", "START", "UNLOCK", "USE", "VACUUM", "XA",
+    })  # fmt: skip
+
     def __init__(self, connections: SqlConnections, namespace: str, lease: Lease) -> None:
         self._connections = connections
         self._namespace = namespace
@@ -49,6 +52,7 @@ class SqlTransaction:
         # Why it takes no statements, or None; and whether that is because one failed.
         self._broken: str | None = "it has not begun"
         self._has_failed = False
+        self._is_committing = False
         self._statements = 0
         self._recorded: list[Entry] = []
         # Both belong to the connections loop. None in the queue: commit.
@@ -64,28 +68,36 @@ class SqlTransaction:
         found = _FIRST_WORD.match(sql)
         word = found[1].upper() if found is not None else ""
         self._refuse(word)
-        statement = Statement(sql, tuple(parameters))
-
-        async def run(db: Session) -> list[tuple[Any, ...]]:
-            (result,) = await db.send([statement])
-            return [tuple(row) for row in result.rows]
-
-        rows: list[tuple[Any, ...]] = await self._ask(run, is_callers=True)
+        values = tuple(parameters)
+        rows: list[tuple[Any, ...]] = await self._ask(lambda db: self._run(db, sql, values), is_callers=True)
         self._statements += 1
         if self._is_committed_by(word):
             self._broken = f"{word} has committed it already, as {self._connections.tables.dialect.label} does by itself"
         return rows
 
+    async def _run(self, db: Session, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        (result,) = await db.send([Statement(sql, values)])
+        return [tuple(row) for row in result.rows]
+
     async def record(self, entries: Sequence[Entry], consume: Sequence[int] = ()) -> Pulse:
         """As `Store.record`, committed with everything else in this transaction."""
         write = writes.record(self._lease, tuple(entries), tuple(consume))
-        pulse: Pulse = await self._ask(lambda db: _write(db, write))
+        pulse: Pulse = await self._ask(lambda db: self._write(db, write))
         self._statements += 1
         self._recorded += write.entries
         return pulse
 
+    async def _write(self, db: Session, write: writes.Write) -> Pulse:
+        (answer,) = await self._record_all(db, [write])
+        if isinstance(answer, Pulse):
+            return answer
+        raise answer if isinstance(answer, BaseException) else TypeError(f"a record was answered with {answer!r}")
+
+    async def _record_all(self, db: Session, asked: Sequence[writes.Write]) -> list[Reply[Pulse]]:
+        return await record_all(db, asked)
+
     def _refuse(self, word: str) -> None:
-        if word in _REFUSED:
+        if word in self.REFUSED:
             raise ValueError(f"{word} cannot be used inside a transaction(): it begins, commits and rolls back by itself")
         if self._is_committed_by(word) and self._statements:
             raise ValueError(f"{word} would commit what was done before it in this transaction(); use it in one of its own")
@@ -110,22 +122,23 @@ class SqlTransaction:
         self._holding = asyncio.ensure_future(self._hold())
         self._broken = None
         with self._connections.map_errors():
-            await self._served(lambda db: _write(db, writes.record(self._lease, (), ())))
+            await self._served(lambda db: self._write(db, writes.record(self._lease, (), ())))
 
     async def _served(self, work: Work) -> Any:
         """What the work gives, done by the task that holds the transaction, or why that task is no more."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._asked.put_nowait((work, answer))
-        if self._holding is not None:
-            await asyncio.wait([answer, self._holding], return_when=asyncio.FIRST_COMPLETED)
+        holding = self._holding
+        if holding is not None:
+            await asyncio.wait([answer, holding], return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                await self._holding
+                await holding
         return await answer
 
     async def _hold(self) -> None:
         """The task in which the transaction is open."""
         with contextlib.suppress(_RollBackError):
-            async with self._connections.transaction() as channel:
+            async with self._connections.callers_transaction() as channel:
                 db = Session(channel, self._connections.tables, self._namespace)
                 while (asked := await self._asked.get()) is not None:
                     await self._serve(db, *asked)
@@ -162,16 +175,12 @@ class SqlTransaction:
     async def _commit(self) -> None:
         if self._has_failed:
             raise PersistenceError(f"{self._connections.tables.dialect.label} transaction", self._broken or "a statement failed")
-        await self._leave(None)
-
-    async def _leave(self, last: tuple[Work, asyncio.Future[Any]] | None) -> None:
-        self._broken = _OVER
-        holding, self._holding = self._holding, None
-        if holding is None:
+        self._broken, self._is_committing = _OVER, True
+        if self._holding is None:
             return
-        self._asked.put_nowait(last)
+        self._asked.put_nowait(None)
         try:
-            await holding
+            await self._holding
         except Exception as error:
             if self._connections.classify_failure(error) is WriteFailure.UNKNOWN and await self._was_committed():
                 return
@@ -186,28 +195,31 @@ class SqlTransaction:
         return wanted in found[:1]
 
     async def _end(self) -> None:
-        with contextlib.suppress(Exception):  # what cannot be rolled back either was never committed
-            await self._leave((_roll_back, asyncio.get_running_loop().create_future()))
+        self._broken = _OVER
+        holding = self._holding
+        if holding is None:
+            return
+        if not self._is_committing:
+            self._asked.put_nowait((_roll_back, asyncio.get_running_loop().create_future()))
+            self._interrupt(holding)
+        await asyncio.wait([holding])
+        if not holding.cancelled():
+            holding.exception()  # what could not be rolled back either was never committed
+
+    def _interrupt(self, holding: asyncio.Task[None]) -> None:
+        """Stop the statement that is in flight for a caller that has left, where that is possible."""
 
 
 async def _roll_back(_: Session) -> None:
     raise _RollBackError
 
 
-async def _write(db: Session, write: writes.Write) -> Pulse:
-    (answer,) = await record_all(db, [write])
-    if isinstance(answer, Pulse):
-        return answer
-    raise answer if isinstance(answer, BaseException) else TypeError(f"a record was answered with {answer!r}")
-
-
 @contextlib.asynccontextmanager
-async def begun(connections: SqlConnections, namespace: str, lease: Lease) -> AsyncIterator[SqlTransaction]:
-    """A transaction that has passed the fence: commits on exit, rolls back on an exception."""
-    under_way = SqlTransaction(connections, namespace, lease)
+async def passing_fence(transaction: SqlTransaction) -> AsyncIterator[SqlTransaction]:
+    """The transaction once it has passed the fence: commits on exit, rolls back on an exception."""
     try:
-        await under_way.begin()
-        yield under_way
-        await under_way.commit()
+        await transaction.begin()
+        yield transaction
+        await transaction.commit()
     finally:
-        await under_way.end()
+        await transaction.end()

@@ -1,0 +1,158 @@
+"""Claiming due runs, in one statement.
+
+Runs that may come due lie in one index by (workflow, queue, priority, wake_at). A claim visits each distinct (workflow, queue,
+priority) with one seek, and from each only as many due rows as it could use, so its cost does not depend on how many runs sleep,
+belong to other workflows or wait behind a queue's limit. It locks what it takes, one row after the other in due order, and skips
+rows that other transactions have locked; a row that changed meanwhile is looked at again in its newest version.
+
+Where a queue has a limit, claims wait for each other at the queue's row before they count. So a claim is one statement that says
+when a limit is in its way, and only then a transaction of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+from perdure.backends.base.claim_filter import ClaimRequest
+from perdure.backends.postgres.channel import connection_of, fetch
+from perdure.backends.postgres.connections import PostgresConnections
+from perdure.backends.sql.claims import ClaimResult, LeasedRun
+from perdure.backends.sql.rows import RUN_FIELDS, lease_of, run_from
+from perdure.backends.sql.session import Session
+
+_MAY_WAKE: Final = "run.namespace || '' = $1 AND run.wake_at IS NOT NULL AND run.held = 0"
+
+# $2 now, $3 the lease's length, $4 its owner, $5 how many, $6 workflows, $7 queues or NULL, $8 whether limits were locked.
+# A loose index scan finds the groups: from the first row of a group straight to the first row of the next.
+CLAIM: Final = f"""
+    WITH RECURSIVE clock AS MATERIALIZED (
+        SELECT coalesce($2::bigint, (SELECT $clock)) AS at
+    ),
+    limits AS MATERIALIZED (
+        SELECT queue, concurrency, key_concurrency FROM $queues
+        WHERE namespace = $1 AND (concurrency IS NOT NULL OR key_concurrency IS NOT NULL)
+            AND ($7::text[] IS NULL OR queue = ANY ($7))
+    ),
+    may AS MATERIALIZED (
+        SELECT $8::boolean OR NOT EXISTS (SELECT FROM limits) AS go
+    ),
+    visited (workflow, queue, priority) AS (
+        (SELECT run.workflow, run.queue, run.priority FROM unnest($6::text[]) AS wanted (workflow) CROSS JOIN LATERAL (
+            SELECT run.workflow, run.queue, run.priority FROM $runs AS run
+            WHERE {_MAY_WAKE} AND run.workflow = wanted.workflow ORDER BY run.queue, run.priority LIMIT 1
+        ) AS run)
+        UNION ALL
+        SELECT next.workflow, next.queue, next.priority FROM visited CROSS JOIN LATERAL (
+            SELECT run.workflow, run.queue, run.priority FROM $runs AS run
+            WHERE {_MAY_WAKE} AND run.workflow = visited.workflow
+                AND (run.queue, run.priority) > (visited.queue, visited.priority)
+            ORDER BY run.queue, run.priority LIMIT 1
+        ) AS next
+    ),
+    groups AS MATERIALIZED (
+        SELECT * FROM visited WHERE $7::text[] IS NULL OR queue = ANY ($7)
+    ),
+    soon AS MATERIALIZED (
+        SELECT min(next.wake_at) AS wake_at FROM groups CROSS JOIN clock CROSS JOIN LATERAL (
+            SELECT run.wake_at FROM $runs AS run
+            WHERE {_MAY_WAKE} AND run.workflow = groups.workflow AND run.queue = groups.queue AND run.priority = groups.priority
+                AND run.wake_at > clock.at
+            ORDER BY run.wake_at LIMIT 1
+        ) AS next
+    ),
+    leased AS MATERIALIZED (
+        SELECT limits.queue, run.limit_key, count(*) AS number FROM limits CROSS JOIN clock JOIN $runs AS run
+            ON run.namespace || '' = $1 AND run.queue = limits.queue AND run.lease_until > clock.at
+        GROUP BY limits.queue, run.limit_key
+    ),
+    room AS MATERIALIZED (
+        SELECT limits.queue, limits.concurrency - coalesce(sum(leased.number), 0) AS number, limits.key_concurrency
+        FROM limits LEFT JOIN leased USING (queue) GROUP BY limits.queue, limits.concurrency, limits.key_concurrency
+    ),
+    due AS MATERIALIZED (
+        SELECT found.*, groups.queue, groups.priority, room.number AS room, room.key_concurrency,
+            row_number() OVER (
+                PARTITION BY groups.queue, found.limit_key ORDER BY groups.priority DESC, found.wake_at, found.id
+            ) AS turn_of_key
+        FROM groups LEFT JOIN room USING (queue) CROSS JOIN clock CROSS JOIN LATERAL (
+            SELECT run.id, run.wake_at, run.limit_key FROM $runs AS run
+            WHERE {_MAY_WAKE} AND run.workflow = groups.workflow AND run.queue = groups.queue AND run.priority = groups.priority
+                AND run.wake_at <= clock.at
+            ORDER BY run.wake_at, run.id
+            LIMIT CASE WHEN room.number <= 0 THEN 0 WHEN room.key_concurrency IS NULL THEN $5::bigint * 10 + 100 END
+        ) AS found
+        WHERE (SELECT go FROM may)
+    ),
+    allowed AS MATERIALIZED (
+        SELECT due.id, due.wake_at, due.priority, due.room,
+            row_number() OVER (PARTITION BY due.queue ORDER BY due.priority DESC, due.wake_at, due.id) AS turn
+        FROM due
+        WHERE due.key_concurrency IS NULL OR due.limit_key IS NULL OR due.turn_of_key <= due.key_concurrency - coalesce((
+            SELECT leased.number FROM leased WHERE leased.queue = due.queue AND leased.limit_key = due.limit_key
+        ), 0)
+    ),
+    picked AS MATERIALIZED (
+        SELECT run.id, allowed.priority, allowed.wake_at
+        FROM allowed CROSS JOIN clock JOIN $runs AS run ON run.namespace = $1 AND run.id = allowed.id
+        WHERE (allowed.room IS NULL OR allowed.turn <= allowed.room) AND run.wake_at <= clock.at AND run.held = 0
+        ORDER BY allowed.priority DESC, allowed.wake_at, allowed.id LIMIT $5::bigint
+        FOR UPDATE OF run SKIP LOCKED
+    ),
+    taken AS (
+        UPDATE $runs AS run SET lease_token = replace(gen_random_uuid()::text, '-', ''),
+            status = 'running', waiting_for = '[]', lease_until = clock.at + $3, wake_at = clock.at + $3, updated_at = clock.at,
+            epoch = greatest(run.epoch + 1, clock.at), lease_owner = $4,
+            attempts = CASE WHEN run.journal_length < grown.length THEN 1 ELSE run.attempts + 1 END, journal_length = grown.length
+        FROM clock, picked CROSS JOIN LATERAL (
+            SELECT coalesce(max(step.seq), 0) AS length FROM $steps AS step
+            WHERE step.namespace = $1 AND step.run_id = picked.id
+        ) AS grown
+        WHERE run.namespace = $1 AND run.id = picked.id
+        RETURNING {", ".join(f"run.{field}" for field in RUN_FIELDS)}, run.lease_token, run.inbox_seq
+    )
+    SELECT taken.*, picked.priority AS turn, picked.wake_at AS since,
+        (SELECT go FROM may) AS go, (SELECT wake_at FROM soon) AS soon
+    FROM (VALUES (1)) AS always LEFT JOIN (taken JOIN picked USING (id)) ON true
+    ORDER BY turn DESC, since, id
+"""
+_LOCK_LIMITS: Final = """
+    SELECT queue FROM $queues
+    WHERE namespace = $1 AND (concurrency IS NOT NULL OR key_concurrency IS NOT NULL) AND ($2::text[] IS NULL OR queue = ANY ($2))
+    ORDER BY queue FOR UPDATE
+"""
+
+
+async def claim(connections: PostgresConnections, namespace: str, request: ClaimRequest) -> ClaimResult:
+    """Lease due runs."""
+    if request.filter.is_empty:
+        return ClaimResult([], None)
+
+    async def attempt(db: Session, _: bool, *, lock_limits: bool) -> ClaimResult | None:  # noqa: FBT001 - as all work
+        if not connections.jit_is_off:  # to compile the statement first takes a hundred times as long as the statement
+            await connection_of(db).execute("SET LOCAL jit = off")
+        if lock_limits:
+            await fetch(db, _LOCK_LIMITS, request.filter.queues)
+        return await _claim(db, request, limits_are_locked=lock_limits)
+
+    perform = connections.autocommit if connections.jit_is_off else connections.perform
+    result = await perform(namespace, partial(attempt, lock_limits=False))
+    if result is None:
+        result = await connections.perform(namespace, partial(attempt, lock_limits=True))
+    return result or ClaimResult([], None)
+
+
+async def _claim(db: Session, request: ClaimRequest, *, limits_are_locked: bool) -> ClaimResult | None:
+    """None when a limit is in the way."""
+    (workflows, queues), limit, length, owner, now = request
+    rows = await fetch(db, CLAIM, now, length, owner, limit, workflows, queues, limits_are_locked)
+    if not rows[0]["go"]:
+        return None
+    return ClaimResult([_leased_run(db, row) for row in rows if row["id"] is not None], rows[0]["soon"])
+
+
+def _leased_run(db: Session, row: Sequence[Any]) -> LeasedRun:
+    run = run_from(row, db.tables.values)
+    token, inbox_seq = row[len(RUN_FIELDS)], row[len(RUN_FIELDS) + 1]
+    return LeasedRun(lease_of(run, token), run, inbox_seq)

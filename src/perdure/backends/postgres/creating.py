@@ -1,0 +1,102 @@
+"""Creating runs, many in one statement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from perdure.backends.postgres.channel import columns, fetch
+from perdure.backends.postgres.notifications import channel_name
+from perdure.backends.postgres.recording import ENTRY_TYPES
+from perdure.backends.sql.rows import ENTRY_COLUMNS, SIGNAL_COLUMNS, SIGNAL_FIELDS, entry_values, signal_values
+from perdure.backends.sql.runs import Begin, last_seq
+from perdure.backends.sql.session import Session
+from perdure.model.records import Created, NewRun
+
+_TYPES: Final = {
+    "input": "bytea", "input_hash": "bytea", "seed": "bytea", "metadata": "bytea",
+    "priority": "bigint", "start_at": "bigint", "deadline": "bigint",
+}  # fmt: skip
+_NEW_FIELDS: Final = NewRun.__struct_fields__
+_NEW_COLUMNS: Final = ", ".join(_NEW_FIELDS)
+_NEW_TYPES: Final = tuple(_TYPES.get(field, "text") for field in _NEW_FIELDS)
+# The numbers of parameters: $2 the request, from $3 on the fields of a new run, then what its lease and its row need.
+_N: Final = 2 + len(_NEW_FIELDS)
+_ENTRIES_FROM: Final = _N + 9
+_SIGNAL_TYPES: Final = tuple({"seq": "bigint", "payload": "bytea"}.get(field, "text") for field in SIGNAL_FIELDS)
+_SIGNALS_FROM: Final = _ENTRIES_FROM + 1 + len(ENTRY_TYPES)
+
+
+def _arrays(first: int, *types: str) -> str:
+    """Array parameters of these types, from this number on."""
+    return ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(types, first))
+
+
+# Runs that are not there yet, with journal and inbox; those that are there give no instant. In id order, since the statement
+# waits for a run that another transaction is creating at this moment.
+_CREATE: Final = f"""
+    WITH given AS MATERIALIZED (
+        SELECT *, coalesce(given_at, (SELECT $clock)) AS at
+        FROM unnest($2::int[], {_arrays(3, *_NEW_TYPES)},
+            {_arrays(_N + 1, "bigint", "bigint", "bigint", "text", "text", "bigint", "bigint")})
+            AS given (request, {_NEW_COLUMNS}, given_at, began_at, ttl, token, owner, journal_length, inbox_seq)
+    ),
+    made AS (
+        INSERT INTO $runs (namespace, {_NEW_COLUMNS}, status, wake_at, waiting_for, epoch, lease_token, lease_owner, lease_until,
+            attempts, held, cancel_requested, parent_notified, created_at, updated_at, journal_length, inbox_seq)
+        SELECT $1, {_NEW_COLUMNS}, CASE WHEN ttl IS NULL THEN 'pending' ELSE 'running' END,
+            CASE WHEN ttl IS NULL THEN coalesce(start_at, at) ELSE at + ttl END, '[]',
+            CASE WHEN ttl IS NULL THEN 0 ELSE greatest(1, at) END, token, owner, at + ttl,
+            CASE WHEN ttl IS NULL THEN 0 ELSE 1 END, 0, 0, 0, coalesce(began_at, at), at, journal_length, inbox_seq
+        FROM given ORDER BY id
+        ON CONFLICT DO NOTHING
+        RETURNING id, updated_at
+    ),
+    appended AS (
+        INSERT INTO $steps (namespace, run_id, {ENTRY_COLUMNS})
+        SELECT $1, run_id, {ENTRY_COLUMNS}
+        FROM unnest({_arrays(_ENTRIES_FROM, "text", *ENTRY_TYPES)})
+            AS entry (run_id, {ENTRY_COLUMNS}) JOIN made ON made.id = entry.run_id
+    ),
+    delivered AS (
+        INSERT INTO $signals (namespace, run_id, {SIGNAL_COLUMNS}, identity)
+        SELECT $1, run_id, {SIGNAL_COLUMNS}, identity
+        FROM unnest({_arrays(_SIGNALS_FROM, "text", *_SIGNAL_TYPES, "text")})
+            AS signal (run_id, {SIGNAL_COLUMNS}, identity) JOIN made ON made.id = signal.run_id
+    )
+    SELECT given.request, made.updated_at, (SELECT pg_notify(${_N + 8}, '') FROM (SELECT count(*) FROM made) AS any_made)::text
+    FROM given LEFT JOIN made ON made.id = given.id ORDER BY given.request
+"""
+
+
+async def create_all(db: Session, begins: Sequence[Begin]) -> list[Created | None]:
+    """What was created of these; None for each run that is there. No two are for one run."""
+    runs = [_values(number, begin) for number, begin in enumerate(begins)]
+    entries = [(begin.run.id, *entry_values(entry)) for begin in begins for entry in begin.entries]
+    signals = [(begin.run.id, *signal_values(row)) for begin in begins for row in begin.inbox]
+    arrays = (
+        *columns(runs, 0),
+        channel_name(db.tables),
+        *columns(entries, 1 + len(ENTRY_TYPES)),
+        *columns(signals, 2 + len(SIGNAL_FIELDS)),
+    )
+    rows = await fetch(db, _CREATE, *arrays)
+    return [None if at is None else begin.made(at) for begin, (_, at, _) in zip(begins, rows, strict=True)]
+
+
+def _values(request: int, begin: Begin) -> tuple[Any, ...]:
+    """What `_CREATE` takes of a run, but for journal and inbox."""
+    is_leased = begin.length is not None
+    return (
+        request,
+        *msgspec.structs.astuple(begin.run),
+        begin.now,
+        begin.created_at,
+        begin.length,
+        begin.token if is_leased else None,
+        begin.owner if is_leased else None,
+        last_seq(begin.entries),
+        last_seq(begin.inbox),
+    )
