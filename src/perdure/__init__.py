@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from perdure.context import Context as Context
     from perdure.definition import Workflow as Workflow
     from perdure.definition import workflow as workflow
-    from perdure.engine.step_info import StepInfo as StepInfo
-    from perdure.engine.step_info import current_step as current_step
     from perdure.engine.subscriptions import Subscription as Subscription
     from perdure.errors import DuplicateStep as DuplicateStep
     from perdure.errors import FormatProblem as FormatProblem
@@ -115,6 +113,8 @@ if TYPE_CHECKING:
     from perdure.snapshots.snapshot import merge_snapshots as merge_snapshots
     from perdure.snapshots.snapshot import validate_snapshot as validate_snapshot
     from perdure.stepspec import Retry as Retry
+    from perdure.stepspec import StepInfo as StepInfo
+    from perdure.stepspec import current_step as current_step
     from perdure.stepspec import step as step
     from perdure.store import FullStore as FullStore
     from perdure.store import Store as Store
@@ -134,10 +134,6 @@ _MAIN_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "Workflow",
         "workflow",
     ),
-    "engine.step_info": (
-        "StepInfo",
-        "current_step",
-    ),
     "errors": (
         "PerdureError",
         "PerdureWarning",
@@ -154,6 +150,8 @@ _MAIN_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "snapshots.snapshot": ("Snapshot",),
     "stepspec": (
         "Retry",
+        "StepInfo",
+        "current_step",
         "step",
     ),
     "stores": ("open_store",),

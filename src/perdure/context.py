@@ -17,13 +17,12 @@ from perdure.engine.body_tasks import Branches
 from perdure.engine.ctx_waits import MISSING, TimeLimit, sleep, wait_for_signal
 from perdure.engine.drive import Drive
 from perdure.engine.fanout import OnError, run_map, run_race
-from perdure.engine.step_info import StepInfo, place
 from perdure.engine.step_replay import replay_step
 from perdure.engine.steps import StepCall, run_step
 from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds, moment
 from perdure.model.ids import check_id
 from perdure.result import Err, Ok
-from perdure.stepspec import StepDefaults, StepOptions, StepPlan, StepSpec, spec_of
+from perdure.stepspec import StepDefaults, StepInfo, StepOptions, StepPlan, StepSpec, place, spec_of
 
 if TYPE_CHECKING:
     # Known to checkers without being installed: a bare `Context` is `Context[Any]`.

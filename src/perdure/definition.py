@@ -19,14 +19,13 @@ from perdure.codec.outcomes import Hints
 from perdure.context import Context
 from perdure.engine.body_tasks import Branches
 from perdure.engine.drive import Drive
-from perdure.engine.step_info import place
 from perdure.errors import InvalidInput, ValueNotStorable
 from perdure.model.ids import check_id
 from perdure.options import ProcessOptions, RunOptions, check_options
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.snapshots.importer import Arguments
-from perdure.stepspec import split_result
+from perdure.stepspec import place, split_result
 from perdure.worker.single_run import call_in_memory, run_once, start_once
 from perdure.worker.workflow_body import WorkflowInput
 

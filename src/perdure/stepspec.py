@@ -1,4 +1,4 @@
-"""`@step`, `Retry`, and what is known of a step's function before it is called: its options, and what it returns."""
+"""`@step`, `Retry`, `current_step`, and what is known of a step's function before it is called: its options, what it returns."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 import types
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import FunctionType as _Function
 from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack
@@ -279,3 +280,28 @@ class Retry:
 
 
 _ONCE: Final = Retry(attempts=1)
+
+
+class StepInfo(msgspec.Struct, frozen=True, gc=False):
+    """What a step's function may know about itself. `idempotency_key` is the same for every attempt and every replay."""
+
+    run_id: str
+    key: str
+    attempt: int
+
+    @property
+    def idempotency_key(self) -> str:
+        """A text to hand to services that tell repeated requests apart."""
+        return f"{self.run_id}/{self.key}"
+
+
+# In a step's function its StepInfo, in a run's body that body's Branches, elsewhere None.
+place: Final[ContextVar[object]] = ContextVar("perdure_place", default=None)
+
+
+def current_step() -> StepInfo:
+    """What the running step may know about itself; raises outside a step's function."""
+    here = place.get()
+    if isinstance(here, StepInfo):
+        return here
+    raise RuntimeError("current_step() was called outside a step's function; it only works in a function run by ctx.step")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType, coroutine
 from typing import Any, TypeVar
 
-from perdure.engine.step_info import place
+from perdure.stepspec import place
 
 T = TypeVar("T")
 

@@ -30,7 +30,6 @@ from perdure.engine.keyed_calls import Calls
 from perdure.engine.recorder import Recorder, Unrecorded
 from perdure.engine.replay_order import Turnstile
 from perdure.engine.step_cache import StepCaching
-from perdure.engine.step_info import place
 from perdure.engine.subscriptions import Listeners
 from perdure.engine.timers_and_signals import Waits
 from perdure.engine.unloading import can_leave_memory, cancel_tasks
@@ -48,6 +47,7 @@ from perdure.model.records import Claim, Pulse
 from perdure.options import EngineSettings, Options
 from perdure.result import Err, Outcome, Suspended
 from perdure.snapshots.consistent_view import View
+from perdure.stepspec import place
 from perdure.store import Store
 
 # Looks into inboxes that are under way: the loop alone would let go of them.

@@ -16,11 +16,11 @@ import msgspec
 
 from perdure.engine.body_tasks import Branch, Branches
 from perdure.engine.replay_order import Receiver, Turnstile
-from perdure.engine.step_info import StepInfo, place
 from perdure.engine.timers_and_signals import Wait, Waits
 from perdure.errors import DuplicateStep, RunFinished, StepChanged, Unloaded
 from perdure.model.journal import Entry, JournalIndex, Kind
 from perdure.result import Err
+from perdure.stepspec import StepInfo, place
 
 # A body may try a few things on its way out; one that tries for ever must not keep the loop to itself.
 MOST_REFUSALS: Final = 100

@@ -23,14 +23,13 @@ from perdure.codec.outcomes import error_on_replay, load_failure, store_err, sto
 from perdure.engine.drive import Drive
 from perdure.engine.keyed_calls import CtxCall
 from perdure.engine.step_cache import Cached, StepCaching
-from perdure.engine.step_info import StepInfo, place
 from perdure.engine.step_replay import replay_step, report_changed_arguments
 from perdure.engine.timers_and_signals import Wait
 from perdure.errors import PerdureWarning, PersistenceError, StepFailed, StepTimeout, ValueNotStorable
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry, NextTry
 from perdure.result import Err, Ok
-from perdure.stepspec import StepPlan
+from perdure.stepspec import StepInfo, StepPlan, place
 
 _OUTCOMES: Final = (Ok, Err)
 

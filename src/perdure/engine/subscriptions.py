@@ -23,8 +23,8 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self, TypeAlias, get_args
 
-from perdure.engine.step_info import place
 from perdure.events import Event, Listener
+from perdure.stepspec import place
 
 # How a drive is known: by event loop, database and run id.
 DriveKey: TypeAlias = tuple[int, tuple[str, ...], str]

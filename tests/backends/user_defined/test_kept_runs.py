@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from perdure import Context, Ok, Runtime, Suspended, stores, workflow
-from perdure.backends.base.named_locks import NamedLocks
+from perdure.aio.named_locks import NamedLocks
 from perdure.backends.user_defined.state_store import REMEMBERED, state_store
 from perdure.errors import InvalidInput, PersistenceError, SnapshotFormatError
 from perdure.result import Outcome

@@ -15,9 +15,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
+from perdure.aio.named_locks import NamedLocks
 from perdure.aio.pending_write import answered
 from perdure.backends.base.leases import store_time
-from perdure.backends.base.named_locks import NamedLocks
 from perdure.backends.base.new_runs import restored_row
 from perdure.backends.memory.store import MemoryStore
 from perdure.backends.user_defined.extra_columns import ExtraColumns, number_after
