@@ -1,6 +1,6 @@
 """Instruments that count operations instead of time, so that a busy machine changes nothing.
 
-They count what the loop is asked for, which of perdure's functions are called, and what SQLite is told.
+They count what the loop is asked for, which of perdure's functions are called, and which statements SQLite gets.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def counted_calls(counts: Counter[str]) -> Iterator[None]:
 
 @contextmanager
 def counted_statements(counts: Counter[str]) -> Iterator[None]:
-    """Count what every connection to SQLite is told that is opened meanwhile."""
+    """Count the statements of every connection to SQLite that is opened meanwhile."""
     connect = sqlite3.connect
 
     def note(statement: str) -> None:

@@ -56,7 +56,7 @@ def _is_of_peers(side: Side) -> bool:
 async def measure(plan: Plan, keep: Callable[[Results], None]) -> Results:
     """Do it, and keep the results after each round. What fails is in them, and the rest goes on.
 
-    Being told to stop leaves no server behind.
+    SIGTERM ends it without leaving a server behind.
     """
     if (task := asyncio.current_task()) is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

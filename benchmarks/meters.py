@@ -1,4 +1,4 @@
-"""What work writes, counted exactly and without a word from whoever did it: from SQLite's log, and from PostgreSQL's.
+"""What work writes, counted exactly from outside: in the log of SQLite and of PostgreSQL.
 
 SQLite: a reader that began before the work keeps the log from being emptied, so that afterwards every frame is still in it. Each
 commit marks its last frame. PostgreSQL: transactions that write take a number, and the log has a position.
@@ -65,7 +65,7 @@ class SqliteMeter:
     def _empty_log(self) -> None:
         (busy, _, _) = self._reader.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
-            raise RuntimeError(f"{self._path}: somebody holds the log, so that what is written cannot be counted")
+            raise RuntimeError(f"{self._path}: another connection holds the log, so what is written cannot be counted")
 
 
 def commits_in(log: bytes) -> int:
@@ -84,7 +84,7 @@ def commits_in(log: bytes) -> int:
 
 
 class PostgresMeter:
-    """Counts on a server that nobody else uses."""
+    """Counts on a server that has no other user."""
 
     _POSITION: Final = """
         SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS commits,

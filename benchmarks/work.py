@@ -1,4 +1,4 @@
-"""What a contender is told to do, and what it answers. Both cross a pipe as JSON."""
+"""The orders that a contender gets, and its answers. Both cross a pipe as JSON."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def main(module: str) -> None:
 
 
 def _listen(orders: queue.SimpleQueue[bytes]) -> None:
-    """Take orders until there are no more, and then end the process, also in the middle of work: nobody waits for it."""
+    """Take orders until there are no more, and then end the process, also in the middle of work, which has no reader any more."""
     for line in sys.stdin.buffer:
         orders.put(line)
     os._exit(0)

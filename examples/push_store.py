@@ -1,4 +1,4 @@
-"""A store that wakes its runs by itself: whatever is saved sets a timer on the event loop, and nobody asks what is due.
+"""A store that wakes its runs by itself: each save sets a timer on the event loop, and no worker asks what is due.
 
 The dict stands for your database, the timers for whatever calls you back there: a queue with delays, a scheduler, an alarm.
 """
@@ -11,7 +11,7 @@ from perdure import Context, Runtime, StoredRun, workflow
 
 
 class PushStore:
-    """The four methods, and the runtime that is told when a run has to go on."""
+    """The four methods, and the runtime that resumes a run when its timer fires."""
 
     def __init__(self, runs: dict[str, StoredRun]) -> None:
         self._runs = runs

@@ -114,7 +114,7 @@ class RunTransitions(ABC):
         if row.status == "completed":
             raise RunFinished(row.id, "completed")
         if not row.ended:
-            raise LeaseHeld(row.id, f"whoever drives it: it is {row.status} and has not ended")
+            raise LeaseHeld(row.id, f"its present attempt: it is {row.status} and has not ended")
         epoch = max(row.epoch + 1, now)
         self.append(drop_entry(self.next_seq, drop, now, epoch))
         self.free(status="pending", wake_at=None if row.lacks_input else now, epoch=epoch, attempts=0, updated_at=now)

@@ -247,7 +247,7 @@ async def reopen(db: Collections, run_id: str, drop: Collection[str], now: int |
         if found["status"] == "completed":
             raise RunFinished(run_id, "completed")
         if found["status"] not in ENDED:
-            raise LeaseHeld(run_id, f"whoever drives it: it is {found['status']} and has not ended")
+            raise LeaseHeld(run_id, f"its present attempt: it is {found['status']} and has not ended")
         if await _reopen(db, found, drop, await db.clock(now), mark):
             return
 

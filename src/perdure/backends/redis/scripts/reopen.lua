@@ -11,7 +11,7 @@ if row.status == 'completed' then
   return { 'finished', row.status }
 end
 if not ENDED[row.status] then
-  return { 'held', 'whoever drives it: it is ' .. row.status .. ' and has not ended' }
+  return { 'held', 'its present attempt: it is ' .. row.status .. ' and has not ended' }
 end
 local epoch = next_epoch(row, now)
 local last = redis.call('ZREVRANGE', key_of('steps', id), 0, 0, 'WITHSCORES')[2] or '0'
