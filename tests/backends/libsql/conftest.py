@@ -12,7 +12,7 @@ from perdure.backends.base.retries import WriteFailure
 from perdure.backends.libsql.address import parse_url
 from perdure.backends.libsql.errors import classify_failure
 from perdure.backends.libsql.hrana import HranaClient, ServerError, committed_results, in_transaction
-from perdure.backends.sql.tables import Statement
+from perdure.backends.sql.dialect import Statement
 from tests.servers.libsql import LibsqlServer, shared_server
 
 

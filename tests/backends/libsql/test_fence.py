@@ -11,7 +11,8 @@ from perdure.backends.libsql import LibsqlStore
 from perdure.backends.libsql.channels import SingleRequests
 from perdure.backends.libsql.hrana import committed_results, in_transaction
 from perdure.backends.libsql.store import _next_wake
-from perdure.backends.sql.session import Result, Session, Statement
+from perdure.backends.sql.dialect import Statement
+from perdure.backends.sql.session import Result, Session
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.records import Lease
 from perdure.testing.contract.world import TTL, entry, new_run

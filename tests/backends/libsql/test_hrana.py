@@ -19,8 +19,8 @@ from perdure.backends.libsql.hrana import (
     succeeded,
 )
 from perdure.backends.libsql.http import HttpError
+from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.session import Result
-from perdure.backends.sql.tables import Statement
 from tests.backends.libsql.conftest import run
 from tests.backends.libsql.test_http import serving
 from tests.servers.libsql import LibsqlServer

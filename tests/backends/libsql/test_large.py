@@ -7,7 +7,7 @@ import pytest
 from perdure.backends.libsql import LibsqlStore
 from perdure.backends.libsql.hrana import BatchStep, HranaClient
 from perdure.backends.libsql.large_values import MARK, MAX_INLINE, reference_to
-from perdure.backends.sql.tables import Statement
+from perdure.backends.sql.dialect import Statement
 from perdure.errors import PersistenceError
 from perdure.model.records import Awaited, Item
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, entry, new_run

@@ -8,18 +8,18 @@ import pytest
 
 from perdure.backends.libsql import record_batch, run_batches
 from perdure.backends.libsql.large_values import LargeValues, ReferencingValues
-from perdure.backends.sql import schema, tables, writes
-from perdure.backends.sql.dialect import SQLITE
-from perdure.backends.sql.session import Statement
+from perdure.backends.sql import schema
+from perdure.backends.sql.dialect import SQLITE, Statement, Tables
+from perdure.backends.sql.recording import Write
 from perdure.model.records import Awaited, Item, Lease
 from perdure.testing.contract.world import entry
 
-TABLES = tables.Tables("perdure", SQLITE, ReferencingValues())
+TABLES = Tables("perdure", SQLITE, ReferencingValues())
 LEASES = [Lease(run_id=f"run-{n}", epoch=1, token="t", until=1) for n in range(3)]
-RECORDS = [writes.record(lease, [entry(1)], [1], [Item(stream="s", n=0, payload=b"")]) for lease in LEASES]
+RECORDS = [Write.record(lease, [entry(1)], [1], [Item(stream="s", n=0, payload=b"")]) for lease in LEASES]
 CLOSINGS = [
-    writes.suspend(LEASES[0], None, [Awaited("signal", "go")], [], [], None),
-    writes.finish(LEASES[1], "completed", b"1", [], [], None),
+    Write.suspend(LEASES[0], None, [Awaited("signal", "go")], [], [], None),
+    Write.finish(LEASES[1], "completed", b"1", [], [], None),
 ]
 STATEMENTS = {
     "record": record_batch.record_statements(TABLES, "", RECORDS),

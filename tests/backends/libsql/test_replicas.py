@@ -7,7 +7,7 @@ import pytest
 from perdure.backends.libsql import LibsqlStore
 from perdure.backends.libsql.address import parse_url
 from perdure.backends.libsql.hrana import BatchStep, HranaClient
-from perdure.backends.sql.tables import Statement
+from perdure.backends.sql.dialect import Statement
 from perdure.testing.contract.world import TTL, entry, new_run
 from tests.campaign import times
 from tests.servers.libsql import LibsqlServer

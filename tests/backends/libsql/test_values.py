@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perdure.backends.libsql.hrana import BatchStep, HranaClient
 from perdure.backends.libsql.wire_values import Blob, WireValue, from_wire, to_wire
-from perdure.backends.sql.tables import Statement
+from perdure.backends.sql.dialect import Statement
 
 INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)

@@ -8,7 +8,8 @@ import pytest
 
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.mysql import MysqlStore
-from perdure.backends.sql import claims, closing, recording, runs, writes
+from perdure.backends.sql import claims, closing, recording, runs
+from perdure.backends.sql.recording import Write
 from perdure.backends.sql.session import Session
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.records import Lease
@@ -71,7 +72,7 @@ async def _is_held_up(task: asyncio.Task[object]) -> bool:
 async def test_a_record_held_open_is_seen_by_whoever_takes_over(store: MysqlStore, other: Open) -> None:
     claim = (await store.create(new_run(), ttl=TTL, now=NOW)).claim
     assert claim is not None
-    await other.hold(lambda db: recording.record_all(db, [writes.record(claim.lease, [entry(1)], [])]))
+    await other.hold(lambda db: recording.record_all(db, [Write.record(claim.lease, [entry(1)], [])]))
     assert (await store.claim(1, TTL, ["flow"], now=EXPIRED)).claims == []  # passed over while it is locked
     taking = asyncio.create_task(store.acquire("run", TTL, now=EXPIRED))
     assert await _is_held_up(taking)
@@ -114,7 +115,7 @@ async def test_runs_that_nobody_has_locked_do_not_wait_for_one_that_somebody_has
     await taker.query("UPDATE perdure_runs SET held = 1 WHERE namespace = '' AND id = 'b'")
 
     async def look() -> None:
-        records = [writes.record(lease, [entry(1)], []) for lease in leases[::2]]
+        records = [Write.record(lease, [entry(1)], []) for lease in leases[::2]]
         ends = [write._replace(status="failed") for write in records]
         await store._connections.perform("", lambda db, _: recording.record_all(db, records))
         await store._connections.perform("", lambda db, _: closing.close_all(db, ends))

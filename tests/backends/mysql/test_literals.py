@@ -6,7 +6,7 @@ import pytest
 
 from perdure.backends.mysql.connection import MysqlConnection
 from perdure.backends.mysql.literals import Quote, fill, quote_escaped, quote_hexadecimal
-from perdure.backends.sql.tables import Statement
+from perdure.backends.sql.dialect import Statement
 from perdure.errors import PersistenceError
 from tests.backends.mysql.conftest import connect
 from tests.campaign import times

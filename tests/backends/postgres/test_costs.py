@@ -7,7 +7,8 @@ import pytest
 
 from perdure.backends.postgres import PostgresStore, recording
 from perdure.backends.postgres.channel import DIALECT, Connection, PostgresChannel
-from perdure.backends.sql import BYTES, Session, Tables, writes
+from perdure.backends.sql import BYTES, Session, Tables
+from perdure.backends.sql.recording import Write
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.records import Lease
 from perdure.testing.contract.world import entry, new_run
@@ -220,5 +221,5 @@ async def test_records_lock_runs_in_the_order_of_their_ids() -> None:
 
     leases = [Lease(run_id=run_id, epoch=1, token="token", until=0) for run_id in ids]
     db = Session(PostgresChannel(cast("Connection", NotedConnection())), Tables("perdure", DIALECT, BYTES), "")
-    await recording.append_all(db, [writes.record(lease, [entry(1)], []) for lease in leases])
+    await recording.append_all(db, [Write.record(lease, [entry(1)], []) for lease in leases])
     assert seen == sorted(ids, key=str.encode)

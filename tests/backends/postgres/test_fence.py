@@ -7,7 +7,8 @@ import pytest
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.postgres import PostgresStore, claiming, recording
 from perdure.backends.postgres.channel import DIALECT, PostgresChannel
-from perdure.backends.sql import BYTES, Session, Tables, claims, runs, writes
+from perdure.backends.sql import BYTES, Session, Tables, claims, runs
+from perdure.backends.sql.recording import Write
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.records import Awaited
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, entry, new_run, run_row
@@ -21,7 +22,7 @@ async def test_a_record_held_open_is_seen_by_whoever_takes_over(dsn: str, store:
     zombie = await asyncpg.connect(dsn)
     transaction = zombie.transaction()
     await transaction.start()
-    await recording.record_all(Session(PostgresChannel(zombie), TABLES, ""), [writes.record(claim.lease, [entry(1)], [])])
+    await recording.record_all(Session(PostgresChannel(zombie), TABLES, ""), [Write.record(claim.lease, [entry(1)], [])])
     assert (await store.claim(1, TTL, ["flow"], now=EXPIRED)).claims == []  # passed over while it is locked
     taking = asyncio.create_task(store.acquire("run", TTL, now=EXPIRED))
     await asyncio.wait([taking], timeout=0.1)

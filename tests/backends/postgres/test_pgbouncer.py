@@ -9,7 +9,7 @@ import asyncpg  # type: ignore[import-untyped]  # it ships no types
 import pytest
 
 from perdure.backends.postgres import PostgresStore
-from perdure.backends.sql.tables import TABLES
+from perdure.backends.sql.dialect import TABLES
 from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, all_cases, contract_tests
 from tests.servers.pgbouncer import PgBouncer

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
-from perdure.backends.sql import claims, recording, runs, writes
+from perdure.backends.sql import claims, recording, runs
+from perdure.backends.sql.recording import Write
 from perdure.backends.sql.session import Session
 from perdure.backends.sql_client.connections import ClientChannel
 from perdure.backends.sql_client.store import SqlClientStore
@@ -35,7 +36,7 @@ def session(store: SqlClientStore, queries: Any) -> Session:
 async def test_a_record_held_open_is_seen_by_whoever_takes_over(here: Place, store: SqlClientStore) -> None:
     lease = await leased(store)
     async with here.client().transaction() as zombie:
-        answers = await recording.record_all(session(store, zombie), [writes.record(lease, [entry(1)], [])])
+        answers = await recording.record_all(session(store, zombie), [Write.record(lease, [entry(1)], [])])
         assert isinstance(answers[0], Pulse)
         assert (await store.claim(1, TTL, ["flow"], now=EXPIRED)).claims == []  # passed over while it is locked
         taking = asyncio.create_task(store.acquire("run", TTL, now=EXPIRED))
@@ -163,10 +164,10 @@ async def test_a_batch_writes_what_is_good_and_refuses_what_is_not(store: SqlCli
 
     async def record(db: Session, _: bool) -> list[Any]:
         asked = [
-            writes.record(stale, [entry(1)], []),
-            writes.record(contrary, [entry(1, payload=b"other"), entry(2)], []),
-            writes.record(good, [entry(1), entry(2)], []),
-            writes.record(good, [entry(3)], [7]),
+            Write.record(stale, [entry(1)], []),
+            Write.record(contrary, [entry(1, payload=b"other"), entry(2)], []),
+            Write.record(good, [entry(1), entry(2)], []),
+            Write.record(good, [entry(3)], [7]),
         ]
         return await recording.record_all(db, asked)
 

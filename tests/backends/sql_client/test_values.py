@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.backends.sql.dialect import MYSQL, POSTGRES, SQLITE
-from perdure.backends.sql.recording import record_statements
-from perdure.backends.sql.tables import Tables
-from perdure.backends.sql.values import BYTES, MARK, TEXT
-from perdure.backends.sql.writes import record
+from perdure.backends.sql.dialect import MYSQL, POSTGRES, SQLITE, Tables
+from perdure.backends.sql.recording import Write, record_statements
+from perdure.backends.sql.rows import BYTES, MARK, TEXT
 from perdure.model.journal import Entry
 from perdure.model.records import Lease
 from perdure.testing.contract.world import NOW, TTL, entry, new_run
@@ -56,7 +54,7 @@ async def test_payloads_of_every_kind_survive_the_database(here: Place) -> None:
 def test_statements_are_put_together_without_a_database_and_hold_no_value(dialect: object) -> None:
     tables = Tables("stem", dialect, TEXT)  # type: ignore[arg-type]
     hostile = "'; DROP TABLE stem_runs; --"
-    asked = [record(LEASE, [Entry(seq=1, key=hostile, payload=hostile.encode())], []), record(LEASE, [], [])]
+    asked = [Write.record(LEASE, [Entry(seq=1, key=hostile, payload=hostile.encode())], []), Write.record(LEASE, [], [])]
     statements = record_statements(tables, hostile, asked)
     assert len(statements) == 2
     assert all("DROP" not in sql and "$runs" not in sql for sql, _ in statements)
@@ -68,12 +66,12 @@ def test_statements_are_put_together_without_a_database_and_hold_no_value(dialec
 def test_a_write_is_never_in_two_statements() -> None:
     tables = Tables("stem", SQLITE, TEXT)
     leases = [Lease(run_id=f"run-{n:03}", epoch=7, token="token", until=9) for n in range(200)]
-    asked = [record(lease, [entry(seq) for seq in range(1, 4)], []) for lease in leases]
+    asked = [Write.record(lease, [entry(seq) for seq in range(1, 4)], []) for lease in leases]
     statements = record_statements(tables, "", asked)[1:]
     ids = [{value for value in statement.values if str(value).startswith("run-")} for statement in statements]
     assert len(statements) > 1
     assert sum(len(some) for some in ids) == len(set.union(*ids)) == 200
-    assert len(record_statements(tables, "", [record(LEASE, [entry(seq) for seq in range(1, 600)], [])])) == 1
+    assert len(record_statements(tables, "", [Write.record(LEASE, [entry(seq) for seq in range(1, 600)], [])])) == 1
 
 
 async def test_a_long_write_is_written_whole_and_can_be_repeated(here: Place) -> None:

@@ -13,7 +13,9 @@ from typing import ClassVar, Final
 from perdure.backends.libsql.errors import is_too_large
 from perdure.backends.libsql.hrana import BatchStep, HranaClient, HranaStream, ServerError, succeeded
 from perdure.backends.libsql.large_values import LargeValues
-from perdure.backends.sql.session import Result, Row, Statement
+from perdure.backends.sql.dialect import Statement
+from perdure.backends.sql.rows import Row
+from perdure.backends.sql.session import Result
 
 _PAGE: Final = 256  # rows; half as many when that is still too much
 _BEGIN: Final = Statement("BEGIN")

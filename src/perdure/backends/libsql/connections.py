@@ -15,9 +15,8 @@ from perdure.backends.libsql.hrana import BatchStep, HranaClient, ServerError
 from perdure.backends.libsql.large_values import LargeValues
 from perdure.backends.libsql.write_lock import WriteLock, write_lock_of
 from perdure.backends.sql import schema
-from perdure.backends.sql.connections import SqlConnections
-from perdure.backends.sql.session import Channel, Result, Statement
-from perdure.backends.sql.tables import Tables
+from perdure.backends.sql.dialect import Statement, Tables
+from perdure.backends.sql.session import Channel, Result, SqlConnections
 from perdure.errors import PersistenceError
 
 POOL_SIZE: Final = 8

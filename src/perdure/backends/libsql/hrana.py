@@ -17,8 +17,8 @@ import msgspec
 from perdure.backends.libsql.address import LibsqlAddress, parse_url
 from perdure.backends.libsql.http import HttpError, HttpPool, HttpResponse, NoReplyError
 from perdure.backends.libsql.wire_values import WireValue, from_wire, to_wire
+from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.session import Result
-from perdure.backends.sql.tables import Statement
 
 # A silent connection is given up while a lease of the usual length can still be renewed on another. A working server replies
 # sooner: the longest wait there is five seconds, after which it ends a transaction that blocks the others.

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from perdure.backends.libsql.hrana import ServerError
 from perdure.backends.sql import runs
-from perdure.backends.sql.session import Result, Session, Statement
-from perdure.backends.sql.tables import Tables
-from perdure.backends.sql.values import BytesValues
+from perdure.backends.sql.dialect import Statement, Tables
+from perdure.backends.sql.rows import BytesValues
+from perdure.backends.sql.session import Result, Session
 from perdure.errors import PersistenceError
 from perdure.model.journal import Entry
 from perdure.model.records import RunRow, Signal

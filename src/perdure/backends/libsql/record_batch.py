@@ -17,7 +17,8 @@ from typing import Any, Final
 
 from perdure.backends.base.batching import Reply
 from perdure.backends.sql.closing import was_closed
-from perdure.backends.sql.recording import fences_from, is_current
+from perdure.backends.sql.dialect import Statement, Tables, in_pieces
+from perdure.backends.sql.recording import Write, fences_from, is_current
 from perdure.backends.sql.rows import (
     ENTRY_COLUMNS,
     ENTRY_FIELDS,
@@ -27,9 +28,7 @@ from perdure.backends.sql.rows import (
     identity,
     signal_from,
 )
-from perdure.backends.sql.session import Given, Result, Session, Statement
-from perdure.backends.sql.tables import Tables, in_pieces
-from perdure.backends.sql.writes import Write
+from perdure.backends.sql.session import Given, Result, Session
 from perdure.errors import LeaseLost
 from perdure.model.records import ENDED, Pulse, Signal
 

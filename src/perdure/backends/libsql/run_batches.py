@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from perdure.backends.base.batching import Reply
 from perdure.backends.libsql.record_batch import MAX_ROWS, fence_statement
+from perdure.backends.sql.dialect import Statement, Tables, in_pieces
 from perdure.backends.sql.recording import fences_from, is_current
 from perdure.backends.sql.rows import RUN_COLUMNS, RUN_FIELDS, run_values
 from perdure.backends.sql.runs import Begin
-from perdure.backends.sql.session import Given, Result, Statement
-from perdure.backends.sql.tables import Tables, in_pieces
+from perdure.backends.sql.session import Given, Result
 from perdure.errors import RunFinished, RunNotFound
 from perdure.model.records import ENDED, Created, Lease, Pulse
 

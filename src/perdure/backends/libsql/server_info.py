@@ -7,7 +7,7 @@ import warnings
 from typing import Final
 
 from perdure.backends.libsql.hrana import BatchStep, HranaClient, ServerError
-from perdure.backends.sql.tables import Statement
+from perdure.backends.sql.dialect import Statement
 from perdure.errors import PerdureWarning
 from perdure.store import Durability
 

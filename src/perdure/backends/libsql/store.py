@@ -18,12 +18,11 @@ from perdure.backends.libsql.connections import LibsqlConnections
 from perdure.backends.libsql.hrana import ServerError
 from perdure.backends.sql import claims, reading, runs
 from perdure.backends.sql.closing import close_once
-from perdure.backends.sql.dialect import SQLITE
+from perdure.backends.sql.dialect import SQLITE, Statement, Tables
+from perdure.backends.sql.recording import Write
 from perdure.backends.sql.rows import identity
-from perdure.backends.sql.session import Result, Session, Statement
+from perdure.backends.sql.session import Result, Session
 from perdure.backends.sql.store import SqlStore
-from perdure.backends.sql.tables import Tables
-from perdure.backends.sql.writes import Write
 from perdure.errors import PersistenceError
 from perdure.model.durations import microseconds
 from perdure.model.journal import Entry

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from perdure.backends.mysql.errors import is_stale
 from perdure.backends.mysql.literals import Quote, fill
+from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.session import Result
-from perdure.backends.sql.tables import Statement
 from perdure.errors import PersistenceError
 
 BEGIN: Final = b"START TRANSACTION"

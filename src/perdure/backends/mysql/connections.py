@@ -21,10 +21,9 @@ from perdure.backends.mysql.connection import MysqlConnection
 from perdure.backends.mysql.literals import quote_escaped, quote_hexadecimal
 from perdure.backends.mysql.packets import Packet, is_unexpected_state
 from perdure.backends.mysql.schema import check_settings, check_tables
-from perdure.backends.sql.connections import SqlConnections
+from perdure.backends.sql.dialect import Tables
 from perdure.backends.sql.schema import set_up
-from perdure.backends.sql.session import Result, Session
-from perdure.backends.sql.tables import Tables
+from perdure.backends.sql.session import Result, Session, SqlConnections
 from perdure.errors import PersistenceError
 
 T = TypeVar("T")

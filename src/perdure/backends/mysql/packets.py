@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from perdure.backends.mysql.errors import DUPLICATE, code_of
 from perdure.backends.mysql.literals import Quote, fill, literal
+from perdure.backends.sql.dialect import Tables
+from perdure.backends.sql.recording import Write
 from perdure.backends.sql.rows import (
     ENTRY_COLUMNS,
     RUN_FIELDS,
@@ -26,8 +28,6 @@ from perdure.backends.sql.rows import (
 )
 from perdure.backends.sql.runs import Begin, last_seq
 from perdure.backends.sql.session import Given, Result
-from perdure.backends.sql.tables import Tables
-from perdure.backends.sql.writes import Write
 from perdure.model.records import Created, Pulse
 
 _OUT_OF_RANGE: Final = 1690

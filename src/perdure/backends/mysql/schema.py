@@ -6,7 +6,7 @@ import re
 from typing import Final, NamedTuple
 
 from perdure.backends.mysql.connection import MysqlConnection
-from perdure.backends.sql.tables import TABLES, Tables
+from perdure.backends.sql.dialect import TABLES, Tables
 from perdure.errors import PersistenceError
 from perdure.store import Durability
 

@@ -19,11 +19,10 @@ from perdure.backends.mysql.connections import MysqlConnections
 from perdure.backends.mysql.errors import driver
 from perdure.backends.mysql.transaction import MysqlTransaction
 from perdure.backends.sql import closing, recording, runs
-from perdure.backends.sql.dialect import MYSQL
+from perdure.backends.sql.dialect import MYSQL, Tables
+from perdure.backends.sql.recording import Write
+from perdure.backends.sql.rows import BYTES
 from perdure.backends.sql.store import SqlStore
-from perdure.backends.sql.tables import Tables
-from perdure.backends.sql.values import BYTES
-from perdure.backends.sql.writes import Write
 from perdure.model.records import Created, Lease, Pulse, Signal
 
 

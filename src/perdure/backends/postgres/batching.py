@@ -8,9 +8,9 @@ from perdure.backends.base.batching import Batcher, Reply
 from perdure.backends.postgres import creating, recording
 from perdure.backends.postgres.connections import PostgresConnections
 from perdure.backends.sql import closing, runs
+from perdure.backends.sql.recording import Write
 from perdure.backends.sql.session import Session
 from perdure.backends.sql.store import Batchers
-from perdure.backends.sql.writes import Write
 from perdure.errors import LeaseLost
 from perdure.model.records import Created, Pulse, Signal
 

@@ -11,9 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from perdure.backends.sql.dialect import POSTGRES, Dialect
+from perdure.backends.sql.dialect import POSTGRES, Dialect, Statement
 from perdure.backends.sql.session import Result, Session
-from perdure.backends.sql.tables import Statement
 
 # A payload is bytes, and a list is bound as one array.
 DIALECT: Final[Dialect] = replace(POSTGRES, takes_lists=True, words={**POSTGRES.words, "payload": "bytea"})

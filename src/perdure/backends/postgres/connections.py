@@ -19,11 +19,10 @@ from perdure.backends.postgres.address import PostgresAddress
 from perdure.backends.postgres.channel import DIALECT, PostgresChannel, begin
 from perdure.backends.postgres.errors import classify_failure, driver, is_stale, map_error
 from perdure.backends.postgres.notifications import channel_name
-from perdure.backends.sql.connections import SqlConnections
+from perdure.backends.sql.dialect import Tables
+from perdure.backends.sql.rows import EXACT
 from perdure.backends.sql.schema import set_up
-from perdure.backends.sql.session import Channel, Session
-from perdure.backends.sql.tables import Tables
-from perdure.backends.sql.values import EXACT
+from perdure.backends.sql.session import Channel, Session, SqlConnections
 from perdure.errors import PersistenceError
 from perdure.store import Durability
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from perdure.backends.base.lifecycle import Lifecycle
-from perdure.backends.sql.tables import Tables
+from perdure.backends.sql.dialect import Tables
 
 POLL_EVERY: Final = 1.0
 

@@ -20,9 +20,9 @@ from perdure.backends.base.batching import SEND_AGAIN, Reply
 from perdure.backends.base.duplicate_records import refuse_write
 from perdure.backends.postgres.channel import columns, fetch, fetch_each
 from perdure.backends.postgres.notifications import channel_name
+from perdure.backends.sql.recording import Write
 from perdure.backends.sql.rows import ENTRY_COLUMNS, ENTRY_FIELDS, SIGNAL_FIELDS, awaited_text, entry_values, signal_from
 from perdure.backends.sql.session import Session
-from perdure.backends.sql.writes import Write
 from perdure.errors import LeaseLost
 from perdure.model.records import ENDED, Pulse, Signal
 

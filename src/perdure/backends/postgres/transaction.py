@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from perdure.backends.base.batching import Reply
 from perdure.backends.postgres.channel import connection_of
 from perdure.backends.postgres.recording import record_all
+from perdure.backends.sql.recording import Write
 from perdure.backends.sql.session import Session
 from perdure.backends.sql.transaction import SqlTransaction
-from perdure.backends.sql.writes import Write
 from perdure.model.records import Pulse
 
 

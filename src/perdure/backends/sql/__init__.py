@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from perdure.backends.sql.connections import SqlConnections
-from perdure.backends.sql.dialect import MYSQL, POSTGRES, SQLITE, Dialect
-from perdure.backends.sql.session import Channel, Result, Session, Statement
+from perdure.backends.sql.dialect import MYSQL, POSTGRES, SQLITE, Dialect, Statement, Tables
+from perdure.backends.sql.rows import BYTES, TEXT, Values
+from perdure.backends.sql.session import Channel, Result, Session, SqlConnections
 from perdure.backends.sql.store import SqlStore
-from perdure.backends.sql.tables import Tables
-from perdure.backends.sql.values import BYTES, TEXT, Values
 
 __all__ = [
     "BYTES",

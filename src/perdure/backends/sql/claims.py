@@ -1,13 +1,19 @@
-"""Leases on runs: claim, acquire, release.
+"""Leases on runs: claim, acquire, release, renew.
 
 A claim locks the rows of the runs it leases and skips rows that another transaction has locked. Where a queue has a limit, a
 claim locks the row of the queue before it counts, so that claims count one after the other.
+
+A renewal waits for no lock. An open `transaction()` may keep its run's row locked for as long as its step takes; a renewal of
+many leases that waited for this one would lose them all. So it skips locked rows and tries them again a few times. The reply for
+a row that stays locked is its present pulse, and its lease is not prolonged: while the lock is held no other worker can take the
+run over, and the next heartbeat tries again.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -16,13 +22,15 @@ from perdure.backends.base.leases import new_token
 from perdure.backends.base.process_owner import label_of
 from perdure.backends.base.queue_limits import QueueCounter
 from perdure.backends.sql import reading
+from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.due_order import DueGroup, DueOrder, due_groups, next_wake_at
-from perdure.backends.sql.rows import RUN_COLUMNS, RUN_FIELDS, lease_of, run_from
+from perdure.backends.sql.recording import fences_from, is_current
+from perdure.backends.sql.rows import RUN_COLUMNS, RUN_FIELDS, Row, lease_of, run_from
 from perdure.backends.sql.runs import time
 from perdure.backends.sql.schedules import limits_from
-from perdure.backends.sql.session import Given, Row, Session, Statement
+from perdure.backends.sql.session import Given, Result, Session, SqlConnections
 from perdure.errors import LeaseHeld, LeaseLost, RunNotFound
-from perdure.model.records import Claim, Lease, QueueLimits, RunRow
+from perdure.model.records import Claim, Lease, Pulse, QueueLimits, RunRow
 
 _LOCK_RUN: Final = f"SELECT {RUN_COLUMNS}, lease_token, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_update"
 _LEASE: Final = """
@@ -35,6 +43,11 @@ _RELEASE: Final = """
         lease_token = NULL, lease_owner = NULL, lease_until = NULL
     WHERE namespace = ?1 AND id = ?2
 """
+
+
+_RENEWAL_PAUSES: Final = (0.0, 0.01, 0.03, 0.1, 0.2)  # seconds before each attempt
+
+Pulses: TypeAlias = dict[Lease, Pulse]
 
 
 class LeasedRun(NamedTuple):
@@ -199,6 +212,67 @@ async def release(db: Session, lease: Lease, now: int | None, *, is_repeated: bo
     if (run.epoch, token) != (lease.epoch, lease.token):
         raise LeaseLost(lease.run_id, lease.epoch)
     await db.run(_RELEASE, lease.run_id, int(row[-1]) if now is None else now, max(run.attempts - 1, 0))
+
+
+class _CurrentLeases(NamedTuple):
+    pulses: Pulses
+    at: int
+
+
+async def renew(
+    connections: SqlConnections, namespace: str, leases: Sequence[Lease], length: int, now: int | None
+) -> list[Pulse | None]:
+    """Prolong each lease that is still current to `length` microseconds from now; None for each other."""
+
+    async def attempt(leases: Sequence[Lease]) -> tuple[Pulses, Pulses]:
+        return await connections.perform(namespace, lambda db, _: renew_unlocked(db, leases, length, now))
+
+    pulses: Pulses = {}
+    remaining = list(leases)
+    for pause in _RENEWAL_PAUSES:
+        if not remaining:
+            break
+        await asyncio.sleep(pause)
+        renewed, locked = await attempt(remaining)
+        pulses |= renewed | locked
+        remaining = list(locked)
+    return [pulses.get(lease) for lease in leases]
+
+
+async def renew_unlocked(
+    db: Session, leases: Sequence[Lease], length: int, now: int | None, owner: str | None = None
+) -> tuple[Pulses, Pulses]:
+    """The leases that were prolonged, and those that are current but locked. With `owner` they become this owner's."""
+    free = await _read_current(db, leases, "$for_change $skip_locked")
+    if free.pulses:
+        at = free.at if now is None else now
+        await _prolong(db, [lease.run_id for lease in free.pulses], at, at + length, owner)
+    others = [lease for lease in leases if lease not in free.pulses]
+    return free.pulses, (await _read_current(db, others)).pulses if others else {}
+
+
+async def _read_current(db: Session, leases: Sequence[Lease], lock: str = "") -> _CurrentLeases:
+    """Of these leases those that are current, with their pulses, and the time."""
+    given = db.given()
+    template = f"""
+        SELECT id, epoch, lease_token, inbox_seq, cancel_requested, $clock FROM $runs
+        WHERE namespace = ?1 AND {given.among("id", sorted({lease.run_id for lease in leases}))} ORDER BY id {lock}
+    """
+    (result,) = await db.send([db.statement(template, *given.values)])
+    fences = fences_from(db.tables, Result([row[:-1] for row in result.rows], 0))
+    pulses = {lease: fences[lease.run_id][2] for lease in leases if is_current(fences, lease)}
+    return _CurrentLeases(pulses, int(result.rows[0][-1]) if result.rows else 0)
+
+
+async def _prolong(db: Session, run_ids: Sequence[str], at: int, until: int, owner: str | None) -> None:
+    given = db.given()
+    end, changed = given.one(until), given.one(at)
+    owned = "" if owner is None else f", lease_owner = {given.one(owner)}"
+    template = f"""
+        UPDATE $runs SET lease_until = {end}, wake_at = {end}, updated_at = {changed}{owned}
+        WHERE namespace = ?1 AND {given.among("id", run_ids)}
+    """
+    await db.run(template, *given.values)
 
 
 async def load(db: Session, leased: Sequence[LeasedRun]) -> list[Claim]:

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from perdure.backends.base.batching import SEND_AGAIN, Reply
 from perdure.backends.sql import inbox
-from perdure.backends.sql.recording import write_all
-from perdure.backends.sql.rows import awaited_from, awaited_text, identity
-from perdure.backends.sql.session import Given, Row, Session, Statement
-from perdure.backends.sql.writes import Write
+from perdure.backends.sql.dialect import Statement
+from perdure.backends.sql.recording import Write, write_all
+from perdure.backends.sql.rows import Row, awaited_from, awaited_text, identity
+from perdure.backends.sql.session import Given, Session
 from perdure.errors import LeaseLost
 from perdure.model.records import ENDED, Awaited, Signal
 

@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 
 from perdure.backends.base.claim_filter import ClaimFilter
 from perdure.backends.base.queue_limits import QueueCounter
-from perdure.backends.sql.session import Given, Row, Session, Statement
-from perdure.backends.sql.tables import in_pieces
+from perdure.backends.sql.dialect import Statement, in_pieces
+from perdure.backends.sql.rows import Row
+from perdure.backends.sql.session import Given, Session
 
 _MAX_SELECTS: Final = 100
 

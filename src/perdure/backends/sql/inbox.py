@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.recording import insert_rows
-from perdure.backends.sql.rows import SIGNAL_COLUMNS, awaited_from, signal_from, signal_values
-from perdure.backends.sql.session import Row, Session, Statement
+from perdure.backends.sql.rows import SIGNAL_COLUMNS, Row, awaited_from, signal_from, signal_values
+from perdure.backends.sql.session import Session
 from perdure.errors import RunFinished, RunNotFound
 from perdure.model.records import ENDED, Awaited, Signal
 

@@ -12,10 +12,10 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from perdure.backends.sql import inbox
+from perdure.backends.sql.dialect import in_pieces
 from perdure.backends.sql.due_order import due_by_group
 from perdure.backends.sql.rows import ENTRY_COLUMNS, entries_from
 from perdure.backends.sql.session import Given, Session
-from perdure.backends.sql.tables import in_pieces
 from perdure.model.journal import Entry
 from perdure.model.records import STATUSES, Item, RunInfo, Signal, Status
 

@@ -10,25 +10,86 @@ entries that the first statements appended are found there, and are equal.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from perdure.backends.base.batching import Reply
-from perdure.backends.base.duplicate_records import check_consumed, missing_entries, missing_items
+from perdure.backends.base.duplicate_records import check_consumed, missing_entries, missing_items, unique_entries, unique_items
+from perdure.backends.sql.dialect import Statement, Tables, in_pieces
 from perdure.backends.sql.rows import ENTRY_COLUMNS, ENTRY_FIELDS, entries_from, entry_values
-from perdure.backends.sql.session import Given, Result, Session, Statement
-from perdure.backends.sql.tables import Tables, in_pieces
-from perdure.backends.sql.writes import Write
+from perdure.backends.sql.session import Given, Result, Session
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.journal import Entry
-from perdure.model.records import Item, Lease, Pulse
+from perdure.model.records import Awaited, EndStatus, Item, Lease, Pulse
 
 # SQLite joins at most 500 SELECTs by UNION ALL, and a statement takes some ten thousand values.
 _MAX_ROWS: Final = 250
 _TYPES: Final = {"seq": "int", "epoch": "int", "ok": "int", "attempt": "int", "started_at": "int", "took": "int"}
 
 _FENCE: Final = "SELECT id, epoch, lease_token, inbox_seq, cancel_requested FROM $runs WHERE namespace = ?1 AND id IN "
+
+
+class Write(NamedTuple):
+    """A record, or with `status` the end or sleep of a run and what is recorded with it."""
+
+    lease: Lease
+    entries: Sequence[Entry] = ()
+    consume: Sequence[int] = ()
+    items: Sequence[Item] = ()
+    status: str | None = None
+    outcome: bytes | None = None
+    wake_at: int | None = None
+    waiting_for: frozenset[Awaited] = frozenset()
+    now: int | None = None
+
+    @classmethod
+    def record(cls, lease: Lease, entries: Sequence[Entry], consume: Sequence[int], items: Sequence[Item] = ()) -> Write:
+        """The write that appends these. Raises `PersistenceError` when two different things have the same number."""
+        run_id = lease.run_id
+        if len(entries) == 1 and not consume and not items:  # as nearly every record
+            return cls(lease, list(entries))
+        return cls(lease, unique_entries(run_id, entries), list(dict.fromkeys(consume)), unique_items(run_id, items))
+
+    @classmethod
+    def suspend(
+        cls,
+        lease: Lease,
+        wake_at: int | None,
+        waiting_for: Collection[Awaited],
+        entries: Sequence[Entry],
+        consume: Sequence[int],
+        now: int | None,
+    ) -> Write:
+        """The write that records, and gives up the lease unless an awaited inbox row has arrived."""
+        write = cls.record(lease, entries, consume)
+        return write._replace(status="suspended", wake_at=wake_at, waiting_for=frozenset(waiting_for), now=now)
+
+    @classmethod
+    def finish(
+        cls, lease: Lease, status: EndStatus, outcome: bytes, entries: Sequence[Entry], consume: Sequence[int], now: int | None
+    ) -> Write:
+        """The write that records, ends the run and notifies its parent."""
+        return cls.record(lease, entries, consume)._replace(status=status, outcome=outcome, now=now)
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run that is written."""
+        return self.lease.run_id
+
+    @property
+    def written_rows(self) -> list[Hashable]:
+        """The rows it writes: places in a journal and in streams, or the run's row."""
+        if self.status is not None:
+            return [self.run_id]
+        entries = [(self.run_id, entry.seq) for entry in self.entries]
+        return [*entries, *((self.run_id, item.stream, item.n) for item in self.items)]
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it has."""
+        payloads = sum(len(entry.payload) for entry in self.entries) + sum(len(item.payload) for item in self.items)
+        return payloads + len(self.outcome or b"") + 200
 
 
 class _Compare(enum.Enum):

@@ -12,12 +12,11 @@ from perdure.backends.base.batching import SEND_AGAIN, Reply
 from perdure.backends.base.new_runs import found_row, new_row, restored_row
 from perdure.backends.base.process_owner import label_of
 from perdure.backends.sql import inbox, reading
-from perdure.backends.sql.connections import SqlConnections
+from perdure.backends.sql.dialect import Statement, in_pieces
 from perdure.backends.sql.inbox import woken
 from perdure.backends.sql.recording import append
 from perdure.backends.sql.rows import RUN_COLUMNS, RUN_FIELDS, assignments, lease_of, run_from, run_values
-from perdure.backends.sql.session import Given, Session, Statement
-from perdure.backends.sql.tables import in_pieces
+from perdure.backends.sql.session import Given, Session, SqlConnections
 from perdure.errors import LeaseHeld, PerdureError, RunFinished, RunNotFound
 from perdure.model.ids import check_id
 from perdure.model.journal import Entry, drop_entry

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from perdure.backends.sql.rows import SCHEDULE_FIELDS, fields_from
+from perdure.backends.sql.rows import SCHEDULE_FIELDS, Row, fields_from
 from perdure.backends.sql.runs import Begin, create_all
-from perdure.backends.sql.session import Row, Session
+from perdure.backends.sql.session import Session
 from perdure.model.records import NewRun, QueueLimits, Schedule
 
 _INSERT: Final = """

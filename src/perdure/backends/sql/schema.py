@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from importlib import resources
 from typing import Final
 
+from perdure.backends.sql.dialect import Statement, Tables
 from perdure.backends.sql.session import Channel
-from perdure.backends.sql.tables import Statement, Tables
 from perdure.errors import PersistenceError
 
 VERSION: Final = 1

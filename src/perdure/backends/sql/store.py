@@ -18,10 +18,10 @@ from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import lease_microseconds, new_token
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
 from perdure.backends.base.server_store import ServerStore
-from perdure.backends.sql import claims, closing, inbox, reading, recording, renewing, runs, schedules, writes
-from perdure.backends.sql.connections import SqlConnections
+from perdure.backends.sql import claims, closing, inbox, reading, recording, runs, schedules
+from perdure.backends.sql.recording import Write
 from perdure.backends.sql.rows import identity
-from perdure.backends.sql.session import Session
+from perdure.backends.sql.session import Session, SqlConnections
 from perdure.backends.sql.transaction import SqlTransaction, passing_fence
 from perdure.model.durations import microseconds
 from perdure.model.ids import check_id
@@ -57,8 +57,8 @@ POLL_EVERY: Final = 1.0  # seconds; nobody tells of what other processes do, so 
 class Batchers(NamedTuple):
     """What writes records, ends and sleeps, and new runs: each many in one transaction."""
 
-    records: Batcher[writes.Write, Pulse]
-    closings: Batcher[writes.Write, list[Signal]]
+    records: Batcher[Write, Pulse]
+    closings: Batcher[Write, list[Signal]]
     creations: Batcher[runs.Begin, Created]
 
 
@@ -146,7 +146,7 @@ class SqlStore(ServerStore[H]):
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one transaction. It waits for no other."""
         given, length = tuple(leases), lease_microseconds(ttl)
-        return await self._submit_renewal(ttl, lambda: renewing.renew(self._connections, self._namespace, given, length, now))
+        return await self._submit_renewal(ttl, lambda: claims.renew(self._connections, self._namespace, given, length, now))
 
     async def release(self, lease: Lease, *, now: int | None = None) -> None:
         """Give the run back, due at once."""
@@ -167,7 +167,7 @@ class SqlStore(ServerStore[H]):
         now: int | None = None,  # noqa: ARG002 - a record leaves no instant on the row
     ) -> Awaitable[Pulse]:
         """Append to the journal: a share of one transaction."""
-        write = writes.record(lease, entries, consume, items)
+        write = Write.record(lease, entries, consume, items)
         return self._write(lambda batchers: batchers.records, write)
 
     def suspend(
@@ -181,7 +181,7 @@ class SqlStore(ServerStore[H]):
         now: int | None = None,
     ) -> Awaitable[builtins.list[Signal]]:
         """Record and give up the lease, unless something awaited is there."""
-        write = writes.suspend(lease, wake_at, waiting_for, entries, consume, now)
+        write = Write.suspend(lease, wake_at, waiting_for, entries, consume, now)
         return self._write(lambda batchers: batchers.closings, write)
 
     def finish(
@@ -195,7 +195,7 @@ class SqlStore(ServerStore[H]):
         now: int | None = None,
     ) -> Awaitable[object]:
         """Record, end the run and tell its parent."""
-        write = writes.finish(lease, status, outcome, entries, consume, now)
+        write = Write.finish(lease, status, outcome, entries, consume, now)
         return self._write(lambda batchers: batchers.closings, write)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
@@ -329,15 +329,15 @@ class SqlStore(ServerStore[H]):
     async def _read(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._submit(lambda: self._connections.read(self._namespace, lambda db: verb(db, *args, **kwargs)))
 
-    async def _record_all(self, asked: Sequence[writes.Write]) -> Sequence[Reply[Pulse]]:
+    async def _record_all(self, asked: Sequence[Write]) -> Sequence[Reply[Pulse]]:
         return await self._connections.perform(self._namespace, lambda db, _: recording.record_all(db, asked))
 
-    async def _close_all(self, asked: Sequence[writes.Write]) -> Sequence[Reply[builtins.list[Signal]]]:
+    async def _close_all(self, asked: Sequence[Write]) -> Sequence[Reply[builtins.list[Signal]]]:
         return await self._connections.perform(
             self._namespace, lambda db, is_repeated: closing.close_once(db, asked, is_repeated=is_repeated), notify=True
         )
 
-    async def _close_and_wake(self, asked: Sequence[writes.Write]) -> Sequence[Reply[builtins.list[Signal]]]:
+    async def _close_and_wake(self, asked: Sequence[Write]) -> Sequence[Reply[builtins.list[Signal]]]:
         answers = await self._close_all(asked)
         self._wake_watchers()
         return answers

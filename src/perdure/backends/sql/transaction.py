@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from perdure.backends.base.batching import Reply
 from perdure.backends.base.retries import WriteFailure
-from perdure.backends.sql import reading, writes
-from perdure.backends.sql.connections import SqlConnections
-from perdure.backends.sql.recording import record_all
-from perdure.backends.sql.session import Session, Statement
+from perdure.backends.sql import reading
+from perdure.backends.sql.dialect import Statement
+from perdure.backends.sql.recording import Write, record_all
+from perdure.backends.sql.session import Session, SqlConnections
 from perdure.errors import PerdureError, PersistenceError
 from perdure.model.journal import Entry
 from perdure.model.records import Lease, Pulse
@@ -81,19 +81,19 @@ class SqlTransaction:
 
     async def record(self, entries: Sequence[Entry], consume: Sequence[int] = ()) -> Pulse:
         """As `Store.record`, committed with everything else in this transaction."""
-        write = writes.record(self._lease, tuple(entries), tuple(consume))
+        write = Write.record(self._lease, tuple(entries), tuple(consume))
         pulse: Pulse = await self._ask(lambda db: self._write(db, write))
         self._statements += 1
         self._recorded += write.entries
         return pulse
 
-    async def _write(self, db: Session, write: writes.Write) -> Pulse:
+    async def _write(self, db: Session, write: Write) -> Pulse:
         (answer,) = await self._record_all(db, [write])
         if isinstance(answer, Pulse):
             return answer
         raise answer if isinstance(answer, BaseException) else TypeError(f"a record was answered with {answer!r}")
 
-    async def _record_all(self, db: Session, asked: Sequence[writes.Write]) -> list[Reply[Pulse]]:
+    async def _record_all(self, db: Session, asked: Sequence[Write]) -> list[Reply[Pulse]]:
         return await record_all(db, asked)
 
     def _refuse(self, word: str) -> None:
@@ -122,7 +122,7 @@ class SqlTransaction:
         self._holding = asyncio.ensure_future(self._hold())
         self._broken = None
         with self._connections.map_errors():
-            await self._served(lambda db: self._write(db, writes.record(self._lease, (), ())))
+            await self._served(lambda db: self._write(db, Write.record(self._lease, (), ())))
 
     async def _served(self, work: Work) -> Any:
         """What the work gives, done by the task that holds the transaction, or why that task is no more."""

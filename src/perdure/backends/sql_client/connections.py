@@ -17,10 +17,9 @@ from typing import Any, ClassVar, Final, Protocol, Self
 
 from perdure.aio.loop_thread import LoopThread
 from perdure.backends.base.retries import WriteFailure, wrap_error
-from perdure.backends.sql.connections import SqlConnections
+from perdure.backends.sql.dialect import Statement, Tables
 from perdure.backends.sql.schema import set_up
-from perdure.backends.sql.session import Channel, Result
-from perdure.backends.sql.tables import Statement, Tables
+from perdure.backends.sql.session import Channel, Result, SqlConnections
 from perdure.backends.sql_client.settings import check_settings
 from perdure.errors import PerdureError, PersistenceError
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
+from perdure.backends.sql.dialect import Statement
+from perdure.backends.sql.rows import TEXT
 from perdure.backends.sql.session import Channel
-from perdure.backends.sql.tables import Statement
-from perdure.backends.sql.values import TEXT
 from perdure.errors import PersistenceError
 from perdure.store import Durability
 

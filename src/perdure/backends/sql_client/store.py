@@ -5,10 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import Any, NoReturn
 
-from perdure.backends.sql.dialect import Dialect, dialect_named
+from perdure.backends.sql.dialect import Dialect, Tables, dialect_named
+from perdure.backends.sql.rows import TEXT
 from perdure.backends.sql.store import SqlStore
-from perdure.backends.sql.tables import Tables
-from perdure.backends.sql.values import TEXT
 from perdure.backends.sql_client.connections import ClientConnections, SqlClient
 from perdure.backends.sql_client.unfenced import SqlWorkflowStore
 from perdure.errors import PerdureWarning

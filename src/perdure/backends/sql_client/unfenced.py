@@ -9,10 +9,9 @@ import json
 from datetime import datetime
 from typing import Any, Final, cast
 
-from perdure.backends.sql.dialect import Dialect
-from perdure.backends.sql.session import Row, Session
-from perdure.backends.sql.tables import Tables
-from perdure.backends.sql.values import TEXT
+from perdure.backends.sql.dialect import Dialect, Tables
+from perdure.backends.sql.rows import TEXT, Row
+from perdure.backends.sql.session import Session
 from perdure.backends.sql_client.connections import ClientChannel, Queries
 from perdure.errors import PersistenceError
 from perdure.model.durations import instant, moment

@@ -13,7 +13,7 @@ from typing import Final
 from perdure.backends.base.claim_filter import ClaimRequest
 from perdure.backends.base.leases import new_token
 from perdure.backends.base.process_owner import Owners
-from perdure.backends.sql import claims, reading, renewing, runs
+from perdure.backends.sql import claims, reading, runs
 from perdure.backends.sql.session import Session
 from perdure.backends.sqlite.session import now_or
 from perdure.model.journal import Entry
@@ -65,7 +65,7 @@ async def acquire(
 
 async def renew(db: Session, leases: Sequence[Lease], length: int, owners: Owners, now: int | None) -> list[Pulse | None]:
     """Prolong each lease that is still current, and make it this process's; None for each other."""
-    renewed, _ = await renewing.renew_unlocked(db, leases, length, now_or(now), owners.here)
+    renewed, _ = await claims.renew_unlocked(db, leases, length, now_or(now), owners.here)
     return [renewed.get(lease) for lease in leases]
 
 

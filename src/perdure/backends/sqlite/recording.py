@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from perdure.backends.base.duplicate_records import check_consumed
-from perdure.backends.sql import inbox, writes
-from perdure.backends.sql.recording import write_all
+from perdure.backends.sql import inbox
+from perdure.backends.sql.recording import Write, write_all
 from perdure.backends.sql.rows import ENTRY_COLUMNS, SIGNAL_COLUMNS, awaited_text, entry_values, signal_from
 from perdure.backends.sqlite.session import SqliteSession, SqliteTables, now_or, run_verb
 from perdure.backends.sqlite.writer_connection import Fence, WriterConnection
@@ -102,7 +102,7 @@ def _record_missing(
     db: SqliteSession, lease: Lease, entries: Sequence[Entry], consume: Sequence[int], items: Sequence[Item]
 ) -> None:
     """Write what is not there yet. Raises `PersistenceError`, before anything is written, when something else is there."""
-    for refusal in run_verb(write_all(db, [writes.record(lease, entries, consume, items)])).values():
+    for refusal in run_verb(write_all(db, [Write.record(lease, entries, consume, items)])).values():
         raise refusal
 
 

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from perdure.backends.sql.dialect import SQLITE_FILE
+from perdure.backends.sql.dialect import SQLITE_FILE, Statement, Tables
+from perdure.backends.sql.rows import EXACT
 from perdure.backends.sql.schema import creation_statements, is_current, set_up
-from perdure.backends.sql.session import Session, Statement
-from perdure.backends.sql.tables import Tables
-from perdure.backends.sql.values import EXACT
+from perdure.backends.sql.session import Session
 from perdure.backends.sqlite.writer_connection import WriterConnection
 
 T = TypeVar("T")

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from perdure.backends.sql.session import Result, Statement
+from perdure.backends.sql.dialect import Statement
+from perdure.backends.sql.session import Result
 from perdure.model.records import Pulse
 
 
