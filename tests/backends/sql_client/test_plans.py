@@ -49,7 +49,7 @@ async def fill(store: SqlClientStore, first: int, last: int) -> None:
         {"queue": "full"},
     ]
     begins = [
-        runs.Begin(new_run(f"{number}-{n:04}", **columns), now=NOW - n, entries=[entry(1)])
+        runs.RunCreation(new_run(f"{number}-{n:04}", **columns), now=NOW - n, entries=[entry(1)])
         for number, columns in enumerate(kinds)
         for n in range(first, last)
     ]

@@ -110,7 +110,7 @@ def _everything(meter: Meter) -> None:
     run(process_leases.renew, [lease], MINUTE, OWNERS, NOW)
     run(report, lease, b"")
     run(inbox.signal, "run", "go", b"", "dedupe", "sent", NOW)
-    run(inbox.unconsumed, "run")
+    run(inbox.read, "run")
     run(runs.cancel, "run", NOW)
     run(runs.hold, "run", held=False)
     run(runs.get, "run")
@@ -263,7 +263,7 @@ def test_a_verb_of_the_holder_costs_the_same_at_any_length_of_the_run(new_meter:
                 meter.cost(process_leases.renew, [lease], MINUTE, OWNERS, NOW),
                 meter.cost(claims.release, lease, NOW),
                 meter.cost(inbox.signal, "run", "new", b"", "dedupe", "sent", NOW),
-                meter.cost(inbox.unconsumed, "run"),
+                meter.cost(inbox.read, "run"),
                 meter.cost(process_leases.acquire, "run", MINUTE, OWNERS, FUTURE, due_only=True),
                 meter.cost(runs.cancel, "run", NOW),
             )

@@ -28,7 +28,7 @@ from perdure.backends.sql.rows import (
     identity,
     signal_from,
 )
-from perdure.backends.sql.session import Given, Result, Session
+from perdure.backends.sql.session import Parameters, Result, Session
 from perdure.errors import LeaseLost
 from perdure.model.records import ENDED, Pulse, Signal
 
@@ -106,8 +106,8 @@ _END: Final = f"""
 
 def fence_statement(tables: Tables, namespace: str, run_ids: Collection[str]) -> Statement:
     """The statement that reads the leases of these runs, for `fences_from`."""
-    given = Given()
-    return tables.statement(_FENCE.format(given.many(sorted(run_ids))), namespace, *given.values)
+    params = Parameters()
+    return tables.statement(_FENCE.format(params.many(sorted(run_ids))), namespace, *params.values)
 
 
 def record_statements(tables: Tables, namespace: str, writes: Sequence[Write]) -> list[Statement]:
@@ -137,9 +137,9 @@ def lease_values(write: Write) -> list[Any]:
 
 
 def _fill_rows(tables: Tables, namespace: str, template: str, rows: Sequence[Sequence[Any]]) -> Statement:
-    given = Given()
-    lines = ", ".join(f"({given.many(row)})" for row in rows)
-    return tables.statement(template.format(lines), namespace, *given.values)
+    params = Parameters()
+    lines = ", ".join(f"({params.many(row)})" for row in rows)
+    return tables.statement(template.format(lines), namespace, *params.values)
 
 
 class ClosingBatch:
@@ -159,27 +159,27 @@ class ClosingBatch:
                 self._add_end(write)
 
     def _add_sleep(self, write: Write) -> None:
-        slept = Given()
+        slept = Parameters()
         slept.many([*lease_values(write), write.now, awaited_text(write.waiting_for), write.wake_at])
         if not write.waiting_for:
             self._add(_SLEEP, slept)
             return
         self._add(f"{_SLEEP} AND NOT EXISTS (SELECT 1 {_WAITING.format(_awaited_values(slept, write))})", slept)
-        arrived = Given()
+        arrived = Parameters()
         arrived.many([*lease_values(write), write.now])
         self._arrived[write.run_id] = len(self.statements)
         self._add(_ARRIVED.format(_awaited_values(arrived, write)), arrived)
 
     def _add_end(self, write: Write) -> None:
-        notified, ended = Given(), Given()
+        notified, ended = Parameters(), Parameters()
         notified.many([*lease_values(write), write.now, write.outcome, identity(write.run_id, None)])
         ended.many([*lease_values(write), write.now, write.status, write.outcome])
         self._add(_NOTIFY_PARENT, notified)
         self._add(_WAKE_PARENT, notified)
         self._add(_END, ended)
 
-    def _add(self, template: str, given: Given) -> None:
-        self.statements.append(self._tables.statement(template, self._namespace, *given.values))
+    def _add(self, template: str, params: Parameters) -> None:
+        self.statements.append(self._tables.statement(template, self._namespace, *params.values))
 
     async def replies(self, db: Session, results: Sequence[Result], *, is_repeated: bool) -> list[Reply[list[Signal]]]:
         """The reply to each write. When the batch was repeated, a run that its lost attempt closed counts as closed by it."""
@@ -197,7 +197,7 @@ class ClosingBatch:
         return replies
 
 
-def _awaited_values(given: Given, write: Write) -> str:
+def _awaited_values(params: Parameters, write: Write) -> str:
     """What the run waits for, as rows of kind and name."""
     addresses = sorted((awaited.kind, awaited.name) for awaited in write.waiting_for)
-    return ", ".join(f"({given.many(address)})" for address in addresses)
+    return ", ".join(f"({params.many(address)})" for address in addresses)

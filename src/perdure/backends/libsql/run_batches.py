@@ -16,8 +16,8 @@ from perdure.backends.libsql.record_batch import MAX_ROWS, fence_statement
 from perdure.backends.sql.dialect import Statement, Tables, in_pieces
 from perdure.backends.sql.recording import fences_from, is_current
 from perdure.backends.sql.rows import RUN_COLUMNS, RUN_FIELDS, run_values
-from perdure.backends.sql.runs import Begin
-from perdure.backends.sql.session import Given, Result
+from perdure.backends.sql.runs import RunCreation
+from perdure.backends.sql.session import Parameters, Result
 from perdure.errors import RunFinished, RunNotFound
 from perdure.model.records import ENDED, Created, Lease, Pulse
 
@@ -55,46 +55,49 @@ _WAKE_RUN: Final = """
 _SELECT_SEQ: Final = "SELECT seq FROM $signals WHERE namespace = ?1 AND run_id = ?2 AND identity = ?3"
 
 
-def create_statements(tables: Tables, namespace: str, begins: Sequence[Begin]) -> list[Statement]:
+def create_statements(tables: Tables, namespace: str, creations: Sequence[RunCreation]) -> list[Statement]:
     """The statements that insert these runs, which have no entries and no inbox; a run that exists is left alone."""
-    return [_insert_statement(tables, namespace, begin) for begin in begins]
+    return [_insert_statement(tables, namespace, creation) for creation in creations]
 
 
-def created_from(begins: Sequence[Begin], results: Sequence[Result]) -> list[Created | None]:
+def created_from(creations: Sequence[RunCreation], results: Sequence[Result]) -> list[Created | None]:
     """The runs that were created, from the results of `create_statements`; None where a run existed."""
-    return [begin.made(int(result.rows[0][0])) if result.rows else None for begin, result in zip(begins, results, strict=True)]
+    return [
+        creation.result_at(int(result.rows[0][0])) if result.rows else None
+        for creation, result in zip(creations, results, strict=True)
+    ]
 
 
-def _insert_statement(tables: Tables, namespace: str, begin: Begin) -> Statement:
-    given = Given()
-    at = 0 if begin.now is None else begin.now
-    values: dict[str, Any] = dict(zip(RUN_FIELDS, run_values(begin.made(at).run), strict=True))
-    timed = _clock_columns(begin, given) if begin.now is None else {}
-    places = [timed[name] if name in timed else given.one(value) for name, value in values.items()]
-    token = given.one(None if begin.length is None else begin.token)
-    return tables.statement(_INSERT_RUN.format(", ".join(places), token), namespace, *given.values)
+def _insert_statement(tables: Tables, namespace: str, creation: RunCreation) -> Statement:
+    params = Parameters()
+    at = 0 if creation.now is None else creation.now
+    values: dict[str, Any] = dict(zip(RUN_FIELDS, run_values(creation.result_at(at).run), strict=True))
+    timed = _clock_columns(creation, params) if creation.now is None else {}
+    places = [timed[name] if name in timed else params.one(value) for name, value in values.items()]
+    token = params.one(None if creation.length is None else creation.token)
+    return tables.statement(_INSERT_RUN.format(", ".join(places), token), namespace, *params.values)
 
 
-def _clock_columns(begin: Begin, given: Given) -> dict[str, str]:
+def _clock_columns(creation: RunCreation, params: Parameters) -> dict[str, str]:
     """The columns that depend on when the run is created, as SQL."""
     columns = {"updated_at": "$clock"}
-    if begin.created_at is None:
+    if creation.created_at is None:
         columns["created_at"] = "$clock"
-    if begin.length is not None:
-        until = f"$clock + {given.one(begin.length)}"
+    if creation.length is not None:
+        until = f"$clock + {params.one(creation.length)}"
         return columns | {"epoch": "$clock", "wake_at": until, "lease_until": until}
-    return columns if begin.run.start_at is not None else columns | {"wake_at": "$clock"}
+    return columns if creation.run.start_at is not None else columns | {"wake_at": "$clock"}
 
 
 def renew_statements(tables: Tables, namespace: str, leases: Sequence[Lease], length: int, now: int | None) -> list[Statement]:
     """The statements that prolong each of these leases that is still current to `length` microseconds from now."""
     statements = [fence_statement(tables, namespace, {lease.run_id for lease in leases})]
     for piece in in_pieces(leases, MAX_ROWS):
-        given = Given()
-        given.many([now, length])
-        ids = ", ".join(f"({given.one(lease.run_id)})" for lease in piece)
-        whole = ", ".join(f"({given.many([lease.run_id, lease.epoch, lease.token])})" for lease in piece)
-        statements.append(tables.statement(_PROLONG.format(ids, whole), namespace, *given.values))
+        params = Parameters()
+        params.many([now, length])
+        ids = ", ".join(f"({params.one(lease.run_id)})" for lease in piece)
+        whole = ", ".join(f"({params.many([lease.run_id, lease.epoch, lease.token])})" for lease in piece)
+        statements.append(tables.statement(_PROLONG.format(ids, whole), namespace, *params.values))
     return statements
 
 

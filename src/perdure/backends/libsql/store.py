@@ -84,7 +84,7 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
     ) -> None:
         """Put this whole run in place of what is there."""
-        runs.checked_names(run)
+        runs.check_names(run)
         await self._change(
             large_values.restore, self._connections.large_values, run, checked_journal(entries), checked_inbox(inbox), now
         )
@@ -183,12 +183,12 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
         is_done = errors.is_too_large(replies)
         return await connections.perform(namespace, lambda db, again: close_once(db, writes, is_repeated=again or is_done))
 
-    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created | None]]:
-        if any(begin.entries or begin.inbox for begin in begins):
-            return await super()._create_all(begins)
-        statements = run_batches.create_statements(self._connections.tables, self._namespace, begins)
+    async def _create_all(self, creations: Sequence[runs.RunCreation]) -> Sequence[Reply[Created | None]]:
+        if any(creation.entries or creation.inbox for creation in creations):
+            return await super()._create_all(creations)
+        statements = run_batches.create_statements(self._connections.tables, self._namespace, creations)
         return run_batches.created_from(
-            begins, await self._connections.retry_transient(lambda _: self._connections.commit(statements))
+            creations, await self._connections.retry_transient(lambda _: self._connections.commit(statements))
         )
 
     async def _commit_or_refuse(self, statements: Sequence[Statement]) -> Sequence[Result] | ServerError:

@@ -26,8 +26,8 @@ from perdure.backends.sql.rows import (
     run_values,
     signal_values,
 )
-from perdure.backends.sql.runs import Begin, last_seq
-from perdure.backends.sql.session import Given, Result
+from perdure.backends.sql.runs import RunCreation, last_seq
+from perdure.backends.sql.session import Parameters, Result
 from perdure.model.records import Created, Pulse
 
 _OUT_OF_RANGE: Final = 1690
@@ -126,9 +126,9 @@ class Packet:
         self.add_rows(_ADD_ITEMS, ([write.run_id, item.stream, item.n, item.payload] for write in writes for item in write.items))
         for write in writes:
             if write.consume:
-                given = Given()
-                run_id, mark = given.one(write.run_id), given.one(write.lease.token)
-                self.add(_CONSUME.format(mark, run_id, given.many(write.consume)), *given.values)
+                params = Parameters()
+                run_id, mark = params.one(write.run_id), params.one(write.lease.token)
+                self.add(_CONSUME.format(mark, run_id, params.many(write.consume)), *params.values)
                 self.add(_CHECK_CONSUMED, len(write.consume))
 
 
@@ -164,45 +164,45 @@ def close(writes: Sequence[Write], packet: Packet) -> None:
 
 def _suspend(packet: Packet, write: Write) -> None:
     if write.waiting_for:
-        given = Given()
-        run_id = given.one(write.run_id)
-        addresses = ", ".join(f"({given.many([awaited.kind, awaited.name])})" for awaited in write.waiting_for)
-        packet.add(_CHECK_NONE_WAITS.format(run_id, addresses), *given.values)
+        params = Parameters()
+        run_id = params.one(write.run_id)
+        addresses = ", ".join(f"({params.many([awaited.kind, awaited.name])})" for awaited in write.waiting_for)
+        packet.add(_CHECK_NONE_WAITS.format(run_id, addresses), *params.values)
     packet.add(_SLEEP, write.run_id, awaited_text(write.waiting_for), write.wake_at, write.now)
 
 
-def create(begins: Sequence[Begin], packet: Packet) -> None:
+def create(creations: Sequence[RunCreation], packet: Packet) -> None:
     """Add to the packet what creates these runs, expecting that none of them exists."""
     packet.add(_SET_TIME)
-    in_order = sorted(begins, key=lambda begin: begin.run.id.encode())
-    packet.add_rows(_CREATE, (_run_row(begin) for begin in in_order))
-    packet.add_rows(_APPEND, ([begin.run.id, *entry_values(entry)] for begin in in_order for entry in begin.entries))
-    packet.add_rows(_DELIVER, ([begin.run.id, *signal_values(row)] for begin in in_order for row in begin.inbox))
+    in_order = sorted(creations, key=lambda creation: creation.run.id.encode())
+    packet.add_rows(_CREATE, (_run_row(creation) for creation in in_order))
+    packet.add_rows(_APPEND, ([creation.run.id, *entry_values(entry)] for creation in in_order for entry in creation.entries))
+    packet.add_rows(_DELIVER, ([creation.run.id, *signal_values(row)] for creation in in_order for row in creation.inbox))
     packet.add(_SELECT_TIME)
 
 
-def _run_row(begin: Begin) -> list[Any]:
-    run = begin.made(0 if begin.now is None else begin.now).run
-    since = _microseconds_after_creation(begin) if begin.now is None else {}
+def _run_row(creation: RunCreation) -> list[Any]:
+    run = creation.result_at(0 if creation.now is None else creation.now).run
+    since = _microseconds_after_creation(creation) if creation.now is None else {}
     row = [
         _ServerInstant(since[name]) if name in since else value for name, value in zip(RUN_FIELDS, run_values(run), strict=True)
     ]
-    return [*row, None if begin.length is None else begin.token, last_seq(begin.entries), last_seq(begin.inbox)]
+    return [*row, None if creation.length is None else creation.token, last_seq(creation.entries), last_seq(creation.inbox)]
 
 
-def _microseconds_after_creation(begin: Begin) -> dict[str, int]:
+def _microseconds_after_creation(creation: RunCreation) -> dict[str, int]:
     """The columns of a new run that depend on the instant of its creation, and how long after that they are."""
     since = {"updated_at": 0}
-    if begin.created_at is None:
+    if creation.created_at is None:
         since["created_at"] = 0
-    if begin.length is not None:
-        since |= {"epoch": 0, "lease_until": begin.length, "wake_at": begin.length}
-    elif begin.run.start_at is None:
+    if creation.length is not None:
+        since |= {"epoch": 0, "lease_until": creation.length, "wake_at": creation.length}
+    elif creation.run.start_at is None:
         since["wake_at"] = 0
     return since
 
 
-def created_from(begins: Sequence[Begin], results: Sequence[Result]) -> list[Created]:
+def created_from(creations: Sequence[RunCreation], results: Sequence[Result]) -> list[Created]:
     """The runs that `create` has created."""
     at = int(results[-1].rows[0][0])
-    return [begin.made(at if begin.now is None else begin.now) for begin in begins]
+    return [creation.result_at(at if creation.now is None else creation.now) for creation in creations]

@@ -103,12 +103,12 @@ class MysqlStore(SqlStore[MysqlConnections]):
             lambda db, is_repeated: closing.close_once(db, writes, is_repeated=is_repeated),
         )
 
-    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created | None]]:
+    async def _create_all(self, creations: Sequence[runs.RunCreation]) -> Sequence[Reply[Created | None]]:
         return await self._connections.send_packet_or_perform(
             self._namespace,
-            partial(packets.create, begins),
-            partial(packets.created_from, begins),
-            lambda db, _: runs.create_all(db, begins),
+            partial(packets.create, creations),
+            partial(packets.created_from, creations),
+            lambda db, _: runs.create_all(db, creations),
         )
 
 

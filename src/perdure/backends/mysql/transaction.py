@@ -49,7 +49,7 @@ class MysqlTransaction(SqlTransaction):
         self._refuse(word)
         values, commits = tuple(parameters), self._is_committed_by(word)
         try:
-            rows: list[tuple[Any, ...]] = await self._ask(
+            rows: list[tuple[Any, ...]] = await self._request(
                 lambda db: self._execute(db, sql, values, commits=commits), is_callers=True
             )
         except PersistenceError as error:

@@ -11,7 +11,7 @@ from perdure.backends.postgres.channel import columns, fetch
 from perdure.backends.postgres.notifications import channel_name
 from perdure.backends.postgres.recording import ENTRY_TYPES
 from perdure.backends.sql.rows import ENTRY_COLUMNS, SIGNAL_COLUMNS, SIGNAL_FIELDS, entry_values, signal_values
-from perdure.backends.sql.runs import Begin, last_seq
+from perdure.backends.sql.runs import RunCreation, last_seq
 from perdure.backends.sql.session import Session
 from perdure.model.records import Created, NewRun
 
@@ -71,11 +71,11 @@ _CREATE: Final = f"""
 """
 
 
-async def create_all(db: Session, begins: Sequence[Begin]) -> list[Created | None]:
+async def create_all(db: Session, creations: Sequence[RunCreation]) -> list[Created | None]:
     """What was created of these; None for each run that is there. No two are for one run."""
-    runs = [_values(number, begin) for number, begin in enumerate(begins)]
-    entries = [(begin.run.id, *entry_values(entry)) for begin in begins for entry in begin.entries]
-    signals = [(begin.run.id, *signal_values(row)) for begin in begins for row in begin.inbox]
+    runs = [_values(number, creation) for number, creation in enumerate(creations)]
+    entries = [(creation.run.id, *entry_values(entry)) for creation in creations for entry in creation.entries]
+    signals = [(creation.run.id, *signal_values(row)) for creation in creations for row in creation.inbox]
     arrays = (
         *columns(runs, 0),
         channel_name(db.tables),
@@ -83,20 +83,20 @@ async def create_all(db: Session, begins: Sequence[Begin]) -> list[Created | Non
         *columns(signals, 2 + len(SIGNAL_FIELDS)),
     )
     rows = await fetch(db, _CREATE, *arrays)
-    return [None if at is None else begin.made(at) for begin, (_, at, _) in zip(begins, rows, strict=True)]
+    return [None if at is None else creation.result_at(at) for creation, (_, at, _) in zip(creations, rows, strict=True)]
 
 
-def _values(request: int, begin: Begin) -> tuple[Any, ...]:
+def _values(request: int, creation: RunCreation) -> tuple[Any, ...]:
     """What `_CREATE` takes of a run, but for journal and inbox."""
-    is_leased = begin.length is not None
+    is_leased = creation.length is not None
     return (
         request,
-        *msgspec.structs.astuple(begin.run),
-        begin.now,
-        begin.created_at,
-        begin.length,
-        begin.token if is_leased else None,
-        begin.owner if is_leased else None,
-        last_seq(begin.entries),
-        last_seq(begin.inbox),
+        *msgspec.structs.astuple(creation.run),
+        creation.now,
+        creation.created_at,
+        creation.length,
+        creation.token if is_leased else None,
+        creation.owner if is_leased else None,
+        last_seq(creation.entries),
+        last_seq(creation.inbox),
     )

@@ -28,7 +28,7 @@ from perdure.backends.sql.recording import fences_from, is_current
 from perdure.backends.sql.rows import RUN_COLUMNS, RUN_FIELDS, Row, lease_of, run_from
 from perdure.backends.sql.runs import time
 from perdure.backends.sql.schedules import limits_from
-from perdure.backends.sql.session import Given, Result, Session, SqlConnections
+from perdure.backends.sql.session import Parameters, Result, Session, SqlConnections
 from perdure.errors import LeaseHeld, LeaseLost, RunNotFound
 from perdure.model.records import Claim, Lease, Pulse, QueueLimits, RunRow
 
@@ -95,24 +95,24 @@ async def _find_groups(db: Session, request: ClaimRequest) -> tuple[int, list[Du
 
 async def _lock_limits(db: Session, queues: tuple[str, ...] | None) -> dict[str, QueueLimits]:
     """The limits of these queues, or of all, locked until the transaction ends."""
-    given = Given()
-    among = "" if queues is None else f"AND queue IN ({given.many(queues)})"
+    params = Parameters()
+    among = "" if queues is None else f"AND queue IN ({params.many(queues)})"
     template = f"""
         SELECT queue, concurrency, key_concurrency FROM $queues
         WHERE namespace = ?1 AND (concurrency IS NOT NULL OR key_concurrency IS NOT NULL) {among} ORDER BY queue $for_update
     """
-    return limits_from(db, await db.all(template, *given.values))
+    return limits_from(db, await db.all(template, *params.values))
 
 
 async def _count_leased(db: Session, queues: Sequence[str], now: int) -> list[tuple[str, str | None, int]]:
-    given = Given()
+    params = Parameters()
     template = f"""
         SELECT queue, limit_key, count(*) FROM $runs
-        WHERE $indexed_namespace = ?1 AND queue IN ({given.many(queues)}) AND lease_until > {given.one(now)}
+        WHERE $indexed_namespace = ?1 AND queue IN ({params.many(queues)}) AND lease_until > {params.one(now)}
         GROUP BY queue, limit_key
     """
     name = db.tables.values.name_from
-    return [(name(queue), key and name(key), int(number)) for queue, key, number in await db.all(template, *given.values)]
+    return [(name(queue), key and name(key), int(number)) for queue, key, number in await db.all(template, *params.values)]
 
 
 async def _lock_due_runs(db: Session, order: DueOrder, counter: QueueCounter, limit: int, now: int) -> list[str]:
@@ -129,26 +129,26 @@ async def _lock_due_runs(db: Session, order: DueOrder, counter: QueueCounter, li
 
 
 async def _lock_if_due(db: Session, ids: Sequence[str], now: int) -> set[str]:
-    given = Given()
-    places = given.many(sorted(ids))
+    params = Parameters()
+    places = params.many(sorted(ids))
     template = f"""
-        SELECT id FROM $runs WHERE namespace = ?1 AND id IN ({places}) AND wake_at <= {given.one(now)} AND held = 0
+        SELECT id FROM $runs WHERE namespace = ?1 AND id IN ({places}) AND wake_at <= {params.one(now)} AND held = 0
         ORDER BY id $for_update $skip_locked
     """
-    return {db.tables.values.name_from(row[0]) for row in await db.all(template, *given.values)}
+    return {db.tables.values.name_from(row[0]) for row in await db.all(template, *params.values)}
 
 
 async def _lease(db: Session, ids: Sequence[str], owner: str, at: int, length: int, token: str = "") -> list[LeasedRun]:
     """Lease runs that are locked."""
     if not ids:
         return []
-    given = db.given()
+    params = db.parameters()
     template = f"""
         SELECT {RUN_COLUMNS}, inbox_seq, journal_length,
             (SELECT max(step.seq) FROM $steps AS step WHERE step.namespace = ?1 AND step.run_id = run.id)
-        FROM $runs AS run WHERE namespace = ?1 AND {given.among("id", ids)}
+        FROM $runs AS run WHERE namespace = ?1 AND {params.among("id", ids)}
     """
-    rows = await db.all(template, *given.values)
+    rows = await db.all(template, *params.values)
     leased = [_lease_row(db, row, owner, at, length, token or new_token()) for row in rows]
     await db.send([statement for _, statement in leased])
     return sorted((run for run, _ in leased), key=lambda leased: ids.index(leased.run.id))
@@ -253,26 +253,26 @@ async def renew_unlocked(
 
 async def _read_current(db: Session, leases: Sequence[Lease], lock: str = "") -> _CurrentLeases:
     """Of these leases those that are current, with their pulses, and the time."""
-    given = db.given()
+    params = db.parameters()
     template = f"""
         SELECT id, epoch, lease_token, inbox_seq, cancel_requested, $clock FROM $runs
-        WHERE namespace = ?1 AND {given.among("id", sorted({lease.run_id for lease in leases}))} ORDER BY id {lock}
+        WHERE namespace = ?1 AND {params.among("id", sorted({lease.run_id for lease in leases}))} ORDER BY id {lock}
     """
-    (result,) = await db.send([db.statement(template, *given.values)])
+    (result,) = await db.send([db.statement(template, *params.values)])
     fences = fences_from(db.tables, Result([row[:-1] for row in result.rows], 0))
     pulses = {lease: fences[lease.run_id][2] for lease in leases if is_current(fences, lease)}
     return _CurrentLeases(pulses, int(result.rows[0][-1]) if result.rows else 0)
 
 
 async def _prolong(db: Session, run_ids: Sequence[str], at: int, until: int, owner: str | None) -> None:
-    given = db.given()
-    end, changed = given.one(until), given.one(at)
-    owned = "" if owner is None else f", lease_owner = {given.one(owner)}"
+    params = db.parameters()
+    end, changed = params.one(until), params.one(at)
+    owned = "" if owner is None else f", lease_owner = {params.one(owner)}"
     template = f"""
         UPDATE $runs SET lease_until = {end}, wake_at = {end}, updated_at = {changed}{owned}
-        WHERE namespace = ?1 AND {given.among("id", run_ids)}
+        WHERE namespace = ?1 AND {params.among("id", run_ids)}
     """
-    await db.run(template, *given.values)
+    await db.run(template, *params.values)
 
 
 async def load(db: Session, leased: Sequence[LeasedRun]) -> list[Claim]:

@@ -15,11 +15,11 @@ from perdure.backends.sql import inbox
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.recording import Write, write_all
 from perdure.backends.sql.rows import Row, awaited_from, awaited_text, identity
-from perdure.backends.sql.session import Given, Session
+from perdure.backends.sql.session import Parameters, Session
 from perdure.errors import LeaseLost
 from perdure.model.records import ENDED, Awaited, Signal
 
-_SLEEP: Final = """
+_SUSPEND: Final = """
     UPDATE $runs SET status = 'suspended', wake_at = ?3, waiting_for = ?4, updated_at = ?5, attempts = 0,
         lease_token = NULL, lease_owner = NULL, lease_until = NULL
     WHERE namespace = ?1 AND id = ?2
@@ -64,12 +64,12 @@ async def close_all(db: Session, writes: Sequence[Write]) -> list[Reply[list[Sig
     ids = await _ids_to_lock(db, writes)
     runs = await _lock(db, ids)
     replies: dict[str, Reply[list[Signal]]] = {write.run_id: _check_fence(runs, ids, write) for write in writes}
-    going = [write for write in writes if replies[write.run_id] == []]
-    replies.update(await write_all(db, going))
-    going = [write for write in going if replies[write.run_id] == []]
-    replies.update(await _arrived_rows(db, going))
+    passed = [write for write in writes if replies[write.run_id] == []]
+    replies.update(await write_all(db, passed))
+    passed = [write for write in passed if replies[write.run_id] == []]
+    replies.update(await _find_awaited(db, passed))
     statements: list[Statement] = []
-    for write in sorted(going, key=lambda write: write.status != "suspended"):
+    for write in sorted(passed, key=lambda write: write.status != "suspended"):
         if replies[write.run_id] == []:
             run = runs[write.run_id]
             statements += _suspend(db, run, write) if write.status == "suspended" else _end(db, run, write, runs)
@@ -83,19 +83,19 @@ async def _ids_to_lock(db: Session, writes: Sequence[Write]) -> set[str]:
     ending = [write.run_id for write in writes if write.status != "suspended"]
     if not ending:
         return ids
-    given = Given()
-    template = f"SELECT parent_id FROM $runs WHERE namespace = ?1 AND id IN ({given.many(ending)}) AND parent_id IS NOT NULL"
-    return ids | {db.tables.values.name_from(parent_id) for (parent_id,) in await db.all(template, *given.values)}
+    params = Parameters()
+    template = f"SELECT parent_id FROM $runs WHERE namespace = ?1 AND id IN ({params.many(ending)}) AND parent_id IS NOT NULL"
+    return ids | {db.tables.values.name_from(parent_id) for (parent_id,) in await db.all(template, *params.values)}
 
 
 async def _lock(db: Session, ids: set[str]) -> dict[str, _ClosingRun]:
-    given = Given()
+    params = Parameters()
     template = f"""
         SELECT id, epoch, lease_token, status, parent_id, parent_key, parent_notified, cancel_requested, inbox_seq, waiting_for,
             wake_at, $clock
-        FROM $runs WHERE namespace = ?1 AND id IN ({given.many(sorted(ids))}) ORDER BY id $for_change
+        FROM $runs WHERE namespace = ?1 AND id IN ({params.many(sorted(ids))}) ORDER BY id $for_change
     """
-    runs = [_ClosingRun.of(row, db.tables.values.name_from) for row in await db.all(template, *given.values)]
+    runs = [_ClosingRun.of(row, db.tables.values.name_from) for row in await db.all(template, *params.values)]
     return {run.id: run for run in runs}
 
 
@@ -108,18 +108,18 @@ def _check_fence(runs: dict[str, _ClosingRun], locked: set[str], write: Write) -
     return []
 
 
-async def _arrived_rows(db: Session, writes: Sequence[Write]) -> dict[str, Reply[list[Signal]]]:
-    """By run, the inbox rows that it awaits and that have arrived: with any, it does not go to sleep."""
+async def _find_awaited(db: Session, writes: Sequence[Write]) -> dict[str, Reply[list[Signal]]]:
+    """By run, the awaited inbox rows that have arrived. A run that has any does not go to sleep."""
     waiting = {write.run_id: write.waiting_for for write in writes if write.waiting_for}
-    there = await inbox.unconsumed_of(db, list(waiting)) if waiting else {}
-    return {run_id: [row for row in rows if row.address in waiting[run_id]] for run_id, rows in there.items()}
+    arrived = await inbox.read_all(db, list(waiting)) if waiting else {}
+    return {run_id: [row for row in rows if row.address in waiting[run_id]] for run_id, rows in arrived.items()}
 
 
 def _suspend(db: Session, run: _ClosingRun, write: Write) -> list[Statement]:
     at = run.at if write.now is None else write.now
     run.status, run.waiting_for = "suspended", tuple(write.waiting_for)
-    run.wake_at = inbox.woken(write.wake_at, at) if run.cancel_requested else write.wake_at
-    return [db.statement(_SLEEP, run.id, run.wake_at, awaited_text(write.waiting_for), at)]
+    run.wake_at = inbox.wake_time(write.wake_at, at) if run.cancel_requested else write.wake_at
+    return [db.statement(_SUSPEND, run.id, run.wake_at, awaited_text(write.waiting_for), at)]
 
 
 def _end(db: Session, run: _ClosingRun, write: Write, runs: dict[str, _ClosingRun]) -> list[Statement]:
@@ -137,9 +137,9 @@ def _notify_parent(db: Session, child: _ClosingRun, outcome: bytes, at: int, run
     address = Awaited("child", child.parent_key)
     parent.inbox_seq += 1
     if parent.status == "suspended" and address in parent.waiting_for:
-        parent.wake_at = inbox.woken(parent.wake_at, at)
+        parent.wake_at = inbox.wake_time(parent.wake_at, at)
     put = inbox.put(db, parent.id, parent.inbox_seq, address, outcome, None, identity(child.parent_key, None))
-    return [put, inbox.arrived(db, parent.id, parent.inbox_seq, parent.wake_at)]
+    return [put, inbox.update_run(db, parent.id, parent.inbox_seq, parent.wake_at)]
 
 
 async def close_once(db: Session, writes: Sequence[Write], *, is_repeated: bool) -> list[Reply[list[Signal]]]:

@@ -22,9 +22,9 @@ Name: TypeAlias = Literal["postgres", "mysql", "sqlite"]
 class Dialect:
     """A kind of SQL.
 
-    `words` are put into templates as they are. Locks on what a SELECT gives: `for_update` is for who takes a run over and keeps
-    everybody out, `for_change` is for who changes its row in other ways, and `for_share` for who writes to a run and only keeps
-    its row from being taken over; `skip_locked` after them passes over what others have locked. `insert_new` and `or_nothing`
+    `words` are put into templates as they are. Locks on the rows of a SELECT: `for_update` takes a run over and keeps out
+    every other lock, `for_change` changes its row in other ways, and `for_share` writes to a run and only keeps it from being
+    taken over; `skip_locked` after them skips rows that others have locked. `insert_new` and `or_nothing`
     enclose an INSERT that leaves alone what is there. `clock` is the server's time in microseconds, and goes on within a
     transaction. `may_wake` and `unconsumed` pick the rows that time may make due and the inbox rows that wait, by an index that
     has only those; `by_wake` and `by_unconsumed` insist on it. `indexed_namespace` is the namespace where runs are looked for by
@@ -213,7 +213,7 @@ class Statement(NamedTuple):
     values: tuple[Any, ...] = ()
 
 
-class _Filled(NamedTuple):
+class _FilledTemplate(NamedTuple):
     sql: str
     order: tuple[int, ...]
 
@@ -233,7 +233,7 @@ class Tables:
         names = {part: f"{quote}{stem}_{part}{quote}" for part in (*TABLES, *_INDEXES)}
         words = {word: _NAME.sub(lambda found: names[found[1]], sql) for word, sql in dialect.words.items()}
         self._words = {**words, **names, "key": f"{quote}key{quote}"}
-        self._fill: Callable[[str], _Filled] = lru_cache(maxsize=1000)(self._fill_anew)
+        self._fill: Callable[[str], _FilledTemplate] = lru_cache(maxsize=1000)(self._fill_anew)
 
     def sql(self, template: str) -> str:
         """The template as SQL, for values that are given in the order of its placeholders."""
@@ -242,17 +242,17 @@ class Tables:
     def statement(self, template: str, *values: Any) -> Statement:
         """The statement for these values: `str` is a name, `bytes` is a payload."""
         sql, order = self._fill(template)
-        stored = [self._stored(value) for value in values]
+        stored = [self._encode(value) for value in values]
         return Statement(sql, tuple(stored[place] for place in order))
 
-    def _stored(self, value: Any) -> Any:
+    def _encode(self, value: Any) -> Any:
         if isinstance(value, str):
             return self.values.name(value)
         if isinstance(value, bytes):
             return self.values.payload(value)
         return int(value) if isinstance(value, bool) else value
 
-    def _fill_anew(self, template: str) -> _Filled:
+    def _fill_anew(self, template: str) -> _FilledTemplate:
         sql = _NAME.sub(lambda found: self._words[found[1]], template)
         places: list[int] = []
         is_numbered = self.dialect.placeholder(1) != self.dialect.placeholder(2)
@@ -266,7 +266,7 @@ class Tables:
                 places.append(place)
             return self.dialect.placeholder(places.index(place) + 1) + self.dialect.types.get(found[2] or "", "")
 
-        return _Filled(_PLACE.sub(put, sql), tuple(places))
+        return _FilledTemplate(_PLACE.sub(put, sql), tuple(places))
 
 
 def in_pieces(rows: Sequence[Any], size: int) -> list[Sequence[Any]]:

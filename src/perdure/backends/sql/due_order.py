@@ -16,7 +16,7 @@ from perdure.backends.base.claim_filter import ClaimFilter
 from perdure.backends.base.queue_limits import QueueCounter
 from perdure.backends.sql.dialect import Statement, in_pieces
 from perdure.backends.sql.rows import Row
-from perdure.backends.sql.session import Given, Session
+from perdure.backends.sql.session import Parameters, Session
 
 _MAX_SELECTS: Final = 100
 
@@ -61,9 +61,9 @@ class DueGroup(NamedTuple):
     queue: str
     priority: int
 
-    def condition(self, given: Given) -> str:
+    def condition(self, params: Parameters) -> str:
         """The SQL condition that selects them."""
-        places = given.one(self.workflow), given.one(self.queue), given.one(self.priority)
+        places = params.one(self.workflow), params.one(self.queue), params.one(self.priority)
         return "$indexed_namespace = ?1 AND $may_wake AND workflow = {} AND queue = {} AND priority = {}".format(*places)
 
 
@@ -85,15 +85,15 @@ class _DuePages:
         self.is_read = False
         self._last: DueRun | None = None
 
-    def select_page(self, given: Given, counter: QueueCounter, now: int, size: int) -> str:
+    def select_page(self, params: Parameters, counter: QueueCounter, now: int, size: int) -> str:
         """The template that reads the next page."""
-        conditions = [self.group.condition(given), f"wake_at <= {given.one(now)}"]
+        conditions = [self.group.condition(params), f"wake_at <= {params.one(now)}"]
         if self._last is not None:
-            at = given.one(self._last.wake_at)
-            conditions.append(f"wake_at >= {at} AND (wake_at > {at} OR id > {given.one(self._last.id)})")
+            at = params.one(self._last.wake_at)
+            conditions.append(f"wake_at >= {at} AND (wake_at > {at} OR id > {params.one(self._last.id)})")
         full = counter.full_keys(self.group.queue)
         if full:
-            conditions.append(f"(limit_key IS NULL OR limit_key NOT IN ({given.many(full)}))")
+            conditions.append(f"(limit_key IS NULL OR limit_key NOT IN ({params.many(full)}))")
         due = " AND ".join(conditions)
         return f"SELECT wake_at, id, limit_key FROM $runs $by_wake WHERE {due} ORDER BY wake_at, id LIMIT {size}"
 
@@ -137,9 +137,9 @@ class DueOrder:
         db, name = self._db, self._db.tables.values.name_from
         statements: list[Statement] = []
         for pages in groups:
-            given = Given()
-            template = pages.select_page(given, self._counter, self._now, self._size)
-            statements.append(db.statement(template, *given.values))
+            params = Parameters()
+            template = pages.select_page(params, self._counter, self._now, self._size)
+            statements.append(db.statement(template, *params.values))
         for pages, result in zip(groups, await db.send(statements), strict=True):
             queue = pages.group.queue
             pages.add_page(
@@ -155,9 +155,9 @@ async def due_groups(db: Session, wanted: ClaimFilter) -> list[DueGroup]:
 
 
 async def _groups(db: Session, workflows: Sequence[str]) -> list[DueGroup]:
-    given = Given()
-    firsts = " UNION ALL ".join(_FIRST.format(given.one(workflow)) for workflow in workflows)
-    return _groups_from(db, await db.all(_GROUPS.format(firsts, ""), *given.values))
+    params = Parameters()
+    firsts = " UNION ALL ".join(_FIRST.format(params.one(workflow)) for workflow in workflows)
+    return _groups_from(db, await db.all(_GROUPS.format(firsts, ""), *params.values))
 
 
 def _groups_from(db: Session, rows: Iterable[Row]) -> list[DueGroup]:
@@ -175,7 +175,7 @@ async def _groups_step_by_step(db: Session, workflows: Sequence[str]) -> list[Du
         name = db.tables.values.name_from
         there = [DueGroup(workflow, name(queue), int(priority)) for workflow, (queue, priority) in rows.items()]
         found += there
-        # A workflow is asked for twice; the row in the same queue counts before the row in a later queue.
+        # Each workflow has two statements; the row in the same queue counts before the row in a later queue.
         steps = [step for group in there for step in _after(db, group)]
         of = [group.workflow for group in there for _ in range(2)]
     return found
@@ -193,12 +193,12 @@ async def next_wake_at(db: Session, groups: Sequence[DueGroup], now: int) -> int
     """The next instant after `now` at which a run of these groups comes due by time alone."""
     wake_ats: list[int] = []
     for piece in in_pieces(groups, _MAX_SELECTS):
-        given = Given()
-        after = given.one(now)
+        params = Parameters()
+        after = params.one(now)
         selects = [
-            f"SELECT min(wake_at) FROM $runs $by_wake WHERE {group.condition(given)} AND wake_at > {after}" for group in piece
+            f"SELECT min(wake_at) FROM $runs $by_wake WHERE {group.condition(params)} AND wake_at > {after}" for group in piece
         ]
-        wake_ats += [int(row[0]) for row in await db.all(" UNION ALL ".join(selects), *given.values) if row[0] is not None]
+        wake_ats += [int(row[0]) for row in await db.all(" UNION ALL ".join(selects), *params.values) if row[0] is not None]
     return min(wake_ats, default=None)
 
 
@@ -208,13 +208,13 @@ async def due_by_group(db: Session, limit: int, now: int | None) -> list[str]:
     groups = _groups_from(db, await db.all(_GROUPS.format(_FIRST_OF_ALL, _OF_NEXT_WORKFLOW)))
     due: list[tuple[int, str]] = []
     for piece in in_pieces(groups, _MAX_SELECTS):
-        given = Given()
-        until = "(SELECT $clock)" if now is None else given.one(now)
-        most = given.one(limit)
+        params = Parameters()
+        until = "(SELECT $clock)" if now is None else params.one(now)
+        most = params.one(limit)
         pages = (
-            f"SELECT * FROM (SELECT wake_at, id FROM $runs WHERE {group.condition(given)} AND wake_at <= {until} "
+            f"SELECT * FROM (SELECT wake_at, id FROM $runs WHERE {group.condition(params)} AND wake_at <= {until} "
             f"ORDER BY wake_at, id LIMIT {most})"
             for group in piece
         )
-        due += [(int(at), name(run_id)) for at, run_id in await db.all(" UNION ALL ".join(pages), *given.values)]
+        due += [(int(at), name(run_id)) for at, run_id in await db.all(" UNION ALL ".join(pages), *params.values)]
     return [run_id for _, run_id in sorted(due)[:limit]]

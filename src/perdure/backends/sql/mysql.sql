@@ -2,7 +2,7 @@
 -- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one.
 -- Instants are microseconds UTC. Names are bytes, so that case, accents and spaces at the end count. CREATE TABLE cannot be
 -- undone here, so each can be repeated, with its indexes; an index holds at most 3,072 bytes. There are no partial indexes:
--- may_wake and unconsumed are NULL in the rows that nobody looks for.
+-- may_wake and unconsumed are NULL in the rows that no statement looks for.
 
 CREATE TABLE IF NOT EXISTS $meta (
     name VARBINARY(64) NOT NULL PRIMARY KEY,

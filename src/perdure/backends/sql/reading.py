@@ -15,7 +15,7 @@ from perdure.backends.sql import inbox
 from perdure.backends.sql.dialect import in_pieces
 from perdure.backends.sql.due_order import due_by_group
 from perdure.backends.sql.rows import ENTRY_COLUMNS, entries_from
-from perdure.backends.sql.session import Given, Session
+from perdure.backends.sql.session import Parameters, Session
 from perdure.model.journal import Entry
 from perdure.model.records import STATUSES, Item, RunInfo, Signal, Status
 
@@ -26,7 +26,7 @@ _ITEMS: Final = """
 # Loose index scans: from each stream, or each workflow, straight to the next.
 _STREAMS: Final = """
     WITH RECURSIVE found (run_id, stream) AS (
-        SELECT column1, (SELECT min(stream) FROM $items WHERE namespace = ?1 AND run_id = column1) FROM ({}) AS given
+        SELECT column1, (SELECT min(stream) FROM $items WHERE namespace = ?1 AND run_id = column1) FROM ({}) AS runs
         UNION ALL
         SELECT run_id, (SELECT min(stream) FROM $items WHERE namespace = ?1 AND run_id = found.run_id AND stream > found.stream)
         FROM found WHERE found.stream IS NOT NULL
@@ -57,16 +57,16 @@ class Parts(NamedTuple):
 
 async def parts(db: Session, run_ids: Sequence[str]) -> Parts:
     """Journals, unconsumed inboxes and lengths of streams of these runs."""
-    found = Parts({}, await inbox.unconsumed_of(db, run_ids), {})
-    values, given = db.tables.values, db.given()
-    of_runs = f"namespace = ?1 AND {given.among('run_id', run_ids)}"
+    found = Parts({}, await inbox.read_all(db, run_ids), {})
+    values, params = db.tables.values, db.parameters()
+    of_runs = f"namespace = ?1 AND {params.among('run_id', run_ids)}"
     streams = f"SELECT run_id, stream, max(n) FROM $items WHERE {of_runs} GROUP BY run_id, stream"
-    if db.tables.dialect.name != "mysql":  # which finds a row by an index only if it is given the values
-        streams = _STREAMS.format(given.table())
+    if db.tables.dialect.name != "mysql":  # which finds a row by an index only by constants
+        streams = _STREAMS.format(params.table())
     journals, lengths = await db.send(
         [
-            db.statement(f"SELECT {ENTRY_COLUMNS}, run_id FROM $steps WHERE {of_runs} ORDER BY run_id, seq", *given.values),
-            db.statement(streams, *given.values),
+            db.statement(f"SELECT {ENTRY_COLUMNS}, run_id FROM $steps WHERE {of_runs} ORDER BY run_id, seq", *params.values),
+            db.statement(streams, *params.values),
         ]
     )
     for run_id, rows in groupby(journals.rows, itemgetter(-1)):
@@ -91,13 +91,13 @@ async def due(db: Session, limit: int, now: int | None) -> list[str]:
     """Ids of the runs that may be claimed, longest due first."""
     if db.tables.dialect.has_few_indexes:
         return await due_by_group(db, max(limit, 0), now)
-    given = Given()
-    until = "(SELECT $clock)" if now is None else given.one(now)  # as a subquery it is asked once
+    params = Parameters()
+    until = "(SELECT $clock)" if now is None else params.one(now)  # as a subquery it is evaluated once
     template = f"""
         SELECT id FROM $runs WHERE $due_namespace = ?1 AND $may_wake AND wake_at <= {until}
-        ORDER BY wake_at, id LIMIT {given.one(max(limit, 0))}
+        ORDER BY wake_at, id LIMIT {params.one(max(limit, 0))}
     """
-    return [db.tables.values.name_from(row[0]) for row in await db.all(template, *given.values)]
+    return [db.tables.values.name_from(row[0]) for row in await db.all(template, *params.values)]
 
 
 class RunGroup(NamedTuple):
@@ -116,21 +116,21 @@ async def run_groups(db: Session, status: str | None, workflow: str | None) -> l
     return [RunGroup(name, one) for name in workflows for one in statuses]
 
 
-def group_condition(given: Given, prefix: str, group: RunGroup, before: tuple[int, str] | None = None) -> str:
+def group_condition(params: Parameters, prefix: str, group: RunGroup, before: tuple[int, str] | None = None) -> str:
     """The SQL condition that selects the runs of a group with this prefix, of those that a list has not reached yet."""
     # A prefix is looked up by the primary key.
     conditions, as_filter = (["namespace = ?1"], "$unindexed ") if prefix else (["$indexed_namespace = ?1"], "")
     if prefix:
-        conditions.append(f"id >= {given.one(prefix)}")
+        conditions.append(f"id >= {params.one(prefix)}")
         end = after_prefix(prefix)
-        conditions += [f"id < {given.one(end)}"] if end else []
+        conditions += [f"id < {params.one(end)}"] if end else []
     if group.workflow is not None:
-        conditions.append(f"{as_filter}workflow = {given.one(group.workflow)}")
+        conditions.append(f"{as_filter}workflow = {params.one(group.workflow)}")
     if group.status is not None:
-        conditions.append(f"{as_filter}status = {given.one(group.status)}")
+        conditions.append(f"{as_filter}status = {params.one(group.status)}")
     if before is not None:
-        at = given.one(before[0])
-        conditions.append(f"updated_at <= {at} AND (updated_at < {at} OR id > {given.one(before[1])})")
+        at = params.one(before[0])
+        conditions.append(f"updated_at <= {at} AND (updated_at < {at} OR id > {params.one(before[1])})")
     return " AND ".join(conditions)
 
 
@@ -151,12 +151,12 @@ async def list_runs(
     groups = [RunGroup(workflow, status)] if is_one_group else await run_groups(db, status, workflow)
     name, found = db.tables.values.name_from, list[tuple[int, str, str, str]]()
     for piece in in_pieces(groups, MAX_SELECTS):
-        given = Given()
-        most = given.one(max(limit, 0))
+        params = Parameters()
+        most = params.one(max(limit, 0))
         newest = (
             f"""
             SELECT * FROM (
-                SELECT id, workflow, status, updated_at FROM $runs WHERE {group_condition(given, prefix, group, before)}
+                SELECT id, workflow, status, updated_at FROM $runs WHERE {group_condition(params, prefix, group, before)}
                 ORDER BY updated_at DESC, id LIMIT {most}
             ) AS newest_{number}"""
             for number, group in enumerate(piece)
@@ -165,7 +165,7 @@ async def list_runs(
             SELECT id, workflow, status, updated_at FROM ({" UNION ALL ".join(newest)}) AS newest
             ORDER BY updated_at DESC, id LIMIT {most}
         """
-        rows = await db.all(template, *given.values)
+        rows = await db.all(template, *params.values)
         found += [(-int(row[3]), name(row[0]), name(row[1]), name(row[2])) for row in rows]
     newest_first = sorted(found)[: max(limit, 0)]
     return [RunInfo.of(run_id, of, now, -at) for at, run_id, of, now in newest_first]  # type: ignore[arg-type]
@@ -178,7 +178,7 @@ async def count(db: Session, prefix: str, status: Status | None, workflow: str |
         groups = await run_groups(db, status, workflow)
     total = 0
     for piece in in_pieces(groups, MAX_SELECTS):
-        given = Given()
-        counts = (f"SELECT count(*) FROM $runs WHERE {group_condition(given, prefix, group)}" for group in piece)
-        total += sum(int(row[0]) for row in await db.all(" UNION ALL ".join(counts), *given.values))
+        params = Parameters()
+        counts = (f"SELECT count(*) FROM $runs WHERE {group_condition(params, prefix, group)}" for group in piece)
+        total += sum(int(row[0]) for row in await db.all(" UNION ALL ".join(counts), *params.values))
     return total

@@ -18,7 +18,7 @@ from perdure.backends.base.batching import Reply
 from perdure.backends.base.duplicate_records import check_consumed, missing_entries, missing_items, unique_entries, unique_items
 from perdure.backends.sql.dialect import Statement, Tables, in_pieces
 from perdure.backends.sql.rows import ENTRY_COLUMNS, ENTRY_FIELDS, entries_from, entry_values
-from perdure.backends.sql.session import Given, Result, Session
+from perdure.backends.sql.session import Parameters, Result, Session
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, EndStatus, Item, Lease, Pulse
@@ -102,17 +102,17 @@ FirstReply: TypeAlias = Pulse | LeaseLost | _Compare
 
 def record_statements(tables: Tables, namespace: str, writes: Sequence[Write]) -> list[Statement]:
     """The statements that lock and append, in one transaction. `first_replies` reads their results."""
-    given = Given()
-    template = f"{_FENCE}({given.many(sorted({write.run_id for write in writes}))}) ORDER BY id $for_share"
+    params = Parameters()
+    template = f"{_FENCE}({params.many(sorted({write.run_id for write in writes}))}) ORDER BY id $for_share"
     appending = [_append_held(tables, namespace, rows) for rows in _whole_writes(writes)]
-    return [tables.statement(template, namespace, *given.values), *appending]
+    return [tables.statement(template, namespace, *params.values), *appending]
 
 
 def _whole_writes(writes: Sequence[Write]) -> list[list[list[Any]]]:
     """The rows to append, in lists that are short enough for a statement. All rows of a write are in one of them."""
     pieces: list[list[list[Any]]] = []
     for write in writes:
-        rows = _given_rows(write) if _is_plain(write) else []
+        rows = _rows_to_append(write) if _is_plain(write) else []
         if not pieces or len(pieces[-1]) + len(rows) > _MAX_ROWS:
             pieces.append([])
         pieces[-1] += rows
@@ -158,7 +158,7 @@ def _is_plain(write: Write) -> bool:
     return not write.consume and not write.items and len(write.entries) <= _MAX_ROWS
 
 
-def _given_rows(write: Write) -> list[list[Any]]:
+def _rows_to_append(write: Write) -> list[list[Any]]:
     if not write.entries:
         return []
     seqs = [entry.seq for entry in write.entries]
@@ -166,39 +166,39 @@ def _given_rows(write: Write) -> list[list[Any]]:
     return [[*of_write, *entry_values(entry)] for entry in write.entries]
 
 
-_GIVEN_COLUMNS: Final = [
+_APPENDED_COLUMNS: Final = [
     ("run_id", "text"), ("held_epoch", "int"), ("token", "text"), ("low", "int"), ("high", "int"),
     *((f"a_{field}", _TYPES.get(field, "text")) for field in ENTRY_FIELDS),
 ]  # fmt: skip
-_APPENDED: Final = ", ".join(f"given.a_{field}" for field in ENTRY_FIELDS)
+_APPENDED_FIELDS: Final = ", ".join(f"appended.a_{field}" for field in ENTRY_FIELDS)
 
 
 def _append_held(tables: Tables, namespace: str, rows: Sequence[Sequence[Any]]) -> Statement:
     """The statement that appends rows of writes whose lease is current and none of whose seqs is taken."""
-    given = Given()
+    params = Parameters()
     template = f"""
         INSERT INTO $steps (namespace, run_id, {ENTRY_COLUMNS})
-        SELECT run.namespace, given.run_id, {_APPENDED}
-        FROM {_table(tables, given, rows)}
-        JOIN $runs AS run ON run.namespace = ?1 AND run.id = given.run_id
-            AND run.epoch = given.held_epoch AND run.lease_token = given.token
+        SELECT run.namespace, appended.run_id, {_APPENDED_FIELDS}
+        FROM {_table(tables, params, rows)}
+        JOIN $runs AS run ON run.namespace = ?1 AND run.id = appended.run_id
+            AND run.epoch = appended.held_epoch AND run.lease_token = appended.token
         WHERE NOT EXISTS (
-            SELECT 1 FROM $steps AS there WHERE there.namespace = ?1 AND there.run_id = given.run_id
-                AND there.seq >= given.low AND there.seq <= given.high
+            SELECT 1 FROM $steps AS there WHERE there.namespace = ?1 AND there.run_id = appended.run_id
+                AND there.seq >= appended.low AND there.seq <= appended.high
         )
     """
-    return tables.statement(template, namespace, *given.values)
+    return tables.statement(template, namespace, *params.values)
 
 
-def _table(tables: Tables, given: Given, rows: Sequence[Sequence[Any]]) -> str:
-    """The rows as a table `given`."""
-    places = [[given.one(value, kind) for value, (_, kind) in zip(row, _GIVEN_COLUMNS, strict=True)] for row in rows]
-    names = [name for name, _ in _GIVEN_COLUMNS]
+def _table(tables: Tables, params: Parameters, rows: Sequence[Sequence[Any]]) -> str:
+    """The rows as a table `appended`."""
+    places = [[params.one(value, kind) for value, (_, kind) in zip(row, _APPENDED_COLUMNS, strict=True)] for row in rows]
+    names = [name for name, _ in _APPENDED_COLUMNS]
     if tables.dialect.name == "postgres":  # which plans each SELECT of a union by itself
         lines = ", ".join(f"({', '.join(row)})" for row in places)
-        return f"(VALUES {lines}) AS given ({', '.join(names)})"
+        return f"(VALUES {lines}) AS appended ({', '.join(names)})"
     selects = (", ".join(f"{place} AS {name}" for place, name in zip(row, names, strict=True)) for row in places)
-    return f"({' UNION ALL '.join(f'SELECT {select}' for select in selects)}) AS given"
+    return f"({' UNION ALL '.join(f'SELECT {select}' for select in selects)}) AS appended"
 
 
 async def record_all(db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:
@@ -225,9 +225,9 @@ async def compare_and_record(db: Session, writes: Sequence[Write]) -> list[Reply
 
 async def fence(db: Session, leases: Iterable[Lease]) -> Fences:
     """The fences of the runs of these leases, locked until the transaction ends."""
-    given = Given()
-    template = f"{_FENCE}({given.many(sorted({lease.run_id for lease in leases}))}) ORDER BY id $for_share"
-    (result,) = await db.send([db.statement(template, *given.values)])
+    params = Parameters()
+    template = f"{_FENCE}({params.many(sorted({lease.run_id for lease in leases}))}) ORDER BY id $for_share"
+    (result,) = await db.send([db.statement(template, *params.values)])
     return fences_from(db.tables, result)
 
 
@@ -268,20 +268,20 @@ def insert_rows(db: Session, table: str, columns: str, rows: Sequence[Sequence[A
     """The statements that insert rows, which begin with the namespace."""
     statements = []
     for piece in in_pieces(rows, _MAX_ROWS):
-        given = Given()
-        lines = ", ".join(f"({given.many(row)})" for row in piece)
-        statements.append(db.statement(f"INSERT INTO {table} (namespace, {columns}) VALUES {lines}", *given.values))
+        params = Parameters()
+        lines = ", ".join(f"({params.many(row)})" for row in piece)
+        statements.append(db.statement(f"INSERT INTO {table} (namespace, {columns}) VALUES {lines}", *params.values))
     return statements
 
 
 def _consume(db: Session, write: Write) -> Statement:
-    given = Given()
-    mark, run_id = given.one(write.lease.token), given.one(write.run_id)
+    params = Parameters()
+    mark, run_id = params.one(write.lease.token), params.one(write.run_id)
     template = f"""
         UPDATE $signals SET consumed_by = {mark}
-        WHERE namespace = ?1 AND run_id = {run_id} AND seq IN ({given.many(write.consume)}) AND consumed_by IS NULL
+        WHERE namespace = ?1 AND run_id = {run_id} AND seq IN ({params.many(write.consume)}) AND consumed_by IS NULL
     """
-    return db.statement(template, *given.values)
+    return db.statement(template, *params.values)
 
 
 @dataclass(slots=True)
@@ -317,12 +317,12 @@ async def _at(db: Session, selected: str, places: dict[str, list[int]]) -> list[
     rows: list[Sequence[Any]] = []
     pairs = [(run_id, piece) for run_id, seqs in places.items() for piece in in_pieces(seqs, _MAX_ROWS)]
     for piece in in_pieces(pairs, _MAX_ROWS):
-        given = Given()
+        params = Parameters()
         # With the namespace in each part of it: SQLite looks up the parts of an OR for themselves, by a whole key or not at all.
         wanted = " OR ".join(
-            f"(namespace = ?1 AND run_id = {given.one(run_id)} AND seq IN ({given.many(seqs)}))" for run_id, seqs in piece
+            f"(namespace = ?1 AND run_id = {params.one(run_id)} AND seq IN ({params.many(seqs)}))" for run_id, seqs in piece
         )
-        rows += await db.all(f"SELECT {selected} WHERE {wanted}", *given.values)
+        rows += await db.all(f"SELECT {selected} WHERE {wanted}", *params.values)
     return rows
 
 
@@ -330,13 +330,13 @@ async def _items_at(db: Session, writes: Sequence[Write]) -> list[Sequence[Any]]
     rows: list[Sequence[Any]] = []
     places = [(write.run_id, item) for write in writes for item in write.items]
     for piece in in_pieces(places, _MAX_ROWS):
-        given = Given()
+        params = Parameters()
         wanted = " OR ".join(
-            f"(namespace = ?1 AND run_id = {given.one(run_id)} AND stream = {given.one(item.stream)} AND n = {given.one(item.n)})"
+            "(namespace = ?1 AND run_id = {} AND stream = {} AND n = {})".format(*map(params.one, (run_id, item.stream, item.n)))
             for run_id, item in piece
         )
         template = f"SELECT run_id, stream, n, payload FROM $items WHERE {wanted}"
-        rows += await db.all(template, *given.values)
+        rows += await db.all(template, *params.values)
     return rows
 
 

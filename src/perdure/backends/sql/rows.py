@@ -19,16 +19,16 @@ from perdure.model.records import Awaited, Lease, RunRow, Signal
 
 Row: TypeAlias = Sequence[Any]
 
-# What begins a text that holds bytes which are no text. A payload that begins like this is written that way too.
+# Begins the text of a payload that is not UTF-8. A payload that begins with it is encoded too.
 MARK: Final = "base64:"
 
 
 class Values(Protocol):
-    """What a database is given for names (`str`) and payloads (`bytes`), and what is made of what it gives back."""
+    """The encoding of names (`str`) and payloads (`bytes`) for a database, and their decoding."""
 
-    # Stands in the database, so that a store of another kind does not misread the payloads.
+    # Written into the meta table, so that a store with another encoding does not misread the payloads.
     kind: int
-    # Whether the driver gives back exactly what was written: `str`, `int`, `bytes` and None.
+    # Whether the driver returns exactly what was written: `str`, `int`, `bytes` and None.
     is_exact: bool
 
     def __hash__(self) -> int: ...
@@ -63,7 +63,7 @@ class TextValues:
         return text
 
     def payload_from(self, value: Any) -> bytes:
-        """What `payload` was given."""
+        """The inverse of `payload`."""
         text = self.name_from(value)
         if text.startswith(MARK):
             return base64.b64decode(text.removeprefix(MARK), validate=True)

@@ -1,4 +1,4 @@
-"""Runs as a whole: create, restore, read, delete, reopen, and what an operator asks of them."""
+"""Runs as a whole: create, restore, read, delete, purge, reopen, cancel, hold."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from perdure.backends.base.new_runs import found_row, new_row, restored_row
 from perdure.backends.base.process_owner import label_of
 from perdure.backends.sql import inbox, reading
 from perdure.backends.sql.dialect import Statement, in_pieces
-from perdure.backends.sql.inbox import woken
+from perdure.backends.sql.inbox import wake_time
 from perdure.backends.sql.recording import append
 from perdure.backends.sql.rows import RUN_COLUMNS, RUN_FIELDS, assignments, lease_of, run_from, run_values
-from perdure.backends.sql.session import Given, Session, SqlConnections
+from perdure.backends.sql.session import Parameters, Session, SqlConnections
 from perdure.errors import LeaseHeld, PerdureError, RunFinished, RunNotFound
 from perdure.model.ids import check_id
 from perdure.model.journal import Entry, drop_entry
@@ -24,24 +24,24 @@ from perdure.model.records import ENDED, Claim, Created, NewRun, RunRow, Signal
 
 _TIME: Final = "SELECT $clock"
 _GET: Final = f"SELECT {RUN_COLUMNS} FROM $runs WHERE namespace = ?1 AND id = ?2"
-_FOUND: Final = f"SELECT {RUN_COLUMNS}, lease_token FROM $runs WHERE namespace = ?1 AND id = ?2"
-_ASKED: Final = f"SELECT {RUN_COLUMNS}, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_change"
-_LOCKED: Final = f"SELECT {RUN_COLUMNS}, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_update"
+_GET_WITH_TOKEN: Final = f"SELECT {RUN_COLUMNS}, lease_token FROM $runs WHERE namespace = ?1 AND id = ?2"
+_LOCK_FOR_CHANGE: Final = f"SELECT {RUN_COLUMNS}, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_change"
+_LOCK_FOR_UPDATE: Final = f"SELECT {RUN_COLUMNS}, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_update"
 _PLACES: Final = ", ".join(f"?{number}" for number in range(2, len(RUN_FIELDS) + 5))
 # Its values are the namespace, those of `run_values`, the token of the lease, and the lengths of the journal and the inbox.
 INSERT: Final = f"""
     $insert_new INTO $runs (namespace, {RUN_COLUMNS}, lease_token, journal_length, inbox_seq) VALUES (?1, {_PLACES}) $or_nothing
 """
-_REPLACED: Final = {
+_REPLACED_COLUMNS: Final = {
     name: f"?{number}" for number, name in enumerate([*RUN_FIELDS, "lease_token", "journal_length", "inbox_seq"], 2)
 }
-_REPLACE: Final = f"UPDATE $runs SET {assignments(_REPLACED)} WHERE namespace = ?1 AND id = {_REPLACED['id']}"
-_BEGUN: Final = (
+_REPLACE: Final = f"UPDATE $runs SET {assignments(_REPLACED_COLUMNS)} WHERE namespace = ?1 AND id = {_REPLACED_COLUMNS['id']}"
+_INPUT_FIELDS: Final = (
     "workflow", "input", "input_hash", "definition_hash", "queue", "priority", "limit_key", "start_at", "deadline", "parent_id",
     "parent_key", "wake_at", "updated_at",
 )  # fmt: skip
-_BEGIN: Final = f"""
-    UPDATE $runs SET {assignments({name: f"?{number}" for number, name in enumerate(_BEGUN, 3)})}
+_SET_INPUT: Final = f"""
+    UPDATE $runs SET {assignments({name: f"?{number}" for number, name in enumerate(_INPUT_FIELDS, 3)})}
     WHERE namespace = ?1 AND id = ?2
 """
 _LAST_SEQ: Final = "SELECT max(seq) FROM $steps WHERE namespace = ?1 AND run_id = ?2"
@@ -54,8 +54,8 @@ _CANCEL: Final = "UPDATE $runs SET cancel_requested = 1, wake_at = ?3 WHERE name
 _HOLD: Final = "UPDATE $runs SET held = ?3 WHERE namespace = ?1 AND id = ?2"
 
 
-class Begin(NamedTuple):
-    """A run to create, with what it has before it is driven here. `length` is the lease's, in microseconds."""
+class RunCreation(NamedTuple):
+    """A run to create, with its first journal and inbox. `length` is that of its lease in microseconds, None for no lease."""
 
     run: NewRun
     length: int | None = None
@@ -76,8 +76,8 @@ class Begin(NamedTuple):
         """About how many bytes it has."""
         return len(self.run.input) + sum(len(entry.payload) for entry in self.entries) + 500
 
-    def made(self, at: int) -> Created:
-        """What is created at this instant."""
+    def result_at(self, at: int) -> Created:
+        """The reply when the run is created at this instant."""
         run = new_row(self.run, at, self.created_at)
         if self.length is None:
             return Created(run=run, is_new=True)
@@ -101,8 +101,8 @@ def last_seq(rows: Sequence[Entry] | Sequence[Signal]) -> int:
     return rows[-1].seq if rows else 0
 
 
-def checked_names(run: NewRun) -> NewRun:
-    """The run, if what stands in indexes fits there. Raises `ValueError`."""
+def check_names(run: NewRun) -> NewRun:
+    """The run, if its names are short enough for the indexes. Raises `ValueError`."""
     check_id(run.id, "a run's id")
     check_id(run.queue, "a queue's name")
     if run.workflow:  # a restored run may lack it
@@ -118,71 +118,73 @@ async def time(db: Session, now: int | None) -> int:
     return int(row[0]) if row is not None else 0
 
 
-async def create_all(db: Session, begins: Sequence[Begin]) -> list[Created | None]:
-    """What was created of these; None for each run that is there. No two are for one run."""
-    at = await time(db, None) if any(begin.now is None for begin in begins) else 0
-    made = {begin.run.id: begin.made(at if begin.now is None else begin.now) for begin in begins}
-    in_order = sorted(begins, key=lambda begin: begin.run.id.encode())
-    results = await db.send([_insert(db, begin, made[begin.run.id].run) for begin in in_order])
-    new = [begin for begin, result in zip(in_order, results, strict=True) if result.count]
-    await db.send([statement for begin in new for statement in insert_parts(db, begin.run.id, begin.entries, begin.inbox)])
-    new_ids = {begin.run.id for begin in new}
-    return [made[begin.run.id] if begin.run.id in new_ids else None for begin in begins]
+async def create_all(db: Session, creations: Sequence[RunCreation]) -> list[Created | None]:
+    """The reply to each creation; None for a run that exists already. No two are for one run."""
+    at = await time(db, None) if any(creation.now is None for creation in creations) else 0
+    replies = {creation.run.id: creation.result_at(at if creation.now is None else creation.now) for creation in creations}
+    in_order = sorted(creations, key=lambda creation: creation.run.id.encode())
+    results = await db.send([_insert(db, creation, replies[creation.run.id].run) for creation in in_order])
+    new = [creation for creation, result in zip(in_order, results, strict=True) if result.count]
+    await db.send(
+        [statement for creation in new for statement in insert_parts(db, creation.run.id, creation.entries, creation.inbox)]
+    )
+    new_ids = {creation.run.id for creation in new}
+    return [replies[creation.run.id] if creation.run.id in new_ids else None for creation in creations]
 
 
-def _insert(db: Session, begin: Begin, run: RunRow) -> Statement:
-    token = None if begin.length is None else begin.token
-    return db.statement(INSERT, *run_values(run), token, last_seq(begin.entries), last_seq(begin.inbox))
+def _insert(db: Session, creation: RunCreation, run: RunRow) -> Statement:
+    token = None if creation.length is None else creation.token
+    return db.statement(INSERT, *run_values(run), token, last_seq(creation.entries), last_seq(creation.inbox))
 
 
 def insert_parts(db: Session, run_id: str, entries: Sequence[Entry], rows: Sequence[Signal]) -> list[Statement]:
-    """What writes the journal and the inbox of a run that has none."""
+    """The statements that write the journal and the inbox of a run that has none."""
     return [*append(db, [(run_id, entry) for entry in entries]), *inbox.insert(db, run_id, rows)]
 
 
 async def find_others(
-    connections: SqlConnections, namespace: str, begins: Sequence[Begin], made: Sequence[Reply[Created | None]]
+    connections: SqlConnections, namespace: str, creations: Sequence[RunCreation], replies: Sequence[Reply[Created | None]]
 ) -> list[Reply[Created]]:
-    """What was made, and for each None the run that is there already. One that was deleted meanwhile is created once more."""
-    missing = [begin for begin, one in zip(begins, made, strict=True) if one is None]
-    found = iter(await asyncio.gather(*(_find(connections, namespace, begin) for begin in missing)))
-    return [next(found) if one is None else one for one in made]
+    """The replies, with the run that exists already for each None. One that was deleted meanwhile is sent again."""
+    missing = [creation for creation, reply in zip(creations, replies, strict=True) if reply is None]
+    found = iter(await asyncio.gather(*(_find(connections, namespace, creation) for creation in missing)))
+    return [next(found) if reply is None else reply for reply in replies]
 
 
-async def _find(connections: SqlConnections, namespace: str, begin: Begin) -> Reply[Created]:
+async def _find(connections: SqlConnections, namespace: str, creation: RunCreation) -> Reply[Created]:
     try:
-        found = await connections.read(namespace, lambda db: _look_up(db, begin))
+        found = await connections.read(namespace, lambda db: _look_up(db, creation))
         if found is not None and found.run.lacks_input:
-            found = await connections.perform(namespace, lambda db, _: find(db, begin), notify=True)
+            found = await connections.perform(namespace, lambda db, _: find(db, creation), notify=True)
     except PerdureError as refusal:
         return refusal
     return SEND_AGAIN if found is None else found
 
 
-async def find(db: Session, begin: Begin) -> Created | None:
+async def find(db: Session, creation: RunCreation) -> Created | None:
     """The run that is there already, given its input if it lacked that. None when it was deleted. Raises `RunConflict`."""
-    found = await _look_up(db, begin)
-    return await _bring_input(db, begin) if found is not None and found.run.lacks_input else found
+    found = await _look_up(db, creation)
+    return await _set_input(db, creation) if found is not None and found.run.lacks_input else found
 
 
-async def _look_up(db: Session, begin: Begin) -> Created | None:
-    row = await db.one(_FOUND, begin.run.id)
+async def _look_up(db: Session, creation: RunCreation) -> Created | None:
+    row = await db.one(_GET_WITH_TOKEN, creation.run.id)
     if row is None:
         return None
     found = run_from(row, db.tables.values)
-    if begin.length is not None and row[-1] is not None and db.tables.values.name_from(row[-1]) == begin.token:
-        return begin.made(found.updated_at)  # our own, whose reply was lost
-    return Created(run=found if found.lacks_input else found_row(found, begin.run, 0), is_new=False)
+    if creation.length is not None and row[-1] is not None and db.tables.values.name_from(row[-1]) == creation.token:
+        return creation.result_at(found.updated_at)  # created by this request, whose reply was lost
+    return Created(run=found if found.lacks_input else found_row(found, creation.run, 0), is_new=False)
 
 
-async def _bring_input(db: Session, begin: Begin) -> Created | None:
-    found, at = await locked(db, begin.run.id, begin.now)
+async def _set_input(db: Session, creation: RunCreation) -> Created | None:
+    found, at = await lock_run(db, creation.run.id, creation.now)
     if found is None:
         return None
-    begun = found_row(found, begin.run, at)
-    if begun is not found:
-        await db.run(_BEGIN, begun.id, *(getattr(begun, name) for name in _BEGUN))
-    return Created(run=begun, is_new=False)
+    run = found_row(found, creation.run, at)
+    if run is not found:
+        await db.run(_SET_INPUT, run.id, *(getattr(run, name) for name in _INPUT_FIELDS))
+    return Created(run=run, is_new=False)
 
 
 async def get(db: Session, run_id: str) -> RunRow | None:
@@ -191,8 +193,8 @@ async def get(db: Session, run_id: str) -> RunRow | None:
     return None if row is None else run_from(row, db.tables.values)
 
 
-async def locked(db: Session, run_id: str, now: int | None, template: str = _LOCKED) -> tuple[RunRow | None, int]:
-    """The run's row, locked until the transaction ends, and the time; by default it keeps out every holder's writes."""
+async def lock_run(db: Session, run_id: str, now: int | None, template: str = _LOCK_FOR_UPDATE) -> tuple[RunRow | None, int]:
+    """The run's row, locked until the transaction ends, and the time. The default lock keeps out writes of the lease holder."""
     row = await db.one(template, run_id)
     if row is None:
         return None, await time(db, now)
@@ -200,11 +202,11 @@ async def locked(db: Session, run_id: str, now: int | None, template: str = _LOC
 
 
 async def restore(db: Session, run: RunRow, entries: Sequence[Entry], rows: Sequence[Signal], now: int | None) -> bool:
-    """Put this whole run in place of what is there, unless somebody drives that.
+    """Put this whole run in place of what is there. Raises `LeaseHeld` while that is being driven.
 
-    False when somebody put another there at this moment: then nothing was written, and it is tried again.
+    False when another transaction has just inserted the run: nothing was written, and the caller tries again.
     """
-    found, at = await locked(db, run.id, now)
+    found, at = await lock_run(db, run.id, now)
     if found is not None and found.lease_until is not None and found.lease_until > at:
         raise LeaseHeld(run.id, label_of(found.lease_owner))
     values: list[Any] = [*run_values(restored_row(run, rows, found, at)), None, last_seq(entries), last_seq(rows)]
@@ -212,7 +214,7 @@ async def restore(db: Session, run: RunRow, entries: Sequence[Entry], rows: Sequ
         if not await db.run(INSERT, *values):
             return False
     else:
-        # The row stays, so that a signal which waits for it finds it.
+        # The row stays, so that a signal that waits for its lock finds it.
         await db.send([db.statement(_REPLACE, *values), *_delete_parts(db, [run.id])])
     await db.send(insert_parts(db, run.id, entries, rows))
     return True
@@ -220,7 +222,7 @@ async def restore(db: Session, run: RunRow, entries: Sequence[Entry], rows: Sequ
 
 async def reopen(db: Session, run_id: str, drop: Collection[str], now: int | None) -> None:
     """Make an ended run pending and due under a new epoch, with one drop entry more."""
-    run, at = await locked(db, run_id, now)
+    run, at = await lock_run(db, run_id, now)
     if run is None:
         raise RunNotFound(run_id)
     if run.status == "completed":
@@ -235,14 +237,14 @@ async def reopen(db: Session, run_id: str, drop: Collection[str], now: int | Non
 
 
 async def cancel(db: Session, run_id: str, now: int | None) -> None:
-    """Ask the run to stop, and make it due unless somebody drives it."""
-    run, at = await locked(db, run_id, now, _ASKED)
+    """Request that the run stops, and make it due unless it is being driven."""
+    run, at = await lock_run(db, run_id, now, _LOCK_FOR_CHANGE)
     if run is None:
         raise RunNotFound(run_id)
     if run.ended:
         raise RunFinished(run_id, run.status)
-    is_left = run.status == "running" or run.lacks_input
-    await db.run(_CANCEL, run_id, run.wake_at if is_left else woken(run.wake_at, at))
+    keeps_wake_at = run.status == "running" or run.lacks_input
+    await db.run(_CANCEL, run_id, run.wake_at if keeps_wake_at else wake_time(run.wake_at, at))
 
 
 async def hold(db: Session, run_id: str, *, held: bool) -> None:
@@ -253,21 +255,21 @@ async def hold(db: Session, run_id: str, *, held: bool) -> None:
 
 async def delete(db: Session, run_id: str) -> None:
     """Remove the run and everything of it."""
-    await locked(db, run_id, 0)  # first, so that the deletions see what a writer who was waited for has written
+    await lock_run(db, run_id, 0)  # first, so that the deletions see what the writer that held the lock has written
     await _delete(db, [run_id])
 
 
 async def _delete(db: Session, run_ids: Sequence[str]) -> None:
-    given = db.given()
-    runs = f"DELETE FROM $runs WHERE namespace = ?1 AND {given.among('id', run_ids)}"
-    await db.send([db.statement(runs, *given.values), *_delete_parts(db, run_ids)])
+    params = db.parameters()
+    runs = f"DELETE FROM $runs WHERE namespace = ?1 AND {params.among('id', run_ids)}"
+    await db.send([db.statement(runs, *params.values), *_delete_parts(db, run_ids)])
 
 
 def _delete_parts(db: Session, run_ids: Sequence[str]) -> list[Statement]:
-    given = db.given()
-    of_runs = given.among("run_id", run_ids)
+    params = db.parameters()
+    of_runs = params.among("run_id", run_ids)
     return [
-        db.statement(f"DELETE FROM {table} WHERE namespace = ?1 AND {of_runs}", *given.values)
+        db.statement(f"DELETE FROM {table} WHERE namespace = ?1 AND {of_runs}", *params.values)
         for table in ("$steps", "$signals", "$items")
     ]
 
@@ -278,13 +280,13 @@ async def purge(db: Session, age: int, limit: int, now: int | None) -> int:
     old = await _oldest(db, until, max(limit, 0))
     if not old:
         return 0
-    given = db.given()
+    params = db.parameters()
     template = f"""
-        SELECT id FROM $runs WHERE namespace = ?1 AND {given.among("id", old)} AND status IN ({given.many(sorted(ENDED))})
-            AND updated_at <= {given.one(until)}
+        SELECT id FROM $runs WHERE namespace = ?1 AND {params.among("id", old)} AND status IN ({params.many(sorted(ENDED))})
+            AND updated_at <= {params.one(until)}
         ORDER BY id $for_update $skip_locked
     """
-    ids = [db.tables.values.name_from(row[0]) for row in await db.all(template, *given.values)]
+    ids = [db.tables.values.name_from(row[0]) for row in await db.all(template, *params.values)]
     if ids:
         await _delete(db, ids)
     return len(ids)
@@ -294,16 +296,16 @@ async def _oldest(db: Session, until: int, limit: int) -> list[str]:
     groups = [group for status in sorted(ENDED) for group in await reading.run_groups(db, status, None)]
     name, found = db.tables.values.name_from, list[tuple[int, str]]()
     for piece in in_pieces(groups, reading.MAX_SELECTS):
-        given = Given()
-        last, most = given.one(until), given.one(limit)
+        params = Parameters()
+        last, most = params.one(until), params.one(limit)
         oldest = (
             f"""
             SELECT * FROM (
-                SELECT id, updated_at FROM $runs WHERE {reading.group_condition(given, "", group)} AND updated_at <= {last}
+                SELECT id, updated_at FROM $runs WHERE {reading.group_condition(params, "", group)} AND updated_at <= {last}
                 ORDER BY updated_at, id LIMIT {most}
             ) AS oldest_{number}"""
             for number, group in enumerate(piece)
         )
         template = f"SELECT id, updated_at FROM ({' UNION ALL '.join(oldest)}) AS old ORDER BY updated_at, id LIMIT {most}"
-        found += [(int(at), name(run_id)) for run_id, at in await db.all(template, *given.values)]
+        found += [(int(at), name(run_id)) for run_id, at in await db.all(template, *params.values)]
     return [run_id for _, run_id in sorted(found)[:limit]]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from perdure.backends.sql.rows import SCHEDULE_FIELDS, Row, fields_from
-from perdure.backends.sql.runs import Begin, create_all
+from perdure.backends.sql.runs import RunCreation, create_all
 from perdure.backends.sql.session import Session
 from perdure.model.records import NewRun, QueueLimits, Schedule
 
@@ -29,8 +29,8 @@ _LIMITS: Final = "SELECT queue, concurrency, key_concurrency FROM $queues WHERE 
 
 async def put_schedule(db: Session, schedule: Schedule) -> None:
     """Insert or replace the schedule."""
-    given = [getattr(schedule, field) for field in SCHEDULE_FIELDS]
-    await db.send([db.statement(_INSERT, *given), db.statement(_REPLACE, *given)])
+    values = [getattr(schedule, field) for field in SCHEDULE_FIELDS]
+    await db.send([db.statement(_INSERT, *values), db.statement(_REPLACE, *values)])
 
 
 async def schedules(db: Session) -> list[Schedule]:
@@ -47,14 +47,14 @@ async def fire(db: Session, schedule_id: str, expected_at: int, next_at: int | N
     """Move the schedule on and create its run, unless another process has done so."""
     if not await db.run(_MOVE, schedule_id, expected_at, next_at):
         return False
-    await create_all(db, [Begin(run, now=now)])
+    await create_all(db, [RunCreation(run, now=now)])
     return True
 
 
 async def limit_queue(db: Session, queue: str, limits: QueueLimits) -> None:
     """Set the limits of a queue."""
-    given = (queue, limits.concurrency, limits.key_concurrency)
-    await db.send([db.statement(_INSERT_LIMIT, *given), db.statement(_REPLACE_LIMIT, *given)])
+    values = (queue, limits.concurrency, limits.key_concurrency)
+    await db.send([db.statement(_INSERT_LIMIT, *values), db.statement(_REPLACE_LIMIT, *values)])
 
 
 async def queue_limits(db: Session) -> dict[str, QueueLimits]:

@@ -18,7 +18,7 @@ _WRITE_META: Final = "INSERT INTO $meta (name, value) VALUES ('payloads', ?1), (
 
 
 async def creation(tables: Tables) -> list[Statement]:
-    """What creates the tables, read from a file in another thread. Each statement stands on those before it."""
+    """The statements that create the tables, in their order, read from a file in another thread."""
     return await asyncio.to_thread(creation_statements, tables)
 
 
@@ -30,9 +30,9 @@ async def set_up(
     allowed: bool,
     load: Callable[[Tables], Awaitable[list[Statement]]] = creation,
 ) -> None:
-    """Leave the schema there and current. Many processes may do this at once; a killed one leaves nothing that is in the way.
+    """Create the tables unless they exist, and check their version. Many processes may do this at once, and any may be killed.
 
-    To be called in a transaction of its own. `load` gives what creates the tables.
+    Call it in a transaction of its own. `load` returns the statements that create the tables.
     """
     if await is_current(channel, tables, label):
         return
@@ -56,9 +56,9 @@ async def set_up(
 def creation_statements(tables: Tables) -> list[Statement]:
     """As `creation`, read in the calling thread."""
     script = _script(tables.dialect.schema)
-    made = [tables.statement(statement) for statement in script.split(";\n") if statement.strip()]
-    made += [tables.statement(index) for index in tables.dialect.indexes]
-    return [*made, tables.statement(_WRITE_META, tables.values.kind, VERSION)]
+    statements = [tables.statement(statement) for statement in script.split(";\n") if statement.strip()]
+    statements += [tables.statement(index) for index in tables.dialect.indexes]
+    return [*statements, tables.statement(_WRITE_META, tables.values.kind, VERSION)]
 
 
 def _script(name: str) -> str:
@@ -67,7 +67,7 @@ def _script(name: str) -> str:
 
 
 async def is_current(channel: Channel, tables: Tables, label: str) -> bool:
-    """Whether the tables are there. Raises `PersistenceError` when they are others than this perdure knows."""
+    """Whether the tables are there. Raises `PersistenceError` when they are of another version or another kind of store."""
     has_meta = await channel.send([tables.statement(tables.dialect.has_table, f"{tables.stem}_meta")])
     if not int(has_meta[0].rows[0][0]):
         return False

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a statement gave: its rows, and how many rows it changed (matched, also where nothing was different)."""
+    """The rows of a statement, and how many rows it changed (matched, also where nothing was different)."""
 
     rows: Sequence[Row]
     count: int
@@ -28,24 +28,24 @@ class Channel(Protocol):
     """What statements are sent through: an open transaction, or a connection for a single statement."""
 
     async def send(self, statements: Sequence[Statement]) -> Sequence[Result]:
-        """Run these statements, one after the other, and give what each gave. They do not depend on each other's answers."""
+        """Run these statements, one after the other, and return the result of each. None depends on the results of the others."""
         ...
 
 
-class Given:
-    """The values of a statement that is being put together; each gives the place it has there. `?1` is the namespace."""
+class Parameters:
+    """The bound values of a statement that is being composed; each method gives placeholders. `?1` is the namespace."""
 
     def __init__(self, *, takes_lists: bool = False) -> None:
         self._takes_lists = takes_lists
         self.values: list[Any] = []
 
     def one(self, value: Any, kind: str = "") -> str:
-        """The place of this value; `kind` is `int` or `text` where PostgreSQL could not know."""
+        """The placeholder of this value; `kind` is `int` or `text` where PostgreSQL could not infer it."""
         self.values.append(value)
         return f"?{len(self.values) + 1}{kind and ':' + kind}"
 
     def many(self, values: Iterable[Any]) -> str:
-        """The places of these values, separated by commas."""
+        """The placeholders of these values, separated by commas."""
         return ", ".join(self.one(value) for value in values)
 
     def among(self, column: str, values: Iterable[Any]) -> str:
@@ -58,7 +58,7 @@ class Given:
         return f"{column} IN ({self.many(values)})"
 
     def table(self) -> str:
-        """What was given so far, which is text, as rows with a column `column1`."""
+        """A query of the values so far, which are text, as rows with a column `column1`."""
         if self._takes_lists:
             return "SELECT unnest(?2:texts) AS column1"
         return "VALUES " + ", ".join(f"(?{place}:text)" for place in range(2, len(self.values) + 2))
@@ -74,16 +74,16 @@ class Session:
         self.tables = tables
         self.namespace = namespace
 
-    def given(self) -> Given:
-        """For the values of a statement that is put together for this database."""
-        return Given(takes_lists=self.tables.dialect.takes_lists)
+    def parameters(self) -> Parameters:
+        """Empty parameters, for a statement that is composed for this database."""
+        return Parameters(takes_lists=self.tables.dialect.takes_lists)
 
     def statement(self, template: str, *values: Any) -> Statement:
         """The template with these values."""
         return self.tables.statement(template, self.namespace, *values)
 
     async def send(self, statements: Sequence[Statement]) -> Sequence[Result]:
-        """What each of these statements gave; they do not depend on each other's answers."""
+        """The result of each of these statements; none depends on the results of the others."""
         return await self.channel.send(statements) if statements else ()
 
     async def all(self, template: str, *values: Any) -> Sequence[Row]:
@@ -129,9 +129,10 @@ class SqlConnections(ServerConnections):
         return self.transaction()
 
     async def perform(self, namespace: str, work: Callable[[Session, bool], Awaitable[T]], *, notify: bool = False) -> T:
-        """What the work gives, in one transaction, tried again after errors that pass. It is told when it may be done already.
+        """The result of the work in one transaction, retried after transient errors.
 
-        With `notify` the work may make a run due or end it.
+        The second argument of `work` says whether an earlier attempt may have been committed. With `notify` the work may make a
+        run due or end it.
         """
         transaction = self.notifying_transaction if notify else self.transaction
 
@@ -142,7 +143,7 @@ class SqlConnections(ServerConnections):
         return await self.retry_transient(attempt)
 
     async def read(self, namespace: str, work: Callable[[Session], Awaitable[T]]) -> T:
-        """What the work reads, tried again after errors that pass."""
+        """The result of the work, which only reads, retried after transient errors."""
 
         async def attempt(_: bool) -> T:  # noqa: FBT001 - as above
             async with self.reading() as channel:

@@ -22,7 +22,7 @@ from perdure.backends.sql import claims, closing, inbox, reading, recording, run
 from perdure.backends.sql.recording import Write
 from perdure.backends.sql.rows import identity
 from perdure.backends.sql.session import Session, SqlConnections
-from perdure.backends.sql.transaction import SqlTransaction, passing_fence
+from perdure.backends.sql.transaction import SqlTransaction, open_fenced
 from perdure.model.durations import microseconds
 from perdure.model.ids import check_id
 from perdure.model.journal import Entry
@@ -59,7 +59,7 @@ class Batchers(NamedTuple):
 
     records: Batcher[Write, Pulse]
     closings: Batcher[Write, list[Signal]]
-    creations: Batcher[runs.Begin, Created]
+    creations: Batcher[runs.RunCreation, Created]
 
 
 class SqlStore(ServerStore[H]):
@@ -97,15 +97,15 @@ class SqlStore(ServerStore[H]):
         """Insert the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
         length = None if ttl is None else lease_microseconds(ttl)
         journal, rows = checked_journal(entries), checked_inbox(inbox)
-        start = runs.checked_names(checked_start(run))
-        begin = runs.Begin(start, length, new_token(), self._owner, journal, rows, created_at, now)
-        return self._write(lambda batchers: batchers.creations, begin)
+        start = runs.check_names(checked_start(run))
+        creation = runs.RunCreation(start, length, new_token(), self._owner, journal, rows, created_at, now)
+        return self._write(lambda batchers: batchers.creations, creation)
 
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
     ) -> None:
         """Put this whole run in place of what is there."""
-        runs.checked_names(run)
+        runs.check_names(run)
         journal, rows = checked_journal(entries), checked_inbox(inbox)
         while not await self._change(runs.restore, run, journal, rows, now):
             pass
@@ -232,7 +232,7 @@ class SqlStore(ServerStore[H]):
 
     async def inbox(self, run_id: str, *, after: int = 0) -> builtins.list[Signal]:
         """The unconsumed inbox rows, by seq."""
-        return await self._read(inbox.unconsumed, run_id, after)
+        return await self._read(inbox.read, run_id, after)
 
     async def items(self, run_id: str, stream: str, *, after: int = -1, limit: int = 100) -> builtins.list[Item]:
         """Items of a stream, in order."""
@@ -290,7 +290,7 @@ class SqlStore(ServerStore[H]):
 
     async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
         """Move the schedule on and create its run, once."""
-        start = runs.checked_names(checked_start(run))
+        start = runs.check_names(checked_start(run))
         return await self._change(schedules.fire, schedule_id, expected_at, next_at, start, now)
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
@@ -307,7 +307,7 @@ class SqlStore(ServerStore[H]):
         self._enter()
         try:
             await self._connections.run(self._connections.ensure_open(allowed=self._auto_migrate))
-            async with passing_fence(self._new_transaction(lease)) as transaction:
+            async with open_fenced(self._new_transaction(lease)) as transaction:
                 yield transaction
         finally:
             self._lifecycle.leave()
@@ -342,11 +342,11 @@ class SqlStore(ServerStore[H]):
         self._wake_watchers()
         return answers
 
-    async def _create_all(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created | None]]:
-        return await self._connections.perform(self._namespace, lambda db, _: runs.create_all(db, begins), notify=True)
+    async def _create_all(self, creations: Sequence[runs.RunCreation]) -> Sequence[Reply[Created | None]]:
+        return await self._connections.perform(self._namespace, lambda db, _: runs.create_all(db, creations), notify=True)
 
-    async def _create_or_find(self, begins: Sequence[runs.Begin]) -> Sequence[Reply[Created]]:
-        made = await self._create_all(begins)
-        created = await runs.find_others(self._connections, self._namespace, begins, made)
+    async def _create_or_find(self, creations: Sequence[runs.RunCreation]) -> Sequence[Reply[Created]]:
+        made = await self._create_all(creations)
+        created = await runs.find_others(self._connections, self._namespace, creations, made)
         self._wake_watchers()
         return created

@@ -1,8 +1,8 @@
 """A transaction in which a step's own writes and its record are one.
 
-It begins at the fence, whose lock it holds until it ends: nobody takes the run over meanwhile. The caller may be on another event
-loop than the connections, so a task there holds the transaction open and does what is asked of it, one after the other. Once a
-statement has failed nothing more is taken and all of it is rolled back, as PostgreSQL would do by itself.
+It begins at the fence, whose lock it holds until it ends, so no other worker takes the run over meanwhile. The caller may be on
+another event loop than the connections, so a task there holds the transaction open and runs the caller's requests, one after the
+other. Once a statement has failed every further one is refused and all of it is rolled back, as PostgreSQL does by itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OVER: Final = "it has ended; use it inside `async with store.transaction(...)`"
 
 
 class _RollBackError(Exception):
-    """What makes the transaction roll back."""
+    """Makes the transaction roll back."""
 
 
 class SqlTransaction:
@@ -55,8 +55,8 @@ class SqlTransaction:
         self._is_committing = False
         self._statements = 0
         self._recorded: list[Entry] = []
-        # Both belong to the connections loop. None in the queue: commit.
-        self._asked: asyncio.Queue[tuple[Work, asyncio.Future[Any]] | None] = asyncio.Queue()
+        # Both belong to the connections loop. None in the queue means commit.
+        self._requests: asyncio.Queue[tuple[Work, asyncio.Future[Any]] | None] = asyncio.Queue()
         self._holding: asyncio.Task[None] | None = None
 
     async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -69,7 +69,7 @@ class SqlTransaction:
         word = found[1].upper() if found is not None else ""
         self._refuse(word)
         values = tuple(parameters)
-        rows: list[tuple[Any, ...]] = await self._ask(lambda db: self._run(db, sql, values), is_callers=True)
+        rows: list[tuple[Any, ...]] = await self._request(lambda db: self._run(db, sql, values), is_callers=True)
         self._statements += 1
         if self._is_committed_by(word):
             self._broken = f"{word} has committed it already, as {self._connections.tables.dialect.label} does by itself"
@@ -82,7 +82,7 @@ class SqlTransaction:
     async def record(self, entries: Sequence[Entry], consume: Sequence[int] = ()) -> Pulse:
         """As `Store.record`, committed with everything else in this transaction."""
         write = Write.record(self._lease, tuple(entries), tuple(consume))
-        pulse: Pulse = await self._ask(lambda db: self._write(db, write))
+        pulse: Pulse = await self._request(lambda db: self._write(db, write))
         self._statements += 1
         self._recorded += write.entries
         return pulse
@@ -93,8 +93,8 @@ class SqlTransaction:
             return answer
         raise answer if isinstance(answer, BaseException) else TypeError(f"a record was answered with {answer!r}")
 
-    async def _record_all(self, db: Session, asked: Sequence[Write]) -> list[Reply[Pulse]]:
-        return await record_all(db, asked)
+    async def _record_all(self, db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:
+        return await record_all(db, writes)
 
     def _refuse(self, word: str) -> None:
         if word in self.REFUSED:
@@ -110,7 +110,7 @@ class SqlTransaction:
         await self._connections.run(self._begin())
 
     async def commit(self) -> None:
-        """Make it last. A reply that was lost is found out by what was recorded."""
+        """Commit it. After a lost reply, the recorded entries show whether it was committed."""
         await self._connections.run(self._commit())
 
     async def end(self) -> None:
@@ -118,16 +118,16 @@ class SqlTransaction:
         await self._connections.run(self._end())
 
     async def _begin(self) -> None:
-        self._asked = asyncio.Queue()
+        self._requests = asyncio.Queue()
         self._holding = asyncio.ensure_future(self._hold())
         self._broken = None
         with self._connections.map_errors():
-            await self._served(lambda db: self._write(db, Write.record(self._lease, (), ())))
+            await self._run_in_task(lambda db: self._write(db, Write.record(self._lease, (), ())))
 
-    async def _served(self, work: Work) -> Any:
-        """What the work gives, done by the task that holds the transaction, or why that task is no more."""
+    async def _run_in_task(self, work: Work) -> Any:
+        """The result of the work, done by the task that holds the transaction; raises the error of that task if it has ended."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._asked.put_nowait((work, answer))
+        self._requests.put_nowait((work, answer))
         holding = self._holding
         if holding is not None:
             await asyncio.wait([answer, holding], return_when=asyncio.FIRST_COMPLETED)
@@ -140,32 +140,32 @@ class SqlTransaction:
         with contextlib.suppress(_RollBackError):
             async with self._connections.callers_transaction() as channel:
                 db = Session(channel, self._connections.tables, self._namespace)
-                while (asked := await self._asked.get()) is not None:
-                    await self._serve(db, *asked)
+                while (request := await self._requests.get()) is not None:
+                    await self._serve(db, *request)
 
     async def _serve(self, db: Session, work: Work, answer: asyncio.Future[Any]) -> None:
         try:
-            given = await work(db)
+            result = await work(db)
         except _RollBackError:
             raise
-        except Exception as error:  # noqa: BLE001 - the one who asked hears of it
-            if not isinstance(error, PerdureError):  # a refusal of ours has failed nothing
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            if not isinstance(error, PerdureError):  # after a refusal by perdure the transaction is still whole
                 self._broken = self._broken or "an earlier statement failed, so all of it is rolled back; nothing was written"
                 self._has_failed = True
             answer.set_exception(error)
         else:
-            answer.set_result(given)
+            answer.set_result(result)
 
-    async def _ask(self, work: Work, *, is_callers: bool = False) -> Any:
-        """What the work gives. What the database says of a statement of the caller's is raised as it is."""
+    async def _request(self, work: Work, *, is_callers: bool = False) -> Any:
+        """The result of the work. With `is_callers`, the database's errors about the statement are raised as they are."""
 
-        async def asked() -> Any:
+        async def send() -> Any:
             if self._broken is not None:
                 raise PersistenceError(f"{self._connections.tables.dialect.label} transaction", self._broken)
-            return await self._served(work)
+            return await self._run_in_task(work)
 
         try:
-            return await self._connections.run(asked())
+            return await self._connections.run(send())
         except Exception as error:
             if is_callers and self._connections.classify_failure(error) is WriteFailure.PERMANENT:
                 raise
@@ -178,7 +178,7 @@ class SqlTransaction:
         self._broken, self._is_committing = _OVER, True
         if self._holding is None:
             return
-        self._asked.put_nowait(None)
+        self._requests.put_nowait(None)
         try:
             await self._holding
         except Exception as error:
@@ -190,9 +190,9 @@ class SqlTransaction:
     async def _was_committed(self) -> bool:
         if not self._recorded:
             return False
-        wanted = self._recorded[-1]
-        found = await self._connections.read(self._namespace, lambda db: reading.journal(db, self._lease.run_id, wanted.seq - 1))
-        return wanted in found[:1]
+        last = self._recorded[-1]
+        found = await self._connections.read(self._namespace, lambda db: reading.journal(db, self._lease.run_id, last.seq - 1))
+        return last in found[:1]
 
     async def _end(self) -> None:
         self._broken = _OVER
@@ -200,11 +200,11 @@ class SqlTransaction:
         if holding is None:
             return
         if not self._is_committing:
-            self._asked.put_nowait((_roll_back, asyncio.get_running_loop().create_future()))
+            self._requests.put_nowait((_roll_back, asyncio.get_running_loop().create_future()))
             self._interrupt(holding)
         await asyncio.wait([holding])
         if not holding.cancelled():
-            holding.exception()  # what could not be rolled back either was never committed
+            holding.exception()  # retrieved, or asyncio would log it: what could not be rolled back was never committed either
 
     def _interrupt(self, holding: asyncio.Task[None]) -> None:
         """Stop the statement that is in flight for a caller that has left, where that is possible."""
@@ -215,7 +215,7 @@ async def _roll_back(_: Session) -> None:
 
 
 @contextlib.asynccontextmanager
-async def passing_fence(transaction: SqlTransaction) -> AsyncIterator[SqlTransaction]:
+async def open_fenced(transaction: SqlTransaction) -> AsyncIterator[SqlTransaction]:
     """The transaction once it has passed the fence: commits on exit, rolls back on an exception."""
     try:
         await transaction.begin()

@@ -27,8 +27,8 @@ def create(
 ) -> Created:
     """The run that is there with the same workflow and input, or a new one, leased for `length` microseconds if that is given."""
     at = now_or(now)
-    start = runs.Begin(new, length, new_token(), owners.here, entries, inbox, created_at, at)
-    created = start.made(at)
+    start = runs.RunCreation(new, length, new_token(), owners.here, entries, inbox, created_at, at)
+    created = start.result_at(at)
     token = None if length is None else start.token
     values = (*run_values(created.run, bytearray), token, runs.last_seq(entries), runs.last_seq(inbox))
     if not db.channel.execute(db.tables.filled[runs.INSERT], (db.namespace, *values)).rowcount:
@@ -40,7 +40,7 @@ def create(
     return created
 
 
-def _find(db: SqliteSession, start: runs.Begin) -> Created:
+def _find(db: SqliteSession, start: runs.RunCreation) -> Created:
     found = run_verb(runs.find(db, start))
     db.channel.fences.clear()  # with its input the run may have got a parent, which the fence of its holder has to know
     if found is None:

@@ -122,7 +122,7 @@ def suspend(
         return [signal_from(row, db.tables.values) for row in sorted(arrived)]
     at = now_or(now)
     if state.pulse.cancel_requested:
-        wake_at = inbox.woken(wake_at, at)
+        wake_at = inbox.wake_time(wake_at, at)
     values = (wake_at, awaited_text(waiting_for), at, db.namespace, lease.run_id)
     db.channel.execute(db.tables.filled[_SUSPEND], values)
     return []

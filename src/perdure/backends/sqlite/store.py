@@ -287,7 +287,7 @@ class SQLiteStore(SavesSnapshots):
 
     async def inbox(self, run_id: str, *, after: int = 0) -> builtins.list[Signal]:
         """The unconsumed inbox rows, by seq."""
-        return await self._read(lambda db: inbox.unconsumed(db, run_id, after))
+        return await self._read(lambda db: inbox.read(db, run_id, after))
 
     async def items(self, run_id: str, stream: str, *, after: int = -1, limit: int = 100) -> builtins.list[Item]:
         """Items of a stream, in order."""
