@@ -85,14 +85,13 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
     ) -> None:
         """Put this whole run in place of what is there."""
         runs.check_names(run)
-        await self._change(
-            large_values.restore, self._connections.large_values, run, checked_journal(entries), checked_inbox(inbox), now
-        )
+        journal, rows = checked_journal(entries), checked_inbox(inbox)
+        await self._change(lambda db: large_values.restore(db, self._connections.large_values, run, journal, rows, now))
 
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one request."""
-        given, length = tuple(leases), lease_microseconds(ttl)
-        return await self._submit_renewal(ttl, lambda: self._renew(given, length, now))
+        renewed, length = tuple(leases), lease_microseconds(ttl)
+        return await self._submit_renewal(ttl, lambda: self._renew(renewed, length, now))
 
     async def _renew(self, leases: Sequence[Lease], length: int, now: int | None) -> builtins.list[Pulse | None]:
         if not leases:
@@ -124,13 +123,12 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
 
     async def delete(self, run_id: str) -> None:
         """Remove the run and everything of it."""
-        await self._change(large_values.delete, self._connections.large_values, run_id)
+        await self._change(lambda db: large_values.delete(db, self._connections.large_values, run_id))
 
     async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
         """Delete ended runs, oldest first."""
-        return await self._do(
-            large_values.purge, self._connections.large_values, microseconds(older_than, what="older_than"), limit, now
-        )
+        age = microseconds(older_than, what="older_than")
+        return await self._write(lambda db: large_values.purge(db, self._connections.large_values, age, limit, now))
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process has changed anything, at the latest after `timeout` seconds.

@@ -64,5 +64,5 @@ class _Batches:
         return await self._connections.autocommit(self._namespace, close)
 
     async def create(self, creations: Sequence[runs.RunCreation]) -> Sequence[Reply[Created]]:
-        made = await self._connections.autocommit(self._namespace, lambda db, _: creating.create_all(db, creations))
-        return await runs.find_others(self._connections, self._namespace, creations, made)
+        new = await self._connections.autocommit(self._namespace, lambda db, _: creating.create_all(db, creations))
+        return await runs.find_others(self._connections, self._namespace, creations, new)

@@ -72,7 +72,7 @@ class PostgresStore(SqlStore[PostgresConnections]):
         self._loop_connections.leak_after_fork()
         super()._reopen_in_child()
 
-    def _write(self, batcher: Callable[[Batchers], Batcher[Q, A]], request: Q) -> Awaitable[A]:
+    def _batch(self, batcher: Callable[[Batchers], Batcher[Q, A]], request: Q) -> Awaitable[A]:
         """The answer of a batcher: one on the caller's loop if that has any, otherwise one on the connections' loop."""
         is_possible = self._connections.is_ready and not self._connections.is_borrowed and self._process == os.getpid()
         near = self._loop_connections.here() if is_possible else None

@@ -1,8 +1,8 @@
-"""SqlStore: the contract over statements, whoever carries them to which database.
+"""SqlStore: the contract on an SQL database with a server.
 
-A verb is carried to the event loop of the store's connections (`connections`) and answered from there, in one transaction. What
-holders write often (records, ends, sleeps) and what begins runs goes through batchers, where one transaction serves all that
-arrived while the one before it was under way. What a caller passes in is copied before the verb is handed over.
+A verb runs on the event loop of the store's connections, in one transaction. The frequent writes of lease holders (records, ends,
+sleeps) and the creations of runs go through batchers, where one transaction serves all requests that arrived while the one before
+it was in flight. The arguments of a verb are copied before it is handed over.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import asyncio
 import builtins
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from perdure.backends.base.batching import Batcher, Reply, Request
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import lease_microseconds, new_token
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
 from perdure.backends.base.server_store import ServerStore
-from perdure.backends.sql import claims, closing, inbox, reading, recording, runs, schedules
+from perdure.backends.sql import claims, closing, inbox, reading, recording, runs
 from perdure.backends.sql.recording import Write
 from perdure.backends.sql.rows import identity
-from perdure.backends.sql.session import Session, SqlConnections
+from perdure.backends.sql.session import SqlConnections
 from perdure.backends.sql.transaction import SqlTransaction, open_fenced
-from perdure.model.durations import microseconds
+from perdure.backends.sql.verbs import SqlVerbs, Verb
 from perdure.model.ids import check_id
 from perdure.model.journal import Entry
 from perdure.model.records import (
@@ -37,33 +37,30 @@ from perdure.model.records import (
     NewRun,
     Pulse,
     QueueLimits,
-    RunInfo,
     RunRow,
     Schedule,
     Signal,
-    Status,
 )
-from perdure.store import STANDARD_PARTS, Capability
 
-P = ParamSpec("P")
 T = TypeVar("T")
 H = TypeVar("H", bound=SqlConnections)
 Q = TypeVar("Q", bound=Request)
 A = TypeVar("A")
 
-POLL_EVERY: Final = 1.0  # seconds; nobody tells of what other processes do, so a watch ends and its caller looks for itself
+# Seconds after which a watch ends, since nothing notifies it of changes by other processes: its caller looks for itself.
+POLL_EVERY: Final = 1.0
 
 
 class Batchers(NamedTuple):
-    """What writes records, ends and sleeps, and new runs: each many in one transaction."""
+    """The batchers of records, of ends and sleeps, and of new runs: each writes many in one transaction."""
 
     records: Batcher[Write, Pulse]
     closings: Batcher[Write, list[Signal]]
     creations: Batcher[runs.RunCreation, Created]
 
 
-class SqlStore(ServerStore[H]):
-    """A store in an SQL database. A subclass says what it is called and which it is: `key`, `__repr__`."""
+class SqlStore(ServerStore[H], SqlVerbs):
+    """A store on an SQL server. A subclass has `key` and `__repr__`, and may override the batches (`_record_all` etc.)."""
 
     def _on_attach(self) -> None:
         culprit = self._connections.is_caused_by_one_request
@@ -71,18 +68,13 @@ class SqlStore(ServerStore[H]):
             Batcher(self._record_all, culprit), Batcher(self._close_and_wake, culprit), Batcher(self._create_or_find, culprit)
         )
 
-    def _write(self, batcher: Callable[[Batchers], Batcher[Q, A]], request: Q) -> Awaitable[A]:
-        """The answer of one of the batchers."""
+    def _batch(self, batcher: Callable[[Batchers], Batcher[Q, A]], request: Q) -> Awaitable[A]:
+        """The reply of one of the batchers."""
         return self._enqueue(lambda: batcher(self._batchers), request)
 
     def _wake_watchers(self) -> None:
         """Called after each change that may have made a run due or ended it."""
         self._lifecycle.wake()
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        """All there are."""
-        return STANDARD_PARTS | {"shared", "durable", "transaction"}
 
     def create(
         self,
@@ -99,7 +91,7 @@ class SqlStore(ServerStore[H]):
         journal, rows = checked_journal(entries), checked_inbox(inbox)
         start = runs.check_names(checked_start(run))
         creation = runs.RunCreation(start, length, new_token(), self._owner, journal, rows, created_at, now)
-        return self._write(lambda batchers: batchers.creations, creation)
+        return self._batch(lambda batchers: batchers.creations, creation)
 
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
@@ -107,7 +99,7 @@ class SqlStore(ServerStore[H]):
         """Put this whole run in place of what is there."""
         runs.check_names(run)
         journal, rows = checked_journal(entries), checked_inbox(inbox)
-        while not await self._change(runs.restore, run, journal, rows, now):
+        while not await self._change(lambda db: runs.restore(db, run, journal, rows, now)):
             pass
 
     async def claim(
@@ -144,9 +136,9 @@ class SqlStore(ServerStore[H]):
         return None if leased is None else (await self._load([leased]))[0]
 
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
-        """Prolong leases, all in one transaction. It waits for no other."""
-        given, length = tuple(leases), lease_microseconds(ttl)
-        return await self._submit_renewal(ttl, lambda: claims.renew(self._connections, self._namespace, given, length, now))
+        """Prolong leases, all in one transaction. It waits for no lock."""
+        renewed, length = tuple(leases), lease_microseconds(ttl)
+        return await self._submit_renewal(ttl, lambda: claims.renew(self._connections, self._namespace, renewed, length, now))
 
     async def release(self, lease: Lease, *, now: int | None = None) -> None:
         """Give the run back, due at once."""
@@ -168,7 +160,7 @@ class SqlStore(ServerStore[H]):
     ) -> Awaitable[Pulse]:
         """Append to the journal: a share of one transaction."""
         write = Write.record(lease, entries, consume, items)
-        return self._write(lambda batchers: batchers.records, write)
+        return self._batch(lambda batchers: batchers.records, write)
 
     def suspend(
         self,
@@ -180,9 +172,9 @@ class SqlStore(ServerStore[H]):
         consume: Sequence[int] = (),
         now: int | None = None,
     ) -> Awaitable[builtins.list[Signal]]:
-        """Record and give up the lease, unless something awaited is there."""
+        """Record and give up the lease, unless something awaited has arrived."""
         write = Write.suspend(lease, wake_at, waiting_for, entries, consume, now)
-        return self._write(lambda batchers: batchers.closings, write)
+        return self._batch(lambda batchers: batchers.closings, write)
 
     def finish(
         self,
@@ -194,77 +186,32 @@ class SqlStore(ServerStore[H]):
         consume: Sequence[int] = (),
         now: int | None = None,
     ) -> Awaitable[object]:
-        """Record, end the run and tell its parent."""
+        """Record, end the run and notify its parent."""
         write = Write.finish(lease, status, outcome, entries, consume, now)
-        return self._write(lambda batchers: batchers.closings, write)
-
-    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
-        """Make an ended run pending again."""
-        await self._change(runs.reopen, run_id, tuple(drop), now)
+        return self._batch(lambda batchers: batchers.closings, write)
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
         """Put a signal into the run's inbox."""
-        return await self._change(inbox.signal, run_id, name, payload, dedupe, identity(name, dedupe), now)
-
-    async def cancel(self, run_id: str, *, now: int | None = None) -> None:
-        """Ask the run to stop."""
-        await self._change(runs.cancel, run_id, now)
-
-    async def hold(self, run_id: str) -> None:
-        """Keep the run from being driven."""
-        await self._change(runs.hold, run_id, held=True)
-
-    async def unhold(self, run_id: str) -> None:
-        """Undo `hold`."""
-        await self._change(runs.hold, run_id, held=False)
-
-    async def report(self, lease: Lease, progress: bytes) -> None:
-        """Replace the run's progress."""
-        await self._do(recording.report, lease, progress)
-
-    async def get(self, run_id: str) -> RunRow | None:
-        """The run's row, or None."""
-        return await self._read(runs.get, run_id)
-
-    async def journal(self, run_id: str, *, after: int = 0) -> builtins.list[Entry]:
-        """The run's entries, by seq."""
-        return await self._read(reading.journal, run_id, after)
-
-    async def inbox(self, run_id: str, *, after: int = 0) -> builtins.list[Signal]:
-        """The unconsumed inbox rows, by seq."""
-        return await self._read(inbox.read, run_id, after)
-
-    async def items(self, run_id: str, stream: str, *, after: int = -1, limit: int = 100) -> builtins.list[Item]:
-        """Items of a stream, in order."""
-        return await self._read(reading.items, run_id, stream, after, limit)
-
-    async def list(
-        self,
-        *,
-        prefix: str = "",
-        status: Status | None = None,
-        workflow: str | None = None,
-        before: tuple[int, str] | None = None,
-        limit: int = 100,
-    ) -> builtins.list[RunInfo]:
-        """Runs, last changed first."""
-        return await self._read(reading.list_runs, prefix, status, workflow, before, limit)
-
-    async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
-        """How many runs there are."""
-        return await self._read(reading.count, prefix, status, workflow)
+        of_signal = identity(name, dedupe)  # the same for every attempt, so that one whose reply was lost is recognised
+        return await self._change(lambda db: inbox.signal(db, run_id, name, payload, dedupe, of_signal, now))
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
         """Ids of the runs that may be claimed now."""
-        return await self._read(reading.due, limit, now)
+        return await self._read(lambda db: reading.due(db, limit, now))
 
-    async def delete(self, run_id: str) -> None:
-        """Remove the run and everything of it."""
-        await self._change(runs.delete, run_id)
+    async def put_schedule(self, schedule: Schedule) -> None:
+        """Insert or replace the schedule."""
+        check_id(schedule.id, "a schedule's id")
+        await super().put_schedule(schedule)
 
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
-        """Delete ended runs, oldest first."""
-        return await self._do(runs.purge, microseconds(older_than, what="older_than"), limit, now)
+    async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
+        """Move the schedule on and create its run, once."""
+        start = runs.check_names(checked_start(run))
+        return await super().fire(schedule_id, expected_at=expected_at, next_at=next_at, run=start, now=now)
+
+    async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
+        """Set the limits of a queue."""
+        await super().limit_queue(check_id(queue, "a queue's name"), limits)
 
     async def watch(self, timeout: float) -> None:
         """Return when this handle changed what may be due, after `timeout` seconds, or after `POLL_EVERY`: others may have."""
@@ -275,35 +222,9 @@ class SqlStore(ServerStore[H]):
         finally:
             self._lifecycle.unwatch(watcher)
 
-    async def put_schedule(self, schedule: Schedule) -> None:
-        """Insert or replace the schedule."""
-        check_id(schedule.id, "a schedule's id")
-        await self._change(schedules.put_schedule, schedule)
-
-    async def schedules(self) -> Sequence[Schedule]:
-        """All schedules, by id."""
-        return await self._read(schedules.schedules)
-
-    async def drop_schedule(self, schedule_id: str) -> bool:
-        """Remove the schedule."""
-        return await self._do(schedules.drop_schedule, schedule_id)
-
-    async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
-        """Move the schedule on and create its run, once."""
-        start = runs.check_names(checked_start(run))
-        return await self._change(schedules.fire, schedule_id, expected_at, next_at, start, now)
-
-    async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
-        """Set the limits of a queue."""
-        await self._change(schedules.limit_queue, check_id(queue, "a queue's name"), limits)
-
-    async def queue_limits(self) -> dict[str, QueueLimits]:
-        """The limits that were set, by queue."""
-        return await self._read(schedules.queue_limits)
-
     @asynccontextmanager
     async def transaction(self, lease: Lease) -> AsyncIterator[SqlTransaction]:
-        """A fenced transaction; while it is open nobody takes the run over."""
+        """A fenced transaction; while it is open no other worker takes the run over."""
         self._enter()
         try:
             await self._connections.run(self._connections.ensure_open(allowed=self._auto_migrate))
@@ -315,38 +236,35 @@ class SqlStore(ServerStore[H]):
     def _new_transaction(self, lease: Lease) -> SqlTransaction:
         return SqlTransaction(self._connections, self._namespace, lease)
 
-    async def _do(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._submit(lambda: self._connections.perform(self._namespace, lambda db, _: verb(db, *args, **kwargs)))
+    async def _read(self, verb: Verb[T]) -> T:
+        return await self._submit(lambda: self._connections.read(self._namespace, verb))
 
-    async def _change(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `_do`, for what may make a run due or end it: it wakes those who watch."""
-        given = await self._submit(
-            lambda: self._connections.perform(self._namespace, lambda db, _: verb(db, *args, **kwargs), notify=True)
-        )
+    async def _write(self, verb: Verb[T]) -> T:
+        return await self._submit(lambda: self._connections.perform(self._namespace, lambda db, _: verb(db)))
+
+    async def _change(self, verb: Verb[T]) -> T:
+        result = await self._submit(lambda: self._connections.perform(self._namespace, lambda db, _: verb(db), notify=True))
         self._wake_watchers()
-        return given
+        return result
 
-    async def _read(self, verb: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._submit(lambda: self._connections.read(self._namespace, lambda db: verb(db, *args, **kwargs)))
+    async def _record_all(self, writes: Sequence[Write]) -> Sequence[Reply[Pulse]]:
+        return await self._connections.perform(self._namespace, lambda db, _: recording.record_all(db, writes))
 
-    async def _record_all(self, asked: Sequence[Write]) -> Sequence[Reply[Pulse]]:
-        return await self._connections.perform(self._namespace, lambda db, _: recording.record_all(db, asked))
-
-    async def _close_all(self, asked: Sequence[Write]) -> Sequence[Reply[builtins.list[Signal]]]:
+    async def _close_all(self, writes: Sequence[Write]) -> Sequence[Reply[builtins.list[Signal]]]:
         return await self._connections.perform(
-            self._namespace, lambda db, is_repeated: closing.close_once(db, asked, is_repeated=is_repeated), notify=True
+            self._namespace, lambda db, is_repeated: closing.close_once(db, writes, is_repeated=is_repeated), notify=True
         )
 
-    async def _close_and_wake(self, asked: Sequence[Write]) -> Sequence[Reply[builtins.list[Signal]]]:
-        answers = await self._close_all(asked)
+    async def _close_and_wake(self, writes: Sequence[Write]) -> Sequence[Reply[builtins.list[Signal]]]:
+        replies = await self._close_all(writes)
         self._wake_watchers()
-        return answers
+        return replies
 
     async def _create_all(self, creations: Sequence[runs.RunCreation]) -> Sequence[Reply[Created | None]]:
         return await self._connections.perform(self._namespace, lambda db, _: runs.create_all(db, creations), notify=True)
 
     async def _create_or_find(self, creations: Sequence[runs.RunCreation]) -> Sequence[Reply[Created]]:
-        made = await self._create_all(creations)
-        created = await runs.find_others(self._connections, self._namespace, creations, made)
+        new = await self._create_all(creations)
+        replies = await runs.find_others(self._connections, self._namespace, creations, new)
         self._wake_watchers()
-        return created
+        return replies

@@ -27,12 +27,12 @@ def create(
 ) -> Created:
     """The run that is there with the same workflow and input, or a new one, leased for `length` microseconds if that is given."""
     at = now_or(now)
-    start = runs.RunCreation(new, length, new_token(), owners.here, entries, inbox, created_at, at)
-    created = start.result_at(at)
-    token = None if length is None else start.token
+    creation = runs.RunCreation(new, length, new_token(), owners.here, entries, inbox, created_at, at)
+    created = creation.result_at(at)
+    token = None if length is None else creation.token
     values = (*run_values(created.run, bytearray), token, runs.last_seq(entries), runs.last_seq(inbox))
     if not db.channel.execute(db.tables.filled[runs.INSERT], (db.namespace, *values)).rowcount:
-        return _find(db, start)
+        return _find(db, creation)
     if entries or inbox:
         run_verb(db.send(runs.insert_parts(db, new.id, entries, inbox)))
     if created.claim is not None:
@@ -40,11 +40,11 @@ def create(
     return created
 
 
-def _find(db: SqliteSession, start: runs.RunCreation) -> Created:
-    found = run_verb(runs.find(db, start))
+def _find(db: SqliteSession, creation: runs.RunCreation) -> Created:
+    found = run_verb(runs.find(db, creation))
     db.channel.fences.clear()  # with its input the run may have got a parent, which the fence of its holder has to know
     if found is None:
-        raise RunNotFound(start.run.id)  # cannot be: nothing removes it in this transaction
+        raise RunNotFound(creation.run.id)  # cannot be: nothing removes it in this transaction
     return found
 
 

@@ -1,7 +1,7 @@
 """SQLiteStore: the contract on one file, with nothing but the standard library.
 
 A verb runs on the database's writer thread, in a transaction that it shares with everything else that arrived meanwhile, or on
-its reader thread. Most verbs are those of the SQL core; the ones that every step needs have SQL of their own (`recording`,
+its reader thread. Most verbs are those of the SQL core (`SqlVerbs`); the ones that every step needs have SQL of their own (`recording`,
 `creating`). The store itself holds no connection and belongs to no event loop. What a caller passes in is copied before the verb
 is handed over, since the thread may look at it much later.
 """
@@ -23,9 +23,9 @@ from perdure.backends.base.leases import lease_microseconds
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
 from perdure.backends.base.process_owner import Owners
-from perdure.backends.sql import claims, inbox, reading, runs, schedules
-from perdure.backends.sql.recording import report
+from perdure.backends.sql import claims, inbox
 from perdure.backends.sql.rows import identity
+from perdure.backends.sql.verbs import SqlVerbs
 from perdure.backends.sqlite import creating, process_leases, recording
 from perdure.backends.sqlite.connection_thread import ConnectionThread
 from perdure.backends.sqlite.database import Database, database_at
@@ -34,7 +34,6 @@ from perdure.backends.sqlite.session import SqliteSession, SqliteTables, now_or,
 from perdure.backends.sqlite.transaction import SQLiteTransaction, transaction
 from perdure.backends.sqlite.writer_connection import WriterConnection
 from perdure.errors import PersistenceError
-from perdure.model.durations import microseconds
 from perdure.model.ids import check_namespace
 from perdure.model.journal import Entry
 from perdure.model.records import (
@@ -47,24 +46,20 @@ from perdure.model.records import (
     Lease,
     NewRun,
     Pulse,
-    QueueLimits,
-    RunInfo,
     RunRow,
-    Schedule,
     Signal,
-    Status,
 )
 from perdure.snapshots.save_load import SavesSnapshots
-from perdure.store import STANDARD_PARTS, Capability, Durability
+from perdure.store import Durability
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Verb: TypeAlias = Callable[[SqliteSession], Coroutine[Any, Any, T]]
+SqliteVerb: TypeAlias = Callable[[SqliteSession], Coroutine[Any, Any, T]]
 
 _FULL = 2  # what PRAGMA synchronous gives for FULL
 
 
-class SQLiteStore(SavesSnapshots):
+class SQLiteStore(SqlVerbs, SavesSnapshots):
     """A store in one SQLite file, for all processes of one machine.
 
     With `synchronous="full"` what was acknowledged survives power loss; with "normal" a power loss may undo the last commits.
@@ -114,11 +109,6 @@ class SQLiteStore(SavesSnapshots):
         in_force = self._database.writer.synchronous
         full = self._database.file.full if in_force is None else in_force >= _FULL
         return "disk" if full else "process"
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        """All there are."""
-        return STANDARD_PARTS | {"shared", "durable", "transaction"}
 
     async def setup(self) -> None:
         """Create or upgrade the schema, also with `auto_migrate=False`."""
@@ -202,12 +192,12 @@ class SQLiteStore(SavesSnapshots):
 
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one transaction."""
-        given, length = tuple(leases), lease_microseconds(ttl)
-        return await self._write(lambda db: process_leases.renew(db, given, length, self._owners, now))
+        renewed, length = tuple(leases), lease_microseconds(ttl)
+        return await self._write(lambda db: process_leases.renew(db, renewed, length, self._owners, now))
 
     async def release(self, lease: Lease, *, now: int | None = None) -> None:
         """Give up the lease: the run is due at once."""
-        await self._change(lambda db: claims.release(db, lease, now_or(now)))
+        await self._change(lambda db: claims.release(db, lease, self._time(now)))
 
     def record(
         self,
@@ -251,76 +241,14 @@ class SQLiteStore(SavesSnapshots):
         finish = self._bind(recording.finish, lease, status, outcome, tuple(entries), tuple(consume), now)
         return self._hand_over(PendingCall(finish, wakes=True, is_certain=True, keeps_fences=True))
 
-    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
-        """Make an ended run pending again."""
-        dropped = tuple(drop)
-        await self._change(lambda db: runs.reopen(db, run_id, dropped, now_or(now)))
-
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
         """Put a signal into the run's inbox."""
-        sent = None if dedupe is None else identity(name, dedupe)  # no reply is lost here, so only a dedupe tells a repetition
-        return await self._change(lambda db: inbox.signal(db, run_id, name, payload, dedupe, sent, now_or(now)))
-
-    async def cancel(self, run_id: str, *, now: int | None = None) -> None:
-        """Ask the run to stop."""
-        await self._change(lambda db: runs.cancel(db, run_id, now_or(now)))
-
-    async def hold(self, run_id: str) -> None:
-        """Keep the run from being driven."""
-        await self._write(lambda db: runs.hold(db, run_id, held=True))
-
-    async def unhold(self, run_id: str) -> None:
-        """Undo `hold`."""
-        await self._change(lambda db: runs.hold(db, run_id, held=False))
-
-    async def report(self, lease: Lease, progress: bytes) -> None:
-        """Replace the run's progress."""
-        await self._write(lambda db: report(db, lease, progress))
-
-    async def get(self, run_id: str) -> RunRow | None:
-        """The run's row, or None."""
-        return await self._read(lambda db: runs.get(db, run_id))
-
-    async def journal(self, run_id: str, *, after: int = 0) -> builtins.list[Entry]:
-        """The run's entries, by seq."""
-        return await self._read(lambda db: reading.journal(db, run_id, after))
-
-    async def inbox(self, run_id: str, *, after: int = 0) -> builtins.list[Signal]:
-        """The unconsumed inbox rows, by seq."""
-        return await self._read(lambda db: inbox.read(db, run_id, after))
-
-    async def items(self, run_id: str, stream: str, *, after: int = -1, limit: int = 100) -> builtins.list[Item]:
-        """Items of a stream, in order."""
-        return await self._read(lambda db: reading.items(db, run_id, stream, after, limit))
-
-    async def list(
-        self,
-        *,
-        prefix: str = "",
-        status: Status | None = None,
-        workflow: str | None = None,
-        before: tuple[int, str] | None = None,
-        limit: int = 100,
-    ) -> builtins.list[RunInfo]:
-        """Runs, last changed first."""
-        return await self._read_at_one_moment(lambda db: reading.list_runs(db, prefix, status, workflow, before, limit))
-
-    async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
-        """How many runs there are."""
-        return await self._read_at_one_moment(lambda db: reading.count(db, prefix, status, workflow))
+        of_signal = None if dedupe is None else identity(name, dedupe)  # no reply is lost here: only a dedupe marks a repetition
+        return await self._change(lambda db: inbox.signal(db, run_id, name, payload, dedupe, of_signal, self._time(now)))
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
         """Ids of the runs that may be claimed now."""
         return await self._read_at_one_moment(lambda db: process_leases.due(db, limit, self._owners, now))
-
-    async def delete(self, run_id: str) -> None:
-        """Remove the run and everything of it."""
-        await self._change(lambda db: runs.delete(db, run_id))
-
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
-        """Delete ended runs, oldest first."""
-        age = microseconds(older_than, what="older_than")
-        return await self._write(lambda db: runs.purge(db, age, limit, now_or(now)))
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
@@ -336,38 +264,13 @@ class SQLiteStore(SavesSnapshots):
             watcher.future.cancel()  # by which the writer knows that it need not look for changes any more
             self._lifecycle.unwatch(watcher)
 
-    async def put_schedule(self, schedule: Schedule) -> None:
-        """Insert or replace the schedule."""
-        await self._change(lambda db: schedules.put_schedule(db, schedule))
-
-    async def schedules(self) -> Sequence[Schedule]:
-        """All schedules, by id."""
-        return await self._read(schedules.schedules)
-
-    async def drop_schedule(self, schedule_id: str) -> bool:
-        """Remove the schedule."""
-        return await self._write(lambda db: schedules.drop_schedule(db, schedule_id))
-
-    async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
-        """Move the schedule on and create its run, once."""
-        start = checked_start(run)
-        return await self._change(lambda db: schedules.fire(db, schedule_id, expected_at, next_at, start, now_or(now)))
-
-    async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
-        """Set the limits of a queue."""
-        await self._change(lambda db: schedules.limit_queue(db, queue, limits))
-
-    async def queue_limits(self) -> dict[str, QueueLimits]:
-        """The limits that were set, by queue."""
-        return await self._read(schedules.queue_limits)
-
     @asynccontextmanager
     async def transaction(self, lease: Lease) -> AsyncIterator[SQLiteTransaction]:
         """A fenced transaction on a connection of its own; while it is open every other write to the file waits."""
         with self._lifecycle:
             await self._be_ready()
-            async with transaction(self._database, self._session, lease) as under_way:
-                yield under_way
+            async with transaction(self._database, self._session, lease) as opened:
+                yield opened
 
     def _session(self, connection: WriterConnection) -> SqliteSession:
         return SqliteSession(connection, self._tables, self._namespace)
@@ -378,24 +281,26 @@ class SQLiteStore(SavesSnapshots):
         """The verb as a function of the connection that the thread gives it."""
         return lambda connection: verb(SqliteSession(connection, self._tables, self._namespace), *args, **kwargs)
 
-    def _bind_verb(self, verb: Verb[T]) -> Callable[[WriterConnection], T]:
+    def _bind_verb(self, verb: SqliteVerb[T]) -> Callable[[WriterConnection], T]:
         """As `_bind`, for a verb of the SQL core."""
         return lambda connection: run_verb(verb(self._session(connection)))
 
-    async def _write(self, verb: Verb[T]) -> T:
+    def _time(self, now: int | None) -> int:
+        return now_or(now)
+
+    async def _write(self, verb: SqliteVerb[T]) -> T:
         with self._lifecycle:
             return await self._run(self._database.writer, PendingCall(self._bind_verb(verb)))
 
-    async def _change(self, verb: Verb[T]) -> T:
-        """As `_write`, for what may make a run due or end it: it wakes the watchers."""
+    async def _change(self, verb: SqliteVerb[T]) -> T:
         with self._lifecycle:
             return await self._run(self._database.writer, PendingCall(self._bind_verb(verb), wakes=True))
 
-    async def _read(self, verb: Verb[T]) -> T:
+    async def _read(self, verb: SqliteVerb[T]) -> T:
         with self._lifecycle:
             return await self._run(self._database.reader, PendingCall(self._bind_verb(verb)))
 
-    async def _read_at_one_moment(self, verb: Verb[T]) -> T:
+    async def _read_at_one_moment(self, verb: SqliteVerb[T]) -> T:
         """As `_read`, for verbs of several statements: a run that changes between them could be missed, or met twice."""
         with self._lifecycle:
             return await self._run(self._database.reader, PendingCall(self._bind(run_at_one_moment, verb)))
