@@ -83,7 +83,7 @@ POSTGRES: Final = Dialect(
         "by_unconsumed": "",
         "payload": "text",
         "clock": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
-        # It thinks that a recursion gives very many rows, and would read the table as a whole for a plain join.
+        # The planner expects very many rows of a recursion, and would read the whole table for a plain join.
         "each_of": "CROSS JOIN LATERAL (SELECT here.* FROM",
         "each_where": "WHERE",
         "each_end": "OFFSET 0) AS here",
@@ -103,7 +103,7 @@ MYSQL: Final = Dialect(
         "for_change": "FOR UPDATE",
         "for_share": "LOCK IN SHARE MODE",
         "skip_locked": "SKIP LOCKED",
-        # It would also cut what is too long for its column: what goes there is checked before.
+        # It also truncates values that are too long for their column, so lengths are checked before.
         "insert_new": "INSERT IGNORE",
         "or_nothing": "",
         # It has no partial indexes; these columns are NULL where there is nothing to find.

@@ -168,16 +168,20 @@ def _groups_from(db: Session, rows: Iterable[Row]) -> list[DueGroup]:
 async def _groups_step_by_step(db: Session, workflows: Sequence[str]) -> list[DueGroup]:
     found: list[DueGroup] = []
     steps = [db.statement(_NEXT.format(""), workflow) for workflow in workflows]
-    of = list(workflows)
+    step_workflows = list(workflows)
     while steps:
         results = await db.send(steps)
-        rows = {workflow: result.rows[0] for workflow, result in zip(reversed(of), reversed(results), strict=True) if result.rows}
+        rows = {
+            workflow: result.rows[0]
+            for workflow, result in zip(reversed(step_workflows), reversed(results), strict=True)
+            if result.rows
+        }
         name = db.tables.values.name_from
-        there = [DueGroup(workflow, name(queue), int(priority)) for workflow, (queue, priority) in rows.items()]
-        found += there
+        groups = [DueGroup(workflow, name(queue), int(priority)) for workflow, (queue, priority) in rows.items()]
+        found += groups
         # Each workflow has two statements; the row in the same queue counts before the row in a later queue.
-        steps = [step for group in there for step in _after(db, group)]
-        of = [group.workflow for group in there for _ in range(2)]
+        steps = [step for group in groups for step in _after(db, group)]
+        step_workflows = [group.workflow for group in groups for _ in range(2)]
     return found
 
 

@@ -29,7 +29,7 @@ _UNCONSUMED: Final = f"""
 async def signal(
     db: Session, run_id: str, name: str, payload: bytes, dedupe: str | None, identity: str | None, now: int | None
 ) -> int:
-    """Put a signal with this identity into the inbox and give its seq; one that is there already keeps its own."""
+    """Put a signal with this identity into the inbox and return its seq; one that is there already keeps its own."""
     target = await db.one(_TARGET, run_id)
     if target is None:
         raise RunNotFound(run_id)

@@ -48,7 +48,7 @@ MAX_SELECTS: Final = 100
 
 
 class Parts(NamedTuple):
-    """What several runs have beside their rows, by run."""
+    """Journals, inboxes and lengths of streams of several runs, by run."""
 
     journals: dict[str, list[Entry]]
     inboxes: dict[str, list[Signal]]

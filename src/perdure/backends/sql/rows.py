@@ -225,7 +225,7 @@ def signal_values(signal: Signal) -> list[Any]:
 
 
 def identity(name: str, dedupe: str | None) -> str:
-    """What makes a signal the same as another: its name and dedupe, or nothing but itself."""
+    """The key by which a repeated signal is recognised: made of its name and dedupe, or random without a dedupe."""
     if dedupe is None:
         return secrets.token_hex(16)
     return hashlib.sha256(f"{len(name)}:{name}{dedupe}".encode()).hexdigest()
@@ -237,5 +237,5 @@ def lease_of(run: RunRow, token: str) -> Lease:
 
 
 def assignments(columns: Mapping[str, str]) -> str:
-    """What follows SET, from columns to places."""
+    """The assignments after SET, from the placeholder of each column."""
     return ", ".join(f"{column} = {place}" for column, place in columns.items())

@@ -162,7 +162,7 @@ async def _find(connections: SqlConnections, namespace: str, creation: RunCreati
 
 
 async def find(db: Session, creation: RunCreation) -> Created | None:
-    """The run that is there already, given its input if it lacked that. None when it was deleted. Raises `RunConflict`."""
+    """The run that exists already; if it lacked its input it gets this one. None when it was deleted. Raises `RunConflict`."""
     found = await _look_up(db, creation)
     return await _set_input(db, creation) if found is not None and found.run.lacks_input else found
 

@@ -72,7 +72,7 @@ async def renew(db: Session, leases: Sequence[Lease], length: int, owners: Owner
 async def restore(
     db: Session, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal], owners: Owners, now: int | None
 ) -> None:
-    """Put this whole run in place of what is there, unless a process drives that."""
+    """Put this whole run in place of what is there. Raises `LeaseHeld` while a process drives that."""
     at = now_or(now)
     await _free(db, owners, at)
     await runs.restore(db, run, entries, inbox, at)  # always at the first try: nothing else writes in this transaction

@@ -80,7 +80,7 @@ def run_at_one_moment(db: SqliteSession, verb: Callable[[SqliteSession], Corouti
 
 
 def set_up_tables(connection: WriterConnection, tables: Tables, label: str, *, allowed: bool) -> None:
-    """Leave the schema there and current. Takes the write lock only if there are no tables yet."""
+    """Create the tables unless they exist, and check their version. Takes the write lock only if there are none yet."""
     if run_verb(is_current(connection, tables, label)):
         return
     connection.begin()

@@ -1,9 +1,9 @@
 """SQLiteStore: the contract on one file, with nothing but the standard library.
 
 A verb runs on the database's writer thread, in a transaction that it shares with everything else that arrived meanwhile, or on
-its reader thread. Most verbs are those of the SQL core (`SqlVerbs`); the ones that every step needs have SQL of their own (`recording`,
-`creating`). The store itself holds no connection and belongs to no event loop. What a caller passes in is copied before the verb
-is handed over, since the thread may look at it much later.
+its reader thread. Most verbs are those of the SQL core (`SqlVerbs`); the ones that every step needs have SQL of their own
+(`recording`, `creating`). The store itself holds no connection and belongs to no event loop. The arguments of a verb are copied
+before it is handed over, since the thread may read them much later.
 """
 
 from __future__ import annotations
