@@ -11,7 +11,7 @@ from perdure.backends.sql.dialect import Statement, Tables
 from perdure.backends.sql.session import Channel
 from perdure.errors import PersistenceError
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 _READ_META: Final = "SELECT name, value FROM $meta"
 _WRITE_META: Final = "INSERT INTO $meta (name, value) VALUES ('payloads', ?1), ('schema_version', ?2)"
@@ -86,7 +86,11 @@ async def is_current(channel: Channel, tables: Tables, label: str) -> bool:
 
 def _check_version(version: int, tables: Tables, label: str) -> None:
     if version != VERSION:
-        what = "a newer perdure; upgrade this one" if version > VERSION else "something else; choose another table="
+        what = (
+            "a newer perdure; upgrade this one"
+            if version > VERSION
+            else "an earlier perdure or something else; choose another table="
+        )
         raise PersistenceError(
             label,
             f"the {tables.stem!r} tables have schema version {version} and this perdure knows {VERSION}: they belong to {what}",
