@@ -18,6 +18,8 @@ _UNKNOWN_CODES: Final = frozenset({
     50, 262,  # the operation took too long
     9001,  # a socket failed
 })  # fmt: skip
+# The moment of a read is too old for the server, or not yet available there.
+_SNAPSHOT_CODES: Final = frozenset({239, 246})
 _LABELS: Final = ("RetryableWriteError", "TransientTransactionError", "UnknownTransactionCommitResult")
 
 
@@ -47,7 +49,7 @@ def classify_failure(error: BaseException) -> WriteFailure:
     codes = _codes(error)
     if codes & _UNKNOWN_CODES or (isinstance(error, errors.PyMongoError) and any(map(error.has_error_label, _LABELS))):
         return WriteFailure.UNKNOWN
-    return WriteFailure.RETRY if codes & {_WRITE_CONFLICT, DUPLICATE_KEY} else WriteFailure.PERMANENT
+    return WriteFailure.RETRY if codes & {_WRITE_CONFLICT, DUPLICATE_KEY, *_SNAPSHOT_CODES} else WriteFailure.PERMANENT
 
 
 def _is_label_bug(error: BaseException) -> bool:

@@ -146,14 +146,18 @@ async def list_runs(
         conditions["updated_at"] = {"$lte": at}  # so that the index is used; `$or` is for ties
         conditions["$or"] = [{"updated_at": {"$lt": at}}, {"_id": {"$gt": last}}]
     wanted = {"workflow": 1, "status": 1, "updated_at": 1}
-    cursor = db.runs.find(conditions, wanted).sort([("updated_at", -1), ("_id", 1)]).limit(limit)
-    return [RunInfo.of(name_in(one["_id"]), one["workflow"], one["status"], one["updated_at"]) async for one in cursor]
+    async with db.read_at_one_moment() as session:
+        cursor = db.runs.find(conditions, wanted, session=session).sort([("updated_at", -1), ("_id", 1)]).limit(limit)
+        return [RunInfo.of(name_in(one["_id"]), one["workflow"], one["status"], one["updated_at"]) async for one in cursor]
 
 
 async def count(db: Collections, prefix: str, status: Status | None, workflow: str | None) -> int:
     """How many runs there are."""
     conditions = _list_filter(db, prefix, status, workflow)
-    return 0 if conditions is None else await db.runs.count_documents(conditions)
+    if conditions is None:
+        return 0
+    async with db.read_at_one_moment() as session:
+        return await db.runs.count_documents(conditions, session=session)
 
 
 def _list_filter(db: Collections, prefix: str, status: Status | None, workflow: str | None) -> Document | None:

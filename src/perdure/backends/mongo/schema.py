@@ -100,6 +100,10 @@ class Collections:
         local_time: datetime = (await self.database.command("hello"))["localTime"]
         return (local_time - _EPOCH) // timedelta(microseconds=1)
 
+    def read_at_one_moment(self) -> AsyncClientSession:
+        """A session whose reads are all of one moment. Otherwise a run whose index key moves during a scan may be skipped."""
+        return self.client.start_session(snapshot=True)
+
     async def run_transaction(self, work: Callable[[AsyncClientSession], Coroutine[Any, Any, T]]) -> T:
         """What the work gives, all of it committed or nothing; it is done again after a write conflict."""
         from pymongo import ReadPreference, WriteConcern
