@@ -20,6 +20,7 @@ LONGEST_FIRST: Final = (
     "tests/contract/test_key_value.py",
     "tests/backends/test_restarts.py",
     "tests/backends/test_starting_together.py",
+    "tests/backends/test_lost_replies.py",
     "tests/backends/postgres/test_pgbouncer.py",
     "tests/contract/test_postgres.py",
     "tests/backends/test_ids.py",

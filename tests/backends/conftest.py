@@ -1,20 +1,35 @@
-"""Each test here runs once for each backend: with an empty place by its DSN, or with processes and a disaster for all of them."""
+"""Each test here runs once for each backend, unless it says `on` which ones it does.
+
+A test gets an empty place by its DSN, a prefix in a place that tests share, or processes and a disaster for all of them. One that
+takes `server_backend` runs on the stores that talk to a server; one that takes `driver_options` once with each set of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import pytest
 
+from tests.backends.places import new_name, with_options
 from tests.backends.processes import Child, Job
-from tests.backends.registry import BACKENDS, Backend
+from tests.backends.registry import BACKENDS, SERVER_BACKENDS, Backend, ServerBackend
+from tests.wire import Wire
 
 Start: TypeAlias = Callable[..., Child]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "goes_down" in metafunc.fixturenames:
+    chosen = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark)}
+    if "backend" in chosen:
+        return
+    if "driver_options" in metafunc.fixturenames and "driver_options" not in chosen:
+        choices = [(backend, options) for backend in SERVER_BACKENDS for options in backend.driver_options]
+        names = [f"{backend}-{options}" if options else str(backend) for backend, options in choices]
+        metafunc.parametrize(("backend", "driver_options"), choices, ids=names, scope="session")
+    elif "server_backend" in metafunc.fixturenames:
+        metafunc.parametrize("backend", SERVER_BACKENDS, ids=str, scope="session")
+    elif "goes_down" in metafunc.fixturenames:
         cases = [(backend, backend.goes_down) for backend in BACKENDS.values()]
         metafunc.parametrize(
             ("backend", "goes_down"), cases, ids=[f"{backend}-{what}" for backend, what in cases], scope="session"
@@ -23,9 +38,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("backend", BACKENDS.values(), ids=str, scope="session")
 
 
+def _names(mark: pytest.Mark) -> Sequence[str]:
+    names: str | Sequence[str] = mark.args[0]
+    return names.split(",") if isinstance(names, str) else names
+
+
+@pytest.fixture(scope="session")
+def server_backend(backend: Backend) -> ServerBackend:
+    assert isinstance(backend, ServerBackend)
+    return backend
+
+
 @pytest.fixture(autouse=True)
 def _no_look_for_containers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MongoDB's driver asks the disk whether it runs in a container, when it opens a pool: one `stat`, on the store's loop."""
+    """MongoDB's driver looks for signs of a container when it opens a pool: one `stat`, on the store's loop."""
     if "backend" in request.fixturenames and request.getfixturevalue("backend").name == "mongo":
         monkeypatch.setattr("pymongo.pool_options.get_container_env_info", dict)
 
@@ -35,6 +61,26 @@ def dsn(backend: Backend) -> Iterator[str]:
     """An empty place, where nothing has been set up."""
     with backend.place() as place:
         yield place
+
+
+@pytest.fixture(scope="session")
+def _shared_place(backend: Backend) -> Iterator[str]:
+    with backend.place() as place:
+        yield place
+
+
+@pytest.fixture
+def shared_dsn(_shared_place: str) -> str:
+    """A prefix of its own in a place that tests share: setting up a place takes longer than most tests."""
+    return with_options(_shared_place, f"prefix={new_name()}")
+
+
+@pytest.fixture
+def wire(shared_dsn: str) -> Iterator[Wire]:
+    """A proxy before the server of `shared_dsn`."""
+    wire = Wire(shared_dsn)
+    yield wire
+    wire.close()
 
 
 @pytest.fixture

@@ -158,5 +158,12 @@ def s3_endpoint() -> str:
     return server.endpoint
 
 
+def with_options(dsn: str, *options: str) -> str:
+    """The DSN with these options, each `name=value` or several with `&` between them; empty ones are left out."""
+    for option in filter(None, options):
+        dsn += f"{'&' if '?' in dsn else '?'}{option}"
+    return dsn
+
+
 def new_name() -> str:
     return f"place_{secrets.token_hex(6)}"

@@ -1,8 +1,11 @@
-"""The backends that the process suite runs on. One line in `BACKENDS` makes the whole of it run on another.
+"""The backends that the tests in this directory run on. One line in `BACKENDS` makes all of them run on another.
 
 A backend gives empty places by DSN, on a server that the tests of a session share, and servers of its own that a test may kill. A
-store without a server (`own_server` is None) is used by processes alone, so there it is all of these that are killed. The S3
-server keeps everything in its memory and has nothing left after a kill, so there it is the way to it that is cut for a while.
+store without a server (`own_server` is None) is used by processes alone, so there the tests kill all processes. The S3 server
+keeps everything in memory and would lose it when killed, so there the tests cut the network to it for a while.
+
+A `ServerBackend` also states the facts about its driver and server that the tests of lost replies, round trips, handles and
+restarts need. Those run on each of `SERVER_BACKENDS`, or on the ones that a test names with `on`.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+
+import pytest
 
 from tests.backends import places
 from tests.campaign import IS_FULL, times
@@ -30,6 +35,7 @@ class Server(Protocol):
     @property
     def dsn(self) -> str: ...
     def start(self) -> None: ...
+    def stop(self) -> None: ...
     def kill(self) -> None: ...
     def remove(self) -> None: ...
 
@@ -51,7 +57,7 @@ class ThroughAClient:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self.start, self.kill, self.remove = server.start, server.kill, server.remove
+        self.start, self.stop, self.kill, self.remove = server.start, server.stop, server.kill, server.remove
 
     @property
     def dsn(self) -> str:
@@ -59,7 +65,7 @@ class ThroughAClient:
 
 
 class WayToS3:
-    """The way to the session's S3 server. Once it is cut, nobody gets through, and the answers that are under way are lost."""
+    """A proxy before the session's S3 server. Once closed, it lets no request through, and replies in flight are lost."""
 
     def __init__(self) -> None:
         self._port = free_port()
@@ -71,7 +77,7 @@ class WayToS3:
     def kill(self) -> None:
         self._wire.close()
 
-    remove = kill
+    stop = remove = kill
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,31 @@ class Backend:
         return self.name
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerBackend(Backend):
+    """A store that talks to a server over the network."""
+
+    # The module of its driver, which `perdure[name]` installs; none where the store speaks the protocol itself.
+    driver: str | None = None
+    # Options that a DSN must carry through a proxy, where round trips are counted.
+    proxy_options: str = ""
+    # Sets of driver options under which replies are lost: each test of those runs once with each.
+    driver_options: tuple[str, ...] = ("",)
+    # Round trips that the driver may add by itself during a test, to monitor the server.
+    monitoring_round_trips: int = 0
+    # How many batches of records a store has sent.
+    record_batches: Callable[[Any], int] = lambda store: store._batchers.records.statements
+
+    def through(self, wire: Wire, *options: str) -> str:
+        """The DSN of the place that this proxy leads to."""
+        return places.with_options(wire.url, self.proxy_options, *options)
+
+
+def on(*backends: Backend) -> pytest.MarkDecorator:
+    """Runs a test on these backends only."""
+    return pytest.mark.parametrize("backend", backends, ids=str, scope="session")
+
+
 def through_a_client(backend: Backend) -> Backend:
     """The same databases, for `sql_client`: slower, as statements go one by one and leases are renewed on the work's own loop."""
     own = backend.own_server
@@ -118,30 +149,46 @@ def through_a_client(backend: Backend) -> Backend:
 
 
 SQLITE: Final = Backend("sqlite", "test_sqlite.py::test_contract", places.on_sqlite, goes_down="every process", kills=500)
-POSTGRES: Final = Backend("postgres", "test_postgres.py::test_contract", places.on_postgres, partial(PostgresServer, own=True))
-MYSQL: Final = Backend("mysql", "test_mysql.py::test_contract", places.on_mysql, partial(MysqlServer, own=True))
+FILES: Final = Backend("files", "test_files.py::test_contract", places.on_files, goes_down="every process")
+POSTGRES: Final = ServerBackend(
+    "postgres", "test_postgres.py::test_contract", places.on_postgres, partial(PostgresServer, own=True), driver="asyncpg"
+)
+MYSQL: Final = ServerBackend(
+    "mysql", "test_mysql.py::test_contract", places.on_mysql, partial(MysqlServer, own=True), driver="asyncmy"
+)
+MONGO: Final = ServerBackend(
+    "mongo",
+    "test_mongo.py::test_contract",
+    places.on_mongo,
+    partial(MongoServer, own=True),
+    pace=6,  # its server is emulated
+    driver="pymongo",
+    proxy_options="serverMonitoringMode=poll&heartbeatFrequencyMS=600000",
+    # The driver repeats a write once by itself. Without that, the store has to.
+    driver_options=("retryWrites=false", "retryWrites=true"),
+    monitoring_round_trips=2,
+    record_batches=lambda store: store._records.statements,
+)
+REDIS: Final = ServerBackend(
+    "redis",
+    "test_redis.py::test_contract",
+    places.on_redis,
+    OwnRedis,
+    driver="redis",
+    record_batches=lambda store: store._scripts.statements,
+)
+LIBSQL: Final = ServerBackend("libsql", "test_libsql.py::test_contract", places.on_libsql, partial(OwnLibsql, own=True))
+S3: Final = Backend(
+    "key_value-s3",
+    "test_key_value_s3.py::test_contract",
+    places.on_s3,
+    WayToS3,
+    goes_down="way to the server",
+    pace=4,  # its server does one thing at a time
+    leaves_contract_to_chaos=True,
+)
 
+SERVER_BACKENDS: Final = (POSTGRES, MYSQL, MONGO, REDIS, LIBSQL)
 BACKENDS: Final[dict[str, Backend]] = {
-    backend.name: backend
-    for backend in (
-        SQLITE,
-        Backend("files", "test_files.py::test_contract", places.on_files, goes_down="every process"),
-        POSTGRES,
-        MYSQL,
-        # Its server is emulated.
-        Backend("mongo", "test_mongo.py::test_contract", places.on_mongo, partial(MongoServer, own=True), pace=6),
-        Backend("redis", "test_redis.py::test_contract", places.on_redis, OwnRedis),
-        Backend("libsql", "test_libsql.py::test_contract", places.on_libsql, partial(OwnLibsql, own=True)),
-        *map(through_a_client, (SQLITE, POSTGRES, MYSQL)),
-        # Its server does one thing at a time.
-        Backend(
-            "key_value-s3",
-            "test_key_value_s3.py::test_contract",
-            places.on_s3,
-            WayToS3,
-            goes_down="way to the server",
-            pace=4,
-            leaves_contract_to_chaos=True,
-        ),
-    )
+    backend.name: backend for backend in (SQLITE, FILES, *SERVER_BACKENDS, *map(through_a_client, (SQLITE, POSTGRES, MYSQL)), S3)
 }

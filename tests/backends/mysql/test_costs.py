@@ -104,52 +104,6 @@ async def test_one_stale_run_fails_alone(store: MysqlStore) -> None:
     assert await store.journal("run-4") == [entry(1)]
 
 
-async def test_a_lost_reply_is_not_a_lost_record(wire: Wire) -> None:
-    store = MysqlStore(wire.url)
-    lease = await leased(store, "run")
-    await store.record(lease, [entry(1)])
-    wire.lose = 1
-    await store.record(lease, [entry(2)])
-    wire.lose = 1
-    assert await store.signal("run", "go", b"1") == 1
-    wire.lose = 1
-    assert await store.signal("run", "go", b"2") == 2
-    assert [row.payload for row in await store.inbox("run")] == [b"1", b"2"]
-    wire.lose = 1
-    await store.record(lease, [entry(3)], consume=[1])
-    wire.lose = 1
-    await store.finish(lease, "completed", b"1", entries=[entry(4)])
-    assert [line.seq for line in await store.journal("run")] == [1, 2, 3, 4]
-    assert wire.lost == 5
-    await store.close()
-
-
-async def test_a_lost_reply_is_not_a_lost_lease(wire: Wire) -> None:
-    store = MysqlStore(wire.url)
-    await leased(store, "first")
-    wire.lose = 1
-    lease = await leased(store, "run")
-    wire.lose = 1
-    await store.release(lease)
-    wire.lose = 1
-    claim = await store.acquire("run", TTL)
-    assert claim is not None
-    wire.lose = 1
-    assert await store.suspend(claim.lease, wake_at=None) == []
-    assert wire.lost == 4
-    await store.close()
-
-
-async def test_a_finish_whose_reply_was_lost_is_not_another_finish(wire: Wire) -> None:
-    store = MysqlStore(wire.url)
-    lease = await leased(store, "run")
-    wire.lose = 1
-    await store.finish(lease, "completed", b"1")
-    with pytest.raises(LeaseLost):
-        await store.finish(lease, "completed", b"1")
-    await store.close()
-
-
 async def test_the_same_record_twice_at_once_is_one(store: MysqlStore) -> None:
     lease = await leased(store, "run")
     async with asyncio.timeout(20):

@@ -117,12 +117,10 @@ async def test_ends_that_stand_are_not_lost_leases_when_those_beside_them_are_tr
     await store.close()
 
 
-@pytest.mark.parametrize("is_near", [False, True])
-async def test_a_lost_reply_is_not_a_lost_record(wire: Wire, is_near: bool) -> None:
+async def test_a_reply_lost_on_a_connection_of_the_callers_loop_is_not_a_lost_record(wire: Wire) -> None:
     store = PostgresStore(wire.url)
     lease = await leased(store, "run")
-    if is_near:
-        await store._loop_connections.open_here()
+    await store._loop_connections.open_here()
     await store.record(lease, [entry(1)])
     wire.lose = 1
     await store.record(lease, [entry(2)])
@@ -136,22 +134,6 @@ async def test_a_lost_reply_is_not_a_lost_record(wire: Wire, is_near: bool) -> N
     assert [line.seq for line in await store.journal("run")] == [1, 2, 3]
     assert wire.lost == 4
     assert await store.count(status="completed") == 1
-    await store.close()
-
-
-async def test_a_lost_reply_is_not_a_lost_lease(wire: Wire) -> None:
-    store = PostgresStore(wire.url)
-    await leased(store, "first")
-    wire.lose = 1
-    lease = await leased(store, "run")
-    wire.lose = 1
-    await store.release(lease)
-    wire.lose = 1
-    claim = await store.acquire("run", TTL)
-    assert claim is not None
-    wire.lose = 1
-    assert await store.suspend(claim.lease, wake_at=None) == []
-    assert wire.lost == 4
     await store.close()
 
 
