@@ -11,14 +11,16 @@ restarts need. Those run on each of `SERVER_BACKENDS`, or on the ones that a tes
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
 import pytest
 
-from tests.backends import places
+from perdure.store import FullStore
+from tests.backends import operators, places
+from tests.backends.operators import Operator
 from tests.campaign import IS_FULL, times
 from tests.servers.libsql import LibsqlServer
 from tests.servers.mongo import MongoServer
@@ -122,6 +124,18 @@ class ServerBackend(Backend):
     driver_options: tuple[str, ...] = ("",)
     # Round trips that the driver may add by itself during a test, to monitor the server.
     monitoring_round_trips: int = 0
+    # Looks at its tables and changes their version; none where a store has no tables.
+    operator: Operator | None = None
+    # How many connections the server has from the stores of a DSN that carries `client_name`.
+    count_connections: Callable[[str], int] | None = None
+    client_name: str = ""
+    # The DSN of the same place with a password in it.
+    login: Callable[[str], AbstractContextManager[str]] | None = None
+    # What an error calls a DSN, and DSNs with a password in them that are refused.
+    dsn_name: str = ""
+    refused_dsns: tuple[str, ...] = ()
+    # What makes stores on a pool or client that a program has.
+    lender: Callable[[str], AbstractAsyncContextManager[Callable[[], FullStore]]] | None = None
     # How many batches of records a store has sent.
     record_batches: Callable[[Any], int] = lambda store: store._batchers.records.statements
 
@@ -151,10 +165,36 @@ def through_a_client(backend: Backend) -> Backend:
 SQLITE: Final = Backend("sqlite", "test_sqlite.py::test_contract", places.on_sqlite, goes_down="every process", kills=500)
 FILES: Final = Backend("files", "test_files.py::test_contract", places.on_files, goes_down="every process")
 POSTGRES: Final = ServerBackend(
-    "postgres", "test_postgres.py::test_contract", places.on_postgres, partial(PostgresServer, own=True), driver="asyncpg"
+    "postgres",
+    "test_postgres.py::test_contract",
+    places.on_postgres,
+    partial(PostgresServer, own=True),
+    driver="asyncpg",
+    operator=operators.PostgresOperator(),
+    count_connections=operators.PostgresOperator().count_connections,
+    client_name="application_name=perdure-test",
+    login=operators.same_login,
+    dsn_name="PostgreSQL DSN",
+    refused_dsns=("mysql://u:secret@h/d", "postgresql://u:secret@[h/d"),
+    lender=operators.postgres_lender,
 )
 MYSQL: Final = ServerBackend(
-    "mysql", "test_mysql.py::test_contract", places.on_mysql, partial(MysqlServer, own=True), driver="asyncmy"
+    "mysql",
+    "test_mysql.py::test_contract",
+    places.on_mysql,
+    partial(MysqlServer, own=True),
+    driver="asyncmy",
+    operator=operators.MysqlOperator(),
+    count_connections=operators.MysqlOperator().count_connections,
+    login=operators.same_login,
+    dsn_name="MySQL DSN",
+    refused_dsns=(
+        "postgresql://u:secret@h/d",
+        "mysql://u:secret@[h/d",
+        "mysql://u:secret@h:port/d",
+        "mysql://u:secret@h/",
+    ),
+    lender=operators.mysql_lender,
 )
 MONGO: Final = ServerBackend(
     "mongo",
@@ -167,6 +207,13 @@ MONGO: Final = ServerBackend(
     # The driver repeats a write once by itself. Without that, the store has to.
     driver_options=("retryWrites=false", "retryWrites=true"),
     monitoring_round_trips=2,
+    operator=operators.MongoOperator(),
+    count_connections=operators.MongoOperator().count_connections,
+    client_name="appName=perdure-test",
+    login=operators.mongo_login,
+    dsn_name="MongoDB URL",
+    refused_dsns=("mysql://u:secret@h/d", "mongodb://", "mongodb:u:secret@h"),
+    lender=operators.mongo_lender,
     record_batches=lambda store: store._records.statements,
 )
 REDIS: Final = ServerBackend(
@@ -177,7 +224,13 @@ REDIS: Final = ServerBackend(
     driver="redis",
     record_batches=lambda store: store._scripts.statements,
 )
-LIBSQL: Final = ServerBackend("libsql", "test_libsql.py::test_contract", places.on_libsql, partial(OwnLibsql, own=True))
+LIBSQL: Final = ServerBackend(
+    "libsql",
+    "test_libsql.py::test_contract",
+    places.on_libsql,
+    partial(OwnLibsql, own=True),
+    operator=operators.LibsqlOperator(),
+)
 S3: Final = Backend(
     "key_value-s3",
     "test_key_value_s3.py::test_contract",

@@ -1,6 +1,3 @@
-import asyncio
-import os
-import pickle
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -14,7 +11,6 @@ from perdure.backends.sqlite import SQLiteStore
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.stores import libsql as opened
 from perdure.testing.contract.world import TTL, entry, new_run, outcomes
-from tests.backends.libsql.conftest import run
 from tests.backends.libsql.tokens import KeyPair
 from tests.servers.libsql import LibsqlServer
 
@@ -40,24 +36,6 @@ def guarded(keys: KeyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     server.start()
     yield server
     server.remove()
-
-
-async def test_without_auto_migrate_nothing_is_created(url: str, table: str) -> None:
-    store = LibsqlStore(url, table=table, auto_migrate=False)
-    with pytest.raises(PersistenceError, match="auto_migrate is off"):
-        await store.get("run")
-    await store.setup()
-    assert await store.get("run") is None
-    await store.close()
-
-
-async def test_tables_of_another_version_are_left_alone(url: str, table: str, store: LibsqlStore) -> None:
-    await store.setup()
-    await run(url, f"UPDATE {table}_meta SET value = 99 WHERE name = 'schema_version'")
-    other = LibsqlStore(url, table=table)
-    with pytest.raises(PersistenceError, match="schema version 99"):
-        await other.get("run")
-    await other.close()
 
 
 async def test_a_token_in_the_url_or_beside_it_lets_in(guarded: LibsqlServer, keys: KeyPair) -> None:
@@ -139,39 +117,10 @@ async def test_a_server_that_does_not_encrypt_is_not_talked_to_when_that_was_ask
     await store.close()
 
 
-def test_a_store_cannot_be_pickled(url: str) -> None:
-    with pytest.raises(TypeError, match="send its DSN"):
-        pickle.dumps(LibsqlStore(url))
-
-
 async def test_stores_are_equal_by_server_tables_and_prefix(url: str) -> None:
     first = LibsqlStore(url)
     assert first.key == LibsqlStore(f"{url}/?authToken=t", table="PERDURE").key
     assert len({first.key, LibsqlStore(url, prefix="x").key, LibsqlStore(url, table="x").key, LibsqlStore(f"{url}/x").key}) == 4
-
-
-async def test_a_store_goes_on_in_a_forked_child_and_in_its_parent(store: LibsqlStore) -> None:
-    claim = (await store.create(new_run(), ttl=TTL)).claim
-    assert claim is not None
-    await store.record(claim.lease, [entry(1)])
-    lease = claim.lease
-
-    async def record(seq: int) -> None:
-        await store.record(lease, [entry(seq)])
-
-    def fork() -> int:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                asyncio.run(record(2))
-                os._exit(0)
-            except BaseException:
-                os._exit(1)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-    assert await asyncio.to_thread(fork) == 0
-    await record(3)
-    assert [line.seq for line in await store.journal("run")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("ttl", [None, 60.0])

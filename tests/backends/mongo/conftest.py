@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import secrets
-import warnings
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, TypeAlias
 
 import pymongo
 import pytest
-from pymongo import pool_options
 
 from perdure.backends.mongo import MongoStore
 from tests.servers.mongo import MongoServer, shared_server, with_database
 from tests.wire import Wire
 
 Client: TypeAlias = pymongo.MongoClient[dict[str, Any]]
-
-
-@pytest.fixture(autouse=True)
-def no_look_for_docker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver asks the disk whether it runs in a container, each time it opens a pool: one `stat`, on the store's own loop."""
-    monkeypatch.setattr(pool_options, "get_container_env_info", dict)
-
-
-@pytest.fixture(autouse=True)
-def forgotten_sockets() -> Iterator[None]:
-    """The driver forgets to close a socket that was connecting when it was closed itself, as to a server that is away."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,6 @@ import asyncio
 import gc
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -231,17 +229,6 @@ async def test_no_password_is_shown(start: Start) -> None:
     await ours.setup()
     await ours.close()
     await asyncio.to_thread(server.ask, "AUTH right")
-
-
-def test_a_missing_driver_says_what_to_install() -> None:
-    program = (
-        "import sys; sys.modules['redis'] = None\n"
-        "from perdure.backends.redis import RedisStore\n"
-        "try: RedisStore('redis://localhost')\n"
-        "except ImportError as error: print(error)"
-    )
-    shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    assert "pip install perdure[redis]" in shown
 
 
 def test_a_forked_child_has_connections_of_its_own(server: RedisServer, table: str) -> None:
