@@ -8,7 +8,7 @@ import pytest
 from perdure.backends.libsql import LibsqlStore
 from perdure.backends.libsql.connections import LibsqlConnections
 from perdure.backends.sqlite import SQLiteStore
-from perdure.errors import LeaseLost, PersistenceError
+from perdure.errors import PersistenceError
 from perdure.stores import libsql as opened
 from perdure.testing.contract.world import TTL, entry, new_run, outcomes
 from tests.backends.libsql.tokens import KeyPair
@@ -144,18 +144,6 @@ async def test_a_run_of_thousands_of_entries_at_once_is_recorded(store: LibsqlSt
     entries = [entry(seq) for seq in range(1, 3001)]
     await store.record(claim.lease, entries)
     assert await store.journal("run") == entries
-
-
-async def test_a_stale_run_in_a_batch_fails_alone(store: LibsqlStore) -> None:
-    leases = []
-    for n in range(10):
-        claim = (await store.create(new_run(f"run-{n}"), ttl=TTL)).claim
-        assert claim is not None
-        leases.append(claim.lease)
-    await store.acquire("run-5", TTL, now=leases[5].until + 1)
-    answers = await outcomes([store.record(lease, [entry(1)]) for lease in leases])
-    assert [isinstance(answer, LeaseLost) for answer in answers] == [n == 5 for n in range(10)]
-    assert [len(await store.journal(f"run-{n}")) for n in range(10)] == [int(n != 5) for n in range(10)]
 
 
 async def test_what_a_server_does_not_sync_is_not_called_durable(store: LibsqlStore) -> None:

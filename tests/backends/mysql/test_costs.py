@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from perdure.backends.mysql import MysqlStore
-from perdure.errors import LeaseLost, PersistenceError
+from perdure.errors import PersistenceError
 from perdure.model.records import Lease
 from perdure.testing.contract.world import entry, new_run, signals
 from tests.backends.mysql.conftest import ask
@@ -27,18 +27,8 @@ async def leased(store: MysqlStore, run_id: str) -> Lease:
 
 
 async def commits(dsn: str) -> int:
-    """How many transactions the server was told to commit; nothing here is committed by itself."""
+    """How many COMMITs the server has executed; no connection here has autocommit."""
     return int((await ask(dsn, "SHOW GLOBAL STATUS LIKE 'Com_commit'"))[0][1])
-
-
-async def test_a_record_is_one_round_trip(wire: Wire) -> None:
-    store = MysqlStore(wire.url)
-    lease = await leased(store, "run")
-    before = wire.round_trips
-    for seq in range(1, 51):
-        await store.record(lease, [entry(seq)])
-    assert wire.round_trips - before == 50
-    await store.close()
 
 
 async def test_a_record_that_consumes_a_signal_is_one_round_trip(wire: Wire) -> None:
@@ -55,18 +45,6 @@ async def test_a_record_that_consumes_a_signal_is_one_round_trip(wire: Wire) -> 
     await store.close()
 
 
-async def test_a_one_step_run_is_two_round_trips(wire: Wire) -> None:
-    store = MysqlStore(wire.url)
-    await store.setup()
-    before = wire.round_trips
-    await store.finish(await leased(store, "run"), "completed", b"1", entries=[entry(1)])
-    assert wire.round_trips - before == 2
-    row = await store.get("run")
-    assert row is not None
-    assert (row.status, row.outcome, row.lease_until) == ("completed", b"1", None)
-    await store.close()
-
-
 async def test_going_to_sleep_is_one_round_trip(wire: Wire) -> None:
     store = MysqlStore(wire.url)
     lease = await leased(store, "run")
@@ -76,40 +54,16 @@ async def test_going_to_sleep_is_one_round_trip(wire: Wire) -> None:
     await store.close()
 
 
-async def test_concurrent_runs_share_commits(dsn: str, wire: Wire) -> None:
-    store = MysqlStore(wire.url)
+async def test_concurrent_runs_share_commits(dsn: str, store: MysqlStore) -> None:
     leases = [await leased(store, f"run-{n}") for n in range(100)]
-    round_trips, committed = wire.round_trips, await commits(dsn)
+    committed = await commits(dsn)
 
     async def drive(lease: Lease) -> None:
         for seq in range(1, 11):
             await store.record(lease, [entry(seq)])
 
     await asyncio.gather(*map(drive, leases))
-    assert wire.round_trips - round_trips < 0.2 * 1000
     assert 0 < await commits(dsn) - committed < 0.2 * 1000
-    for lease in leases:
-        assert [line.seq for line in await store.journal(lease.run_id)] == list(range(1, 11))
-    await store.close()
-
-
-async def test_one_stale_run_fails_alone(store: MysqlStore) -> None:
-    leases = [await leased(store, f"run-{n}") for n in range(10)]
-    await store.delete("run-3")
-    packets = store._batchers.records.statements
-    answers = await asyncio.gather(*(store.record(lease, [entry(1)]) for lease in leases), return_exceptions=True)
-    assert [n for n, answer in enumerate(answers) if isinstance(answer, LeaseLost)] == [3]
-    assert store._batchers.records.statements - packets <= 2
-    assert await store.journal("run-3") == []
-    assert await store.journal("run-4") == [entry(1)]
-
-
-async def test_the_same_record_twice_at_once_is_one(store: MysqlStore) -> None:
-    lease = await leased(store, "run")
-    async with asyncio.timeout(20):
-        answers = await asyncio.gather(*(store.record(lease, [entry(1)]) for _ in range(10)))
-    assert len(answers) == 10
-    assert await store.journal("run") == [entry(1)]
 
 
 async def test_what_no_column_holds_fails_alone(store: MysqlStore) -> None:

@@ -13,9 +13,6 @@ from perdure.testing.contract.world import entry, new_run
 from tests.servers.redis import RedisServer
 from tests.wire import Wire
 
-RUNS = 100
-STEPS = 20
-
 
 @pytest.fixture
 async def counted(proxy: Wire, table: str) -> AsyncIterator[tuple[RedisStore, Wire]]:
@@ -29,37 +26,6 @@ async def lease(store: RedisStore, run_id: str) -> Lease:
     claim = (await store.create(new_run(run_id), ttl=600)).claim
     assert claim is not None
     return claim.lease
-
-
-async def test_a_record_is_one_round_trip(counted: tuple[RedisStore, Wire]) -> None:
-    store, seen = counted
-    mine = await lease(store, "run")
-    before = seen.round_trips
-    for seq in range(1, 51):
-        await store.record(mine, [entry(seq)])
-    assert seen.round_trips - before == 50
-
-
-async def test_records_of_many_runs_share_round_trips(counted: tuple[RedisStore, Wire]) -> None:
-    store, seen = counted
-    leases = await asyncio.gather(*(lease(store, f"run-{n}") for n in range(RUNS)))
-
-    async def drive(mine: Lease) -> None:
-        for seq in range(1, STEPS + 1):
-            await store.record(mine, [entry(seq)])
-
-    before = seen.round_trips
-    await asyncio.gather(*map(drive, leases))
-    assert (seen.round_trips - before) / (RUNS * STEPS) <= 0.2
-    assert [len(await store.journal(f"run-{n}")) for n in range(RUNS)] == [STEPS] * RUNS
-
-
-async def test_a_one_step_run_is_two_round_trips(counted: tuple[RedisStore, Wire]) -> None:
-    store, seen = counted
-    await store.finish(await lease(store, "first"), "completed", b"1", entries=[entry(1)])  # the server learns the script
-    before = seen.round_trips
-    await store.finish(await lease(store, "second"), "completed", b"1", entries=[entry(1)])
-    assert seen.round_trips - before == 2
 
 
 async def test_a_claim_with_its_journals_is_one_round_trip(counted: tuple[RedisStore, Wire]) -> None:

@@ -1,0 +1,95 @@
+"""What verbs of a store on a server cost, counted in round trips on the network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+import pytest
+
+from perdure.errors import LeaseLost
+from perdure.model.records import Lease
+from perdure.store import FullStore
+from perdure.testing.contract.world import entry, new_run
+from tests.backends.opening import opened
+from tests.backends.registry import LIBSQL, MONGO, MYSQL, REDIS, ServerBackend, on
+from tests.wire import Wire
+
+TTL: Final = 600.0
+RECORDS: Final = 40
+RUNS: Final = 100
+STEPS: Final = 10
+
+
+@pytest.fixture
+async def store(server_backend: ServerBackend, wire: Wire) -> AsyncIterator[FullStore]:
+    """A store behind the proxy that has sent each statement and script before, which may take a round trip of its own."""
+    async with opened(server_backend.through(wire)) as store:
+        await one_step_run(store, "warm")
+        await store.delete("warm")
+        yield store
+
+
+async def leased(store: FullStore, run_id: str = "run") -> Lease:
+    claim = (await store.create(new_run(run_id), ttl=TTL)).claim
+    assert claim is not None
+    return claim.lease
+
+
+async def one_step_run(store: FullStore, run_id: str) -> None:
+    await store.finish(await leased(store, run_id), "completed", b"1", entries=[entry(1)])
+
+
+@on(MYSQL, MONGO, REDIS, LIBSQL)  # PostgreSQL moves a loop that writes much to connections of its own
+async def test_a_record_is_one_round_trip(server_backend: ServerBackend, store: FullStore, wire: Wire) -> None:
+    lease = await leased(store)
+    await store.record(lease, [entry(1)])  # sends the statement or script for the first time
+    before = wire.round_trips
+    for seq in range(2, RECORDS + 2):
+        await store.record(lease, [entry(seq)])
+    assert RECORDS <= wire.round_trips - before <= RECORDS + server_backend.monitoring_round_trips
+
+
+async def test_a_one_step_run_is_two_round_trips(server_backend: ServerBackend, store: FullStore, wire: Wire) -> None:
+    before = wire.round_trips
+    for n in range(10):
+        await one_step_run(store, f"run-{n}")
+    assert 20 <= wire.round_trips - before <= 20 + server_backend.monitoring_round_trips
+    row = await store.get("run-9")
+    assert row is not None
+    assert (row.status, row.outcome, row.lease_until) == ("completed", b"1", None)
+
+
+async def test_concurrent_runs_share_round_trips(store: FullStore, wire: Wire) -> None:
+    leases = await asyncio.gather(*(leased(store, f"run-{n}") for n in range(RUNS)))
+    before = wire.round_trips
+
+    async def drive(lease: Lease) -> None:
+        for seq in range(1, STEPS + 1):
+            await store.record(lease, [entry(seq)])
+
+    await asyncio.gather(*map(drive, leases))
+    assert wire.round_trips - before < 0.2 * RUNS * STEPS
+    for lease in leases:
+        assert await store.journal(lease.run_id) == [entry(seq) for seq in range(1, STEPS + 1)]
+
+
+async def test_one_stale_run_fails_alone(server_backend: ServerBackend, store: FullStore) -> None:
+    leases = [await leased(store, f"run-{n}") for n in range(10)]
+    await store.delete("run-3")
+    await store.acquire("run-5", TTL, now=leases[5].until + 1)
+    batches = server_backend.record_batches(store)
+    answers = await asyncio.gather(*(store.record(lease, [entry(1)]) for lease in leases), return_exceptions=True)
+    assert [n for n, answer in enumerate(answers) if isinstance(answer, LeaseLost)] == [3, 5]
+    assert not any(isinstance(answer, BaseException) for n, answer in enumerate(answers) if n not in {3, 5})
+    assert server_backend.record_batches(store) - batches <= 2
+    assert [await store.journal(f"run-{n}") for n in range(10)] == [[] if n in {3, 5} else [entry(1)] for n in range(10)]
+
+
+async def test_the_same_record_twice_at_once_is_one(store: FullStore) -> None:
+    lease = await leased(store)
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(*(store.record(lease, [entry(1)]) for _ in range(10)))
+    assert len(answers) == 10
+    assert await store.journal("run") == [entry(1)]
