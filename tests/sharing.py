@@ -21,6 +21,8 @@ LONGEST_FIRST: Final = (
     "tests/backends/test_restarts.py",
     "tests/backends/test_starting_together.py",
     "tests/backends/test_lost_replies.py",
+    "tests/backends/test_server_restarts.py",
+    "tests/backends/test_handles.py",
     "tests/backends/postgres/test_pgbouncer.py",
     "tests/contract/test_postgres.py",
     "tests/backends/test_ids.py",

@@ -1,4 +1,4 @@
-"""Opens the store that a DSN names, in whichever process is told it.
+"""Opens the store that a DSN names, in any process.
 
 Some stores have no DSN, as a program makes them of an object that it has. This suite has DSNs for them, and makes the object:
 
@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from obstore.store import S3Store
 
 from perdure import open_store
+from perdure.backends.base.connections import ServerConnections
 from perdure.backends.base.dsn import split_options
 from perdure.backends.key_value import KeyValueRunStore
 from perdure.store import FullStore
@@ -63,3 +64,9 @@ def _folder(url: str) -> S3Store:
     where = urlsplit(url)
     bucket, _, folder = where.path.strip("/").partition("/")
     return S3Store(bucket, prefix=folder, **s3.options_for(f"{where.scheme}://{where.netloc}"))
+
+
+def connections_of(store: Any) -> ServerConnections:
+    """The connections of a store on a server. Tests shorten the patience of their class."""
+    connections: ServerConnections = store._connections
+    return connections

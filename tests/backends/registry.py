@@ -120,6 +120,8 @@ class ServerBackend(Backend):
     driver: str | None = None
     # Options that a DSN must carry through a proxy, where round trips are counted.
     proxy_options: str = ""
+    # Options that a DSN must carry where its server is away, as the driver has a patience of its own.
+    away_options: str = ""
     # Sets of driver options under which replies are lost: each test of those runs once with each.
     driver_options: tuple[str, ...] = ("",)
     # Round trips that the driver may add by itself during a test, to monitor the server.
@@ -204,6 +206,7 @@ MONGO: Final = ServerBackend(
     pace=6,  # its server is emulated
     driver="pymongo",
     proxy_options="serverMonitoringMode=poll&heartbeatFrequencyMS=600000",
+    away_options="serverSelectionTimeoutMS=500",
     # The driver repeats a write once by itself. Without that, the store has to.
     driver_options=("retryWrites=false", "retryWrites=true"),
     monitoring_round_trips=2,

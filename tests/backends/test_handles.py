@@ -12,18 +12,17 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
 from perdure import open_store, stores
-from perdure.backends.base.connections import ServerConnections
 from perdure.errors import PersistenceError
 from perdure.model.records import Lease
 from perdure.store import FullStore
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, entry, in_another_loop, new_run, outcomes
-from tests.backends.opening import opened
+from tests.backends.opening import connections_of, opened
 from tests.backends.operators import Operator
 from tests.backends.places import with_options
 from tests.backends.registry import LIBSQL, MYSQL, POSTGRES, SERVER_BACKENDS, ServerBackend, on
@@ -110,11 +109,6 @@ async def test_a_password_is_never_shown(login: str, monkeypatch: pytest.MonkeyP
                 getattr(answer, "__cause__", None),
             ]
             assert not any(secret in f"{shown!r} {answer} {caplog.text}" for secret in (escaped, unquote(escaped)))
-
-
-def connections_of(store: Any) -> ServerConnections:
-    connections: ServerConnections = store._connections
-    return connections
 
 
 @with_password

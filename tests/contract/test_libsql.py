@@ -1,7 +1,6 @@
 import asyncio
 import atexit
 import functools
-import os
 import secrets
 
 import pytest
@@ -11,7 +10,7 @@ from perdure.store import STANDARD_PARTS, Durability, FullStore
 from perdure.testing.contract import StoreFactory, all_cases, contract_tests
 from perdure.testing.contract.cases import Case
 from tests.backends.libsql.conftest import drop, run
-from tests.servers.libsql import VARIABLE, LibsqlServer, shared_server
+from tests.servers.libsql import LibsqlServer, shared_server
 
 DURABLE = [case for case in all_cases() if "durable" in case.needs]
 
@@ -72,7 +71,3 @@ test_contract = contract_tests(LibsqlFactory)
 @pytest.mark.parametrize("case", DURABLE, ids=[case.name for case in DURABLE])
 def test_what_is_acknowledged_survives_the_death_of_the_server(case: Case) -> None:
     asyncio.run(case.run(KilledFactory()))
-
-
-def test_the_server_is_ours_unless_the_environment_names_one() -> None:
-    assert shared_server().is_ours == (VARIABLE not in os.environ)

@@ -1,5 +1,4 @@
 import atexit
-import os
 import secrets
 from functools import cache
 from typing import Final
@@ -11,7 +10,7 @@ from pymongo import pool_options
 from perdure.backends.mongo import MongoStore
 from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
-from tests.servers.mongo import VARIABLE, shared_server, with_database
+from tests.servers.mongo import shared_server, with_database
 
 # The driver looks after the server so rarely that it needs fewer connections, which are what costs most in an emulated server.
 RARE_LOOKS: Final = "serverMonitoringMode=poll&heartbeatFrequencyMS=600000"
@@ -50,7 +49,3 @@ class MongoFactory(StoreFactory):
 
 
 test_contract = contract_tests(MongoFactory)
-
-
-def test_the_server_is_ours_unless_the_environment_names_one() -> None:
-    assert shared_server().is_ours == (VARIABLE not in os.environ)

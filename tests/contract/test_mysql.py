@@ -1,6 +1,5 @@
 import asyncio
 import atexit
-import os
 import secrets
 from functools import cache
 from typing import Any
@@ -13,7 +12,7 @@ from perdure.backends.mysql.address import parse_address
 from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 from tests.campaign import IS_FULL
-from tests.servers.mysql import VARIABLE, shared_server, with_database
+from tests.servers.mysql import shared_server, with_database
 
 
 @cache
@@ -73,7 +72,3 @@ _pools: dict[str, Any] = {}
 test_contract = contract_tests(MysqlFactory)
 if IS_FULL:  # the same statements in another spelling: once in a campaign is enough
     test_contract_on_a_borrowed_pool = contract_tests(BorrowedFactory)
-
-
-def test_the_server_is_ours_unless_the_environment_names_one() -> None:
-    assert shared_server().is_ours == (VARIABLE not in os.environ)

@@ -1,6 +1,5 @@
 import asyncio
 import atexit
-import os
 import secrets
 from functools import cache
 
@@ -9,7 +8,7 @@ import asyncpg  # type: ignore[import-untyped]  # it ships no types
 from perdure.backends.postgres import PostgresStore
 from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
-from tests.servers.postgres import VARIABLE, shared_server, with_search_path
+from tests.servers.postgres import shared_server, with_search_path
 
 
 @cache
@@ -43,7 +42,3 @@ class PostgresFactory(StoreFactory):
 
 
 test_contract = contract_tests(PostgresFactory)
-
-
-def test_the_server_is_ours_unless_the_environment_names_one() -> None:
-    assert shared_server().is_ours == (VARIABLE not in os.environ)

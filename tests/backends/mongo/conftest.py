@@ -64,12 +64,3 @@ def wire(dsn: str) -> Iterator[Wire]:
     wire = Wire(f"{dsn}&serverMonitoringMode=poll&heartbeatFrequencyMS=600000")
     yield wire
     wire.close()
-
-
-@pytest.fixture(scope="module")
-def restartable() -> Iterator[MongoServer]:
-    """A server that tests may stop and kill: always one of their own. A test leaves it running."""
-    server = MongoServer(own=True)
-    server.start()
-    yield server
-    server.remove()
