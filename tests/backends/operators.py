@@ -89,7 +89,7 @@ class LibsqlOperator(SqlOperator):
     async def query(self, dsn: str, sql: str) -> Sequence[Sequence[Any]]:
         from perdure.backends.libsql.address import parse_url
         from perdure.backends.libsql.hrana import HranaClient, committed_results, in_transaction
-        from perdure.backends.sql.tables import Statement
+        from perdure.backends.sql.dialect import Statement
 
         url, options = split_options(dsn, {"table", "tls"})
         target = parse_url(url.replace("libsql:", "http:"))
