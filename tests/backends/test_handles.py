@@ -271,3 +271,10 @@ async def test_a_transaction_cancelled_while_it_begins_leaves_no_lock(store: Ful
         await asyncio.wait([task])
     async with asyncio.timeout(PATIENCE):
         assert await store.acquire("run", TTL, now=EXPIRED) is not None
+
+
+@on(POSTGRES, MYSQL)
+async def test_create_finds_a_run_without_waiting_for_an_open_transaction(store: FullStore) -> None:
+    lease = await leased(store)
+    async with asyncio.timeout(5), store.transaction(lease):
+        assert not (await store.create(new_run())).is_new

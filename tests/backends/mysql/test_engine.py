@@ -1,4 +1,4 @@
-"""The engine on this store: a run that sleeps, waits and ends, over two runtimes; and values of every kind."""
+"""The engine on this store: values of every kind, and ids that look alike."""
 
 from __future__ import annotations
 
@@ -38,16 +38,6 @@ async def keep(ctx: Context) -> list[Any]:
     kept = [await ctx.step(f"value-{n}", same, value) for n, value in enumerate(VALUES)]
     await ctx.wait_for_signal("go")
     return kept
-
-
-async def test_a_run_goes_on_in_another_runtime(dsn: str) -> None:
-    async with Runtime(MysqlStore(dsn), workflows=[checkout]) as runtime:
-        run = await runtime.start(checkout, 4, id="order-1")
-        assert isinstance(await run.outcome(), Suspended)
-    async with Runtime(MysqlStore(dsn), workflows=[checkout]) as runtime:
-        await runtime.signal("order-1", "add", 3)
-        run = await runtime.start(checkout, 4, id="order-1")
-        assert await run.outcome() == Ok(22)
 
 
 async def test_values_of_every_kind_are_replayed_as_they_were(dsn: str) -> None:

@@ -173,13 +173,6 @@ async def test_a_takeover_that_is_not_committed_yet_keeps_writes_waiting(
     assert row.status in {"running", "pending"}  # as who took over left it
 
 
-async def test_a_run_that_is_driven_is_found_by_create_without_waiting(store: MysqlStore) -> None:
-    claim = (await store.create(new_run(), ttl=TTL, now=NOW)).claim
-    assert claim is not None
-    async with asyncio.timeout(5), store.transaction(claim.lease):
-        assert not (await store.create(new_run(), now=NOW)).is_new
-
-
 async def test_an_open_transaction_holds_up_neither_records_nor_renewals(store: MysqlStore) -> None:
     claim = (await store.create(new_run(), ttl=TTL, now=NOW)).claim
     others = (await store.create(new_run("other"), ttl=TTL, now=NOW)).claim

@@ -92,13 +92,6 @@ async def test_a_takeover_that_is_not_committed_yet_keeps_records_waiting(
     await taker.close()
 
 
-async def test_a_run_that_is_driven_is_found_by_create_without_waiting(store: PostgresStore) -> None:
-    claim = (await store.create(new_run(), ttl=TTL, now=NOW)).claim
-    assert claim is not None
-    async with asyncio.timeout(60), store.transaction(claim.lease):
-        assert not (await store.create(new_run(), now=NOW)).is_new
-
-
 async def test_an_open_transaction_holds_up_neither_signals_nor_records_nor_renewals(store: PostgresStore) -> None:
     claim = (await store.create(new_run(), ttl=TTL, now=NOW)).claim
     assert claim is not None

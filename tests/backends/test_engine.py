@@ -1,10 +1,10 @@
-"""The engine on this store: a run that sleeps, waits and ends, over two runtimes."""
+"""The engine on each store: a run that sleeps, waits and ends, over two runtimes."""
 
 from __future__ import annotations
 
 from perdure import Context, Ok, Runtime, Suspended, workflow
-from perdure.backends.redis import RedisStore
-from tests.servers.redis import RedisServer
+from tests.backends.opening import opened
+from tests.backends.registry import Backend
 
 
 def double(n: int) -> int:
@@ -19,11 +19,11 @@ async def checkout(ctx: Context, n: int) -> int:
     return await ctx.step(double, first + added, key="again")
 
 
-async def test_a_run_goes_on_in_another_runtime(server: RedisServer, table: str) -> None:
-    async with Runtime(RedisStore(server.url, table=table), workflows=[checkout]) as runtime:
+async def test_a_run_goes_on_in_another_runtime(backend: Backend, shared_dsn: str) -> None:
+    async with opened(shared_dsn) as store, Runtime(store, workflows=[checkout]) as runtime:
         run = await runtime.start(checkout, 4, id="order-1")
         assert isinstance(await run.outcome(), Suspended)
-    async with Runtime(RedisStore(server.url, table=table), workflows=[checkout]) as runtime:
+    async with opened(shared_dsn) as store, Runtime(store, workflows=[checkout]) as runtime:
         await runtime.signal("order-1", "add", 3)
         run = await runtime.start(checkout, 4, id="order-1")
         assert await run.outcome() == Ok(22)
