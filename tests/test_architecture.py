@@ -6,9 +6,11 @@ import ast
 import re
 from collections import Counter
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Final
 
+import grimp
 import pytest
 
 ROOT: Final = Path(__file__).parent.parent
@@ -82,6 +84,13 @@ def test_no_room_is_a_crowd_and_no_module_a_scrap() -> None:
     rooms = Counter(path.parent for path in modules)
     crowded = {str(room.relative_to(ROOT)): count for room, count in rooms.items() if count > 16 and room.name != "contract"}
     assert crowded == {}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports for type checkers and inside functions count. The package itself only names its modules, and is left out."""
+    graph = grimp.build_graph("perdure", exclude_type_checking_imports=False, cache_dir=None)
+    imported = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules if module != "perdure"}
+    TopologicalSorter(imported).prepare()  # raises CycleError
 
 
 def test_contributing_lists_at_most_25_nouns_once_each() -> None:

@@ -43,10 +43,6 @@ class Branches:
         self.stirs = 0
         self.ended = 0
 
-    def is_alone(self) -> bool:
-        """Whether the branch that runs is the only one there is."""
-        return self.running is not None and len(self.alive) == 1
-
     def paused(self) -> None:
         """The branch that ran has come to a wait or to its end."""
         call, self.at_pause = self.at_pause, None

@@ -162,8 +162,10 @@ class Recorder(Unrecorded):
         if consume is not None:
             self._consume.append(consume)
             self.consuming.add(consume)
-        if entry.phase == "close" and self._branches.is_alone():
-            self._branches.at_pause = self._write  # or sooner, when the next step begins
+        branches = self._branches
+        is_only_branch = branches.running is not None and len(branches.alive) == 1
+        if entry.phase == "close" and is_only_branch:
+            branches.at_pause = self._write  # or sooner, when the next step begins
         else:
             self._write_soon()
 
