@@ -136,7 +136,7 @@ class Context(Generic[D]):
         plan = spec.plan_with(options) if options else spec.plan
         if name is None:
             name = _step_name(spec, fn)
-        if drive.turnstile.queue and not self._scope and drive.caching is None and not drive.telling.audience:
+        if drive.results.queue and not self._scope and drive.caching is None and not drive.telling.audience:
             entry = drive.calls.next_record(name if key is None else key)
             if entry is not None:
                 return replay_step(drive, entry.key, plan, entry, drive.codec.checksum(args) if args else None)
@@ -271,7 +271,7 @@ class Context(Generic[D]):
 
     def now(self) -> datetime:
         """The time of the last recorded result that reached the body: the same on every replay."""
-        return moment(self._drive.turnstile.last_at)
+        return moment(self._drive.results.last_at)
 
     def uuid4(self, *, key: str | None = None) -> uuid.UUID:
         """A random-looking UUID, the same on every replay. Numbered in this scope; `key=` makes it independent of order."""

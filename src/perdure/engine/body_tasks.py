@@ -22,13 +22,11 @@ T = TypeVar("T")
 class Branches:
     """The living tasks of one body."""
 
-    __slots__ = ("alive", "at_pause", "changed", "ended", "joining", "ours", "outside", "running", "stirs", "unwinding")
+    __slots__ = ("alive", "changed", "ended", "joining", "ours", "outside", "running", "stirs", "unwinding")
 
     def __init__(self) -> None:
         # Told when a branch has come to a wait of its own, or to its end.
         self.changed: Callable[[], None] = nothing
-        # To be called once, when the branch that runs has come to a wait or to its end.
-        self.at_pause: Callable[[], None] | None = None
         self.alive: set[Branch] = set()
         # How many are inside a ctx call, waiting for us. The rest are about to run, or in `outside`.
         self.ours = 0
@@ -42,12 +40,6 @@ class Branches:
         # Grows whenever a branch runs; `ended` whenever one ends.
         self.stirs = 0
         self.ended = 0
-
-    def paused(self) -> None:
-        """The branch that ran has come to a wait or to its end."""
-        call, self.at_pause = self.at_pause, None
-        if call is not None:
-            call()
 
     def all_ours(self) -> bool:
         """Whether every branch waits for us, so that nothing but us can move the body."""
@@ -84,7 +76,6 @@ class Branches:
     def forget_owner(self) -> None:
         """Nobody has to be told of anything any more."""
         self.changed = nothing
-        self.at_pause = None
 
 
 def nothing(*_: object) -> None:
@@ -94,7 +85,17 @@ def nothing(*_: object) -> None:
 class Branch(Coroutine[Any, Any, Any]):
     """The coroutine of one of the body's tasks, telling `Branches` what it does."""
 
-    __slots__ = ("__weakref__", "_branches", "_cancel_requests_before", "_coro", "called", "is_ours", "is_unwinding", "task")
+    __slots__ = (
+        "__weakref__",
+        "_branches",
+        "_cancel_requests_before",
+        "_coro",
+        "_deferred_cancel",
+        "called",
+        "is_ours",
+        "is_unwinding",
+        "task",
+    )
 
     def __init__(self, branches: Branches, coro: Coroutine[Any, Any, Any]) -> None:
         self._branches = branches
@@ -102,6 +103,8 @@ class Branch(Coroutine[Any, Any, Any]):
         self.is_ours = False
         self.is_unwinding = False
         self._cancel_requests_before = 0
+        # How many cancellations were requested when one was deferred; 0 when none is.
+        self._deferred_cancel = 0
         # Whether it ever made a ctx call: only such tasks are cancelled when the run leaves memory.
         self.called = False
         self.task: asyncio.Task[Any] | None = None
@@ -129,6 +132,31 @@ class Branch(Coroutine[Any, Any, Any]):
             self._branches.unwinding -= 1
             self._branches.changed()
 
+    def defer_cancellation(self) -> None:
+        """A ctx call gave its result although its task was cancelled meanwhile: cancel at the next await instead.
+
+        Unless the request is withdrawn by then, as `asyncio.timeout` does at the end of its block.
+        """
+        task = self.task
+        if task is not None and task.cancelling() > self._cancel_requests_before:
+            self._deferred_cancel = task.cancelling()
+            task.get_loop().call_soon(self._cancel_if_deferred)
+
+    def check_cancellation(self) -> None:
+        """Raise CancelledError if one was deferred, now that the task has come to another ctx call."""
+        if self._deferred_cancel and self._take_deferred():
+            raise asyncio.CancelledError
+
+    def _cancel_if_deferred(self) -> None:
+        task = self.task
+        if task is not None and self._take_deferred():
+            task.uncancel()  # it stays one request, as `asyncio.timeout` and TaskGroup count them
+            task.cancel()
+
+    def _take_deferred(self) -> bool:
+        requests, self._deferred_cancel = self._deferred_cancel, 0
+        return 0 < requests <= (0 if self.task is None else self.task.cancelling())
+
     def _unwind(self) -> None:
         """It was cancelled inside a ctx call: nothing is handed over to others until it is out of it, as on a replay."""
         if self.is_ours and not self.is_unwinding:
@@ -155,11 +183,8 @@ class Branch(Coroutine[Any, Any, Any]):
         except BaseException:
             branches.running = interrupted
             branches.end(self)
-            branches.paused()
             raise
         branches.running = interrupted
-        if branches.at_pause is not None:
-            branches.paused()
         if self.is_unwinding and (self.task is None or self.task.cancelling() <= self._cancel_requests_before):
             self.wound_up()  # it was not the body that cancelled, but a time limit inside the step, which goes on
         if not self.is_ours:

@@ -41,10 +41,10 @@ async def wait_for_signal(
     drive: Drive, key: str, name: str, deadline: Callable[[], int] | None, default: Any, returns: Any
 ) -> Any:
     """The payload of the next signal with this name; a time-out raises `TimeoutError` or gives `default`."""
-    call, entry = await _pause(drive, key, name, "signal", deadline, Awaited("signal", name))
+    entry = await _pause(drive, key, name, "signal", deadline, Awaited("signal", name))
     if entry.ok:
         if drive.telling.audience:
-            await drive.telling.signal_received(call, entry, lambda: _payload(drive, entry, returns))
+            await drive.telling.signal_received(entry, lambda: _payload(drive, entry, returns))
         return _payload(drive, entry, returns)
     if isinstance(default, _Missing):
         error = TimeoutError(f"no signal {name!r} came in time for run {drive.run.id!r}; pass default= to go on without one")
@@ -66,18 +66,18 @@ def _payload(drive: Drive, entry: Entry, returns: Any) -> Any:
 
 async def _pause(
     drive: Drive, key: str, name: str, kind: Kind, deadline: Callable[[], int] | None, address: Awaited | None
-) -> tuple[CtxCall, Entry]:
+) -> Entry:
     await drive.calls.admitted()
     call = drive.calls.begin(key, kind)
-    if drive.turnstile.is_next(key):
-        return call, drive.turnstile.take()
+    if drive.results.is_next(key) and not call.was_cancelled:
+        return drive.results.take()
     opened = drive.calls.take_opened(key)
     with call:
         recorded = await drive.calls.turn(call)
         if recorded is not None:
-            return call, recorded
+            return recorded
         opened = opened or _open(drive, call, name, deadline)
-        return call, await drive.calls.wait(call, _wait(drive, call, opened, address))
+        return await drive.calls.wait(call, _wait(drive, call, opened, address))
 
 
 def _wait(drive: Drive, call: CtxCall, opened: Entry, address: Awaited | None) -> Wait:
@@ -141,8 +141,8 @@ class TimeLimit:
         self._call = call = drive.calls.begin(self._key, "timeout")
         self._task = asyncio.current_task()
         self._cancelling = self._task.cancelling() if self._task is not None else 0
-        if drive.calls.is_recorded(self._key):
-            drive.turnstile.ask(self._key, self)
+        if drive.calls.is_recorded(self._key) and not call.was_cancelled:
+            drive.results.ask(self._key, self)
             return self
         opened = drive.calls.take_opened(self._key) or _open(drive, call, self._name, self._deadline)
         self._wait = Wait(opened.seq, _deadline(drive, opened), self._due)
@@ -152,10 +152,10 @@ class TimeLimit:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._wait is not None:
             self._drive.waits.remove(self._wait)
-        self._drive.turnstile.withdraw(self._key)
+        self._drive.results.withdraw(self._key)
         if not self._is_over or self._task is None:
             if self._call is not None and kind is not None and issubclass(kind, asyncio.CancelledError):
-                self._call.free()
+                self._drive.calls.cancelled(self._call)
             return
         if self._task.uncancel() <= self._cancelling and kind is not None and issubclass(kind, asyncio.CancelledError):
             late = TimeoutError(f"the time limit {self._name!r} of run {self._drive.run.id!r} has passed")
@@ -167,6 +167,9 @@ class TimeLimit:
         del entry
         self._is_over = True
         return self._task is not None and self._task.cancel()
+
+    def abandon(self) -> None:
+        """Nothing to do: the block can be cancelled at any time."""
 
     def _due(self) -> None:
         now = self._drive.clock.now()

@@ -26,9 +26,9 @@ from perdure.engine.body_tasks import Branches, begun, first_step, note_tasks
 from perdure.engine.endings import ending_of_body, ending_of_dead_run
 from perdure.engine.event_publisher import Telling
 from perdure.engine.heartbeat import Heartbeat, HeldLease
-from perdure.engine.keyed_calls import Calls
+from perdure.engine.keyed_calls import Calls, CtxCall
 from perdure.engine.recorder import Recorder, Unrecorded
-from perdure.engine.replay_order import Turnstile
+from perdure.engine.replay_order import ResultQueue
 from perdure.engine.step_cache import StepCaching
 from perdure.engine.subscriptions import Listeners
 from perdure.engine.timers_and_signals import Waits
@@ -87,10 +87,10 @@ class Drive:
         "must_stop",
         "options",
         "recorder",
+        "results",
         "run",
         "settings",
         "telling",
-        "turnstile",
         "waits",
     )
 
@@ -126,9 +126,9 @@ class Drive:
         recorded, self._unreadable = _readable(claim)
         self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq)
         self.branches = Branches()
-        self.turnstile = self._new_turnstile(recorded)
-        self.waits.on_change = self.branches.changed = self.turnstile.look_soon
-        self.calls = Calls(claim.run.id, recorded, self.branches, self.turnstile, self.waits)
+        self.results = self._new_results(recorded)
+        self.waits.on_change = self.branches.changed = self.results.look_soon
+        self.calls = Calls(claim.run.id, recorded, self.branches, self.results, self.waits, self._note_cancelled)
         self.telling = Telling(self, options.on_event, Listeners() if listeners is None else listeners)
         self.caching = None if options.cache is None else StepCaching(options.cache, self.clock)
         journal, pulsed = list(claim.journal), self._pulsed
@@ -152,22 +152,24 @@ class Drive:
         # Step functions that are running right now. Whoever counts one out says so if the drive must stop.
         self.executing = 0
 
-    def _new_turnstile(self, recorded: JournalIndex) -> Turnstile:
-        turnstile = Turnstile(
+    def _new_results(self, recorded: JournalIndex) -> ResultQueue:
+        results = ResultQueue(
             self.branches,
             self.clock,
             self.settings.unload_grace,
             recorded.closes,
+            has_store=self._store is not None,
             on_live=self._went_live,
+            on_rest=self._flush,
             on_idle=self._is_idle,
             has_event=self.waits.has_due,
             next_event=self.waits.resolve_one,
         )
-        turnstile.last_at = self.run.created_at
+        results.last_at = self.run.created_at
         if self.run.cancel_requested:
             # The body comes to its first wait, as on a replay, and is cancelled there rather than before it began.
-            turnstile.is_live = False
-        return turnstile
+            results.is_live = False
+        return results
 
     def _new_recorder(self, store: Store, journal: list[Entry], pulsed: Callable[[Pulse], None]) -> Recorder:
         return Recorder(
@@ -178,7 +180,7 @@ class Drive:
             self.branches,
             on_pulse=pulsed,
             on_failure=self._give_up,
-            on_written=self.telling.persisted,
+            on_written=self._written,
         )
 
     @property
@@ -195,9 +197,14 @@ class Drive:
         return View(self.run, self.recorder.journal, self.recorder.acknowledged_length, self.waits.inbox)
 
     @property
+    def is_closed(self) -> bool:
+        """Whether ctx calls are refused, since the run has left memory or ended."""
+        return self.calls.closed is not None
+
+    @property
     def is_replaying(self) -> bool:
         """Whether recorded results are still being handed over."""
-        return not self.turnstile.is_used_up
+        return bool(self.results.queue)
 
     async def drive(self) -> Outcome[Any]:
         """Drive the run until it ends or suspends, and give its outcome. Raises when it had to give up."""
@@ -264,9 +271,13 @@ class Drive:
         self._attend()
 
     def cancel(self) -> None:
-        """End the run as cancelled: CancelledError is raised at the body's waits, once the journal is used up."""
+        """End the run as cancelled: CancelledError is raised at the body's waits, once it has every recorded result."""
         self._cancel_requested = True
-        if self.turnstile.is_live:
+        if not self.results.is_live:
+            return  # `_went_live` does it
+        if self.results.queue:
+            self.results.when_empty = self._cancel_body
+        else:
             self._cancel_body()
 
     def look_at_inbox(self) -> None:
@@ -279,16 +290,16 @@ class Drive:
     def may_start_now(self) -> bool:
         """Whether a step function may be called without waiting for anything."""
         return (
-            not self.recorder.is_behind
+            not self.recorder.unacknowledged_open
             and not self.must_stop
             and not self.calls.is_refusing
             and (self._held is None or self._held.is_ours())
         )
 
     async def may_start(self) -> None:
-        """Return when a step function may be called: all before it is recorded, and the run is ours."""
-        if (acknowledged := self.recorder.acknowledged()) is not None:
-            await acknowledged
+        """Return when a step function may be called: every open entry is recorded, and the run is ours."""
+        if self.recorder.unacknowledged_open:
+            await self.recorder.acknowledged()
         if self.calls.is_refusing or (self._held is not None and not self._held.is_ours()):
             self._check_that_it_is_ours()
         if self.must_stop:
@@ -296,8 +307,7 @@ class Drive:
 
     async def recorded(self) -> None:
         """Return when everything so far is recorded, and the run is ours."""
-        if (acknowledged := self.recorder.acknowledged()) is not None:
-            await acknowledged
+        await self.recorder.acknowledged()
         self._check_that_it_is_ours()
 
     def _check_that_it_is_ours(self) -> None:
@@ -341,8 +351,8 @@ class Drive:
         context = contextvars.copy_context()
         context.run(place.set, self.branches)
         self._main = self._loop.create_task(begun(self._run_body()), context=context, name=f"perdure:{self.run.id}")
-        if not self.turnstile.is_live:
-            self.turnstile.look_soon()
+        if not self.results.is_live:
+            self.results.look_soon()
         elif self._cancel_requested:
             self._cancel_body()
         else:
@@ -376,7 +386,7 @@ class Drive:
                 )
             except BaseException as error:  # noqa: BLE001 - an interrupt in code of the result's own
                 self._give_up(error)
-            self.turnstile.close()  # nothing reaches a body that has ended
+            self.results.close()  # nothing reaches a body that has ended
         self._attend()
 
     async def _finish(self, ending: Ending) -> Outcome[Any]:
@@ -398,7 +408,7 @@ class Drive:
         return Suspended(self.run.id, moment(self.clock.now()))
 
     async def _suspend(self) -> Outcome[Any] | None:
-        if not self.turnstile.is_idle or self.waits.has_due():
+        if not self.results.is_idle or self.waits.has_due():
             return None
         # From here to the store's answer nothing is resolved and no call gets through, so that what is said stays true.
         self.waits.is_live = False
@@ -467,7 +477,6 @@ class Drive:
     def _close(self, why: Literal["unloaded", "ended"]) -> None:
         if self.calls.closed is None:
             self.calls.close(why)
-            self.turnstile.close()
             self.waits.close()
 
     # What others tell the drive.
@@ -479,7 +488,7 @@ class Drive:
             self._cancel_body()
             return
         self._let_calls_through()
-        self.turnstile.look_soon()
+        self.results.look_soon()
 
     def _let_calls_through(self) -> None:
         self.calls.go_live()
@@ -493,6 +502,21 @@ class Drive:
         if can_leave_memory(self.branches, self.waits, self.clock.now(), self.settings.unload_grace):
             self._must_suspend = True
             self._attend()
+        else:
+            self._flush()
+
+    def _flush(self) -> None:
+        """The body rests and the run stays in memory: what would have gone with `suspend` is written now."""
+        self.recorder.flush()
+
+    def _written(self, seq: int) -> None:
+        if self.telling.audience:
+            self.telling.persisted(seq)
+        self.results.acknowledge(seq)
+
+    def _note_cancelled(self, call: CtxCall) -> None:
+        now = self.clock.now()
+        self.recorder.append(call.key, "", kind=call.kind, phase="cancel", started_at=now, ended_at=now)
 
     def _pulsed(self, pulse: Pulse) -> None:
         if pulse.cancel_requested and not self._cancel_requested:
@@ -529,7 +553,7 @@ class Drive:
 def _readable(claim: Claim) -> tuple[JournalIndex, SnapshotCorrupt | None]:
     """What the journal says, or the error that says why it cannot be read."""
     if not claim.journal:
-        return JournalIndex([], {}, {}, {}), None
+        return JournalIndex([], {}, {}, {}, {}), None
     try:
         return JournalIndex.of(claim.journal), None
     except ValueError as reason:

@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 from perdure import events
 from perdure.codec import Codec
-from perdure.engine.keyed_calls import CtxCall
-from perdure.engine.replay_order import Turnstile
+from perdure.engine.replay_order import ResultQueue
 from perdure.engine.subscriptions import Listeners, Subscription
 from perdure.engine.unloading import CLOSING_SECONDS
 from perdure.errors import LeaseLost
@@ -44,14 +43,15 @@ class PublishedDrive(Protocol):
     @property
     def codec(self) -> Codec: ...
     @property
-    def turnstile(self) -> Turnstile: ...
+    def results(self) -> ResultQueue: ...
     @property
     def has_lease(self) -> bool: ...
     @property
     def is_resumed(self) -> bool: ...
     def view(self) -> View: ...
     def result(self) -> Any: ...
-    async def recorded(self) -> None: ...
+    @property
+    def is_closed(self) -> bool: ...
 
 
 class PublishedStep(Protocol):
@@ -145,19 +145,18 @@ class Telling:
         self.note(kind, key=step.key, name=step.name, attempt=attempt, **fields)
         await self.told()
 
-    async def step_replayed(self, call: CtxCall, step: PublishedStep, entry: Entry) -> None:
+    async def step_replayed(self, step: PublishedStep, entry: Entry) -> None:
         """The record of a step reached the body again."""
-        with self._reaching(call, entry):
+        with self._before_body():
             about = _about(entry, step.name)
             self.note(events.StepSkippedEvent, **about)
             self.note(events.StepCompleteEvent, **about, is_replayed=True, load=lambda: read_result(entry).result)
             await self.told()
 
-    async def step_ended(self, call: CtxCall, step: PublishedStep, entry: Entry, error: Exception | None) -> None:
+    async def step_ended(self, step: PublishedStep, entry: Entry, error: Exception | None) -> None:
         """The step's outcome, recorded just now, reached the body."""
         drive = self._drive
-        with self._reaching(call, entry):
-            await drive.recorded()
+        with self._before_body():
             about = _about(entry, step.name)
             if error is None:
                 self.note(events.StepSuccessEvent, **about, load=lambda: load_value(drive.codec, entry, step.plan.returns))
@@ -166,12 +165,11 @@ class Telling:
             self.note(events.StepCompleteEvent, **about, is_replayed=False, load=lambda: read_result(entry).result)
             await self.told()
 
-    async def signal_received(self, call: CtxCall, entry: Entry, load: Callable[[], Any]) -> None:
+    async def signal_received(self, entry: Entry, load: Callable[[], Any]) -> None:
         """A wait has its signal, and the body gets it now. One that was consumed before is not told again."""
         if entry.epoch != self._drive.run.epoch:
             return
-        with self._reaching(call, entry):
-            await self._drive.recorded()
+        with self._before_body():
             self.note(events.SignalReceivedEvent, key=entry.key, name=entry.name, load=load)
             await self.told()
 
@@ -189,15 +187,14 @@ class Telling:
         self.note(events.WarningEvent, message=message)
 
     @contextmanager
-    def _reaching(self, call: CtxCall, entry: Entry) -> Iterator[None]:
-        """Between a record and the body: nothing else is handed over, and a branch that is cancelled did not get it."""
-        with self._drive.turnstile.held():
+    def _before_body(self) -> Iterator[None]:
+        """Between a record and the body: nothing else is delivered. The body gets the record also when it is cancelled here."""
+        with self._drive.results.hold():
             try:
                 yield
             except asyncio.CancelledError:
-                self._drive.turnstile.give_back(entry)
-                call.free()
-                raise
+                if self._drive.is_closed:
+                    raise
 
     def _note_end(self, outcome: Outcome[Any]) -> None:
         if isinstance(outcome, Suspended):

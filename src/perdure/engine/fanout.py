@@ -69,9 +69,12 @@ async def run_race(drive: Drive, key: str, name: str, racers: Sequence[Coroutine
             winner = next(index for index, task in enumerate(tasks) if task.done())
             now = drive.clock.now()
             payload = msgspec.json.encode(winner)
-            drive.recorder.append(key, name, kind="race", payload=payload, started_at=now, ended_at=now)
+            entry = drive.recorder.append(key, name, kind="race", payload=payload, started_at=now, ended_at=now)
+            if drive.has_lease:
+                with call:  # next, or losers would get results that a replay does not give them
+                    await drive.calls.wait_for_delivery(call, entry, is_next=True)
     except asyncio.CancelledError:
-        call.free()
+        drive.calls.cancelled(call)
         raise
     finally:
         await _cancel(tasks)

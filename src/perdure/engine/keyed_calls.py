@@ -2,20 +2,24 @@
 
 A call finds its record and gets it when its turn comes, or finds none and goes ahead when the run is live. Every operation (a
 step, a sleep, a race) is made of what is here. When the run has left memory or ended, or is being cancelled, calls are refused.
+
+A call whose result is in the journal gets that result: cancelling it takes effect at the branch's next await. On a replay the
+result is there from the start, so a cancellation that hid it on the first run would send the replay another way. A call that was
+cancelled before it had a result leaves a `cancel` entry, by which a replay tells it from a later call with the same key.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
-from perdure.engine.body_tasks import Branch, Branches
-from perdure.engine.replay_order import Receiver, Turnstile
+from perdure.engine.body_tasks import Branch, Branches, nothing
+from perdure.engine.replay_order import Receiver, ResultQueue
 from perdure.engine.timers_and_signals import Wait, Waits
 from perdure.errors import DuplicateStep, RunFinished, StepChanged, Unloaded
 from perdure.model.journal import Entry, JournalIndex, Kind
@@ -27,11 +31,17 @@ MOST_REFUSALS: Final = 100
 
 
 class Parked(asyncio.Future[Any]):
-    """What a branch waits for inside a ctx call. A branch whose wait is cancelled is about to run again, and no longer ours."""
+    """What a branch waits for inside a ctx call. A branch whose wait is cancelled is about to run again, and no longer ours.
+
+    Shielded, it refuses: `Task.cancel` then throws CancelledError when the result has come, and `Calls.parked` returns that.
+    """
 
     branch: Branch | None = None
+    is_shielded = False
 
     def cancel(self, msg: Any | None = None) -> bool:
+        if self.is_shielded:
+            return False
         cancelled = super().cancel(msg)
         if cancelled and self.branch is not None:
             self.branch.leave()
@@ -41,13 +51,15 @@ class Parked(asyncio.Future[Any]):
 class CtxCall(msgspec.Struct, eq=False):
     """One ctx call under way: a key, the branch that made it, and the future it waits on.
 
-    Inside `with call:` its branch waits for us. A call that is cancelled there frees its key, which is one of `used`.
+    Inside `with call:` its branch waits for us. A call that is cancelled there frees its key.
     """
 
     key: str
     kind: Kind
     branch: Branch | None
-    used: set[str]
+    calls: Calls
+    # Whether an earlier attempt recorded that this call was cancelled, so a result under its key is that of a later call.
+    was_cancelled: bool = False
     future: Parked | None = None
 
     def __enter__(self) -> None:
@@ -55,10 +67,13 @@ class CtxCall(msgspec.Struct, eq=False):
             self.branch.ours()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.branch is not None:
-            self.branch.leave()
+        branch = self.branch
+        if branch is not None:
+            branch.leave()
         if kind is not None and issubclass(kind, asyncio.CancelledError):
-            self.free()
+            self.calls.cancelled(self)
+        elif branch is not None:
+            branch.defer_cancellation()
 
     def left(self) -> None:
         """Its branch has what it asked for, and is about to run its own code again."""
@@ -67,15 +82,26 @@ class CtxCall(msgspec.Struct, eq=False):
 
     def free(self) -> None:
         """Let the key be used again."""
-        self.used.discard(self.key)
+        self.calls.free(self.key)
 
-    def park(self) -> Parked:
+    def park(self, *, is_shielded: bool = False) -> Parked:
         """A new future for this call to wait on."""
         if self.branch is not None:
             self.branch.wound_up()
-        self.future = Parked()
-        self.future.branch = self.branch
-        return self.future
+        self.future = future = Parked()
+        future.branch = self.branch
+        future.is_shielded = is_shielded
+        return future
+
+    def shield(self) -> None:
+        """Its result is recorded: cancelling it takes effect after that was delivered."""
+        if self.future is not None:
+            self.future.is_shielded = True
+
+    def abandon(self) -> None:
+        """No result will be delivered: it can be cancelled."""
+        if self.future is not None:
+            self.future.is_shielded = False
 
     @property
     def is_waiting(self) -> bool:
@@ -104,16 +130,27 @@ class Shared:
 class Calls:
     """The calls of one drive."""
 
-    def __init__(self, run_id: str, recorded: JournalIndex, branches: Branches, turnstile: Turnstile, waits: Waits) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        recorded: JournalIndex,
+        branches: Branches,
+        results: ResultQueue,
+        waits: Waits,
+        on_cancelled: Callable[[CtxCall], None],
+    ) -> None:
         self.opened = recorded.opened
         self.winners = recorded.winners
         self._run_id = run_id
         self._branches = branches
-        self._turnstile = turnstile
+        self._results = results
         self._waits = waits
         self._kinds = recorded.kinds
         self._closed_keys = {entry.key for entry in recorded.closes} if recorded.closes else set()
         self._used: set[str] = set()
+        # How many calls of each key were cancelled before they had a result.
+        self._cancelled = recorded.cancelled
+        self._on_cancelled = on_cancelled
         # JournalIndex keys that the body has not asked for so far.
         self.unasked = {*self._closed_keys, *self.winners}
         # How many numbers ctx.random() and ctx.uuid4() have given in each scope.
@@ -133,12 +170,17 @@ class Calls:
 
     def begin(self, key: str, kind: Kind) -> CtxCall:
         """A new call under `key`, after it was admitted, or the error that says why there cannot be one."""
-        return CtxCall(key, kind, self._use(key, kind), self._used)
+        branch = self._use(key, kind)
+        return CtxCall(key, kind, branch, self, bool(self._cancelled) and self._was_cancelled(key))
 
     def _use(self, key: str, kind: Kind) -> Branch | None:
         """The branch that uses the key from now on."""
         if isinstance(place.get(), StepInfo):
             raise _out_of_place(key)
+        branch = self._branches.running
+        if branch is not None:
+            branch.check_cancellation()
+            branch.called = True
         if key in self._used:
             raise DuplicateStep(self._run_id, key)
         recorded = self._kinds.setdefault(key, kind)
@@ -147,49 +189,55 @@ class Calls:
         self._used.add(key)
         if self.unasked:
             self.unasked.discard(key)
-        branch = self._branches.running
-        if branch is not None:
-            branch.called = True
         return branch
+
+    def _was_cancelled(self, key: str) -> bool:
+        left = self._cancelled.get(key, 0)
+        if left:
+            self._cancelled[key] = left - 1
+        return left > 0
 
     def next_record(self, key: str) -> Entry | None:
         """A call of a step from its beginning to its end, if the next record is its own, as on nearly every replay.
 
         None when the call has to wait, or somebody has to be told, and for keys that may stand for others than they seem to.
         """
-        if self.is_refusing or not self._turnstile.is_next(key) or key[0] in "/%":
+        if self.is_refusing or not self._results.is_next(key) or key[0] in "/%" or self._cancelled:
             return None
         self._use(key, "step")
-        return self._turnstile.take()
+        return self._results.take()
 
     def may_go_ahead(self, call: CtxCall) -> bool:
         """Whether the run is live and has no record of this call, so that there is no `turn` to wait for."""
-        return self._turnstile.is_live and call.key not in self._closed_keys and self.suspending is None and self.closed is None
+        return self._results.is_live and call.key not in self._closed_keys and self.suspending is None and self.closed is None
 
     async def turn(self, call: CtxCall) -> Entry | None:
         """The record of this call when its turn comes; None when there is none and the run is live."""
-        if call.key in self._closed_keys:
+        if call.key in self._closed_keys and not call.was_cancelled:
             return await self._ask(call)
         if self.suspending is not None:
             await asyncio.shield(self.suspending)
-        if not self._turnstile.is_live:
+        if not self._results.is_live:
             self._live_waiters.append(call)
-            self._turnstile.touch()
+            self._results.note_call()
             await self.parked(call, call.park())
         if self.closed is not None:
             self.refuse()
-        self._turnstile.touch()
+        if call.key in self._closed_keys:
+            return await self._ask(call)  # cancelled in an earlier attempt, but not in this one: nothing recorded runs again
+        self._results.note_call()
         return None
 
-    def goes_through(self, entry: Entry) -> bool:
-        """Whether the result just recorded may reach the body at once. Otherwise it has to be handed over."""
+    def reaches_body_at_once(self, entry: Entry) -> bool:
+        """Whether the result just recorded may reach the body at once. Otherwise `wait_for_delivery`."""
         self._closed_keys.add(entry.key)
-        return self._turnstile.pass_through(entry)
+        return self._results.reaches_body_at_once(entry)
 
-    async def hand_over(self, call: CtxCall, entry: Entry) -> None:
-        """Return when the result just recorded may reach the body."""
-        self._turnstile.recorded(entry)
-        await self._ask(call)
+    async def wait_for_delivery(self, call: CtxCall, entry: Entry, *, is_next: bool = False) -> None:
+        """Return when the result just recorded is acknowledged and may reach the body; `is_next`: before any other."""
+        future = call.park(is_shielded=self.closed is None)
+        self._results.add(entry, call, is_next=is_next)
+        await self.parked(call, future)
 
     @contextmanager
     def sharing(self, key: str) -> Iterator[None]:
@@ -207,16 +255,18 @@ class Calls:
         self.check()
         if isinstance(place.get(), StepInfo):
             raise _out_of_place(key)
+        branch = self._branches.running
+        if branch is not None:
+            branch.check_cancellation()
+            branch.called = True
         if shared.entry is not None:
             return shared.entry
         # No key of a user's has this character, so the call is told apart from the first, and by the number from all others.
         self._repeats += 1
-        call = CtxCall(f"{key}\0{self._repeats}", "step", self._branches.running, self._used)
-        if call.branch is not None:
-            call.branch.called = True
+        call = CtxCall(f"{key}\0{self._repeats}", "step", branch, self)
         shared.waiting.append(call)
         with call:
-            self._turnstile.touch()
+            self._results.note_call()
             entry: Entry = await self.parked(call, call.park())
         return entry
 
@@ -232,14 +282,16 @@ class Calls:
         calls = [call for call in shared.waiting if call.is_waiting]
         shared.waiting.clear()
         for call in calls:
-            self._turnstile.ask(call.key, call)
-        self._turnstile.follow_up([msgspec.structs.replace(entry, key=call.key) for call in calls])
+            call.shield()
+            self._results.ask(call.key, call)
+        self._results.add_next([msgspec.structs.replace(entry, key=call.key) for call in calls])
 
     def resolve(self, entry: Entry, receiver: Receiver) -> None:
-        """Something was decided outside the body; `receiver` gets the record when its turn comes."""
+        """A timer or a signal resolved a wait; `receiver` gets the record when it is acknowledged and its turn comes."""
         self._closed_keys.add(entry.key)
-        self._turnstile.recorded(entry)
-        self._turnstile.ask(entry.key, receiver)
+        if isinstance(receiver, CtxCall):
+            receiver.shield()
+        self._results.add(entry, receiver)
 
     def is_recorded(self, key: str) -> bool:
         """Whether the journal has the outcome of `key`."""
@@ -250,20 +302,38 @@ class Calls:
         return self._kinds.get(key) == "foreign"
 
     async def parked(self, call: CtxCall, future: Parked) -> Any:
-        """What `future` gives; `Unloaded` when the run left memory instead."""
+        """What `future` gives; `Unloaded` when the run left memory instead.
+
+        Cancelled when it has a record, it gives that, and the end of the call sees to the cancellation.
+        """
         try:
             return await future
         except asyncio.CancelledError:
-            self._withdraw(call, future)
+            has_record = future.done() and not future.cancelled() and isinstance(future.result(), Entry)
+            if has_record and self.closed is None:
+                return future.result()
+            self._results.withdraw(call.key)
+            if call in self._live_waiters:
+                self._live_waiters.remove(call)
             if self.closed == "unloaded":
                 self.refuse()
             raise
+
+    def cancelled(self, call: CtxCall) -> None:
+        """The body cancelled the call before it had a result: its key may be used again, and the journal tells the two apart."""
+        self.free(call.key)
+        if self.closed is None and not self.is_cancelling and not call.was_cancelled:
+            self._on_cancelled(call)
+
+    def free(self, key: str) -> None:
+        """Let the key be used again."""
+        self._used.discard(key)
 
     async def wait(self, call: CtxCall, wait: Wait) -> Entry:
         """The record that resolves `wait`. While it waits the run may leave memory."""
         future = call.park()
         self._waits.add(wait)
-        self._turnstile.touch()
+        self._results.note_call()
         try:
             entry: Entry = await self.parked(call, future)
         finally:
@@ -271,18 +341,10 @@ class Calls:
         return entry
 
     async def _ask(self, call: CtxCall) -> Entry:
-        future = call.park()
-        self._turnstile.ask(call.key, call)
+        future = call.park(is_shielded=self.closed is None)
+        self._results.ask(call.key, call)
         entry: Entry = await self.parked(call, future)
         return entry
-
-    def _withdraw(self, call: CtxCall, future: Parked) -> None:
-        """The body cancelled the call. What is recorded stays recorded, for a later call with the same key."""
-        self._turnstile.withdraw(call.key)
-        if not future.cancelled() and future.done() and isinstance(future.result(), Entry):
-            self._turnstile.give_back(future.result())
-        if call in self._live_waiters:
-            self._live_waiters.remove(call)
 
     def go_live(self) -> None:
         """The journal is used up: let the calls that found no record go ahead, in the order in which they were made."""
@@ -296,6 +358,8 @@ class Calls:
         if self.closed is None:
             self.closed = why
             self.is_refusing = True
+            self._results.close()
+            self._on_cancelled = nothing
 
     def begin_to_cancel(self) -> None:
         """Refuse every call from now on, since the body is being cancelled."""

@@ -1,8 +1,9 @@
-"""The way from the engine to the store, for one drive.
+"""Writing what a run records to the store, for one drive.
 
-Entries are numbered when they are appended and sent in that order, one write at a time; what is appended while a write is under
-way goes with the next, and what the last turn of the loop appended goes with `finish` or `suspend`. Nothing is reported as
-done that the store did not acknowledge: whoever is about to do something that cannot be taken back awaits `acknowledged()`.
+Entries are numbered when they are appended and sent in that order, one write at a time; what is appended while a write is in
+flight goes with the next. A result is sent at once, or, where other branches may have one too, in the next turn of the loop, so
+that results which are ready together share a commit. Open entries and cancellations are not waited for: they go with the next
+write, with `suspend` or `finish`, or at the latest when the body rests. `on_written` is told what the store has acknowledged.
 A write that fails is never retried here and never skipped: it ends the drive.
 """
 
@@ -35,8 +36,8 @@ class Unrecorded:
         self.journal = journal
         # Whether the run was finished, suspended or released, also when whoever asked for that was cancelled meanwhile.
         self.has_let_go = False
-        # Whether something that was appended is not in the store.
-        self.is_behind = False
+        # The last open entry that the store has not acknowledged, or 0. No step starts before it is acknowledged.
+        self.unacknowledged_open = 0
         # Inbox rows whose consumption is not acknowledged.
         self.consuming: set[int] = set()
         self._next_seq = journal[-1].seq + 1 if journal else 1
@@ -86,9 +87,11 @@ class Unrecorded:
     def _send(self, entry: Entry, consume: int | None) -> None:
         """See to it that the entry is written."""
 
-    def acknowledged(self) -> asyncio.Future[None] | None:
-        """Done when everything appended so far is in the store, None when it is. Cancelled, not failed, when the drive ends."""
-        return None
+    def flush(self) -> None:
+        """Send what was appended and not sent."""
+
+    async def acknowledged(self) -> None:
+        """Return when everything appended so far is in the store. Cancelled, not failed, when the drive ends."""
 
     def take_over(self) -> None:
         """Let what is not sent yet go with the `finish`, `suspend` or `release` that follows."""
@@ -157,32 +160,25 @@ class Recorder(Unrecorded):
         return len(self.journal) - (self._next_seq - 1 - self._acknowledged_seq)
 
     def _send(self, entry: Entry, consume: int | None) -> None:
-        self.is_behind = True
         self._entries.append(entry)
         if consume is not None:
             self._consume.append(consume)
             self.consuming.add(consume)
-        branches = self._branches
-        is_only_branch = branches.running is not None and len(branches.alive) == 1
-        if entry.phase == "close" and is_only_branch:
-            branches.at_pause = self._write  # or sooner, when the next step begins
-        else:
-            self._write_soon()
+        if entry.phase == "open":
+            self.unacknowledged_open = entry.seq
+        elif entry.phase == "close":
+            if len(self._branches.alive) == 1:
+                self.flush()
+            elif self._writing is None and not self._is_write_due:
+                self._is_write_due = True
+                next_turn_of(self._loop).call(self._loop, self.flush)
 
-    def _write_soon(self) -> None:
-        """Have it written in the next turn of the loop, with what other branches, or an event, may add in this one."""
-        self._branches.at_pause = None
-        if self._writing is None and not self._is_write_due:
-            self._is_write_due = True
-            next_turn_of(self._loop).call(self._loop, self._write)
-
-    def acknowledged(self) -> asyncio.Future[None] | None:
-        if not self.is_behind:
-            return None
-        self._write()  # now, since somebody waits for it
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append((self._next_seq - 1, waiter))
-        return waiter
+    async def acknowledged(self) -> None:
+        if self._acknowledged_seq < self._next_seq - 1:
+            self.flush()
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.append((self._next_seq - 1, waiter))
+            await waiter
 
     def take_over(self) -> None:
         self._is_taken_over = True
@@ -202,7 +198,7 @@ class Recorder(Unrecorded):
         signals = await self._answer(suspending, lambda signals: self._let_go(entries, signals))
         if signals:
             self._is_taken_over = False
-            self._write_soon()
+            self.flush()
         return signals
 
     async def release(self) -> None:
@@ -237,10 +233,9 @@ class Recorder(Unrecorded):
         self._entries, self._consume = [], []
         return taken
 
-    def _write(self) -> None:
-        """Write what there is, unless a write is under way: then what there is goes with the next."""
+    def flush(self) -> None:
+        """Write what there is, unless a write is in flight: then what there is goes with the next."""
         self._is_write_due = False
-        self._branches.at_pause = None
         if self._entries and self._writing is None and not self._is_taken_over and self._failure is None:
             self._written = entries, consume = self._take()
             record, now = self._store.record, self._clock.store_now()
@@ -267,13 +262,12 @@ class Recorder(Unrecorded):
             self._entries, self._consume = entries + self._entries, consume + self._consume
         elif (error := writing.exception()) is not None:
             self._failure = failure = self._as_failure(error)
-            self.is_behind = True
             self._on_failure(failure)
         else:
             self._on_pulse(writing.result())
             self._wrote(entries)
             if self._entries:
-                self._write()
+                self.flush()
 
     def _as_failure(self, error: BaseException) -> PerdureError:
         if isinstance(error, LeaseLost | PersistenceError):
@@ -291,7 +285,8 @@ class Recorder(Unrecorded):
         if not entries:
             return
         self._acknowledged_seq = seq = entries[-1].seq
-        self.is_behind = seq < self._next_seq - 1
+        if self.unacknowledged_open <= seq:
+            self.unacknowledged_open = 0
         self.consuming.intersection_update(self._consume)  # one write at a time: all but those that wait for the next
         if self._waiters:
             self._wake(seq)

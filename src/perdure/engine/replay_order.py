@@ -1,17 +1,19 @@
-"""Who gets a recorded result, and when.
+"""In which order recorded results reach the body, on the first run and on every replay.
 
-Results reach the body one at a time, in the order of the journal, and the next only when the body has come to rest: every
-branch waits. On the first run the order is made here, on a replay it is kept here, by the same rule. That is why `gather`,
-`as_completed`, queues and locks between branches give the same values again, whatever the loop does.
+Results reach the body one at a time, in the order of the journal, and the next only when the body is at rest: every branch waits.
+A result that was recorded just now waits in the same queue as those that a replay finds, until the store has acknowledged it; so
+the first run and every replay follow one rule. That is why `gather`, `as_completed`, queues and locks between branches give the
+same values again, whatever the event loop does.
 
-Nothing live happens before the journal is used up: steps that are not recorded, timers and signals wait. A recorded key that
-nobody asks for (the code changed, or the call was cancelled) must not hold up the rest: once nothing but us can move the body, or
-`grace` passed without a ctx call, the lowest record that *was* asked for is handed over, and if there is none, the run is live.
+Nothing live happens before the journal is used up: steps that are not recorded, timers and signals wait. A recorded key that the
+body does not ask for (the code changed) must not hold up the rest: once only this queue can move the body, or `grace` passed
+without a ctx call, the lowest record that *was* asked for is delivered, and if there is none, the run is live.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,7 +26,7 @@ from perdure.model.journal import Entry
 # The end of a task reaches a branch through callbacks that cannot be seen, one loop turn for each level of gather, shield or
 # wait between them. So many quiet turns are waited for after a branch ended; otherwise one is enough.
 QUIET_TURNS_AFTER_END: Final = 6
-# Cancelling a step that awaits other tasks reaches its branch through them, a turn for each, so that while steps are under way
+# Cancelling a step that awaits other tasks reaches its branch through them, a turn for each, so while steps are running
 # a few quiet turns are waited for.
 QUIET_TURNS_WHEN_BUSY: Final = 3
 # A body that never rests (a loop around sleep(0)) must not starve its own results.
@@ -34,13 +36,17 @@ MOST_TURNS: Final = 200
 class Receiver(Protocol):
     """A call that waits for its record."""
 
+    def abandon(self) -> None:
+        """No record will be delivered: the call can be cancelled."""
+        ...
+
     def deliver(self, entry: Entry) -> bool:
         """Take the record and let the body go on; False when the call was cancelled meanwhile."""
         ...
 
 
-class Turnstile:
-    """Hands records over; tells its owner when the run is live and when it is idle."""
+class ResultQueue:
+    """Delivers records to the calls that wait for them; tells its owner when the run is live and when it is idle."""
 
     def __init__(
         self,
@@ -49,7 +55,9 @@ class Turnstile:
         grace: int,
         recorded: Iterable[Entry],
         *,
+        has_store: bool,
         on_live: Callable[[], None],
+        on_rest: Callable[[], None],
         on_idle: Callable[[], None],
         has_event: Callable[[], bool],
         next_event: Callable[[], bool],
@@ -58,20 +66,27 @@ class Turnstile:
         self._clock = clock
         self._grace = grace
         self._on_live = on_live
+        # Told when the body rests and the run is not idle: steps are running, or a task of the body waits for something else.
+        self._on_rest = on_rest
         self._on_idle = on_idle
-        # Timers and signals: whether one can be taken, and take one. Its record is handed over next.
+        # Timers and signals: whether one can be taken, and take one. Its record is delivered next.
         self._has_event = has_event
         self._next_event = next_event
         self._loop = asyncio.get_running_loop()
-        # JournalIndex and not handed over, by seq; `_passed` were not asked for when their turn came.
+        # Recorded and not delivered, by seq; `_skipped` were not asked for when their turn came.
         self.queue: deque[Entry] = deque(recorded)
-        self._passed: dict[str, Entry] = {}
+        self._skipped: dict[str, Entry] = {}
         self._asked: dict[str, Receiver] = {}
+        # No longer asked for, so that their records are skipped at once.
         self._withdrawn: set[str] = set()
+        # Nothing above this seq is delivered: the store has not acknowledged it.
+        self._acknowledged = self.queue[-1].seq if self.queue and has_store else 0 if has_store else sys.maxsize
         self.is_live = not self.queue
-        # Calls that do something live right now, so that the run is not idle.
-        self.busy = 0
+        # Calls that do something live and have no record yet, so the run is not idle.
+        self.running = 0
         self.last_at = 0
+        # Called once, when the queue is empty.
+        self.when_empty: Callable[[], None] | None = None
         self._calls = 0
         self._look_due = False
         self._turns = self._quiet = self._seen = self._ended = 0
@@ -81,8 +96,8 @@ class Turnstile:
         self._closed = False
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hand nothing over inside: the record that was just delivered is not yet the body's."""
+    def hold(self) -> Iterator[None]:
+        """Deliver nothing inside: the body does not have the record that was just delivered, or written, yet."""
         self._held += 1
         try:
             yield
@@ -91,24 +106,26 @@ class Turnstile:
             self.look_soon()
 
     @property
-    def is_used_up(self) -> bool:
-        """Whether every record was handed over, or passed by."""
-        return not self.queue
-
-    @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way: no live call, and no result waiting to be handed over."""
-        return not self.busy and not self._asked
+        """Whether nothing is under way: no live call, and no result waiting to be delivered."""
+        return not self.running and not self._asked
 
     def is_next(self, key: str) -> bool:
-        """Whether the record of `key` is next, and no other branch could tell the difference if it were handed over at once."""
-        return bool(self.queue) and self.queue[0].key == key and not self._asked and self._branches.others_ours()
+        """Whether the record of `key` is next, and no other branch could tell the difference if it were delivered at once."""
+        queue = self.queue
+        return (
+            bool(queue)
+            and queue[0].key == key
+            and queue[0].seq <= self._acknowledged
+            and not self._asked
+            and self._branches.others_ours()
+        )
 
     def take(self) -> Entry:
         """The next record: a sequential body needs only this."""
         self._calls += 1
         entry = self.queue.popleft()
-        self._handed(entry)
+        self._note_delivery(entry)
         return entry
 
     def ask(self, key: str, receiver: Receiver) -> None:
@@ -119,95 +136,128 @@ class Turnstile:
         self.look_soon()
 
     def withdraw(self, key: str) -> None:
-        """The call that asked for `key` was cancelled; its record holds up nobody."""
+        """The call that asked for `key` is over; its record holds up nothing."""
         if self._asked.pop(key, None) is not None:
             self._withdrawn.add(key)
             self.look_soon()
 
-    def give_back(self, entry: Entry) -> None:
-        """The record did not reach the body; it is there for the next call that asks for its key."""
-        self._passed[entry.key] = entry
-
     def begin_work(self) -> None:
-        """A call does something live from now on, so that the run is not idle until `busy` was counted down again."""
+        """A call does something live from now on, so the run is not idle until `end_work`."""
         self._calls += 1
-        self.busy += 1
+        self.running += 1
         if self._asked or not self.is_live:
             self.look_soon()
 
-    def pass_through(self, entry: Entry) -> bool:
-        """Whether this new record may go to the running branch at once: nothing is before it, nothing else moves."""
-        if self.queue or not self._branches.others_ours():
+    def end_work(self) -> None:
+        """The live call has a record, or was cancelled."""
+        self.running -= 1
+
+    def reaches_body_at_once(self, entry: Entry) -> bool:
+        """Whether this new record may go to the running branch at once: acknowledged, first in the queue, and nothing moves."""
+        if entry.seq > self._acknowledged or self.queue or not self._branches.others_ours():
             return False
         self.last_at = max(self.last_at, entry.ended_at)
         return True
 
-    def recorded(self, entry: Entry) -> None:
-        """A new record joined the journal; it is handed over after those before it."""
-        if entry.phase == "close":
+    def add(self, entry: Entry, receiver: Receiver, *, is_next: bool = False) -> None:
+        """A new record joined the journal; `receiver` gets it after those before it, or next, once it is acknowledged."""
+        if is_next:
+            self.queue.appendleft(entry)
+        else:
             self.queue.append(entry)
+        self._calls += 1
+        self._asked[entry.key] = receiver
+        if entry.seq <= self._acknowledged:
+            self.look_soon()
 
-    def follow_up(self, entries: list[Entry]) -> None:
-        """Hand these over next, in this order: they follow from the record that was just delivered."""
+    def acknowledge(self, seq: int) -> None:
+        """The store has recorded everything up to `seq`."""
+        self._acknowledged = seq
+        if self.queue and self.queue[0].seq <= seq and not self._look_due:
+            self._turns = self._quiet = 0
+            self._look()  # at once: most often one call waits, and nothing else moves
+
+    def add_next(self, entries: list[Entry]) -> None:
+        """Deliver these next, in this order: they follow from the record that was just delivered."""
         self.queue.extendleft(reversed(entries))
         self.look_soon()
 
-    def touch(self) -> None:
+    def note_call(self) -> None:
         """There was a ctx call, so the grace starts again."""
         self._calls += 1
         self.look_soon()
 
     def close(self) -> None:
-        """Hand over nothing more, and tell nobody anything more."""
+        """Deliver nothing more, and tell the owner nothing more."""
         self._closed = True
-        self._on_live = self._on_idle = nothing
+        self._on_live = self._on_rest = self._on_idle = nothing
         self._has_event = self._next_event = _never
+        self.when_empty = None
+        for receiver in self._asked.values():
+            receiver.abandon()
         if self._grace_timer is not None:
             self._grace_timer.cancel()
             self._grace_timer = None
 
     def look_soon(self) -> None:
-        """Look, in the next turn of the loop, whether something can be handed over."""
+        """Look, in the next turn of the loop, whether something can be delivered."""
         if not self._look_due and not self._closed:
             self._look_due = True
             self._turns = self._quiet = 0
-            self._loop.call_soon(self._look)
+            self._loop.call_soon(self._look_now)
 
-    def _handed(self, entry: Entry) -> None:
-        self.last_at = max(self.last_at, entry.ended_at)
-        if not self.queue and not self.is_live:
+    def _note_delivery(self, entry: Entry) -> None:
+        if entry.kind != "race":  # which a replay does not deliver
+            self.last_at = max(self.last_at, entry.ended_at)
+        if self.queue:
+            return
+        if not self.is_live:
             self.look_soon()
+        elif self.when_empty is not None:
+            self._loop.call_soon(self.when_empty)
+            self.when_empty = None
 
     def _go_live(self) -> None:
         self.is_live = True
         self._loop.call_soon(self._on_live)
 
-    def _look(self) -> None:
+    def _look_now(self) -> None:
         self._look_due = False
-        if self._closed or self._held or self._branches.unwinding or self._is_waiting_for_steps():
+        self._look()
+
+    def _look(self) -> None:
+        """Deliver the next record if the body rests; otherwise look again in the next turn of the loop."""
+        if self._closed or self._held or self._branches.unwinding:
             return
+        if self._is_waiting_for_steps():
+            self._on_rest()
+            return
+        if self.queue and self.queue[0].seq > self._acknowledged:
+            return  # `acknowledge` looks again
         if not self._at_rest():
-            self._look_due = True
-            self._loop.call_soon(self._look)
+            if not self._look_due:
+                self._look_due = True
+                self._loop.call_soon(self._look_now)
             return
         entry = self._next()
         if entry is not None:
             self._deliver(entry)
+        elif self.queue and self.queue[0].seq > self._acknowledged:
+            return
         elif not self.queue and not self.is_live:
             self._go_live()  # and not before: the last record may be what cancels the calls that would go live
         elif self.is_live and self._next_event():
             self.look_soon()
         else:
-            self._nothing_next()
+            self._rest()
 
     def _is_waiting_for_steps(self) -> bool:
-        """Whether live steps are under way, none has ended, and nothing else has happened."""
-        return self.is_live and self.busy > 0 and not self._asked and not self._has_event()
+        """Whether steps are running, none has ended, and nothing else has happened."""
+        return self.is_live and self.running > 0 and not self._asked and not self._has_event()
 
     def _at_rest(self) -> bool:
         branches = self._branches
-        are_steps_running = self.busy > len(self._asked)
-        if branches.all_ours() and not are_steps_running:
+        if not self.running and branches.all_ours():
             return True
         self._turns += 1
         if branches.can_move() or branches.stirs != self._seen:
@@ -215,42 +265,47 @@ class Turnstile:
             self._quiet = 0
         else:
             self._quiet += 1
-        needed = QUIET_TURNS_WHEN_BUSY if are_steps_running else 1
+        needed = QUIET_TURNS_WHEN_BUSY if self.running else 1
         if branches.ended != self._ended:
             needed = QUIET_TURNS_AFTER_END
         return self._quiet >= needed or self._turns > MOST_TURNS
 
     def _next(self) -> Entry | None:
-        if self._passed and (late := self._asked.keys() & self._passed.keys()):
-            return self._passed.pop(min(late, key=lambda key: self._passed[key].seq))
+        if self._skipped and (late := self._asked.keys() & self._skipped.keys()):
+            return self._skipped.pop(min(late, key=lambda key: self._skipped[key].seq))
         while self.queue and self.queue[0].key in self._withdrawn and self.queue[0].key not in self._asked:
-            self.give_back(self.queue.popleft())
-        if self.queue and self.queue[0].key in self._asked:
+            self._skip()
+        if self.queue and self.queue[0].key in self._asked and self.queue[0].seq <= self._acknowledged:
             return self.queue.popleft()
         return None
+
+    def _skip(self) -> None:
+        entry = self.queue.popleft()
+        self._skipped[entry.key] = entry
 
     def _deliver(self, entry: Entry) -> None:
         self._ended = self._branches.ended
         if not self._asked.pop(entry.key).deliver(entry):
-            self.give_back(entry)
-        self._handed(entry)
+            self._skipped[entry.key] = entry
+        self._note_delivery(entry)
         if self._asked or not self.is_live:
             self.look_soon()
 
-    def _nothing_next(self) -> None:
+    def _rest(self) -> None:
         """The body rests and the next record, if any, is not asked for."""
-        if self._is_waiting_for_steps():
-            return
         if not self._branches.all_parked() and self._grace_over != self._calls:
             self._arm_grace()
+            self._on_rest()
             return
         while self.queue and self.queue[0].key not in self._asked:
-            self.give_back(self.queue.popleft())
+            self._skip()
         if self.queue:
-            self._deliver(self.queue.popleft())
+            self.look_soon()
         elif not self.is_live:
             self._go_live()
-        elif not self.busy:
+        elif self.running:
+            self._on_rest()
+        else:
             self._on_idle()
 
     def _arm_grace(self) -> None:

@@ -67,7 +67,7 @@ async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) 
     call = calls.begin(step.key, "step")
     # Now, since the body may change what it passed while the call waits.
     args_hash = drive.codec.checksum(step.args) if step.args and drive.may_be_resumed else None
-    entry = drive.turnstile.take() if drive.turnstile.queue and drive.turnstile.is_next(step.key) else None
+    entry = drive.results.take() if drive.results.is_next(step.key) and not call.was_cancelled else None
     if entry is None:
         with call:
             if not calls.may_go_ahead(call):
@@ -77,7 +77,7 @@ async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) 
     if calls.shared:
         calls.got(entry)
     if drive.telling.audience:
-        await drive.telling.step_replayed(call, step, entry)
+        await drive.telling.step_replayed(step, entry)
     return replay_step(drive, step.key, step.plan, entry, args_hash)
 
 
@@ -105,28 +105,28 @@ class _Attempts(msgspec.Struct):
 
     async def run(self) -> Any:
         drive, step = self._drive, self._step
-        drive.turnstile.begin_work()
+        drive.results.begin_work()
         try:
             result = await (self._until_done() if step.caching is None else self._cached(step.caching))
-            entry = drive.recorder.append(
-                step.key,
-                step.name,
-                ok=result.ok,
-                payload=result.payload,
-                attempt=self._attempt,
-                args_hash=self._args_hash,
-                started_at=result.started_at,
-                ended_at=drive.clock.now(),
-            )
-            if not drive.calls.goes_through(entry):
-                await drive.calls.hand_over(self._call, entry)
-            if drive.calls.shared:
-                drive.calls.got(entry)
-            if drive.telling.audience:
-                self._call.left()
-                await drive.telling.step_ended(self._call, step, entry, result.error)
         finally:
-            drive.turnstile.busy -= 1
+            drive.results.end_work()
+        entry = drive.recorder.append(
+            step.key,
+            step.name,
+            ok=result.ok,
+            payload=result.payload,
+            attempt=self._attempt,
+            args_hash=self._args_hash,
+            started_at=result.started_at,
+            ended_at=drive.clock.now(),
+        )
+        if not drive.calls.reaches_body_at_once(entry):
+            await drive.calls.wait_for_delivery(self._call, entry)
+        if drive.calls.shared:
+            drive.calls.got(entry)
+        if drive.telling.audience:
+            self._call.left()
+            await drive.telling.step_ended(step, entry, result.error)
         if result.error is not None:
             drive.calls.raised(step.key, result.error)
             raise result.error
@@ -192,8 +192,6 @@ class _Attempts(msgspec.Struct):
             unknown.started_at = opened[-1].started_at
             return unknown
         while True:
-            if drive.recorder.is_behind and (acknowledged := drive.recorder.acknowledged()) is not None:
-                await acknowledged
             if not drive.may_start_now():
                 await drive.may_start()
             if drive.telling.audience:
@@ -316,13 +314,13 @@ class _Attempts(msgspec.Struct):
         future = call.park()
         wait = Wait(seq, at, on_due=lambda: None if future.done() else future.set_result(None))
         may_unload = self._lingering is None or self._lingering.done()
-        drive.turnstile.busy -= may_unload
+        drive.results.running -= may_unload
         try:
             drive.waits.add(wait)
-            drive.turnstile.touch()
+            drive.results.note_call()
             await drive.calls.parked(call, future)
         finally:
-            drive.turnstile.busy += may_unload
+            drive.results.running += may_unload
             drive.waits.remove(wait)
 
     async def _called(self) -> Any:

@@ -1,19 +1,20 @@
 """The journal: what a run has recorded, as an append-only list of entries.
 
 An entry opens something that may outlive the process (a wait's deadline, a retry's next try, an intent to run at most
-once), closes it with its outcome, or drops earlier entries, so that a failed run can go on. Entries are matched by key,
-never by position; `seq` only says in which order their results reached the body.
+once), closes it with its outcome, says that the body cancelled it, or drops earlier entries, so that a failed run can go on.
+Entries are matched by key, never by position; `seq` only says in which order their results reached the body.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-Phase: TypeAlias = Literal["open", "close", "drop"]
+Phase: TypeAlias = Literal["open", "close", "cancel", "drop"]
 # What a key stands for. Asking for a recorded key as another kind raises StepChanged.
 # `foreign` came from a snapshot of another library: its payload is the whole step as that library wrote it, and it fits any kind.
 Kind: TypeAlias = Literal["step", "sleep", "signal", "timeout", "race", "child", "run", "foreign"]
@@ -76,6 +77,8 @@ class JournalIndex(NamedTuple):
     # All open entries of each key, in order: a wait that was cancelled and called again has more than one.
     opened: dict[str, list[Entry]]
     kinds: dict[str, Kind]
+    # How many calls of each key the body cancelled before they had a result.
+    cancelled: dict[str, int]
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> JournalIndex:
@@ -83,9 +86,10 @@ class JournalIndex(NamedTuple):
         kept = entries_in_force(entries)
         return cls(
             closes=[entry for entry in kept if entry.phase == "close" and entry.kind != "race"],
-            winners={entry.key: entry for entry in kept if entry.kind == "race"},
+            winners={entry.key: entry for entry in kept if entry.phase == "close" and entry.kind == "race"},
             opened=_by_key(entry for entry in kept if entry.phase == "open"),
             kinds={entry.key: entry.kind for entry in kept},
+            cancelled=Counter(entry.key for entry in kept if entry.phase == "cancel"),
         )
 
 
