@@ -235,11 +235,11 @@ class StreamFull(PerdureError):
 
 
 class SnapshotError(PerdureError):
-    """JournalIndex state cannot be used."""
+    """Recorded state cannot be used."""
 
 
 class SnapshotMismatch(SnapshotError):
-    """JournalIndex state does not belong to this workflow, or to this version of it."""
+    """Recorded state does not belong to this workflow, or to this version of it."""
 
     def __init__(self, run_id: str, reason: str) -> None:
         super().__init__(run_id, reason)

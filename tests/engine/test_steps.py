@@ -572,33 +572,6 @@ async def test_the_key_of_a_cancelled_call_is_free_again_and_nothing_is_recorded
     assert ran == ["first", "second"]
 
 
-async def test_a_result_that_a_cancelled_call_did_not_take_goes_to_the_next_call() -> None:
-    ran: list[str] = []
-    has_run = asyncio.Event()
-
-    async def work() -> str:
-        ran.append("work")
-        has_run.set()
-        return "done"
-
-    @workflow
-    async def flow(ctx: Context[Any]) -> Any:
-        other = asyncio.create_task(ctx.step("other", asyncio.sleep, 0.005))
-        task = asyncio.create_task(ctx.step(work))
-        await has_run.wait()
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-        value = await ctx.step(work)
-        await other
-        return value
-
-    async with world(flow) as here:
-        assert await here.runtime.run(flow, id="run") == Ok("done")
-        assert sorted(await here.keys("run")) == ["other", "work"]
-    assert ran == ["work"]
-
-
 async def test_a_recorded_key_asked_for_as_another_kind_is_step_changed() -> None:
     replaced: list[bool] = []
 

@@ -275,7 +275,7 @@ async def test_a_collector_has_all_that_is_recorded_after_each_event_of_a_run_an
     assert watched.keys == {"0", "1", "2", "3", "bad", "4", "5", "6"}
 
 
-@pytest.mark.parametrize("dies_at", range(2, 9))
+@pytest.mark.parametrize("dies_at", range(2, 7))
 @pytest.mark.parametrize("is_subscribed", [False, True])
 async def test_a_collector_has_all_that_is_recorded_after_each_event_of_a_run_that_crashed(
     store: FullStore, dies_at: int, is_subscribed: bool

@@ -133,14 +133,18 @@ class Branch(Coroutine[Any, Any, Any]):
             self._branches.changed()
 
     def defer_cancellation(self) -> None:
-        """A ctx call gave its result although its task was cancelled meanwhile: cancel at the next await instead.
+        """A ctx call gives its result although its task may have been cancelled meanwhile: cancel at the next await instead."""
+        if self.task is not None and self.task.cancelling() > self._cancel_requests_before:
+            self.cancel_at_next_await()
 
-        Unless the request is withdrawn by then, as `asyncio.timeout` does at the end of its block.
+    def cancel_at_next_await(self) -> None:
+        """Cancel the task when it has come to another await, unless the request is withdrawn by then.
+
+        `asyncio.timeout`, `ctx.timeout` and TaskGroup withdraw theirs at the end of the block.
         """
-        task = self.task
-        if task is not None and task.cancelling() > self._cancel_requests_before:
-            self._deferred_cancel = task.cancelling()
-            task.get_loop().call_soon(self._cancel_if_deferred)
+        if self.task is not None:
+            self._deferred_cancel = self.task.cancelling()
+            self.task.get_loop().call_soon(self._cancel_if_deferred)
 
     def check_cancellation(self) -> None:
         """Raise CancelledError if one was deferred, now that the task has come to another ctx call."""

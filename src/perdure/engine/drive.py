@@ -341,7 +341,7 @@ class Drive:
         react(choice, error)
 
     def corrupt(self, what: str, reason: Exception) -> NoReturn:
-        """JournalIndex data cannot be read back: end the run as failed, and touch nothing."""
+        """Recorded data cannot be read back: end the run as failed, and touch nothing."""
         self.fail(SnapshotCorrupt(self.run.id, what, str(reason)))
 
     # From here on: how it starts, goes on and ends.
@@ -400,6 +400,7 @@ class Drive:
         finally:  # cancelled meanwhile it may have ended all the same
             if self.recorder.has_let_go:
                 self._stands(status=ending.status, outcome=ending.payload, wake_at=None)
+                self.recorder.tell_written()
         return ending.outcome
 
     async def _give_back(self) -> Outcome[Any]:
@@ -421,6 +422,7 @@ class Drive:
             suspending.set_result(None)
             if self.recorder.has_let_go:
                 self._stands(status="suspended", wake_at=wake_at, waiting_for=awaited)
+            self.recorder.tell_written()
         if signals:
             self.waits.is_live = True
             self.waits.receive(signals)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from perdure import events
 from perdure.codec import Codec
+from perdure.engine.body_tasks import Branches
 from perdure.engine.replay_order import ResultQueue
 from perdure.engine.subscriptions import Listeners, Subscription
 from perdure.engine.unloading import CLOSING_SECONDS
@@ -44,6 +45,8 @@ class PublishedDrive(Protocol):
     def codec(self) -> Codec: ...
     @property
     def results(self) -> ResultQueue: ...
+    @property
+    def branches(self) -> Branches: ...
     @property
     def has_lease(self) -> bool: ...
     @property
@@ -193,8 +196,10 @@ class Telling:
             try:
                 yield
             except asyncio.CancelledError:
-                if self._drive.is_closed:
+                branch = self._drive.branches.running
+                if self._drive.is_closed or branch is None:
                     raise
+                branch.cancel_at_next_await()
 
     def _note_end(self, outcome: Outcome[Any]) -> None:
         if isinstance(outcome, Suspended):

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from perdure.engine.drive import Drive
+from perdure.engine.keyed_calls import CtxCall
 from perdure.errors import StepChanged
 from perdure.result import Err, Ok
 
@@ -57,7 +58,7 @@ async def run_race(drive: Drive, key: str, name: str, racers: Sequence[Coroutine
     try:
         await drive.calls.admitted()
         call = drive.calls.begin(key, "race")
-        winner = _recorded_winner(drive, key, len(racers))
+        winner = None if call.was_cancelled else _recorded_winner(drive, key, len(racers))
     except BaseException:
         for racer in racers:
             racer.close()
@@ -65,20 +66,28 @@ async def run_race(drive: Drive, key: str, name: str, racers: Sequence[Coroutine
     tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(racer) for racer in racers]
     try:
         await _join(drive, tasks if winner is None else [tasks[winner]], asyncio.FIRST_COMPLETED)
-        if winner is None:
-            winner = next(index for index, task in enumerate(tasks) if task.done())
-            now = drive.clock.now()
-            payload = msgspec.json.encode(winner)
-            entry = drive.recorder.append(key, name, kind="race", payload=payload, started_at=now, ended_at=now)
-            if drive.has_lease:
-                with call:  # next, or losers would get results that a replay does not give them
-                    await drive.calls.wait_for_delivery(call, entry, is_next=True)
     except asyncio.CancelledError:
         drive.calls.cancelled(call)
+        await _cancel(tasks)
         raise
+    try:
+        with call:
+            if winner is not None:
+                await drive.calls.turn(call)
+            else:
+                winner = next(index for index, task in enumerate(tasks) if task.done())
+                await _record_winner(drive, call, name, winner)
     finally:
         await _cancel(tasks)
     return tasks[winner].result()
+
+
+async def _record_winner(drive: Drive, call: CtxCall, name: str, winner: int) -> None:
+    now = drive.clock.now()
+    payload = msgspec.json.encode(winner)
+    entry = drive.recorder.append(call.key, name, kind="race", payload=payload, started_at=now, ended_at=now)
+    if not drive.calls.reaches_body_at_once(entry):
+        await drive.calls.wait_for_delivery(call, entry)
 
 
 def _recorded_winner(drive: Drive, key: str, racers: int) -> int | None:

@@ -151,8 +151,8 @@ class Calls:
         # How many calls of each key were cancelled before they had a result.
         self._cancelled = recorded.cancelled
         self._on_cancelled = on_cancelled
-        # JournalIndex keys that the body has not asked for so far.
-        self.unasked = {*self._closed_keys, *self.winners}
+        # Recorded keys that the body has not asked for so far.
+        self.unasked = self._closed_keys.copy()
         # How many numbers ctx.random() and ctx.uuid4() have given in each scope.
         self.counters: dict[tuple[tuple[str, ...], str], int] = {}
         self._live_waiters: list[CtxCall] = []
@@ -233,10 +233,10 @@ class Calls:
         self._closed_keys.add(entry.key)
         return self._results.reaches_body_at_once(entry)
 
-    async def wait_for_delivery(self, call: CtxCall, entry: Entry, *, is_next: bool = False) -> None:
-        """Return when the result just recorded is acknowledged and may reach the body; `is_next`: before any other."""
-        future = call.park(is_shielded=self.closed is None)
-        self._results.add(entry, call, is_next=is_next)
+    async def wait_for_delivery(self, call: CtxCall, entry: Entry) -> None:
+        """Return when the result just recorded is acknowledged and may reach the body."""
+        future = call.park(is_shielded=True)
+        self._results.add(entry, call)
         await self.parked(call, future)
 
     @contextmanager
@@ -341,7 +341,7 @@ class Calls:
         return entry
 
     async def _ask(self, call: CtxCall) -> Entry:
-        future = call.park(is_shielded=self.closed is None)
+        future = call.park(is_shielded=True)
         self._results.ask(call.key, call)
         entry: Entry = await self.parked(call, future)
         return entry

@@ -105,6 +105,9 @@ class Unrecorded:
         """Record what is left and give up the lease; the awaited signals if there are some, and then the run goes on."""
         raise NotImplementedError("a run without a store stays in memory")
 
+    def tell_written(self) -> None:
+        """Tell `on_written` what went with `finish` or `suspend`, now that the drive knows how the run stands."""
+
     async def release(self) -> None:
         """Record what is left and give the run back, due at once."""
 
@@ -143,7 +146,7 @@ class Recorder(Unrecorded):
         self._branches = branches
         # Not that of the body: a task started there is a branch of it.
         self._context = contextvars.Context()
-        self._acknowledged_seq = self._next_seq - 1
+        self._acknowledged_seq = self._told_seq = self._next_seq - 1
         self._entries: list[Entry] = []
         self._consume: list[int] = []
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -207,7 +210,13 @@ class Recorder(Unrecorded):
         if entries:
             recording = self._store.record(self._lease, entries, consume=consume, now=now)
             await self._answer(recording, lambda _: self._wrote(entries))
+            self.tell_written()
         await self._answer(self._store.release(self._lease, now=now), lambda _: self._let_go([]))
+
+    def tell_written(self) -> None:
+        if self._told_seq < self._acknowledged_seq:
+            self._told_seq = self._acknowledged_seq
+            self._on_written(self._told_seq)
 
     async def abandon(self) -> None:
         self.take_over()
@@ -266,6 +275,7 @@ class Recorder(Unrecorded):
         else:
             self._on_pulse(writing.result())
             self._wrote(entries)
+            self.tell_written()
             if self._entries:
                 self.flush()
 
@@ -290,7 +300,6 @@ class Recorder(Unrecorded):
         self.consuming.intersection_update(self._consume)  # one write at a time: all but those that wait for the next
         if self._waiters:
             self._wake(seq)
-        self._on_written(seq)
 
     def _wake(self, seq: int) -> None:
         """Let those go on who wait for nothing after `seq`. They are by seq, and most often one."""

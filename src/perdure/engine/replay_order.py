@@ -133,6 +133,8 @@ class ResultQueue:
         self._calls += 1
         self._asked[key] = receiver
         self._withdrawn.discard(key)
+        if self._closed:
+            receiver.abandon()
         self.look_soon()
 
     def withdraw(self, key: str) -> None:
@@ -159,16 +161,10 @@ class ResultQueue:
         self.last_at = max(self.last_at, entry.ended_at)
         return True
 
-    def add(self, entry: Entry, receiver: Receiver, *, is_next: bool = False) -> None:
-        """A new record joined the journal; `receiver` gets it after those before it, or next, once it is acknowledged."""
-        if is_next:
-            self.queue.appendleft(entry)
-        else:
-            self.queue.append(entry)
-        self._calls += 1
-        self._asked[entry.key] = receiver
-        if entry.seq <= self._acknowledged:
-            self.look_soon()
+    def add(self, entry: Entry, receiver: Receiver) -> None:
+        """A new record joined the journal; `receiver` gets it after those before it, once it is acknowledged."""
+        self.queue.append(entry)
+        self.ask(entry.key, receiver)
 
     def acknowledge(self, seq: int) -> None:
         """The store has recorded everything up to `seq`."""
@@ -207,8 +203,7 @@ class ResultQueue:
             self._loop.call_soon(self._look_now)
 
     def _note_delivery(self, entry: Entry) -> None:
-        if entry.kind != "race":  # which a replay does not deliver
-            self.last_at = max(self.last_at, entry.ended_at)
+        self.last_at = max(self.last_at, entry.ended_at)
         if self.queue:
             return
         if not self.is_live:

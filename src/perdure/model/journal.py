@@ -72,7 +72,7 @@ class JournalIndex(NamedTuple):
     """A journal by use: results in the order in which the body got them, and the rest by key."""
 
     closes: list[Entry]
-    # The body does not get the winner of a race: it says which branch to wait for, and the results of that branch are in order.
+    # The closes of races again: a race must know from the start which of its branches to wait for.
     winners: dict[str, Entry]
     # All open entries of each key, in order: a wait that was cancelled and called again has more than one.
     opened: dict[str, list[Entry]]
@@ -85,7 +85,7 @@ class JournalIndex(NamedTuple):
         """The entries in force among these. Raises ValueError when a drop entry cannot be read."""
         kept = entries_in_force(entries)
         return cls(
-            closes=[entry for entry in kept if entry.phase == "close" and entry.kind != "race"],
+            closes=[entry for entry in kept if entry.phase == "close"],
             winners={entry.key: entry for entry in kept if entry.phase == "close" and entry.kind == "race"},
             opened=_by_key(entry for entry in kept if entry.phase == "open"),
             kinds={entry.key: entry.kind for entry in kept},

@@ -1,0 +1,335 @@
+"""A ctx operation returns when its record is acknowledged, and what is recorded reaches the body before anything else does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from perdure import Context, Err, Ok, Retry, Suspended, stores, workflow
+from perdure.errors import PersistenceError, RunCancelled
+from tests.engine.worlds import world
+from tests.simulation import _Proxy
+
+
+class GatedStore(_Proxy):
+    """A store whose records wait for a gate. It counts the writes, and lets a test look while one is held."""
+
+    def __init__(self) -> None:
+        super().__init__(stores.memory())
+        self.gate = asyncio.Event()
+        self.takes = 0.0
+        self.held = asyncio.Event()
+        self.writes: Counter[str] = Counter()
+
+    def _around(self, method: Callable[..., Awaitable[Any]]) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self.writes[method.__name__] += 1
+            if method.__name__ == "record":
+                self.held.set()
+                await self.gate.wait()
+                await asyncio.sleep(self.takes)
+            return await method(*args, **kwargs)
+
+        return call
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def work(label: str = "work") -> str:
+    return label
+
+
+OPERATIONS: dict[str, Callable[[Context[Any]], Awaitable[Any]]] = {
+    "step": lambda ctx: ctx.step(work),
+    "plain function": lambda ctx: ctx.step("plain", lambda: 1),
+    "sleep": lambda ctx: ctx.sleep("nap", 0),
+    "signal": lambda ctx: ctx.wait_for_signal("go"),
+    "race": lambda ctx: ctx.race(ctx.step(work), ctx.step("other", asyncio.sleep, 9)),
+    "map": lambda ctx: ctx.map("each", work, ["a"]),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_the_body_goes_on_when_the_store_has_acknowledged(operation: str) -> None:
+    store: Any = GatedStore()
+    reached: list[Any] = []
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        reached.append(await OPERATIONS[operation](ctx))
+
+    async with world(flow, store=store) as here:
+        run = await here.runtime.start(flow, id="run")
+        await run.signal("go", None)
+        driving = asyncio.ensure_future(here.runtime.resume("run"))
+        await store.held.wait()
+        await turns()
+        assert not reached
+        store.gate.set()
+        assert await driving == Ok(None)
+        assert len(reached) == 1
+
+
+async def test_an_error_too_is_raised_when_it_is_recorded() -> None:
+    store: Any = GatedStore()
+    caught: list[str] = []
+
+    async def fail() -> None:
+        raise ValueError("no")
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        try:
+            await ctx.step(fail)
+        except ValueError as error:
+            caught.append(str(error))
+
+    async with world(flow, store=store) as here:
+        driving = asyncio.ensure_future(here.runtime.run(flow, id="run"))
+        await store.held.wait()
+        await turns()
+        assert not caught
+        store.gate.set()
+        assert await driving == Ok(None)
+        assert caught == ["no"]
+
+
+async def test_a_record_that_fails_never_reaches_the_body() -> None:
+    class Failing(_Proxy):
+        def _around(self, method: Callable[..., Awaitable[Any]]) -> Any:
+            async def call(*args: Any, **kwargs: Any) -> Any:
+                if method.__name__ == "record":
+                    raise OSError("disk full")
+                return await method(*args, **kwargs)
+
+            return call
+
+    reached: list[str] = []
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        reached.append(await ctx.step(work))
+
+    store: Any = Failing(stores.memory())
+    async with world(flow, store=store) as here:
+        with pytest.raises(PersistenceError, match="could not be recorded"):
+            await here.runtime.run(flow, id="run")
+    assert not reached
+
+
+async def test_results_that_are_ready_together_share_a_write() -> None:
+    store: Any = GatedStore()
+    store.gate.set()
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> list[str]:
+        return list(await asyncio.gather(*(ctx.step(work, str(n), key=str(n)) for n in range(50))))
+
+    async with world(flow, store=store) as here:
+        assert await here.runtime.run(flow, id="run") == Ok([str(n) for n in range(50)])
+    assert store.writes["record"] == 1
+
+
+@pytest.mark.parametrize("wait", ["sleep", "signal", "retry"])
+async def test_a_run_that_only_waits_makes_two_writes(wait: str) -> None:
+    store: Any = GatedStore()
+    store.gate.set()
+
+    async def fail() -> None:
+        raise OSError("not yet")
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        if wait == "sleep":
+            await ctx.sleep("nap", "1h")
+        elif wait == "signal":
+            await ctx.wait_for_signal("go")
+        else:
+            await ctx.step(fail, retry=Retry(attempts=2, wait_initial="1h", wait_max="1h", wait_jitter=0))
+
+    async with world(flow, store=store) as here:
+        assert isinstance(await here.runtime.run(flow, id="run"), Suspended)
+        assert store.writes == {"create": 1, "suspend": 1}
+
+
+async def test_the_deadline_of_a_wait_beside_a_running_step_is_recorded_at_once() -> None:
+    store: Any = GatedStore()
+    store.gate.set()
+    release = asyncio.Event()
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        await asyncio.gather(ctx.sleep("nap", "1h"), ctx.step("long", release.wait))
+
+    async with world(flow, store=store) as here:
+        driving = asyncio.ensure_future(here.runtime.run(flow, id="run"))
+        await turns()
+        assert [(entry.key, entry.phase) for entry in await store.journal("run")] == [("nap", "open")]
+        release.set()
+        await driving
+
+
+async def test_a_step_starts_beside_results_that_are_not_acknowledged_but_not_beside_open_entries() -> None:
+    store: Any = GatedStore()
+    begun = {label: asyncio.Event() for label in ("quick", "beside", "limited")}
+
+    async def note(label: str) -> None:
+        begun[label].set()
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        quick = asyncio.ensure_future(ctx.step("quick", note, "quick"))
+        await asyncio.sleep(0.01)
+        await ctx.step("beside", note, "beside")
+        await quick
+        async with ctx.timeout("limit", "1h"):
+            await ctx.step("limited", note, "limited")
+
+    async with world(flow, store=store) as here:
+        driving = asyncio.ensure_future(here.runtime.run(flow, id="run"))
+        await store.held.wait()
+        await asyncio.wait_for(begun["beside"].wait(), 5)
+        assert await store.journal("run") == []
+        store.gate.set()
+        await asyncio.wait_for(begun["limited"].wait(), 5)
+        assert ("limit", "open") in [(entry.key, entry.phase) for entry in await store.journal("run")]
+        await driving
+
+
+async def test_a_cancellation_that_comes_with_the_acknowledgement_comes_after_the_result() -> None:
+    store: Any = GatedStore()
+    said: list[str] = []
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        said.append(await ctx.step(work))
+        try:
+            await ctx.sleep("nap", "1h")
+        except asyncio.CancelledError:
+            said.append("cancelled")
+            raise
+
+    async with world(flow, store=store) as here:
+        driving = asyncio.ensure_future(here.runtime.run(flow, id="run"))
+        await store.held.wait()
+        await here.runtime.cancel("run")  # which the holder hears with the reply of its record
+        store.gate.set()
+        outcome = await driving
+        assert isinstance(outcome, Err)
+        assert isinstance(outcome.error, RunCancelled)
+    assert said == ["work", "cancelled"]
+
+
+async def test_a_time_limit_that_passes_while_the_record_is_written_does_not_hide_the_result() -> None:
+    """It takes effect at the next await of its block, and of nothing after the block."""
+    store: Any = GatedStore()
+    store.gate.set()
+    store.takes = 0.03
+    said: list[str] = []
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        async with asyncio.timeout(0.01):
+            said.append(await ctx.step(work, "alone"))
+        said.append(await ctx.step("after", work, "after"))
+        try:
+            async with asyncio.timeout(0.01):
+                said.append(await ctx.step("in", work, "in time"))
+                said.append(await ctx.step("late", work, "late"))
+        except TimeoutError:
+            said.append("timed out")
+
+    async with world(flow, store=store) as here:
+        assert await here.runtime.run(flow, id="run") == Ok(None)
+        assert said == ["alone", "after", "in time", "timed out"]
+        assert await here.keys("run") == ["work", "after", "in"]
+
+
+async def test_a_cancelled_call_that_has_a_result_gives_it_and_the_next_await_is_cancelled() -> None:
+    store: Any = GatedStore()
+    seen: list[list[Any]] = []
+    has_run = asyncio.Event()
+
+    async def quick() -> str:
+        has_run.set()
+        return "done"
+
+    async def branch(ctx: Context[Any], said: list[Any]) -> None:
+        said.append(await ctx.step(quick))
+        said.append("cleaning up is possible")
+        try:
+            await ctx.step("never", work)
+        except asyncio.CancelledError:
+            said.append("cancelled")
+            raise
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        said: list[Any] = []
+        seen.append(said)
+        task = asyncio.ensure_future(branch(ctx, said))
+        await asyncio.sleep(0)
+        await has_run.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        said.append(task.cancelled())
+        await ctx.sleep("nap", "1h")
+
+    async with world(flow, store=store) as here:
+        driving = asyncio.ensure_future(here.runtime.run(flow, id="run"))
+        await store.held.wait()
+        await turns()
+        store.gate.set()
+        assert isinstance(await driving, Suspended)
+        assert await here.later("1h") == {"run": Ok(None)}
+    assert seen == [["done", "cleaning up is possible", "cancelled", True]] * 2
+
+
+async def test_a_key_that_is_used_again_after_a_cancelled_call_replays_to_the_second_call() -> None:
+    """The first call found no result when it was cancelled, so it must not get that of the second on a replay."""
+    seen: list[list[Any]] = []
+    ran: list[str] = []
+
+    async def hang_once() -> str:
+        ran.append("hang once")
+        if len(ran) == 1:
+            await asyncio.sleep(3600)
+        return "second"
+
+    async def fail() -> None:
+        await asyncio.sleep(0.001)
+        raise ValueError("stop the group")
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        said: list[Any] = []
+        seen.append(said)
+
+        async def first() -> None:
+            try:
+                said.append(await ctx.step(hang_once))
+            except asyncio.CancelledError:
+                said.append("cancelled")
+                raise
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(first())
+                group.create_task(ctx.step(fail))
+        except ExceptionGroup:
+            said.append("failed")
+        said.append(await ctx.step(hang_once))
+        await ctx.sleep("nap", "1h")
+
+    async with world(flow) as here:
+        assert isinstance(await here.runtime.run(flow, id="run"), Suspended)
+        assert await here.later("1h") == {"run": Ok(None)}
+    assert seen == [["cancelled", "failed", "second"]] * 2
+    assert ran == ["hang once"] * 2
