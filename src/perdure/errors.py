@@ -128,6 +128,35 @@ class DuplicateStep(PerdureError):
         return f"step key {self.args[1]!r} was used twice in run {self.args[0]!r}; pass key= to tell them apart"
 
 
+class RunDiverged(PerdureError):
+    """The code asks for something new while the run's journal holds results that the code has not asked for.
+
+    The run was stopped before anything happened; it goes on when the code fits it again. `asked` is the new key, `missing` are the
+    recorded ones.
+    """
+
+    def __init__(self, run_id: str, asked: str, missing: Iterable[str]) -> None:
+        super().__init__(run_id, asked, list(missing))
+
+    @property
+    def asked(self) -> str:
+        return str(self.args[1])
+
+    @property
+    def missing(self) -> list[str]:
+        return list(self.args[2])
+
+    def __str__(self) -> str:
+        run_id, asked, missing = self.args
+        shown = ", ".join(map(repr, missing[:_MAX_SHOWN_ERRORS])) + (" and others" if len(missing) > _MAX_SHOWN_ERRORS else "")
+        first = missing[0]
+        return (
+            f"run {run_id!r} was stopped before {asked!r}, which is new, because {shown} is recorded and this code does not ask for "
+            f"it. Renamed: pass aliases=[{first!r}] for {asked!r}. Removed: @workflow(retired={{{first!r}}}). Inserted: "
+            f'`if await ctx.patched("..."):` around {asked!r}. on_divergence="run" goes on regardless'
+        )
+
+
 class StepFailed(PerdureError):
     """A step returned `Err`, or raised an exception whose class cannot be rebuilt here.
 

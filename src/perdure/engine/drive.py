@@ -73,6 +73,7 @@ class Drive:
         "_loop",
         "_main",
         "_must_suspend",
+        "_problem",
         "_store",
         "_unreadable",
         "branches",
@@ -128,7 +129,7 @@ class Drive:
         self.branches = Branches()
         self.results = self._new_results(recorded)
         self.waits.on_change = self.branches.changed = self.results.look_soon
-        self.calls = Calls(claim.run.id, recorded, self.branches, self.results, self.waits, self._note_cancelled)
+        self.calls = Calls(claim.run.id, recorded, self.branches, self.results, self.waits, on_cancelled=self._note_cancelled, on_misfit=self.misfit)
         self.telling = Telling(self, options.on_event, Listeners() if listeners is None else listeners)
         self.caching = None if options.cache is None else StepCaching(options.cache, self.clock)
         journal, pulsed = list(claim.journal), self._pulsed
@@ -144,6 +145,8 @@ class Drive:
         self._attention: asyncio.Future[None] = self._loop.create_future()
         self._ending: Ending | None = None
         self._failure: BaseException | None = None
+        # Why the run does not fit this code.
+        self._problem: str | None = None
         self._must_suspend = False
         # Whether no step may be started any more, because the run is being given back.
         self.must_stop = False
@@ -162,6 +165,9 @@ class Drive:
             on_live=self._went_live,
             on_rest=self._flush,
             on_idle=self._is_idle,
+            find_divergence=self._find_divergence,
+            on_diverged=self._stop_misfit,
+            decide_patch=self._decide_patch,
             has_event=self.waits.has_due,
             next_event=self.waits.resolve_one,
         )
@@ -237,8 +243,9 @@ class Drive:
         if self.run.attempts > self.settings.max_attempts:
             return await self._finish(ending_of_dead_run(self.run, self.codec, self._hints))
         if self._unreadable is not None:
-            return await self._finish(run_ending(self.codec, Err(self._unreadable), self._hints))
-        self._start_body()
+            self._stop_misfit(self._unreadable)
+        else:
+            self._start_body()
         while True:
             await self._attention
             if self._failure is not None:
@@ -321,13 +328,21 @@ class Drive:
         if not self.executing:
             self._attend()
 
-    def fail(self, error: PerdureError) -> NoReturn:
-        """End the run as failed without letting the body see it: what is recorded cannot be used."""
-        if self._ending is None:
-            self._ending = run_ending(self.codec, Err(error), self._hints)
-            self._attend()
-        self._close("unloaded")
+    def misfit(self, error: PerdureError) -> NoReturn:
+        """The run does not fit this code: stop it without letting the body see why. It is tried again later, as it was."""
+        self._stop_misfit(error)
         self.calls.refuse()
+
+    def _stop_misfit(self, error: PerdureError) -> None:
+        if self._failure is not None or self._ending is not None:
+            return
+        if self._store is None:
+            self._ending = run_ending(self.codec, Err(error), self._hints)
+            self._close("unloaded")
+            self._attend()
+        else:
+            self._problem = str(error)
+            self._give_up(error)
 
     def stop_because(self, failure: PerdureError) -> NoReturn:
         """Give up this attempt and let the body see nothing of it: the run is as it was, and can be driven again."""
@@ -335,14 +350,16 @@ class Drive:
         self.calls.refuse()
 
     def react(self, choice: OnChange, error: PerdureError) -> None:
-        """Do with a mismatch what the option says, and tell whoever listens."""
+        """Do with a mismatch what the option says, and tell listeners of it."""
+        if choice == "error":
+            self.misfit(error)
         if choice == "warn":
             self.telling.warned(str(error))
         react(choice, error)
 
     def corrupt(self, what: str, reason: Exception) -> NoReturn:
-        """Recorded data cannot be read back: end the run as failed, and touch nothing."""
-        self.fail(SnapshotCorrupt(self.run.id, what, str(reason)))
+        """Recorded data cannot be read back by this code."""
+        self.misfit(SnapshotCorrupt(self.run.id, what, str(reason)))
 
     # From here on: how it starts, goes on and ends.
 
@@ -442,8 +459,14 @@ class Drive:
             return
         # Whatever a failing store raises now: the lease expires by itself, and the failure that is being raised says why.
         with contextlib.suppress(Exception):
-            await answered(self._store.release(self._lease, now=self.clock.store_now()))
+            await answered(self._release_as_it_was(self._store))
             self.telling.released()
+
+    def _release_as_it_was(self, store: Store) -> Awaitable[None]:
+        if self._problem is None:
+            return store.release(self._lease, now=self.clock.store_now())
+        wake_at = self.clock.now() + misfit_pause(self.run.problem_count + 1)
+        return store.release(self._lease, wake_at=wake_at, problem=self._problem, now=self.clock.store_now())
 
     async def _abandon(self) -> None:
         """The drive itself was cancelled: let the write under way be answered, record what is done, and give the run back."""
@@ -491,6 +514,12 @@ class Drive:
             return
         self._let_calls_through()
         self.results.look_soon()
+
+    def _find_divergence(self) -> PerdureError | None:
+        return None if self._cancel_requested else self.calls.find_divergence()
+
+    def _decide_patch(self) -> bool:
+        return self.calls.decide_patch()
 
     def _let_calls_through(self) -> None:
         self.calls.go_live()
@@ -555,7 +584,7 @@ class Drive:
 def _readable(claim: Claim) -> tuple[JournalIndex, SnapshotCorrupt | None]:
     """What the journal says, or the error that says why it cannot be read."""
     if not claim.journal:
-        return JournalIndex([], {}, {}, {}, {}), None
+        return JournalIndex([], {}, {}, {}, {}, {}), None
     try:
         return JournalIndex.of(claim.journal), None
     except ValueError as reason:

@@ -11,7 +11,7 @@ cancelled before it had a result leaves a `cancel` entry, by which a replay tell
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn
@@ -21,11 +21,13 @@ import msgspec
 from perdure.engine.body_tasks import Branch, Branches, nothing
 from perdure.engine.replay_order import Receiver, ResultQueue
 from perdure.engine.timers_and_signals import Wait, Waits
-from perdure.errors import DuplicateStep, RunFinished, StepChanged, Unloaded
+from perdure.errors import DuplicateStep, PerdureError, RunDiverged, RunFinished, StepChanged, Unloaded
 from perdure.model.journal import Entry, JournalIndex, Kind
 from perdure.result import Err
 from perdure.stepspec import StepInfo, place
 
+# What a call of ctx.patched gets when the journal goes on after it.
+_JOURNAL_GOES_ON: Final = object()
 # A body may try a few things on its way out; one that tries for ever must not keep the loop to itself.
 MOST_REFUSALS: Final = 100
 
@@ -86,7 +88,7 @@ class CtxCall(msgspec.Struct, eq=False):
 
     def park(self, *, is_shielded: bool = False) -> Parked:
         """A new future for this call to wait on."""
-        if self.branch is not None:
+        if self.branch is not None and self.branch.is_unwinding:
             self.branch.wound_up()
         self.future = future = Parked()
         future.branch = self.branch
@@ -137,7 +139,9 @@ class Calls:
         branches: Branches,
         results: ResultQueue,
         waits: Waits,
+        *,
         on_cancelled: Callable[[CtxCall], None],
+        on_misfit: Callable[[PerdureError], NoReturn],
     ) -> None:
         self.opened = recorded.opened
         self.winners = recorded.winners
@@ -147,15 +151,21 @@ class Calls:
         self._waits = waits
         self._kinds = recorded.kinds
         self._closed_keys = {entry.key for entry in recorded.closes} if recorded.closes else set()
+        # Results that unchanged code asks for, and that the body has not asked for so far. While there are some, nothing new begins.
+        self.missing = recorded.owed
         self._used: set[str] = set()
         # How many calls of each key were cancelled before they had a result.
         self._cancelled = recorded.cancelled
         self._on_cancelled = on_cancelled
+        self._on_misfit = on_misfit
         # Recorded keys that the body has not asked for so far.
         self.unasked = self._closed_keys.copy()
         # How many numbers ctx.random() and ctx.uuid4() have given in each scope.
         self.counters: dict[tuple[tuple[str, ...], str], int] = {}
         self._live_waiters: list[CtxCall] = []
+        # Calls of ctx.patched that wait until it is known whether the journal goes on after them.
+        self._patch_waiters: list[CtxCall] = []
+        self.patches: dict[str, bool] = {}
         # Set while the store is asked to suspend the run: calls wait for its answer.
         self.suspending: asyncio.Future[None] | None = None
         self.is_cancelling = False
@@ -185,11 +195,18 @@ class Calls:
             raise DuplicateStep(self._run_id, key)
         recorded = self._kinds.setdefault(key, kind)
         if recorded != kind and recorded != "foreign":  # noqa: PLR1714 - a tuple would be made for every step
-            raise StepChanged(self._run_id, key, f"a {recorded}", f"a {kind}")
+            self._on_misfit(StepChanged(self._run_id, key, f"a {recorded}", f"a {kind}"))
         self._used.add(key)
         if self.unasked:
             self.unasked.discard(key)
+            if self.missing and self.missing.pop(key, None) is not None and not self.missing and self._results.is_live:
+                asyncio.get_running_loop().call_soon(self.go_live)  # what was held back may go ahead
         return branch
+
+    def expect(self, keys: Iterable[str]) -> None:
+        """The body will ask for these keys, though not all at once."""
+        for key in keys:
+            self.missing.pop(key, None)
 
     def _was_cancelled(self, key: str) -> bool:
         left = self._cancelled.get(key, 0)
@@ -209,7 +226,17 @@ class Calls:
 
     def may_go_ahead(self, call: CtxCall) -> bool:
         """Whether the run is live and has no record of this call, so that there is no `turn` to wait for."""
-        return self._results.is_live and call.key not in self._closed_keys and self.suspending is None and self.closed is None
+        return (
+            self._results.is_live
+            and call.key not in self._closed_keys
+            and not self.missing
+            and self.suspending is None
+            and self.closed is None
+        )
+
+    def _is_new(self, call: CtxCall) -> bool:
+        """Whether the journal knows nothing of this call: it was not begun before, and not cancelled."""
+        return call.key not in self.opened and not call.was_cancelled and call.key not in self._closed_keys
 
     async def turn(self, call: CtxCall) -> Entry | None:
         """The record of this call when its turn comes; None when there is none and the run is live."""
@@ -217,7 +244,7 @@ class Calls:
             return await self._ask(call)
         if self.suspending is not None:
             await asyncio.shield(self.suspending)
-        if not self._results.is_live:
+        if not self._results.is_live or (self.missing and self._is_new(call)):
             self._live_waiters.append(call)
             self._results.note_call()
             await self.parked(call, call.park())
@@ -347,11 +374,51 @@ class Calls:
         return entry
 
     def go_live(self) -> None:
-        """The journal is used up: let the calls that found no record go ahead, in the order in which they were made."""
-        waiters, self._live_waiters = self._live_waiters, []
+        """The journal is used up: let the calls that found no record go ahead, in the order in which they were made.
+
+        While results are missing, calls that the journal does not know stay: `find_divergence` judges them.
+        """
+        waiters, self._live_waiters = [*self._patch_waiters, *self._live_waiters], []
         for call in waiters:
-            if call.future is not None and not call.future.done():
+            if self.missing and call.kind != "patch" and self._is_new(call):
+                self._live_waiters.append(call)
+            elif call.future is not None and not call.future.done():
                 call.future.set_result(None)
+
+    async def find_patch(self, call: CtxCall) -> bool | None:
+        """Whether the code at a call of ctx.patched is new to the run: True as recorded, False when the journal goes on after it.
+
+        None when the journal ends here: it is new, and that has to be recorded.
+        """
+        if call.key in self._closed_keys and not call.was_cancelled:
+            await self._ask(call)
+            return True
+        if not self._results.is_live:
+            self._patch_waiters.append(call)
+            try:
+                self._results.note_call()
+                return False if await self.parked(call, call.park()) is _JOURNAL_GOES_ON else None
+            finally:
+                self._patch_waiters.remove(call)
+        return None
+
+    def decide_patch(self) -> bool:
+        """The body rests and the next record is not asked for, so the code after the first waiting patch asks for it."""
+        for call in self._patch_waiters:
+            if call.is_waiting and call.future is not None:
+                call.left()
+                call.future.set_result(_JOURNAL_GOES_ON)
+                return True
+        return False
+
+    def find_divergence(self) -> RunDiverged | None:
+        """The error of a body at rest that wants something new while recorded results are missing."""
+        if not self.missing or self.is_cancelling:
+            return None
+        new = next((call for call in self._live_waiters if call.is_waiting and self._is_new(call)), None)
+        if new is None:
+            return None
+        return RunDiverged(self._run_id, new.key, sorted(self.missing, key=lambda key: self.missing[key].seq))
 
     def close(self, why: Literal["unloaded", "ended"]) -> None:
         """Refuse every call from now on."""
@@ -360,6 +427,7 @@ class Calls:
             self.is_refusing = True
             self._results.close()
             self._on_cancelled = nothing
+            self._on_misfit = _refuse_misfit
 
     def begin_to_cancel(self) -> None:
         """Refuse every call from now on, since the body is being cancelled."""
@@ -407,6 +475,10 @@ class Calls:
         if self.closed is not None:
             raise Unloaded(f"run {self._run_id!r} has left memory; this code will run again when the run is replayed")
         raise asyncio.CancelledError(f"run {self._run_id!r} is being cancelled")
+
+
+def _refuse_misfit(error: PerdureError) -> NoReturn:
+    raise error
 
 
 def _out_of_place(key: str) -> RuntimeError:

@@ -20,7 +20,9 @@ from contextlib import contextmanager
 from typing import Final, Protocol
 
 from perdure.engine.body_tasks import Branches, nothing
+from perdure.errors import PerdureError
 from perdure.model.clock import Clock, Timer
+from perdure.model.durations import MICROSECOND
 from perdure.model.journal import Entry
 
 # The end of a task reaches a branch through callbacks that cannot be seen, one loop turn for each level of gather, shield or
@@ -29,6 +31,11 @@ QUIET_TURNS_AFTER_END: Final = 6
 # Cancelling a step that awaits other tasks reaches its branch through them, a turn for each, so while steps are running
 # a few quiet turns are waited for.
 QUIET_TURNS_WHEN_BUSY: Final = 3
+# A divergence is judged when so many turns have passed in which nothing moved.
+QUIET_TURNS_BEFORE_STOP: Final = 30
+# While a task of the body waits for something of its own, a recorded key that the body has not asked for is waited for twice as
+# long as it took on the first run, but no longer than this many microseconds.
+MOST_PATIENCE: Final = 300 * MICROSECOND
 # A body that never rests (a loop around sleep(0)) must not starve its own results.
 MOST_TURNS: Final = 200
 
@@ -59,6 +66,9 @@ class ResultQueue:
         on_live: Callable[[], None],
         on_rest: Callable[[], None],
         on_idle: Callable[[], None],
+        find_divergence: Callable[[], PerdureError | None],
+        on_diverged: Callable[[PerdureError], None],
+        decide_patch: Callable[[], bool],
         has_event: Callable[[], bool],
         next_event: Callable[[], bool],
     ) -> None:
@@ -69,6 +79,11 @@ class ResultQueue:
         # Told when the body rests and the run is not idle: steps are running, or a task of the body waits for something else.
         self._on_rest = on_rest
         self._on_idle = on_idle
+        # Whether the body wants something new while records that it must ask for are left.
+        self._find_divergence = find_divergence
+        self._on_diverged = on_diverged
+        # Tell a call of ctx.patched, if one waits, that the journal goes on after it.
+        self._decide_patch = decide_patch
         # Timers and signals: whether one can be taken, and take one. Its record is delivered next.
         self._has_event = has_event
         self._next_event = next_event
@@ -90,6 +105,7 @@ class ResultQueue:
         self._calls = 0
         self._look_due = False
         self._turns = self._quiet = self._seen = self._ended = 0
+        self._quiet_before_stop = 0
         self._grace_timer: Timer | None = None
         self._grace_over = -1
         self._held = 0
@@ -131,6 +147,7 @@ class ResultQueue:
     def ask(self, key: str, receiver: Receiver) -> None:
         """Deliver the record of `key` to `receiver` when its turn comes."""
         self._calls += 1
+        self._quiet_before_stop = 0
         self._asked[key] = receiver
         self._withdrawn.discard(key)
         if self._closed:
@@ -164,7 +181,11 @@ class ResultQueue:
     def add(self, entry: Entry, receiver: Receiver) -> None:
         """A new record joined the journal; `receiver` gets it after those before it, once it is acknowledged."""
         self.queue.append(entry)
-        self.ask(entry.key, receiver)
+        if entry.seq <= self._acknowledged or self._closed:
+            self.ask(entry.key, receiver)
+        else:
+            self._calls += 1
+            self._asked[entry.key] = receiver  # `acknowledge` looks
 
     def acknowledge(self, seq: int) -> None:
         """The store has recorded everything up to `seq`."""
@@ -181,13 +202,15 @@ class ResultQueue:
     def note_call(self) -> None:
         """There was a ctx call, so the grace starts again."""
         self._calls += 1
+        self._quiet_before_stop = 0
         self.look_soon()
 
     def close(self) -> None:
         """Deliver nothing more, and tell the owner nothing more."""
         self._closed = True
         self._on_live = self._on_rest = self._on_idle = nothing
-        self._has_event = self._next_event = _never
+        self._has_event = self._next_event = self._decide_patch = _never
+        self._find_divergence, self._on_diverged = nothing, nothing
         self.when_empty = None
         for receiver in self._asked.values():
             receiver.abandon()
@@ -239,7 +262,7 @@ class ResultQueue:
             self._deliver(entry)
         elif self.queue and self.queue[0].seq > self._acknowledged:
             return
-        elif not self.queue and not self.is_live:
+        elif not self.queue and not self._skipped and not self.is_live:
             self._go_live()  # and not before: the last record may be what cancels the calls that would go live
         elif self.is_live and self._next_event():
             self.look_soon()
@@ -292,26 +315,49 @@ class ResultQueue:
             self._arm_grace()
             self._on_rest()
             return
+        if self.queue and self._decide_patch():
+            return
         while self.queue and self.queue[0].key not in self._asked:
             self._skip()
         if self.queue:
             self.look_soon()
+        elif self.is_live and self.running:
+            self._on_rest()
+        elif (error := self._find_divergence()) is not None:
+            self._stop_when_quiet(error)
         elif not self.is_live:
             self._go_live()
-        elif self.running:
-            self._on_rest()
         else:
             self._on_idle()
 
+    def _stop_when_quiet(self, error: PerdureError) -> None:
+        if self._branches.all_ours() or self._quiet_before_stop >= QUIET_TURNS_BEFORE_STOP:
+            self._on_diverged(error)
+        else:
+            self._quiet_before_stop += 1
+            self.look_soon()
+
     def _arm_grace(self) -> None:
         if self._grace_timer is None:
-            self._grace_timer = self._clock.call_at(self._clock.now() + self._grace, self._grace_passed, self._calls)
+            until = self._clock.now() + max(self._grace, self._patience())
+            self._grace_timer = self._clock.call_at(until, self._grace_passed, self._calls)
+
+    def _patience(self) -> int:
+        """How long a record that the body has not asked for is waited for while a task of the body is busy by itself."""
+        if self._find_divergence() is None:
+            return 0
+        entry = self.queue[0] if self.queue else min(self._skipped.values(), key=_by_seq, default=None)
+        return 0 if entry is None else min(2 * max(0, entry.started_at - self.last_at), MOST_PATIENCE)
 
     def _grace_passed(self, calls: int) -> None:
         self._grace_timer = None
         if calls == self._calls:
             self._grace_over = calls
         self.look_soon()
+
+
+def _by_seq(entry: Entry) -> int:
+    return entry.seq
 
 
 def _never() -> bool:

@@ -27,7 +27,7 @@ def replay_step(drive: Drive, key: str, plan: StepPlan, entry: Entry, args_hash:
     raise error
 
 
-def report_changed_arguments(drive: Drive, key: str, by: str = "") -> None:
+def report_changed_arguments(drive: Drive, key: str) -> None:
     """Do what `on_changed_arguments` says about a step that is recorded with other arguments."""
-    error = StepChanged(drive.run.id, key, f"called with other arguments{by}", "called with these")
+    error = StepChanged(drive.run.id, key, "called with other arguments", "called with these")
     drive.react(drive.options.on_changed_arguments, error)

@@ -8,7 +8,7 @@ Entries are matched by key, never by position; `seq` only says in which order th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -17,7 +17,7 @@ import msgspec
 Phase: TypeAlias = Literal["open", "close", "cancel", "drop"]
 # What a key stands for. Asking for a recorded key as another kind raises StepChanged.
 # `foreign` came from a snapshot of another library: its payload is the whole step as that library wrote it, and it fits any kind.
-Kind: TypeAlias = Literal["step", "sleep", "signal", "timeout", "race", "child", "run", "foreign"]
+Kind: TypeAlias = Literal["step", "sleep", "signal", "timeout", "race", "patch", "child", "run", "foreign"]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -79,9 +79,11 @@ class JournalIndex(NamedTuple):
     kinds: dict[str, Kind]
     # How many calls of each key the body cancelled before they had a result.
     cancelled: dict[str, int]
+    # The results that unchanged code asks for again, by key.
+    owed: dict[str, Entry]
 
     @classmethod
-    def of(cls, entries: Iterable[Entry]) -> JournalIndex:
+    def of(cls, entries: Collection[Entry]) -> JournalIndex:
         """The entries in force among these. Raises ValueError when a drop entry cannot be read."""
         kept = entries_in_force(entries)
         return cls(
@@ -90,7 +92,32 @@ class JournalIndex(NamedTuple):
             opened=_by_key(entry for entry in kept if entry.phase == "open"),
             kinds={entry.key: entry.kind for entry in kept},
             cancelled=Counter(entry.key for entry in kept if entry.phase == "cancel"),
+            owed=_owed(entries, kept),
         )
+
+
+def _owed(entries: Iterable[Entry], kept: list[Entry]) -> dict[str, Entry]:
+    """The results that unchanged code asks for again.
+
+    Not owed are: what was imported from a snapshot, which may lack steps; what came after a failure that `retry` set aside, since
+    the body goes another way without that failure; and what came after a call that something outside the journal cancelled.
+    """
+    windows: list[tuple[int, int]] = []
+    for drop in entries:
+        if drop.phase == "drop":
+            dropped = frozenset(msgspec.json.decode(drop.payload, type=list[str]))
+            first = min((entry.seq for entry in entries if entry.key in dropped and entry.seq < drop.seq), default=drop.seq)
+            windows.append((first, drop.seq))
+    end = min((entry.seq for entry in kept if entry.phase == "cancel" and not entry.ok), default=None)
+    return {
+        entry.key: entry
+        for entry in kept
+        if entry.phase == "close"
+        and entry.epoch
+        and entry.kind != "foreign"
+        and (end is None or entry.seq < end)
+        and not any(first < entry.seq < last for first, last in windows)
+    }
 
 
 def _by_key(entries: Iterable[Entry]) -> dict[str, list[Entry]]:

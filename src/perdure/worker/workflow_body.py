@@ -41,7 +41,7 @@ class WorkflowDefinition(Protocol):
 
 
 def body_of(workflow: WorkflowDefinition, claim: Claim, codec: Codec) -> Callable[[Drive], Coroutine[Any, Any, Any]]:
-    """The body with the stored arguments. It fails the run if these cannot be read, and reacts if the code has changed."""
+    """The body with the stored arguments. The run is a misfit if these cannot be read; `on_definition_change` says what happens if the code has changed."""
     try:
         arguments = workflow.decode_input(codec, claim.run.input)
     except ValueError as reason:
@@ -57,7 +57,7 @@ def call_body(workflow: WorkflowDefinition, arguments: Arguments, drive: Drive) 
 
 
 async def _refuse(corrupt: SnapshotCorrupt, drive: Drive) -> Any:
-    drive.fail(corrupt)
+    drive.misfit(corrupt)
 
 
 async def _call_changed_body(workflow: WorkflowDefinition, arguments: Arguments, drive: Drive) -> Any:
