@@ -279,7 +279,7 @@ class Runtime:
 
     async def unhold(self, run_id: str) -> None:
         """Undo `hold`."""
-        await require(self._store, "operators").unhold(check_id(run_id, "a run's id"))
+        await require(self._store, "operators").unhold(check_id(run_id, "a run's id"), now=self._host.clock.store_now())
 
     async def delete(self, run_id: str) -> None:
         """Remove the run and everything recorded for it."""

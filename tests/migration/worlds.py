@@ -65,6 +65,7 @@ def rows(draw: st.DrawFn, run_id: str) -> RunRow:
     waiting = tuple(
         Awaited(draw(st.sampled_from(["signal", "child"])), name) for name in sorted(draw(st.sets(NAMES, max_size=2)))
     )
+    problem = draw(st.none() | IDS) if status in ("pending", "running") else None
     return RunRow(
         id=run_id,
         workflow=draw(NAMES),
@@ -83,6 +84,9 @@ def rows(draw: st.DrawFn, run_id: str) -> RunRow:
         status=status,
         wake_at=draw(st.none() | INSTANTS),
         waiting_for=waiting if status == "suspended" else (),
+        problem=problem,
+        problem_at=None if problem is None else draw(INSTANTS),
+        problem_count=0 if problem is None else draw(st.integers(1, 9)),
         held=draw(st.booleans()),
         progress=draw(st.none() | PAYLOADS),
         cancel_requested=draw(st.booleans()) and not has_ended,

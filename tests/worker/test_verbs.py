@@ -319,6 +319,22 @@ async def test_a_run_on_hold_is_not_driven_until_unhold(store: Store) -> None:
             await runtime.unhold("x1")
 
 
+async def test_a_run_with_a_problem_shows_it_and_goes_on_when_a_worker_can_drive_it(store: Store) -> None:
+    async with client(store, greet) as runtime:
+        run = await runtime.start(greet, "Ada", id="g1")
+        claim = await store.acquire("g1", 30)
+        assert claim is not None
+        assert await run.problem() is None
+        await store.release(claim.lease, wake_at=claim.lease.until, problem="step 'greet' has another name now")
+        assert (await run.problem(), await run.status()) == ("step 'greet' has another name now", "pending")
+        assert [info.problem for info in await runtime.list()] == ["step 'greet' has another name now"]
+        assert await runtime.sweep() == {}
+        await runtime.hold("g1")
+        await runtime.unhold("g1")
+        assert await runtime.sweep() == {"g1": Ok("hello Ada!")}
+        assert await run.problem() is None
+
+
 async def test_purge_deletes_ended_runs_that_are_old_enough(store: Store) -> None:
     clock = ManualClock()
     async with client(store, greet, nap, clock=clock, unload_grace=0) as runtime:

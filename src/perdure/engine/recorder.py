@@ -102,8 +102,8 @@ class Unrecorded:
         """Record what is left and give up the lease; the awaited signals if there are some, and then the run goes on."""
         raise NotImplementedError("a run without a store stays in memory")
 
-    async def release(self) -> None:
-        """Record what is left and give the run back, due at once."""
+    async def release(self, *, wake_at: int | None = None, problem: str | None = None, counts_attempt: bool = False) -> None:
+        """Record what is left and give the run back, due at once or at `wake_at`; `problem` says why it could not go on."""
 
     async def abandon(self) -> None:
         """Write nothing more; return when the write under way is answered."""
@@ -205,13 +205,14 @@ class Recorder(Unrecorded):
             self._write_soon()
         return signals
 
-    async def release(self) -> None:
+    async def release(self, *, wake_at: int | None = None, problem: str | None = None, counts_attempt: bool = False) -> None:
         entries, consume = await self._what_is_left()
         now = self._clock.store_now()
         if entries:
             recording = self._store.record(self._lease, entries, consume=consume, now=now)
             await self._answer(recording, lambda _: self._wrote(entries))
-        await self._answer(self._store.release(self._lease, now=now), lambda _: self._let_go([]))
+        releasing = self._store.release(self._lease, wake_at=wake_at, problem=problem, counts_attempt=counts_attempt, now=now)
+        await self._answer(releasing, lambda _: self._let_go([]))
 
     async def abandon(self) -> None:
         self.take_over()

@@ -27,7 +27,7 @@ from perdure.backends.files.locks import file_lock
 from perdure.backends.files.run_state import RunState
 from perdure.model.records import RunRow, Status
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _SLACK: Final = 1 << 20
 # The first line is shorter than this, and it identifies the file: an inode number is used again after the file was replaced.
 _HEADER: Final = 200
@@ -49,6 +49,7 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
     lease_until: int | None
     ended: bool
     owes_parent: bool
+    problem: str | None
 
     @classmethod
     def of(cls, state: RunState) -> RunSummary:
@@ -68,6 +69,7 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
             row.lease_until,
             row.ended,
             state.owes_parent,
+            row.problem,
         )
 
 

@@ -225,7 +225,7 @@ async def list_runs(lookup: RunLookup, wanted: ListFilter, before: tuple[int, st
         if sum(-row.updated_at <= order for row in rows) >= limit:
             break
     rows.sort(key=_newest_first)
-    return [RunInfo.of(row.id, row.workflow, row.status, row.updated_at) for row in rows[:limit]]
+    return [RunInfo.of(row.id, row.workflow, row.status, row.updated_at, row.problem) for row in rows[:limit]]
 
 
 def _is_wanted(due_key: DueKey, wanted: ListFilter, before: tuple[int, str] | None) -> bool:

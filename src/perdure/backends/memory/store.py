@@ -18,7 +18,7 @@ import msgspec
 
 from perdure.backends.base.claim_filter import ClaimFilter
 from perdure.backends.base.in_memory_run import InMemoryRun
-from perdure.backends.base.leases import is_due, length_in_microseconds, refuse_leased, store_time
+from perdure.backends.base.leases import Release, is_due, length_in_microseconds, refuse_leased, store_time
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start, found_row, new_row, restored_row
 from perdure.backends.memory.database import MemoryDatabase, Namespace
 from perdure.errors import LeaseLost, PersistenceError, StoreCapabilityError
@@ -146,10 +146,18 @@ class MemoryStore(SavesSnapshots):
         with self._lock() as namespace:
             return [self._renew(namespace, lease, now + length_in_microseconds(ttl), now) for lease in leases]
 
-    async def release(self, lease: Lease, *, now: int | None = None) -> None:
+    async def release(
+        self,
+        lease: Lease,
+        *,
+        wake_at: int | None = None,
+        problem: str | None = None,
+        counts_attempt: bool = False,
+        now: int | None = None,
+    ) -> None:
         now = store_time(now)
         with self._lock_and_wake() as namespace:
-            self._find_leased(namespace, lease).release(now)
+            self._find_leased(namespace, lease).release(now, Release(wake_at, problem, counts_attempt))
 
     async def record(
         self,
@@ -219,9 +227,10 @@ class MemoryStore(SavesSnapshots):
         with self._lock() as namespace:
             namespace.find(run_id).change(held=True)
 
-    async def unhold(self, run_id: str) -> None:
+    async def unhold(self, run_id: str, *, now: int | None = None) -> None:
+        now = store_time(now)
         with self._lock_and_wake() as namespace:
-            namespace.find(run_id).change(held=False)
+            namespace.find(run_id).unhold(now)
 
     async def report(self, lease: Lease, progress: bytes) -> None:
         with self._lock() as namespace:
@@ -260,7 +269,7 @@ class MemoryStore(SavesSnapshots):
             rows = sorted(_select(namespace, prefix, status, workflow), key=_newest_first)
         if before is not None:
             rows = [row for row in rows if _newest_first(row) > (-before[0], before[1])]
-        return [RunInfo.of(row.id, row.workflow, row.status, row.updated_at) for row in rows[:limit]]
+        return [RunInfo.of(row.id, row.workflow, row.status, row.updated_at, row.problem) for row in rows[:limit]]
 
     async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
         with self._lock() as namespace:

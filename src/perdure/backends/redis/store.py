@@ -160,9 +160,18 @@ class RedisStore(ServerStore[RedisConnections]):
         replies = await self._submit_renewal(ttl, lambda: self._scripts.put(call))
         return [pulse_from(reply) if reply[0] == b"ok" else None for reply in replies]
 
-    async def release(self, lease: Lease, *, now: int | None = None) -> None:
-        """Give the run back, due at once."""
-        call = self._holders_call("release", lease, [optional(now), new_token()], [], ["run"])
+    async def release(
+        self,
+        lease: Lease,
+        *,
+        wake_at: int | None = None,
+        problem: str | None = None,
+        counts_attempt: bool = False,
+        now: int | None = None,
+    ) -> None:
+        """Give the run back, due at once or later."""
+        args: builtins.list[Arg] = [optional(wake_at), optional(problem), int(counts_attempt)]
+        call = self._holders_call("release", lease, [optional(now), new_token()], args, ["run"])
         await self._run(call)
 
     def record(
@@ -228,11 +237,11 @@ class RedisStore(ServerStore[RedisConnections]):
 
     async def hold(self, run_id: str) -> None:
         """Keep the run from being driven."""
-        check_reply(await self._call("hold", self._keys.of(run_id, "run"), [run_id, 1]), run_id)
+        check_reply(await self._call("hold", self._keys.of(run_id, "run"), ["", run_id, 1]), run_id)
 
-    async def unhold(self, run_id: str) -> None:
+    async def unhold(self, run_id: str, *, now: int | None = None) -> None:
         """Undo `hold`."""
-        check_reply(await self._call("hold", self._keys.of(run_id, "run"), [run_id, 0]), run_id)
+        check_reply(await self._call("hold", self._keys.of(run_id, "run"), [optional(now), run_id, 0]), run_id)
 
     async def report(self, lease: Lease, progress: bytes) -> None:
         """Replace the run's progress."""

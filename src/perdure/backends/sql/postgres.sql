@@ -1,4 +1,4 @@
--- perdure's tables, version 2, for PostgreSQL. A name after a dollar sign stands for a quoted identifier or a word of the dialect.
+-- perdure's tables, version 3, for PostgreSQL. A name after a dollar sign stands for a quoted identifier or a word of the dialect.
 -- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one.
 -- Instants are microseconds UTC. Text sorts and compares by its bytes. An index row holds at most 2,704 bytes, so no index has
 -- more than two columns of names (1,024 bytes each) beside the namespace (255 bytes).
@@ -23,6 +23,8 @@ CREATE TABLE $runs (
     lease_until bigint,
     lease_owner text,
     attempts bigint NOT NULL,
+    problem_at bigint,
+    problem_count bigint NOT NULL,
     journal_length bigint NOT NULL,
     workflow text COLLATE "C" NOT NULL,
     queue text COLLATE "C" NOT NULL,
@@ -39,6 +41,7 @@ CREATE TABLE $runs (
     seed $payload NOT NULL,
     input_hash $payload NOT NULL,
     waiting_for text NOT NULL,
+    problem text,
     metadata $payload NOT NULL,
     progress $payload,
     outcome $payload,

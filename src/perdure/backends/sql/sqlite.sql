@@ -1,4 +1,4 @@
--- perdure's tables, version 2, for SQLite and libSQL. A name after a dollar sign stands for a quoted identifier.
+-- perdure's tables, version 3, for SQLite and libSQL. A name after a dollar sign stands for a quoted identifier.
 -- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one. The runs have more indexes,
 -- which are in the dialect: a local file has fewer of them than a server.
 -- Instants are microseconds UTC. Payloads are text or blobs, as the store writes them. Narrow columns come first, so that the
@@ -22,6 +22,8 @@ CREATE TABLE $runs (
     lease_until INTEGER,
     lease_owner TEXT,
     attempts INTEGER NOT NULL,
+    problem_at INTEGER,
+    problem_count INTEGER NOT NULL,
     journal_length INTEGER NOT NULL,
     workflow TEXT NOT NULL,
     queue TEXT NOT NULL,
@@ -38,6 +40,7 @@ CREATE TABLE $runs (
     seed BLOB NOT NULL,
     input_hash BLOB NOT NULL,
     waiting_for TEXT NOT NULL,
+    problem TEXT,
     metadata BLOB NOT NULL,
     progress BLOB,
     outcome BLOB,

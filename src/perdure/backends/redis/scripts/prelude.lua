@@ -198,6 +198,14 @@ local function release_lease(id, row, changes)
   change_run(id, row, changes)
 end
 
+-- The changes, which also clear the columns of a problem that they do not set.
+local function without_problem(changes)
+  for _, name in ipairs({ 'problem', 'problem_at', 'problem_count' }) do
+    changes[name] = changes[name] or NONE
+  end
+  return changes
+end
+
 local function is_leased(row, now)
   return row.lease_until and tonumber(row.lease_until) > now
 end
@@ -210,6 +218,14 @@ end
 local function wake_run(id, row, now)
   if not is_due(row, now) then
     change_run(id, row, { wake_at = int(now) })
+  end
+end
+
+-- Make a pending run with a problem due at once: an additional try is harmless.
+local function wake_from_problem(id, now)
+  local row = indexed_columns(id)
+  if row.status == 'pending' and columns_of(id, { 'problem' }).problem then
+    wake_run(id, row, now)
   end
 end
 
