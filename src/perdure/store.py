@@ -42,6 +42,7 @@ from perdure.model.records import (
     Schedule,
     Signal,
     Status,
+    WorkflowVersion,
 )
 
 if TYPE_CHECKING:
@@ -102,17 +103,24 @@ class Store(Protocol):
 
         A new run starts with exactly `entries` in its journal and `inbox` in its inbox, in one transition with its row;
         `created_at` is for a run that was first created elsewhere. For an id that exists, the same workflow and input hash return
-        that run unchanged and unclaimed; others raise `RunConflict`. Raises `ValueError`, and changes nothing, for an empty input
-        hash, for seqs that are not above zero and unique, and for inbox rows that are consumed or repeat a dedupe.
+        that run unchanged and unclaimed, whatever its version; others raise `RunConflict`. Raises `ValueError`, and changes
+        nothing, for an empty input hash, for seqs that are not above zero and unique, and for inbox rows that are consumed or
+        repeat a dedupe.
         """
 
     async def claim(
-        self, limit: int, ttl: float, workflows: Collection[str], queues: Collection[str] | None = None, *, now: int | None = None
+        self,
+        limit: int,
+        ttl: float,
+        workflows: Collection[WorkflowVersion],
+        queues: Collection[str] | None = None,
+        *,
+        now: int | None = None,
     ) -> Claims:
-        """Lease up to `limit` due runs of these workflows: highest priority first, then longest due, then by id.
+        """Lease up to `limit` due runs of these workflows and versions: highest priority first, then longest due, then by id.
 
-        No run goes to two callers. Runs of other workflows or queues are passed over and delay no other run. Counts an attempt;
-        the count restarts at one when the journal grew since the last claim.
+        No run goes to two callers. Runs of other workflows, versions or queues are passed over and delay no other run. Counts an
+        attempt; the count restarts at one when the journal grew since the last claim.
         """
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
@@ -263,8 +271,9 @@ class OperatorStore(Store, Protocol):
 
         A run restored without its input (an empty hash) stays pending and is given to no worker until the first `create` with its
         workflow (with any, if its own is ""). From that `create` it takes workflow and input with their hashes, queue, priority,
-        limit key, start and deadline, and a parent if it has none; it keeps everything else. Unless it has ended it is then due
-        at `start_at` or now, and now if it was cancelled or reopened. `create` returns it as an existing run, unclaimed.
+        limit key, start and deadline, a version if its own is 0, and a parent if it has none; it keeps everything else. Unless it
+        has ended it is then due at `start_at` or now, and now if it was cancelled or reopened. `create` returns it as an existing
+        run, unclaimed.
         """
 
     async def save(self, run_id: str, snapshot: Snapshot | ResumeState | dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ from tests.contract.broken import (
     saving,
     table,
     transactions,
+    versions,
     waking,
 )
 from tests.contract.broken import fencing as broken_fencing
@@ -41,7 +42,7 @@ from tests.contract.broken import fencing as broken_fencing
 CASES = {case.name: case for case in all_cases()}
 # Importing the modules of broken stores fills their table.
 BROKEN = table.BROKEN
-PARTS = (broken_fencing, claiming, waking, reading, transactions, beginning, restoring, late_inputs, saving, problems)
+PARTS = (broken_fencing, claiming, waking, reading, transactions, beginning, restoring, late_inputs, saving, problems, versions)
 
 
 class Factory(StoreFactory):

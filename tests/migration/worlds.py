@@ -69,6 +69,7 @@ def rows(draw: st.DrawFn, run_id: str) -> RunRow:
     return RunRow(
         id=run_id,
         workflow=draw(NAMES),
+        version=draw(st.integers(1, 3)),
         input=draw(PAYLOADS),
         input_hash=draw(st.sampled_from([b"hash", b"other", b""])),
         seed=draw(st.binary(min_size=16, max_size=16)),

@@ -16,6 +16,8 @@ from perdure.model.journal import Entry
 
 Status: TypeAlias = Literal["pending", "running", "suspended", "completed", "failed", "cancelled", "dead"]
 EndStatus: TypeAlias = Literal["completed", "failed", "cancelled", "dead"]
+# A workflow by its name, and one of its versions.
+WorkflowVersion: TypeAlias = tuple[str, int]
 ENDED: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled", "dead"})
 STATUSES: Final[frozenset[str]] = ENDED | {"pending", "running", "suspended"}
 
@@ -52,10 +54,14 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written when a run is created. Only a run that was restored without its input has an empty `input_hash`."""
+    """What is written when a run is created. It is driven in this `version` of its workflow for as long as it exists.
+
+    Only a run that was restored without its input has an empty `input_hash`, and may have version 0: it is not known.
+    """
 
     id: str
     workflow: str
+    version: int = 1
     input: bytes
     input_hash: bytes
     seed: bytes
@@ -121,12 +127,14 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     workflow: str
     status: Status
     updated_at: datetime
+    version: int = 1
     problem: str | None = None
 
     @classmethod
-    def of(cls, run_id: str, workflow: str, status: Status, updated_at: int, problem: str | None) -> RunInfo:
+    def of(cls, run_id: str, workflow: str, version: int, status: Status, updated_at: int, problem: str | None) -> RunInfo:
         """The line for a run whose row was last changed at the instant `updated_at`."""
-        return cls(id=run_id, workflow=workflow, status=status, updated_at=moment(updated_at), problem=problem)
+        at = moment(updated_at)
+        return cls(id=run_id, workflow=workflow, version=version, status=status, updated_at=at, problem=problem)
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +206,16 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 # What the narrowest integer column of all stores holds.
 MAX_PRIORITY: Final = 2**31 - 1
+MAX_VERSION: Final = 2**31 - 1
+
+
+def check_version(number: Any) -> int:
+    """A version of a workflow that every store can hold."""
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"version must be a whole number, not {number!r}")
+    if not 1 <= number <= MAX_VERSION:
+        raise ValueError(f"version must be from 1 to {MAX_VERSION}, not {number}")
+    return number
 
 
 def check_priority(number: Any) -> int:

@@ -25,7 +25,7 @@ FUTURE: Final = 4_000_000_000_000_000
 NOW: Final = 2_000_000_000_000_000
 OWNERS: Final = Owners()
 MINUTE: Final = 60_000_000
-REQUEST: Final = ClaimRequest(filter=ClaimFilter.of(["flow"], None), limit=5, length=MINUTE, owner="", now=NOW)
+REQUEST: Final = ClaimRequest(filter=ClaimFilter.of([("flow", 1)], None), limit=5, length=MINUTE, owner="", now=NOW)
 
 
 class Meter:

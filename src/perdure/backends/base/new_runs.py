@@ -50,6 +50,7 @@ def _with_input(found: RunRow, new: NewRun, now: int) -> RunRow:
     return msgspec.structs.replace(
         found,
         workflow=new.workflow,
+        version=found.version or new.version,
         input=new.input,
         input_hash=new.input_hash,
         definition_hash=new.definition_hash,

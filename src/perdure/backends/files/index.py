@@ -38,6 +38,7 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
 
     id: str
     workflow: str
+    version: int
     status: Status
     updated_at: int
     wake_at: int | None
@@ -58,6 +59,7 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
         return cls(
             row.id,
             row.workflow,
+            row.version,
             row.status,
             row.updated_at,
             row.wake_at,

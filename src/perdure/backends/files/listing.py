@@ -33,7 +33,7 @@ def list_runs(
     if before is not None:
         found = [one for one in found if _newest_first(one) > (-before[0], before[1])]
     found.sort(key=_newest_first)
-    return [RunInfo.of(one.id, one.workflow, one.status, one.updated_at, one.problem) for one in found[:limit]]
+    return [RunInfo.of(one.id, one.workflow, one.version, one.status, one.updated_at, one.problem) for one in found[:limit]]
 
 
 def _newest_first(summary: RunSummary) -> tuple[int, str]:

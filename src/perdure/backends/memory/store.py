@@ -39,6 +39,7 @@ from perdure.model.records import (
     Schedule,
     Signal,
     Status,
+    WorkflowVersion,
 )
 from perdure.snapshots.save_load import SavesSnapshots
 from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
@@ -119,14 +120,14 @@ class MemoryStore(SavesSnapshots):
         self,
         limit: int,
         ttl: float,
-        workflows: Collection[str],
+        workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
         now: int | None = None,
     ) -> Claims:
         now, wanted = store_time(now), ClaimFilter.of(workflows, queues)
         with self._lock() as namespace:
-            matching = [run for run in namespace.claimable() if wanted.matches(run.row.workflow, run.row.queue)]
+            matching = [run for run in namespace.claimable() if wanted.matches(run.row)]
             later = [run.row.wake_at for run in matching if run.row.wake_at is not None and run.row.wake_at > now]
             counter = namespace.queue_counter(now)
             claims: list[Claim] = []
@@ -269,7 +270,7 @@ class MemoryStore(SavesSnapshots):
             rows = sorted(_select(namespace, prefix, status, workflow), key=_newest_first)
         if before is not None:
             rows = [row for row in rows if _newest_first(row) > (-before[0], before[1])]
-        return [RunInfo.of(row.id, row.workflow, row.status, row.updated_at, row.problem) for row in rows[:limit]]
+        return [RunInfo.of(row.id, row.workflow, row.version, row.status, row.updated_at, row.problem) for row in rows[:limit]]
 
     async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
         with self._lock() as namespace:

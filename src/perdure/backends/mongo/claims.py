@@ -261,9 +261,15 @@ async def _lock_queues(db: Collections, limited: Sequence[Document], now: int, s
 
 
 def _filter_condition(claim_filter: ClaimFilter) -> Document:
-    """The condition that a run is of these workflows and in these queues."""
+    """The condition that a run is of these workflows in these versions, and in these queues."""
     queues = {} if claim_filter.queues is None else {"queue": {"$in": list(claim_filter.queues)}}
-    return {"workflow": {"$in": list(claim_filter.workflows)}, **queues}
+    versions: dict[int, list[str]] = {}
+    for workflow, version in claim_filter.workflows:
+        versions.setdefault(version, []).append(workflow)
+    of_version = [{"workflow": {"$in": names}, "version": version} for version, names in sorted(versions.items())]
+    if len(of_version) == 1:  # as nearly always
+        return {**of_version[0], **queues}
+    return {"$or": of_version, **queues} if of_version else {"workflow": {"$in": []}}
 
 
 def _limits_condition(counter: QueueCounter, limited: Sequence[Document]) -> Document:

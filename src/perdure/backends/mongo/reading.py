@@ -145,11 +145,11 @@ async def list_runs(
         at, last = before[0], db.key(before[1])
         conditions["updated_at"] = {"$lte": at}  # so that the index is used; `$or` is for ties
         conditions["$or"] = [{"updated_at": {"$lt": at}}, {"_id": {"$gt": last}}]
-    wanted = dict.fromkeys(("workflow", "status", "updated_at", "problem"), 1)
+    wanted = dict.fromkeys(("workflow", "version", "status", "updated_at", "problem"), 1)
     async with db.read_at_one_moment() as session:
         cursor = db.runs.find(conditions, wanted, session=session).sort([("updated_at", -1), ("_id", 1)]).limit(limit)
         return [
-            RunInfo.of(name_in(one["_id"]), one["workflow"], one["status"], one["updated_at"], one["problem"])
+            RunInfo.of(name_in(one["_id"]), one["workflow"], one["version"], one["status"], one["updated_at"], one["problem"])
             async for one in cursor
         ]
 

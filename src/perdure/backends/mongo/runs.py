@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _OVERFLOW: Final = {"generation": 1, "is_spilled": 1}
 _LACKS_INPUT: Final = {"$eq": ["$input_hash", literal(b"")]}
 _OF_INPUT: Final = (
-    "workflow", "input_hash", "definition_hash", "queue", "priority", "limit_key", "start_at", "deadline",
+    "workflow", "version", "input_hash", "definition_hash", "queue", "priority", "limit_key", "start_at", "deadline",
     "parent_id", "parent_key", "wake_at", "updated_at",
 )  # fmt: skip
 

@@ -38,7 +38,16 @@ INDEXES: Final[dict[str, Sequence[tuple[str, list[tuple[str, int]], dict[str, An
         ("due", [("namespace", 1), ("held", 1), ("wake_at", 1), ("_id", 1)], _IS_TIMED),
         (
             "claim",
-            [("namespace", 1), ("held", 1), ("workflow", 1), ("priority", -1), ("wake_at", 1), ("_id", 1), ("queue", 1)],
+            [
+                ("namespace", 1),
+                ("held", 1),
+                ("workflow", 1),
+                ("version", 1),
+                ("priority", -1),
+                ("wake_at", 1),
+                ("_id", 1),
+                ("queue", 1),
+            ],
             _IS_TIMED,
         ),
         ("leased", [("namespace", 1), ("queue", 1), ("lease_until", 1), ("limit_key", 1)], _IS_LEASED),

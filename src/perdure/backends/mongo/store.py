@@ -43,6 +43,7 @@ from perdure.model.records import (
     Schedule,
     Signal,
     Status,
+    WorkflowVersion,
 )
 from perdure.store import STANDARD_PARTS, Capability, Transaction
 
@@ -135,7 +136,7 @@ class MongoStore(ServerStore[MongoConnections]):
         self,
         limit: int,
         ttl: float,
-        workflows: Collection[str],
+        workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
         now: int | None = None,

@@ -17,7 +17,7 @@ from perdure.model.records import Created, NewRun
 
 _TYPES: Final = {
     "input": "bytea", "input_hash": "bytea", "seed": "bytea", "metadata": "bytea",
-    "priority": "bigint", "start_at": "bigint", "deadline": "bigint",
+    "version": "bigint", "priority": "bigint", "start_at": "bigint", "deadline": "bigint",
 }  # fmt: skip
 _NEW_FIELDS: Final = NewRun.__struct_fields__
 _NEW_COLUMNS: Final = ", ".join(_NEW_FIELDS)

@@ -20,7 +20,7 @@ Arg: TypeAlias = str | bytes | int
 
 _BYTES: Final = frozenset({"input", "input_hash", "seed", "metadata", "progress", "outcome"})
 _NUMBERS: Final = frozenset({
-    "priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts", "problem_at", "problem_count",
+    "version", "priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts", "problem_at", "problem_count",
     "created_at", "updated_at",
 })  # fmt: skip
 _BOOLEANS: Final = frozenset({"held", "cancel_requested", "parent_notified"})

@@ -46,6 +46,7 @@ from perdure.model.records import (
     Schedule,
     Signal,
     Status,
+    WorkflowVersion,
 )
 from perdure.store import STANDARD_PARTS, Capability, Transaction
 
@@ -131,7 +132,7 @@ class RedisStore(ServerStore[RedisConnections]):
         self,
         limit: int,
         ttl: float,
-        workflows: Collection[str],
+        workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
         now: int | None = None,
@@ -139,7 +140,8 @@ class RedisStore(ServerStore[RedisConnections]):
         """Lease due runs, with everything of each, in one script."""
         token = new_token()
         args: builtins.list[Arg] = [optional(now), max(limit, 0), lease_microseconds(ttl), token, self._owner]
-        names = [*as_list([*workflows]), "" if queues is None else 1, *as_list([*(queues or ())])]
+        wanted: builtins.list[Arg] = [part for workflow in workflows for part in workflow]
+        names = [*as_list(wanted), "" if queues is None else 1, *as_list([*(queues or ())])]
         next_wake_at, taken = await self._call("claim", [self._keys.mark(token)], [*args, *names])
         return Claims(
             claims=[rows.claim_from(whole) for whole in taken], next_wake_at=int(next_wake_at) if next_wake_at else None

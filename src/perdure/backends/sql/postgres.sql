@@ -27,6 +27,7 @@ CREATE TABLE $runs (
     problem_count bigint NOT NULL,
     journal_length bigint NOT NULL,
     workflow text COLLATE "C" NOT NULL,
+    version bigint NOT NULL,
     queue text COLLATE "C" NOT NULL,
     priority bigint NOT NULL,
     limit_key text COLLATE "C",
@@ -53,7 +54,7 @@ CREATE TABLE $runs (
 -- primary key: while the tables are new all indexes look alike to PostgreSQL, and a plan that was made then is used for long.
 
 -- What may be claimed, group by group: claim walks the distinct (workflow, queue, priority) and never a sleeping run.
-CREATE INDEX $runs_wake ON $runs ((namespace || ''), workflow, queue, priority, wake_at)
+CREATE INDEX $runs_wake ON $runs ((namespace || ''), workflow, version, queue, priority, wake_at)
 WHERE wake_at IS NOT NULL AND held = 0;
 
 -- What is due, whatever its workflow and queue. Its expression is another one, which keeps it out of claims: PostgreSQL would take

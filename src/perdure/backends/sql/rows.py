@@ -116,7 +116,7 @@ SCHEDULE_FIELDS: Final = ("id", "workflow", "spec", "input", "next_at", "metadat
 _PAYLOADS: Final = frozenset({"input", "input_hash", "seed", "metadata", "progress", "outcome", "payload", "args_hash"})
 _BOOLEANS: Final = frozenset({"held", "cancel_requested", "parent_notified", "ok"})
 _NUMBERS: Final = frozenset({
-    "priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts", "problem_at", "problem_count",
+    "version", "priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts", "problem_at", "problem_count",
     "created_at", "updated_at", "seq", "attempt", "started_at", "took", "next_at",
 })  # fmt: skip
 _WAITING_FOR: Final = RUN_FIELDS.index("waiting_for")

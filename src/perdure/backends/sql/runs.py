@@ -37,8 +37,8 @@ _REPLACED_COLUMNS: Final = {
 }
 _REPLACE: Final = f"UPDATE $runs SET {assignments(_REPLACED_COLUMNS)} WHERE namespace = ?1 AND id = {_REPLACED_COLUMNS['id']}"
 _INPUT_FIELDS: Final = (
-    "workflow", "input", "input_hash", "definition_hash", "queue", "priority", "limit_key", "start_at", "deadline", "parent_id",
-    "parent_key", "wake_at", "updated_at",
+    "workflow", "version", "input", "input_hash", "definition_hash", "queue", "priority", "limit_key", "start_at", "deadline",
+    "parent_id", "parent_key", "wake_at", "updated_at",
 )  # fmt: skip
 _SET_INPUT: Final = f"""
     UPDATE $runs SET {assignments({name: f"?{number}" for number, name in enumerate(_INPUT_FIELDS, 3)})}

@@ -26,6 +26,7 @@ CREATE TABLE $runs (
     problem_count INTEGER NOT NULL,
     journal_length INTEGER NOT NULL,
     workflow TEXT NOT NULL,
+    version INTEGER NOT NULL,
     queue TEXT NOT NULL,
     priority INTEGER NOT NULL,
     limit_key TEXT,
@@ -48,8 +49,8 @@ CREATE TABLE $runs (
     PRIMARY KEY (namespace, id)
 ) WITHOUT ROWID;
 
--- What may be claimed, group by group: claim walks the distinct (workflow, queue, priority) and never a sleeping run.
-CREATE INDEX $runs_wake ON $runs (namespace, workflow, queue, priority, wake_at, id, limit_key, held)
+-- What may be claimed, group by group: claim walks the distinct (workflow, version, queue, priority) and never a sleeping run.
+CREATE INDEX $runs_wake ON $runs (namespace, workflow, version, queue, priority, wake_at, id, limit_key, held)
 WHERE wake_at IS NOT NULL AND held = 0;
 
 -- Nearly every entry closes a step, so '' stands for that phase and that kind, and takes no room. `took` is in microseconds.

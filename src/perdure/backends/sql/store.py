@@ -40,6 +40,7 @@ from perdure.model.records import (
     RunRow,
     Schedule,
     Signal,
+    WorkflowVersion,
 )
 
 T = TypeVar("T")
@@ -106,7 +107,7 @@ class SqlStore(ServerStore[H], SqlVerbs):
         self,
         limit: int,
         ttl: float,
-        workflows: Collection[str],
+        workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
         now: int | None = None,

@@ -48,6 +48,7 @@ from perdure.model.records import (
     Pulse,
     RunRow,
     Signal,
+    WorkflowVersion,
 )
 from perdure.snapshots.save_load import SavesSnapshots
 from perdure.store import Durability
@@ -165,7 +166,7 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
         self,
         limit: int,
         ttl: float,
-        workflows: Collection[str],
+        workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
         now: int | None = None,

@@ -53,6 +53,7 @@ from perdure.testing.contract import (
     streams,
     suspending,
     transactions,
+    versions,
     watching,
 )
 from perdure.testing.contract.cases import Case, registered
@@ -66,6 +67,7 @@ CORE: Final = (
     handles,
     creating,
     claiming,
+    versions,
     leases,
     fencing,
     recording,

@@ -50,7 +50,7 @@ async def a_run_that_lacks_its_input_is_given_to_no_worker(world: FullWorld) -> 
         for due_only in (True, False):
             equal(await world.b.acquire(run_id, TTL, due_only=due_only, now=at(10**6)), None, f"acquire of {run_id!r}")
     equal((await claimed_ids(world.b, now=at(10**6)), list(await world.b.due(now=at(10**6)))), ([], []), "claimed and due")
-    equal((await world.b.claim(9, TTL, ["flow"], now=at(-99))).next_wake_at, None, "next_wake_at")
+    equal((await world.b.claim(9, TTL, [("flow", 1)], now=at(-99))).next_wake_at, None, "next_wake_at")
 
 
 @promise_with("operators")
@@ -81,7 +81,7 @@ async def a_run_with_its_input_is_due_at_once(world: FullWorld) -> None:
     await world.a.create(new_run("plain"), now=at(1))
     await world.a.create(new_run("cancelled", start_at=at(500)), now=at(2))
     equal(list(await world.b.due(now=at(2))), ["plain", "cancelled"], "what is due")
-    claims = (await world.b.claim(9, TTL, ["flow"], now=at(2))).claims
+    claims = (await world.b.claim(9, TTL, [("flow", 1)], now=at(2))).claims
     equal([(claim.run.input, claim.journal) for claim in claims], [(b"[]", [entry(1)])] * 2, "input and journal in the claims")
     equal([claim.run.cancel_requested for claim in claims], [False, True], "cancel_requested in the claims")
 

@@ -42,7 +42,7 @@ async def a_run_with_a_problem_is_pending_until_its_next_try(world: World) -> No
     equal((row.status, row.wake_at, row.lease_until, row.lease_owner), ("pending", at(60), None, None), "the row")
     equal((*_problem_of(row), row.attempts, row.updated_at), (PROBLEM, at(1), 1, 0, at(1)), "its problem, attempts, updated_at")
     equal(await claimed_ids(world.b, now=at(60) - 1), [], "what can be claimed before its next try")
-    equal((await world.b.claim(1, TTL, ["flow"], now=at(2))).next_wake_at, at(60), "next_wake_at")
+    equal((await world.b.claim(1, TTL, [("flow", 1)], now=at(2))).next_wake_at, at(60), "next_wake_at")
     equal(await world.b.acquire("run", TTL, now=at(60) - 1), None, "acquire before its next try")
     equal(await claimed_ids(world.b, now=at(60)), ["run"], "what can be claimed then")
 
@@ -68,7 +68,7 @@ async def problems_in_a_row_are_counted(world: World) -> None:
     await world.a.renew([second.lease], TTL, now=at(6))
     equal(_problem_of(await world.row()), (PROBLEM, NOW, 1), "the problem after record and renew")
     await world.b.release(second.lease, wake_at=at(20), problem="another", now=at(7))
-    (third,) = (await world.b.claim(1, TTL, ["flow"], now=at(20))).claims
+    (third,) = (await world.b.claim(1, TTL, [("flow", 1)], now=at(20))).claims
     equal(_problem_of(third.run), ("another", at(7), 2), "the problem of the claimed run")
     await world.a.release(third.lease, wake_at=at(50), problem="a third", now=at(21))
     equal(_problem_of(await world.row()), ("a third", at(21), 3), "the problem after the third release")

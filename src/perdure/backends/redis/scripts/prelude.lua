@@ -13,7 +13,7 @@ local NONE = {}
 local ENDED = { completed = true, failed = true, cancelled = true, dead = true }
 local PARTS = { 'run', 'steps', 'inbox', 'consumed', 'dedupes', 'items', 'streams' }
 -- The columns by which runs are found.
-local INDEXED = { 'workflow', 'status', 'queue', 'priority', 'limit_key', 'wake_at', 'held', 'updated_at', 'lease_until' }
+local INDEXED = { 'workflow', 'version', 'status', 'queue', 'priority', 'limit_key', 'wake_at', 'held', 'updated_at', 'lease_until' }
 
 local cursor = 0
 
@@ -100,7 +100,7 @@ end
 -- The group in which the run comes due, or nil. To a claim all runs of a group are alike: the same filter and limits hold.
 local function wake_group(row)
   if row.wake_at and row.held ~= '1' then
-    return frame(row.workflow, row.queue, row.priority, row.limit_key)
+    return frame(row.workflow, row.version, row.queue, row.priority, row.limit_key)
   end
 end
 
