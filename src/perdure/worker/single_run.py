@@ -51,7 +51,10 @@ async def start_once(
     start = _new_run(host, workflow, args, kwargs, state, options)
     run_id = start.new.id
     await store.setup()
-    await host.create_and_drive(workflow, start, options, is_background=True, retry_failed=options.get("retry_failed", False))
+    retry_failed = options.get("retry_failed", False)
+    active = await host.create_and_drive(workflow, start, options, is_background=True, retry_failed=retry_failed)
+    if active is None and not (row := await host.row(run_id)).ended:
+        host.definition_of(row)  # a run of another version cannot be driven here, and the caller should know
     active_runs.keep_driving(run_id, drive_whenever_due(host, run_id, options))
     return host, run_id
 
