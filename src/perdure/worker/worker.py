@@ -87,7 +87,7 @@ class Worker:
             self.adopt(host.drive(host.definition_of(claim.run), claim, {}, is_background=True))
         if len(claims.claims) == room:
             self._wake.set()
-        elif not claims.claims:
+        else:
             await self._missing_versions.look(host)
         return claims.next_wake_at
 
@@ -135,7 +135,7 @@ class Worker:
 class _MissingVersions:
     """Looks for unfinished runs of versions that are not registered here, and logs each version once.
 
-    Such runs are left alone by `claim`. It looks when the worker has nothing to do, at most once a minute.
+    Such runs are left alone by `claim`. It looks when the worker has room for more runs than are due, at most once a minute.
     """
 
     def __init__(self) -> None:

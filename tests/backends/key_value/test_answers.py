@@ -213,7 +213,7 @@ async def test_a_run_that_cannot_be_read_holds_up_nobody_and_says_so() -> None:
     await store.create(new_run("whole"), now=NOW)
     path = f"perdure/n-/r/{run_name('broken')}"
     data = bytes(await (await memory.get_async(path)).bytes_async())
-    for harmed in (data[:-1], data.replace(b'"format":1', b'"format":9') if b'"format"' in data else b"{}", b"\xff", b""):
+    for harmed in (data[:-1], data.replace(b'"format":2', b'"format":9') if b'"format"' in data else b"{}", b"\xff", b""):
         await memory.put_async(path, harmed)
         fresh = KeyValueRunStore(memory)
         assert list(await fresh.due(now=NOW)) == ["whole"]

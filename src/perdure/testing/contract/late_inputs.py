@@ -57,7 +57,7 @@ async def a_run_that_lacks_its_input_is_given_to_no_worker(world: FullWorld) -> 
 async def the_first_create_brings_a_restored_run_its_input(world: FullWorld) -> None:
     """The run takes input, queue, priority, start and deadline from the new one, keeps all else, and is due; unclaimed."""
     own = {"seed": b"own", "metadata": b'{"own": 1}', "progress": b"half", "definition_hash": "old", "start_at": at(9)}
-    await world.a.restore(lacking("full", **own), [entry(1), FIRST], INBOX, now=NOW)
+    await world.a.restore(lacking("full", version=0, **own), [entry(1), FIRST], INBOX, now=NOW)
     before = await world.row("full")
     created = await world.b.create(FULL, ttl=TTL, entries=[entry(2)], created_at=at(-1), now=at(1))
     equal((created.is_new, created.claim), (False, None), "what create() says")
@@ -68,8 +68,9 @@ async def the_first_create_brings_a_restored_run_its_input(world: FullWorld) -> 
     equal({name: getattr(row, name) for name in taken}, {name: getattr(FULL, name) for name in taken}, "what is taken")
     equal((row, row.wake_at, row.updated_at), (created.run, FULL.start_at, at(1)), "the row, wake_at and updated_at")
     equal((await world.b.journal("full"), await world.b.inbox("full")), ([entry(1), FIRST], list(INBOX)), "journal and inbox")
-    equal(await claimed_ids(world.b, now=at(59)), [], "claimed before start_at")
-    equal(await claimed_ids(world.b, now=at(60), queues=["mail"]), ["full"], "claimed at start_at, from its new queue")
+    equal(await claimed_ids(world.b, now=at(59), version=FULL.version), [], "claimed before start_at")
+    claimed = await claimed_ids(world.b, now=at(60), version=FULL.version, queues=["mail"])
+    equal(claimed, ["full"], "claimed at start_at, from its new queue")
 
 
 @promise_with("operators")
