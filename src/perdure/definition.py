@@ -21,6 +21,7 @@ from perdure.engine.body_tasks import Branches
 from perdure.engine.drive import Drive
 from perdure.errors import InvalidInput, ValueNotStorable
 from perdure.model.ids import check_id
+from perdure.model.records import check_version
 from perdure.options import ProcessOptions, RunOptions, check_options
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
@@ -48,11 +49,14 @@ class Workflow(Generic[P, T_co]):
         self,
         name: str,
         fn: Callable[Concatenate[Context[Any], P], Coroutine[Any, Any, T_co]],
+        *,
+        version: int = 1,
         **options: Unpack[ProcessOptions],
     ) -> None:
         if not inspect.iscoroutinefunction(fn):
             raise TypeError(f"a workflow is an async function: write `async def {getattr(fn, '__name__', name)}(ctx, ...)`")
         self.name = check_id(name, "a workflow's name")
+        self.version = check_version(version)
         self.fn = fn
         self.process_options = check_options(options, ProcessOptions)
         self.__doc__ = fn.__doc__
@@ -68,7 +72,7 @@ class Workflow(Generic[P, T_co]):
         self.hints = Hints(*split_result(self._annotations.get("return", Any)))
 
     def __repr__(self) -> str:
-        return f"<Workflow {self.name}>"
+        return f"<Workflow {self.name}>" if self.version == 1 else f"<Workflow {self.name} version {self.version}>"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T_co]:
         """Run it here and now, in memory: the value, or the exception."""
@@ -226,16 +230,19 @@ class Configured(Generic[P, T_co]):
 def workflow(fn: Callable[Concatenate[Context[D], P], Coroutine[Any, Any, T]], /) -> Workflow[P, T]: ...
 @overload
 def workflow(
-    *, name: str | None = None, **options: Unpack[ProcessOptions]
+    *, name: str | None = None, version: int = 1, **options: Unpack[ProcessOptions]
 ) -> Callable[[Callable[Concatenate[Context[D], P], Coroutine[Any, Any, T]]], Workflow[P, T]]: ...
-def workflow(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
-    """Make an async function whose first parameter is a `Context` a `Workflow`, named after the function or by `name=`."""
+def workflow(fn: Any = None, /, *, name: str | None = None, version: int = 1, **options: Any) -> Any:
+    """Make an async function whose first parameter is a `Context` a `Workflow`, named after the function or by `name=`.
+
+    A run goes on in the `version` in which it was started; a `Runtime` takes several versions of one name.
+    """
 
     def make(function: Any) -> Workflow[Any, Any]:
         if not callable(function):
             raise TypeError(f"@workflow decorates a function, not {function!r}; a name is given as @workflow(name=...)")
         default = str(getattr(function, "__name__", type(function).__name__))
-        return Workflow(default if name is None else name, function, **options)
+        return Workflow(default if name is None else name, function, version=version, **options)
 
     return make if fn is None else make(fn)
 

@@ -332,6 +332,8 @@ class PerdureWarning(UserWarning):
 
 # What to do when a run does not fit its code: the options `on_changed_arguments`, `on_unknown_steps`, `on_definition_change`.
 OnChange: TypeAlias = Literal["warn", "error", "ignore"]
+# What to do when the code asks for something new while recorded results are left: the option `on_divergence`.
+OnDivergence: TypeAlias = Literal["stop", "run"]
 
 
 def react(choice: OnChange, error: PerdureError) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, get_args
 import msgspec
 
 from perdure.codec import Codec
-from perdure.errors import OnChange
+from perdure.errors import OnChange, OnDivergence
 from perdure.model.clock import Clock, SystemClock
 from perdure.model.durations import MICROSECOND, instant
 from perdure.model.ids import check_id
@@ -49,6 +49,7 @@ class ProcessOptions(TypedDict, total=False):
     on_changed_arguments: OnChange
     on_unknown_steps: OnChange
     on_definition_change: OnChange
+    on_divergence: OnDivergence
 
 
 class RunOptions(StoredOptions, ProcessOptions, total=False):
@@ -71,6 +72,7 @@ class Options(msgspec.Struct, frozen=True):
     on_changed_arguments: OnChange = "warn"
     on_unknown_steps: OnChange = "warn"
     on_definition_change: OnChange = "warn"
+    on_divergence: OnDivergence = "stop"
 
     @classmethod
     def nearest(cls, *levels: Mapping[str, Any]) -> Options:
@@ -105,6 +107,11 @@ def _check_choice(name: str, value: Any) -> None:
         raise ValueError(f"{name} is one of {', '.join(get_args(OnChange))}, not {value!r}")
 
 
+def _check_divergence(name: str, value: Any) -> None:
+    if value not in get_args(OnDivergence):
+        raise ValueError(f"{name} is one of {', '.join(get_args(OnDivergence))}, not {value!r}")
+
+
 def _check_switch(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{name} is True or False, not {value!r}")
@@ -127,6 +134,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], None]]] = {
     "on_changed_arguments": _check_choice,
     "on_unknown_steps": _check_choice,
     "on_definition_change": _check_choice,
+    "on_divergence": _check_divergence,
     "strict": _check_switch,
     "retry_failed": _check_switch,
     "wait": _check_switch,

@@ -148,7 +148,7 @@ class Runtime:
         return SyncRuntime(self)
 
     def register(self, workflow: Workflow[Any, Any]) -> None:
-        """Let runs of this workflow be driven here."""
+        """Let runs of this workflow be driven here, in its version. Runs that are started by its name take the highest one."""
         self._host.register(workflow)
 
     async def work(self) -> None:
@@ -169,7 +169,7 @@ class Runtime:
         if now is not None:
             host = self._host_at(NotBefore(host.clock, instant(now, what="now")))
         claims = await host.claim(limit, self._queues)
-        drives = {claim.run.id: host.drive(host.workflows[claim.run.workflow], claim, {}) for claim in claims.claims}
+        drives = {claim.run.id: host.drive(host.definition_of(claim.run), claim, {}) for claim in claims.claims}
         outcomes = await asyncio.gather(*(active.join() for active in drives.values()), return_exceptions=True)
         return {
             run_id: Err(outcome) if isinstance(outcome, BaseException) else outcome
@@ -232,7 +232,7 @@ class Runtime:
 
     async def resume(self, run_id: str) -> Outcome[Any]:
         """The outcome of the run after driving it, if it is due; otherwise its present state."""
-        return await resume(self._host, check_id(run_id, "a run's id"), None, {})
+        return await resume(self._host, check_id(run_id, "a run's id"), {})
 
     async def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
         """Put a signal into the run's inbox and return. The run gets it exactly once, also when it does not wait yet.
@@ -279,7 +279,7 @@ class Runtime:
 
     async def unhold(self, run_id: str) -> None:
         """Undo `hold`."""
-        await require(self._store, "operators").unhold(check_id(run_id, "a run's id"))
+        await require(self._store, "operators").unhold(check_id(run_id, "a run's id"), now=self._host.clock.store_now())
 
     async def delete(self, run_id: str) -> None:
         """Remove the run and everything recorded for it."""

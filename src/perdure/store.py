@@ -42,6 +42,7 @@ from perdure.model.records import (
     Schedule,
     Signal,
     Status,
+    WorkflowVersion,
 )
 
 if TYPE_CHECKING:
@@ -102,17 +103,24 @@ class Store(Protocol):
 
         A new run starts with exactly `entries` in its journal and `inbox` in its inbox, in one transition with its row;
         `created_at` is for a run that was first created elsewhere. For an id that exists, the same workflow and input hash return
-        that run unchanged and unclaimed; others raise `RunConflict`. Raises `ValueError`, and changes nothing, for an empty input
-        hash, for seqs that are not above zero and unique, and for inbox rows that are consumed or repeat a dedupe.
+        that run unchanged and unclaimed, whatever its version; others raise `RunConflict`. Raises `ValueError`, and changes
+        nothing, for an empty input hash, for seqs that are not above zero and unique, and for inbox rows that are consumed or
+        repeat a dedupe.
         """
 
     async def claim(
-        self, limit: int, ttl: float, workflows: Collection[str], queues: Collection[str] | None = None, *, now: int | None = None
+        self,
+        limit: int,
+        ttl: float,
+        workflows: Collection[WorkflowVersion],
+        queues: Collection[str] | None = None,
+        *,
+        now: int | None = None,
     ) -> Claims:
-        """Lease up to `limit` due runs of these workflows: highest priority first, then longest due, then by id.
+        """Lease up to `limit` due runs of these workflows and versions: highest priority first, then longest due, then by id.
 
-        No run goes to two callers. Runs of other workflows or queues are passed over and delay no other run. Counts an attempt;
-        the count restarts at one when the journal grew since the last claim.
+        No run goes to two callers. Runs of other workflows, versions or queues are passed over and delay no other run. Counts an
+        attempt; the count restarts at one when the journal grew since the last claim.
         """
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
@@ -124,8 +132,21 @@ class Store(Protocol):
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> list[Pulse | None]:
         """Prolong each lease by `ttl` from now; None in the place of each that is no longer current."""
 
-    async def release(self, lease: Lease, *, now: int | None = None) -> None:
-        """Make the run pending and due at once, without counting the attempt. Raises `LeaseLost`."""
+    async def release(
+        self,
+        lease: Lease,
+        *,
+        wake_at: int | None = None,
+        problem: str | None = None,
+        counts_attempt: bool = False,
+        now: int | None = None,
+    ) -> None:
+        """Give up the lease: the run is pending, and due at `wake_at` or at once. Raises `LeaseLost`.
+
+        Its attempt counts only with `counts_attempt`. `problem`, which is not empty, says why this worker could not drive the run
+        on: it is kept with the store's time, and `problem_count` grows by one. Without it both are cleared. A cancel request or a
+        signal that came before does not make the run due earlier: a run that does not fit would be tried again without a pause.
+        """
 
     def record(
         self, lease: Lease, entries: Sequence[Entry] = (), *, consume: Sequence[int] = (), now: int | None = None
@@ -150,7 +171,7 @@ class Store(Protocol):
         """Record, then give up the lease until `wake_at` or an awaited inbox row. Raises `LeaseLost`.
 
         When awaited rows are there and unconsumed, they are returned in order, the lease is kept and the run goes on. After a
-        cancel request the run is suspended but due at once. Attempts start from zero.
+        cancel request the run is suspended but due at once. Attempts start from zero, and a problem is cleared.
         """
 
     def finish(
@@ -166,7 +187,7 @@ class Store(Protocol):
         """Record, end the run, and put the outcome into its parent's inbox, all or nothing. Raises `LeaseLost`.
 
         The parent gets a row of kind `child` named `parent_key` and is woken if it waits for it; a parent that has ended or does
-        not exist gets nothing. Then `parent_notified` is true.
+        not exist gets nothing. Then `parent_notified` is true. A problem is cleared.
         """
 
     async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
@@ -180,6 +201,7 @@ class Store(Protocol):
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
         """Put a signal into the run's inbox, wake the run if it waits for it, and return the inbox seq.
 
+        A pending run with a problem is due at once, whatever the signal.
         A run that is due already keeps its place in the order. A repeated `dedupe` for the same name returns the first one's seq
         and changes nothing, also when that was consumed or the run has ended since. Raises `RunNotFound`, `RunFinished`.
         """
@@ -220,8 +242,8 @@ class OperatorStore(Store, Protocol):
         Raises `RunNotFound`.
         """
 
-    async def unhold(self, run_id: str) -> None:
-        """Undo `hold`. Raises `RunNotFound`."""
+    async def unhold(self, run_id: str, *, now: int | None = None) -> None:
+        """Undo `hold`, and make a pending run with a problem due at once. Raises `RunNotFound`."""
 
     async def delete(self, run_id: str) -> None:
         """Remove the run with everything of it; its holder loses the lease. A run that does not exist is no error."""
@@ -241,16 +263,17 @@ class OperatorStore(Store, Protocol):
         """Put this whole run in place of what is there under its id, in one transition.
 
         Row, journal and unconsumed inbox are then exactly these and there are no items, except: there is no lease, a running run
-        is pending, attempts start from zero, the epoch is a new one, and a run that was there stays on hold or not as it was. Due
-        now are a pending run without `wake_at`, a suspended one that has what it waits for in its inbox, and one that was
-        cancelled; an ended one is never due. The parent is not notified. The holder of an expired lease is not notified either:
-        its next write is refused. Raises `LeaseHeld` while a live lease holds the run, and `ValueError` as `create` does; then
-        nothing has changed.
+        is pending, attempts start from zero, the epoch is a new one, only a pending run with its input has a problem, and a run
+        that was there stays on hold or not as it was. Due now are a pending run without `wake_at`, a suspended one that has what
+        it waits for in its inbox, and one that was cancelled; an ended one is never due. The parent is not notified. The holder
+        of an expired lease is not notified either: its next write is refused. Raises `LeaseHeld` while a live lease holds the
+        run, and `ValueError` as `create` does; then nothing has changed.
 
         A run restored without its input (an empty hash) stays pending and is given to no worker until the first `create` with its
         workflow (with any, if its own is ""). From that `create` it takes workflow and input with their hashes, queue, priority,
-        limit key, start and deadline, and a parent if it has none; it keeps everything else. Unless it has ended it is then due
-        at `start_at` or now, and now if it was cancelled or reopened. `create` returns it as an existing run, unclaimed.
+        limit key, start and deadline, a version if its own is 0, and a parent if it has none; it keeps everything else. Unless it
+        has ended it is then due at `start_at` or now, and now if it was cancelled or reopened. `create` returns it as an existing
+        run, unclaimed.
         """
 
     async def save(self, run_id: str, snapshot: Snapshot | ResumeState | dict[str, Any]) -> None:

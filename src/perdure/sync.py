@@ -71,6 +71,10 @@ class SyncRun(Generic[T_co]):
         """The run's value when it has ended, or its error raised: the blocking `await run`."""
         return block_on(self._result())
 
+    def problem(self) -> str | None:
+        """Why the run could not go on when it was last tried, or None."""
+        return block_on(self._run.problem())
+
     def status(self) -> Status:
         """Where the run stands now."""
         return block_on(self._run.status())

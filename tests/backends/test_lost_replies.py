@@ -61,7 +61,7 @@ async def warm_up(store: FullStore) -> None:
     taken = await store.acquire("warm", 60)
     assert taken is not None
     await store.suspend(taken.lease, wake_at=1)
-    (claim,) = (await store.claim(1, 60, ["flow"])).claims
+    (claim,) = (await store.claim(1, 60, [("flow", 1)])).claims
     await store.finish(claim.lease, "failed", b"1")
     await store.reopen("warm", [])
     await store.cancel("warm")
@@ -217,7 +217,7 @@ async def test_a_dropped_schedule_was_there(lossy: LossyStore) -> None:
 async def test_claimed_runs_are_not_lost_for_the_length_of_a_lease(lossy: LossyStore) -> None:
     for n in range(3):
         await lossy.observer.create(new_run(f"run-{n}"))
-    claims = (await lossy.lose().claim(2, 60, ["flow"])).claims
+    claims = (await lossy.lose().claim(2, 60, [("flow", 1)])).claims
     assert [claim.run.id for claim in claims] == ["run-0", "run-1"]
     assert [claim.run.attempts for claim in claims] == [1, 1]
 

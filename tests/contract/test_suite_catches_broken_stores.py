@@ -24,13 +24,25 @@ from perdure.store import (
     TransactionStore,
 )
 from perdure.testing.contract import Case, StoreFactory, all_cases, capabilities, contract_tests, fencing, watching
-from tests.contract.broken import beginning, claiming, late_inputs, reading, restoring, saving, table, transactions, waking
+from tests.contract.broken import (
+    beginning,
+    claiming,
+    late_inputs,
+    problems,
+    reading,
+    restoring,
+    saving,
+    table,
+    transactions,
+    versions,
+    waking,
+)
 from tests.contract.broken import fencing as broken_fencing
 
 CASES = {case.name: case for case in all_cases()}
 # Importing the modules of broken stores fills their table.
 BROKEN = table.BROKEN
-PARTS = (broken_fencing, claiming, waking, reading, transactions, beginning, restoring, late_inputs, saving)
+PARTS = (broken_fencing, claiming, waking, reading, transactions, beginning, restoring, late_inputs, saving, problems, versions)
 
 
 class Factory(StoreFactory):

@@ -343,7 +343,7 @@ async def _value_of(run: Any) -> Any:
 async def killed(here: World, times: int) -> None:
     """So many workers take the run and are never heard of again."""
     for _ in range(times):
-        claims = await here.runtime.store.claim(10, 30.0, ["chain"], now=here.clock.now())
+        claims = await here.runtime.store.claim(10, 30.0, [("chain", 1)], now=here.clock.now())
         assert [claim.run.id for claim in claims.claims] == ["run"]
         here.clock.advance("31s")
 
@@ -522,7 +522,7 @@ async def test_a_worker_that_lost_its_lease_changes_nothing_and_says_so() -> Non
             if not log.called:
                 log.called.append("overtaken")
                 clock.advance("31s")
-                claims = await store.claim(1, 30.0, ["flow"], now=clock.now())
+                claims = await store.claim(1, 30.0, [("flow", 1)], now=clock.now())
                 assert len(claims.claims) == 1
             return "late"
 

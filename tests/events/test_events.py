@@ -462,7 +462,7 @@ async def test_a_run_that_is_dead(store: FullStore) -> None:
     async with world(flow, store=store, on_event=heard, max_attempts=2) as here:
         await here.runtime.start(flow, id="run")
         for _ in range(2):
-            await store.claim(1, 30.0, ["flow"], now=here.clock.now())
+            await store.claim(1, 30.0, [("flow", 1)], now=here.clock.now())
             here.clock.advance("31s")
         (outcome,) = (await here.runtime.sweep()).values()
         assert isinstance(outcome, Err)

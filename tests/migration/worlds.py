@@ -65,9 +65,11 @@ def rows(draw: st.DrawFn, run_id: str) -> RunRow:
     waiting = tuple(
         Awaited(draw(st.sampled_from(["signal", "child"])), name) for name in sorted(draw(st.sets(NAMES, max_size=2)))
     )
+    problem = draw(st.none() | IDS) if status in ("pending", "running") else None
     return RunRow(
         id=run_id,
         workflow=draw(NAMES),
+        version=draw(st.integers(1, 3)),
         input=draw(PAYLOADS),
         input_hash=draw(st.sampled_from([b"hash", b"other", b""])),
         seed=draw(st.binary(min_size=16, max_size=16)),
@@ -83,6 +85,9 @@ def rows(draw: st.DrawFn, run_id: str) -> RunRow:
         status=status,
         wake_at=draw(st.none() | INSTANTS),
         waiting_for=waiting if status == "suspended" else (),
+        problem=problem,
+        problem_at=None if problem is None else draw(INSTANTS),
+        problem_count=0 if problem is None else draw(st.integers(1, 9)),
         held=draw(st.booleans()),
         progress=draw(st.none() | PAYLOADS),
         cancel_requested=draw(st.booleans()) and not has_ended,

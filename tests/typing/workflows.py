@@ -25,7 +25,7 @@ async def checkout(ctx: Context, order: Order) -> Receipt:
     return Receipt(f"{ctx.run_id}:{order.cents}")
 
 
-@workflow(name="refund-v2", strict=True, on_changed_arguments="error")
+@workflow(name="refund", version=2, strict=True, on_changed_arguments="error")
 async def refund(ctx: Context, order: Order, reason: str = "", *, is_partial: bool = False) -> str:
     return f"{ctx.run_id}:{order.cents}:{reason}:{is_partial}"
 

@@ -70,9 +70,8 @@ async def test_two_workflows_with_one_name_are_refused(store: Store) -> None:
         return name
 
     async with client(store, greet) as runtime:
-        with pytest.raises(
-            ValueError, match=r"two workflows are called 'greet'; give one another name: @workflow\(name=\.\.\.\)"
-        ):
+        said = r"two workflows are called 'greet' and have version 1; give one another name or version: @workflow\(name="
+        with pytest.raises(ValueError, match=said):
             runtime.register(other)
         with pytest.raises(ValueError, match="two workflows are called 'greet'"):
             await runtime.run(other, "Ada", id="g1")
@@ -317,6 +316,22 @@ async def test_a_run_on_hold_is_not_driven_until_unhold(store: Store) -> None:
             await runtime.hold("x1")
         with pytest.raises(RunNotFound):
             await runtime.unhold("x1")
+
+
+async def test_a_run_with_a_problem_shows_it_and_goes_on_when_a_worker_can_drive_it(store: Store) -> None:
+    async with client(store, greet) as runtime:
+        run = await runtime.start(greet, "Ada", id="g1")
+        claim = await store.acquire("g1", 30)
+        assert claim is not None
+        assert await run.problem() is None
+        await store.release(claim.lease, wake_at=claim.lease.until, problem="step 'greet' has another name now")
+        assert (await run.problem(), await run.status()) == ("step 'greet' has another name now", "pending")
+        assert [info.problem for info in await runtime.list()] == ["step 'greet' has another name now"]
+        assert await runtime.sweep() == {}
+        await runtime.hold("g1")
+        await runtime.unhold("g1")
+        assert await runtime.sweep() == {"g1": Ok("hello Ada!")}
+        assert await run.problem() is None
 
 
 async def test_purge_deletes_ended_runs_that_are_old_enough(store: Store) -> None:

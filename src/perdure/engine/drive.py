@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
 from typing import Any, Final, Literal, NoReturn
 
@@ -41,9 +41,9 @@ from perdure.errors import (
     SnapshotCorrupt,
     react,
 )
-from perdure.model.durations import moment
+from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry, JournalIndex
-from perdure.model.records import Claim, Pulse
+from perdure.model.records import Claim, Pulse, misfit_pause, problem_text
 from perdure.options import EngineSettings, Options
 from perdure.result import Err, Outcome, Suspended
 from perdure.snapshots.consistent_view import View
@@ -108,6 +108,7 @@ class Drive:
         ttl: float = 0.0,
         asked_at: float = 0.0,
         listeners: Listeners | None = None,
+        retired: Collection[str] = (),
     ) -> None:
         self.run = claim.run
         self.settings = settings
@@ -125,11 +126,13 @@ class Drive:
         # Whether anything was recorded before this attempt.
         self.is_resumed = bool(claim.journal)
         recorded, self._unreadable = _readable(claim)
+        if options.on_divergence == "run":
+            recorded.owed.clear()
         self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq)
         self.branches = Branches()
         self.results = self._new_results(recorded)
         self.waits.on_change = self.branches.changed = self.results.look_soon
-        self.calls = Calls(claim.run.id, recorded, self.branches, self.results, self.waits, on_cancelled=self._note_cancelled, on_misfit=self.misfit)
+        self.calls = Calls(claim.run.id, recorded, self.branches, self.results, self.waits, retired, on_cancelled=self._note_cancelled, on_misfit=self.misfit)
         self.telling = Telling(self, options.on_event, Listeners() if listeners is None else listeners)
         self.caching = None if options.cache is None else StepCaching(options.cache, self.clock)
         journal, pulsed = list(claim.journal), self._pulsed
@@ -341,7 +344,7 @@ class Drive:
             self._close("unloaded")
             self._attend()
         else:
-            self._problem = str(error)
+            self._problem = problem_text(error)
             self._give_up(error)
 
     def stop_because(self, failure: PerdureError) -> NoReturn:
@@ -465,7 +468,7 @@ class Drive:
     def _release_as_it_was(self, store: Store) -> Awaitable[None]:
         if self._problem is None:
             return store.release(self._lease, now=self.clock.store_now())
-        wake_at = self.clock.now() + misfit_pause(self.run.problem_count + 1)
+        wake_at = self.clock.now() + round(misfit_pause(self.run.problem_count) * MICROSECOND)
         return store.release(self._lease, wake_at=wake_at, problem=self._problem, now=self.clock.store_now())
 
     async def _abandon(self) -> None:

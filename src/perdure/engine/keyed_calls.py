@@ -11,7 +11,7 @@ cancelled before it had a result leaves a `cancel` entry, by which a replay tell
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn
@@ -139,6 +139,7 @@ class Calls:
         branches: Branches,
         results: ResultQueue,
         waits: Waits,
+        retired: Collection[str],
         *,
         on_cancelled: Callable[[CtxCall], None],
         on_misfit: Callable[[PerdureError], NoReturn],
@@ -153,13 +154,15 @@ class Calls:
         self._closed_keys = {entry.key for entry in recorded.closes} if recorded.closes else set()
         # Results that unchanged code asks for, and that the body has not asked for so far. While there are some, nothing new begins.
         self.missing = recorded.owed
+        if retired:
+            self.missing = {key: entry for key, entry in recorded.owed.items() if key not in retired and entry.name not in retired}
         self._used: set[str] = set()
         # How many calls of each key were cancelled before they had a result.
         self._cancelled = recorded.cancelled
         self._on_cancelled = on_cancelled
         self._on_misfit = on_misfit
         # Recorded keys that the body has not asked for so far.
-        self.unasked = self._closed_keys.copy()
+        self.unasked = {entry.key for entry in recorded.closes if entry.key not in retired and entry.name not in retired}
         # How many numbers ctx.random() and ctx.uuid4() have given in each scope.
         self.counters: dict[tuple[tuple[str, ...], str], int] = {}
         self._live_waiters: list[CtxCall] = []
@@ -323,6 +326,14 @@ class Calls:
     def is_recorded(self, key: str) -> bool:
         """Whether the journal has the outcome of `key`."""
         return key in self._closed_keys
+
+    def find_former_key(self, keys: Iterable[str]) -> str | None:
+        """The first of these keys that the journal knows and this body has not used."""
+        return next((key for key in keys if key in self._kinds and key not in self._used), None)
+
+    def is_known(self, key: str) -> bool:
+        """Whether the journal has an entry of `key`."""
+        return key in self._kinds
 
     def is_foreign(self, key: str) -> bool:
         """Whether others recorded the outcome of `key`."""

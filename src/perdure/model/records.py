@@ -5,6 +5,7 @@ Instants are integer microseconds UTC, payloads are opaque bytes, run ids and ke
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
@@ -15,6 +16,8 @@ from perdure.model.journal import Entry
 
 Status: TypeAlias = Literal["pending", "running", "suspended", "completed", "failed", "cancelled", "dead"]
 EndStatus: TypeAlias = Literal["completed", "failed", "cancelled", "dead"]
+# A workflow by its name, and one of its versions.
+WorkflowVersion: TypeAlias = tuple[str, int]
 ENDED: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled", "dead"})
 STATUSES: Final[frozenset[str]] = ENDED | {"pending", "running", "suspended"}
 
@@ -51,10 +54,14 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written when a run is created. Only a run that was restored without its input has an empty `input_hash`."""
+    """What is written when a run is created. It is driven in this `version` of its workflow for as long as it exists.
+
+    Only a run that was restored without its input has an empty `input_hash`, and may have version 0: it is not known.
+    """
 
     id: str
     workflow: str
+    version: int = 1
     input: bytes
     input_hash: bytes
     seed: bytes
@@ -74,6 +81,8 @@ class RunRow(NewRun, frozen=True, kw_only=True):
 
     `wake_at` is the instant from which it may be claimed: a pending run's start, a running one's lease end, a suspended
     one's timer. None: only a signal or a cancel can wake it. `waiting_for` is empty unless it is suspended.
+    `problem` says why its last holder gave it back without driving it on, `problem_at` when that was, and `problem_count` how
+    many holders in a row did so. A new lease keeps them; a suspension, an end and a release without a problem clear them.
     `updated_at` changes when the run is created, leased, renewed, released, suspended, finished, reopened or restored, or gets
     the input it was restored without, and at no other time.
     """
@@ -85,6 +94,9 @@ class RunRow(NewRun, frozen=True, kw_only=True):
     lease_owner: str | None = None
     lease_until: int | None = None
     attempts: int = 0
+    problem: str | None = None
+    problem_at: int | None = None
+    problem_count: int = 0
     held: bool = False
     progress: bytes | None = None
     cancel_requested: bool = False
@@ -104,18 +116,25 @@ class RunRow(NewRun, frozen=True, kw_only=True):
         return not self.input_hash
 
 
+# The columns of a run without a problem.
+NO_PROBLEM: Final[Mapping[str, Any]] = {"problem": None, "problem_at": None, "problem_count": 0}
+
+
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `list`."""
+    """A line of `list`. `problem` says why the run could not be driven on the last time, None if it could."""
 
     id: str
     workflow: str
     status: Status
     updated_at: datetime
+    version: int = 1
+    problem: str | None = None
 
     @classmethod
-    def of(cls, run_id: str, workflow: str, status: Status, updated_at: int) -> RunInfo:
+    def of(cls, run_id: str, workflow: str, version: int, status: Status, updated_at: int, problem: str | None) -> RunInfo:
         """The line for a run whose row was last changed at the instant `updated_at`."""
-        return cls(id=run_id, workflow=workflow, status=status, updated_at=moment(updated_at))
+        at = moment(updated_at)
+        return cls(id=run_id, workflow=workflow, version=version, status=status, updated_at=at, problem=problem)
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +206,16 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 # What the narrowest integer column of all stores holds.
 MAX_PRIORITY: Final = 2**31 - 1
+MAX_VERSION: Final = 2**31 - 1
+
+
+def check_version(number: Any) -> int:
+    """A version of a workflow that every store can hold."""
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"version must be a whole number, not {number!r}")
+    if not 1 <= number <= MAX_VERSION:
+        raise ValueError(f"version must be from 1 to {MAX_VERSION}, not {number}")
+    return number
 
 
 def check_priority(number: Any) -> int:
@@ -216,3 +245,27 @@ def is_changed(recorded: str | None, current: str | None) -> bool:
     if recorded is None or current is None or recorded.partition(":")[0] != current.partition(":")[0]:
         return False
     return recorded != current
+
+
+_FIRST_PAUSE: Final = 5.0
+_LONGEST_PAUSE: Final = 300.0
+_LONGEST_PROBLEM: Final = 4000
+_CUT: Final = " […] "
+
+
+def misfit_pause(problem_count: int) -> float:
+    """Seconds until a run that met a problem is tried again, if `problem_count` attempts in a row met one before.
+
+    It grows, so that a thousand runs which do not fit the code do not keep the workers busy.
+    """
+    doublings = min(max(problem_count, 0), 10)  # more would only make a large number that is cut anyway
+    return min(_FIRST_PAUSE * (1 << doublings), _LONGEST_PAUSE)
+
+
+def problem_text(problem: BaseException | str) -> str:
+    """The problem as every store can hold it: not empty, not long, without NUL and lone surrogates."""
+    text = str(problem) or ("unknown" if isinstance(problem, str) else type(problem).__name__)
+    if len(text) > _LONGEST_PROBLEM:
+        half = (_LONGEST_PROBLEM - len(_CUT)) // 2
+        text = text[:half] + _CUT + text[-half:]
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

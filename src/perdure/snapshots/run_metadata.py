@@ -19,7 +19,7 @@ from perdure.errors import SnapshotFormatError
 from perdure.model.durations import MAX_INSTANT
 from perdure.model.ids import check_id
 from perdure.model.journal import Entry, Kind
-from perdure.model.records import Awaited, RunRow, Signal, Status
+from perdure.model.records import MAX_VERSION, Awaited, RunRow, Signal, Status
 from perdure.snapshots.parts import OWN_FIELD
 from perdure.snapshots.step_results import check_failure
 
@@ -79,6 +79,7 @@ class RunMetadata(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     seed: Seed
     created_at: Instant
     workflow: str = ""
+    version: Annotated[int, msgspec.Meta(ge=0, le=MAX_VERSION)] = 1
     input_hash: Digest = b""
     # By seq, as text: JSON has no other keys.
     journal: dict[str, JournalLine] = {}
@@ -94,7 +95,14 @@ class RunMetadata(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     def of(cls, row: RunRow, entries: Iterable[Entry]) -> RunMetadata:
         """The metadata of a snapshot that holds only these entries."""
         journal = {str(entry.seq): JournalLine.of(entry) for entry in entries}
-        return cls(seed=row.seed, created_at=row.created_at, workflow=row.workflow, input_hash=row.input_hash, journal=journal)
+        return cls(
+            seed=row.seed,
+            created_at=row.created_at,
+            workflow=row.workflow,
+            version=row.version,
+            input_hash=row.input_hash,
+            journal=journal,
+        )
 
     def with_state(self, row: RunRow, inbox: Iterable[Signal]) -> RunMetadata:
         """The same, with the state of the run, for a snapshot from which nothing was left out."""

@@ -105,12 +105,13 @@ def _status(run_metadata: RunMetadata | None) -> Status:
 def _start_fields(metadata: dict[str, Any], run_metadata: RunMetadata | None) -> dict[str, Any]:
     """The columns with which the run was started, as far as they are known."""
     if run_metadata is None:
-        return {"input": b"", "input_hash": b"", "seed": random_bytes()}
+        return {"version": 0, "input": b"", "input_hash": b"", "seed": random_bytes()}
     definition_hash = metadata.get("definitionHash")
     return {
         "input": msgspec.json.encode(metadata.get("input")) if run_metadata.input_hash else b"",
         "input_hash": run_metadata.input_hash,
         "seed": run_metadata.seed,
+        "version": run_metadata.version,
         "definition_hash": definition_hash if isinstance(definition_hash, str) else None,
     }
 

@@ -24,7 +24,7 @@ from perdure.engine.subscriptions import listeners_of
 from perdure.errors import InvalidInput, PerdureWarning, RunNotFound, ValueNotStorable
 from perdure.model.clock import elapsed
 from perdure.model.ids import check_id, random_bytes
-from perdure.model.records import Claim, Claims, Created, NewRun, RunRow
+from perdure.model.records import Claim, Claims, Created, NewRun, RunRow, WorkflowVersion
 from perdure.options import EngineSettings, Options, columns_of
 from perdure.result import Outcome, Suspended
 from perdure.snapshots.consistent_view import View, load_view
@@ -66,28 +66,48 @@ class Host:
         self.clock = settings.clock
         self.lease_ttl = lease_ttl
         self.process_options = process_options
-        self.workflows: dict[str, WorkflowDefinition] = {}
+        self.workflows: dict[WorkflowVersion, WorkflowDefinition] = {}
         self._heartbeat = heartbeat_of(store, lease_ttl, settings.clock)
         # When each lease that is not driven yet was asked for, by its token: its time-to-live counts from then at the earliest.
         self._asked_at: dict[str, float] = {}
         self._is_implicit = is_implicit
 
     def register(self, workflow: WorkflowDefinition) -> None:
-        """Let runs of this workflow be driven here."""
+        """Let runs of this workflow be driven here, in its version."""
         if not getattr(workflow, "is_perdure_workflow", False):
             raise TypeError(f"{workflow!r} is not a workflow; decorate the function with @workflow")
-        known = self.workflows.setdefault(workflow.name, workflow)
+        version = workflow.name, workflow.version
+        known = self.workflows.setdefault(version, workflow)
         if known is not workflow and known.fn is not workflow.fn:
-            raise ValueError(f"two workflows are called {workflow.name!r}; give one another name: @workflow(name=...)")
-        self.workflows[workflow.name] = workflow
+            raise ValueError(
+                f"two workflows are called {workflow.name!r} and have version {workflow.version}; "
+                "give one another name or version: @workflow(name=..., version=...)"
+            )
+        self.workflows[version] = workflow
 
     def definition(self, name: str) -> WorkflowDefinition:
-        """The registered workflow with this name."""
-        try:
-            return self.workflows[name]
-        except KeyError:
-            known = ", ".join(sorted(self.workflows)) or "none"
-            raise LookupError(f"workflow {name!r} is not registered here (registered: {known}); pass it in workflows=") from None
+        """The newest version of the workflow with this name that is registered."""
+        versions = [version for known, version in self.workflows if known == name]
+        if versions:
+            return self.workflows[name, max(versions)]
+        names = ", ".join(sorted({known for known, _ in self.workflows})) or "none"
+        raise LookupError(f"workflow {name!r} is not registered here (registered: {names}); pass it in workflows=")
+
+    def definition_of(self, run: RunRow) -> WorkflowDefinition:
+        """The workflow of this run, in the version in which it was started. Raises `LookupError`."""
+        found = self.workflows.get((run.workflow, run.version))
+        if found is not None:
+            return found
+        self.definition(run.workflow)
+        raise LookupError(
+            f"run {run.id!r} goes on in version {run.version} of workflow {run.workflow!r}, and registered here is "
+            f"{self.versions_of(run.workflow)}; pass version {run.version} in workflows= too"
+        )
+
+    def versions_of(self, name: str) -> str:
+        """The registered versions of this workflow, in words."""
+        versions = sorted(version for known, version in self.workflows if known == name)
+        return f"{'version' if len(versions) == 1 else 'versions'} {', '.join(map(str, versions))}"
 
     def new_run(
         self, workflow: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
@@ -97,6 +117,7 @@ class Host:
         new = NewRun(
             id=check_id(options["id"], "a run's id") if "id" in options else str(uuid.uuid4()),
             workflow=workflow.name,
+            version=workflow.version,
             input=encoded,
             input_hash=digest,
             seed=random_bytes(),
@@ -135,6 +156,7 @@ class Host:
             self._asked_at[created.claim.lease.token] = asked_at
             return self.drive(workflow, created.claim, options, arguments=start.arguments, is_background=is_background)
         if retry_failed and created.run.ended and created.run.status != "completed":
+            self.definition_of(created.run)  # refuses before anything has changed
             await self.reopen(start.new.id)
         return None
 
@@ -241,7 +263,7 @@ class Host:
 
     def ended_outcome(self, row: RunRow) -> Outcome[Any]:
         """The outcome of a run that has ended."""
-        workflow = self.workflows.get(row.workflow)
+        workflow = self.workflows.get((row.workflow, row.version))
         return outcome_of(self.settings.codec, row, workflow.hints if workflow is not None else Hints())
 
     async def signal(self, run_id: str, name: str, payload: Any, *, dedupe: str | None) -> None:

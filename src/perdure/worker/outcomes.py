@@ -38,15 +38,14 @@ async def run_to_outcome(
     run_id = start.new.id
     is_driven = active_runs.find(host.store, run_id) is not None
     active = await host.create_and_drive(workflow, start, options, may_drive=not is_driven, retry_failed=retry_failed)
-    return await (resume(host, run_id, workflow, options, wait=wait) if active is None else active.join())
+    return await (resume(host, run_id, options, wait=wait) if active is None else active.join())
 
 
-async def resume(
-    host: Host, run_id: str, workflow: WorkflowDefinition | None, options: dict[str, Any], *, wait: bool = True
-) -> Outcome[Any]:
+async def resume(host: Host, run_id: str, options: dict[str, Any], *, wait: bool = True) -> Outcome[Any]:
     """Drive a run that exists, if it is due; otherwise give its present state. Waits for another process that has leased it.
 
-    With `wait=False` it raises `LeaseHeld` instead of waiting.
+    With `wait=False` it raises `LeaseHeld` instead of waiting. Raises `LookupError`, and changes nothing, when the run's workflow
+    is not registered here in the version in which the run goes on.
     """
 
     async def look() -> Outcome[Any] | None:
@@ -62,7 +61,7 @@ async def resume(
         if row.lacks_input:
             reason = f"run {run_id!r} was saved without its arguments; give it them with wf.run(..., id={run_id!r})"
             raise InvalidInput(row.workflow or "of this run", reason)
-        definition = workflow or host.definition(row.workflow)
+        definition = host.definition_of(row)
         try:
             claim = await host.acquire(run_id)
         except LeaseHeld:
@@ -102,7 +101,7 @@ async def wait_for_outcome(host: Host, run_id: str, *, through_waits: bool = Fal
     return outcome if outcome is not None else await _look_until_found(host, look)
 
 
-async def drive_whenever_due(host: Host, run_id: str, workflow: WorkflowDefinition, options: dict[str, Any]) -> None:
+async def drive_whenever_due(host: Host, run_id: str, options: dict[str, Any]) -> None:
     """Drive the run each time it is due, until it has ended or was deleted."""
     while True:
         watch = asyncio.ensure_future(host.store.watch(POLL_SECONDS))
@@ -110,7 +109,7 @@ async def drive_whenever_due(host: Host, run_id: str, workflow: WorkflowDefiniti
         try:
             await asyncio.sleep(0)  # starts the watch before the run is read, so that no change falls between the two
             try:
-                outcome = await resume(host, run_id, workflow, options)
+                outcome = await resume(host, run_id, options)
             except (LeaseHeld, LeaseLost):  # an operator or another worker has it, for the time being
                 outcome = Suspended(run_id)
             except RunNotFound:

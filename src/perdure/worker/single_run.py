@@ -51,8 +51,11 @@ async def start_once(
     start = _new_run(host, workflow, args, kwargs, state, options)
     run_id = start.new.id
     await store.setup()
-    await host.create_and_drive(workflow, start, options, is_background=True, retry_failed=options.get("retry_failed", False))
-    active_runs.keep_driving(run_id, drive_whenever_due(host, run_id, workflow, options))
+    retry_failed = options.get("retry_failed", False)
+    active = await host.create_and_drive(workflow, start, options, is_background=True, retry_failed=retry_failed)
+    if active is None and not (row := await host.row(run_id)).ended:
+        host.definition_of(row)  # a run of another version cannot be driven here, and the caller should know
+    active_runs.keep_driving(run_id, drive_whenever_due(host, run_id, options))
     return host, run_id
 
 
@@ -89,17 +92,18 @@ async def call_in_memory(workflow: WorkflowDefinition, args: tuple[Any, ...], kw
     drive = Drive(
         lambda drive: workflow.body(drive, args, kwargs),
         workflow.hints,
-        _claim_without_store(workflow.name, settings.clock.now()),
+        _claim_without_store(workflow, settings.clock.now()),
         settings,
         Options.nearest(workflow.process_options),
     )
     return (await drive.drive()).unwrap()
 
 
-def _claim_without_store(workflow: str, now: int) -> Claim:
+def _claim_without_store(workflow: WorkflowDefinition, now: int) -> Claim:
     run = RunRow(
         id=str(uuid.uuid4()),
-        workflow=workflow,
+        workflow=workflow.name,
+        version=workflow.version,
         input=b"",
         input_hash=b"",
         seed=random_bytes(),

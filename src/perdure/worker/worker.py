@@ -11,10 +11,16 @@ from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from perdure.errors import LeaseLost
+from perdure.model.clock import elapsed
+from perdure.model.records import RunInfo, Status, WorkflowVersion
 from perdure.result import Err
 from perdure.worker.active_runs import ActiveRun, active_runs
 from perdure.worker.host import Host
 from perdure.worker.outcomes import POLL_SECONDS
+
+# How often a worker looks for runs of versions that it does not have, at most.
+LOOK_FOR_VERSIONS_SECONDS: Final = 60.0
+UNFINISHED: Final[tuple[Status, ...]] = ("pending", "suspended", "running")
 
 log: Final = logging.getLogger("perdure")
 
@@ -33,6 +39,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._is_stopping = False
         self._backoff = BACKOFF_SECONDS[0]
+        self._missing_versions = _MissingVersions()
 
     def has_room(self) -> bool:
         """Whether one more run can be driven."""
@@ -77,9 +84,11 @@ class Worker:
             return None
         self._backoff = BACKOFF_SECONDS[0]
         for claim in claims.claims:
-            self.adopt(host.drive(host.workflows[claim.run.workflow], claim, {}, is_background=True))
+            self.adopt(host.drive(host.definition_of(claim.run), claim, {}, is_background=True))
         if len(claims.claims) == room:
             self._wake.set()
+        else:
+            await self._missing_versions.look(host)
         return claims.next_wake_at
 
     async def _store_failed(self, failure: Exception) -> None:
@@ -121,6 +130,41 @@ class Worker:
             log.warning("%s", error)
         elif error is not None:
             log.error("run %r stopped and will be tried again: %s", run.drive.run.id, error)
+
+
+class _MissingVersions:
+    """Looks for unfinished runs of versions that are not registered here, and logs each version once.
+
+    Such runs are left alone by `claim`. It looks when the worker has room for more runs than are due, at most once a minute.
+    """
+
+    def __init__(self) -> None:
+        self._looked_at = -LOOK_FOR_VERSIONS_SECONDS
+        self._logged: set[WorkflowVersion] = set()
+
+    async def look(self, host: Host) -> None:
+        """Look again, if it is time to."""
+        if elapsed() - self._looked_at < LOOK_FOR_VERSIONS_SECONDS:
+            return
+        self._looked_at = elapsed()
+        with contextlib.suppress(Exception):  # a store without lists, or one that is down: the next claim reports that
+            for name in sorted({name for name, _ in host.workflows}):
+                for status in UNFINISHED:
+                    for info in await host.store.list(workflow=name, status=status):
+                        self._log(host, info)
+
+    def _log(self, host: Host, info: RunInfo) -> None:
+        version = info.workflow, info.version
+        if version in host.workflows or version in self._logged or not info.version:
+            return
+        self._logged.add(version)
+        log.warning(
+            "runs of workflow %r in version %d, such as %r, wait for another worker: registered here is %s",
+            info.workflow,
+            info.version,
+            info.id,
+            host.versions_of(info.workflow),
+        )
 
 
 def _exc_info(error: object) -> BaseException | None:

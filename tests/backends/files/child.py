@@ -99,7 +99,7 @@ async def live(path: str) -> None:
     say("fired")
     await store.restore(restored("restored"), [entry(7)], [Signal(seq=3, name="go", payload=b"1")])
     say("restored")
-    claims = await store.claim(10, 600, ["flow"])
+    claims = await store.claim(10, 600, [("flow", 1)])
     say("claimed", *sorted(claim.run.id for claim in claims.claims))
     await store.delete("restored")
     say("deleted")

@@ -60,12 +60,12 @@ async def test_each_verb_has_its_price(store: FilesStore, syncs: Counter[str]) -
     assert price() == (0, 0), "a suspend that did not come about"
     await store.suspend(lease, wake_at=1, entries=[entry(2)])
     assert price() == (1, 0), "suspend"
-    (claim,) = (await store.claim(1, 60, ["flow"])).claims
+    (claim,) = (await store.claim(1, 60, [("flow", 1)])).claims
     assert price() == (1, 0), "claim"
     await store.get("run")
     await store.list()
     await store.due()
-    await store.claim(1, 60, ["flow"])
+    await store.claim(1, 60, [("flow", 1)])
     assert price() == (0, 0), "reading, and a claim that finds nothing"
     await store.finish(claim.lease, "completed", b"1", entries=[entry(3)])
     assert price() == (1, 0), "finish"
@@ -132,7 +132,7 @@ async def test_a_claim_opens_no_log_but_those_it_takes(path: Path, store: FilesS
         return disk.open_file(path, flags)
 
     monkeypatch.setattr(log, "open_file", opened)
-    assert [claim.run.id for claim in (await again.claim(10, 60, ["flow"])).claims] == ["run-07"]
+    assert [claim.run.id for claim in (await again.claim(10, 60, [("flow", 1)])).claims] == ["run-07"]
     assert {found for path in paths for found in re.findall(r"run-\d+", path)} == {"run-07"}
 
 

@@ -77,4 +77,4 @@ async def test_an_index_is_cut_back_when_it_has_grown(path: Path, store: FilesSt
     assert (await asyncio.to_thread(index_of(path).stat)).st_size < 5000
     row = await store.get("run")
     assert row is not None
-    assert (await other.claim(1, 60, ["flow"])).next_wake_at == row.wake_at
+    assert (await other.claim(1, 60, [("flow", 1)])).next_wake_at == row.wake_at

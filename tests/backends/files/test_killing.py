@@ -102,7 +102,7 @@ async def check_index(store: FilesStore, rows: dict[str, RunRow | None]) -> None
 async def check_going_on(store: FilesStore, rows: dict[str, RunRow | None]) -> None:
     """The leases of the dead are free at once, everything can be driven to its end, and the parent hears of its child once."""
     async with asyncio.timeout(20):
-        while claims := (await store.claim(10, 600, ["flow"])).claims:
+        while claims := (await store.claim(10, 600, [("flow", 1)])).claims:
             for claim in sorted(claims, key=lambda claim: claim.run.id):  # the child before its parent
                 if claim.run.id == "child":
                     await store.record(claim.lease, [entry(len(claim.journal) + 1)])

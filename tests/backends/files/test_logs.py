@@ -105,7 +105,7 @@ async def test_a_run_that_cannot_be_read_holds_up_nobody_and_can_be_deleted(path
         await store.create(new_run(run_id))
     await asyncio.to_thread(log_of(path, "bad").write_bytes, b"rubbish")
     other = store.sibling()
-    assert [claim.run.id for claim in (await other.claim(10, 60, ["flow"])).claims] == ["a", "c"]
+    assert [claim.run.id for claim in (await other.claim(10, 60, [("flow", 1)])).claims] == ["a", "c"]
     with pytest.raises(SnapshotCorrupt):
         await other.get("bad")
     await other.delete("bad")

@@ -29,7 +29,7 @@ async def test_a_write_whose_answer_was_lost_is_known_by_its_mark(says: str) -> 
     await store.record(created.claim.lease, [entry(1)], consume=[2], now=NOW)
     await store.finish(created.claim.lease, "failed", b"1", now=NOW)
     await store.reopen("run", ["step-1"], now=at(1))
-    claims = (await store.claim(5, TTL, ["flow"], now=at(1))).claims
+    claims = (await store.claim(5, TTL, [("flow", 1)], now=at(1))).claims
     assert [line.phase for line in claims[0].journal] == ["close", "drop"]
     assert [row.seq for row in claims[0].inbox] == [1, 3]
     assert forgetful.lost >= 8
@@ -84,7 +84,7 @@ async def test_due_keys_that_no_document_names_are_ignored_and_then_deleted(monk
     ghost = stale._replace(run=run_name("ghost")).with_nonce()
     for due_key in (stale, ghost):
         await memory.put_async(f"perdure/n-/x/{due_key.name}", b"-")
-    assert [claim.run.id for claim in (await store.claim(9, TTL, ["flow"], now=NOW)).claims] == ["there"]
+    assert [claim.run.id for claim in (await store.claim(9, TTL, [("flow", 1)], now=NOW)).claims] == ["there"]
     assert [line.id for line in await store.list()] == ["there"]
     assert await store.count() == 1
     monkeypatch.setattr(lookup, "_GRACE", 0.0)
@@ -125,7 +125,7 @@ async def test_a_due_key_that_was_deleted_too_early_is_written_again(monkeypatch
     hasty.stop.go_on()
     await sweeping
     assert list(await sweeper.due(now=NOW)) == ["run"]
-    assert [claim.run.id for claim in (await writer.claim(9, TTL, ["flow"], now=NOW)).claims] == ["run"]
+    assert [claim.run.id for claim in (await writer.claim(9, TTL, [("flow", 1)], now=NOW)).claims] == ["run"]
     await writer.close()
     await sweeper.close()
 
@@ -213,7 +213,7 @@ async def test_a_run_that_cannot_be_read_holds_up_nobody_and_says_so() -> None:
     await store.create(new_run("whole"), now=NOW)
     path = f"perdure/n-/r/{run_name('broken')}"
     data = bytes(await (await memory.get_async(path)).bytes_async())
-    for harmed in (data[:-1], data.replace(b'"format":1', b'"format":9') if b'"format"' in data else b"{}", b"\xff", b""):
+    for harmed in (data[:-1], data.replace(b'"format":2', b'"format":9') if b'"format"' in data else b"{}", b"\xff", b""):
         await memory.put_async(path, harmed)
         fresh = KeyValueRunStore(memory)
         assert list(await fresh.due(now=NOW)) == ["whole"]

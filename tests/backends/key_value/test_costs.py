@@ -100,7 +100,7 @@ async def test_claim_does_not_look_at_runs_that_are_not_due(bucket: CountingBuck
     fresh = KeyValueRunStore(bucket)
     await fresh.setup()
     bucket.asked.clear()
-    claims = await fresh.claim(10, TTL, ["flow"], now=NOW)
+    claims = await fresh.claim(10, TTL, [("flow", 1)], now=NOW)
     assert [claim.run.id for claim in claims.claims] == ["due"]
     assert kinds(bucket.asked).count("get r") == 1
     await fresh.close()

@@ -37,7 +37,7 @@ class Hand:
         self.leases[run_id] = claim.lease
 
     async def claim(self, now: int) -> None:
-        for claim in (await self.store.claim(1, TTL, ["flow"], now=now)).claims:
+        for claim in (await self.store.claim(1, TTL, [("flow", 1)], now=now)).claims:
             self.leases[claim.run.id] = claim.lease
 
     async def acquire(self, run_id: str, now: int) -> None:

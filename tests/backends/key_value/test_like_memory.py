@@ -87,7 +87,7 @@ def move(chance: random.Random, now: int) -> Callable[[FullStore, Player], Await
     moves: tuple[Callable[[FullStore, Player], Awaitable[Any]], ...] = (
         lambda store, _: store.create(new_run(one, input=b"i" * size, **parent), ttl=chance_ttl, now=now),
         lambda store, _: store.create(new_run(one, start_at=wake_at, **parent), now=now),
-        lambda store, _: store.claim(2, TTL, ["flow"], now=now),
+        lambda store, _: store.claim(2, TTL, [("flow", 1)], now=now),
         lambda store, _: store.acquire(one, TTL, due_only=size > 1, now=now),
         lambda store, player: store.renew([player.lease(one), player.lease(other)], TTL, now=now),
         lambda store, player: store.release(player.lease(one), now=now),

@@ -90,7 +90,7 @@ async def test_a_claim_that_finds_nothing_waits_for_no_writer(store: LibsqlStore
     lease = await leased(store, "run")
     other = LibsqlStore(url, table=table)
     async with store.transaction(lease):
-        idle = await asyncio.wait_for(other.claim(5, TTL, ["flow"]), 3)
+        idle = await asyncio.wait_for(other.claim(5, TTL, [("flow", 1)]), 3)
     assert (idle.claims, idle.next_wake_at) == ([], lease.until)
     await other.close()
 

@@ -70,7 +70,7 @@ async def test_a_whole_life_of_requests_that_arrive_twice(doubled: LibsqlStore, 
     await doubled.record(lease, [entry(1)])
     assert await doubled.suspend(lease, wake_at=None, waiting_for=[Awaited("signal", "go")], entries=[entry(2)]) == []
     assert await doubled.signal("run", "go", b"1") == 1
-    (claim,) = (await doubled.claim(5, TTL, ["flow"])).claims
+    (claim,) = (await doubled.claim(5, TTL, [("flow", 1)])).claims
     assert (claim.run.id, [line.seq for line in claim.journal], [row.seq for row in claim.inbox]) == ("run", [1, 2], [1])
     await doubled.finish(claim.lease, "completed", b"1", entries=[entry(3)], consume=[1])
     assert [row.payload for row in await seen.inbox("parent")] == [b"1"]

@@ -102,7 +102,7 @@ async def test_what_comes_due_while_a_claim_looks_is_not_overlooked(store: Libsq
     """A claim first looks whether it is worth keeping others from writing; a run may come due between two looks."""
     await store.setup()
     connections = store._connections
-    request = ClaimRequest(ClaimFilter.of(["flow"], None), 5, 1, "me", None)
+    request = ClaimRequest(ClaimFilter.of([("flow", 1)], None), 5, 1, "me", None)
 
     class Meanwhile(SingleRequests):
         async def send(self, statements: Sequence[Statement]) -> list[Result]:

@@ -45,7 +45,7 @@ async def work(dsn: str) -> None:
     """Claim runs and write to them without end."""
     store = MongoStore(dsn)
     while True:
-        for claim in (await store.claim(5, 1.0, ["flow"])).claims:
+        for claim in (await store.claim(5, 1.0, [("flow", 1)])).claims:
             seq = max((line.seq for line in claim.journal), default=0)
             for _ in range(3):
                 seq += 1

@@ -54,7 +54,7 @@ async def _acquires(db: Collections) -> object:
 
 
 async def _claims(db: Collections) -> object:
-    return await claims.claim(db, ClaimRequest(ClaimFilter.of(["flow"], None), 5, 10**7, "taker", EXPIRED))
+    return await claims.claim(db, ClaimRequest(ClaimFilter.of([("flow", 1)], None), 5, 10**7, "taker", EXPIRED))
 
 
 async def _restores(db: Collections) -> object:
@@ -159,7 +159,7 @@ async def test_workers_for_different_workflows_keep_to_one_limit(dsn: str, store
         for workflow in ("left", "right"):
             await store.create(new_run(f"{workflow}-{n}", workflow=workflow, queue=queue), now=NOW)
         left, right = await asyncio.gather(
-            store.claim(1, TTL, ["left"], [queue], now=NOW), other.claim(1, TTL, ["right"], [queue], now=NOW)
+            store.claim(1, TTL, [("left", 1)], [queue], now=NOW), other.claim(1, TTL, [("right", 1)], [queue], now=NOW)
         )
         assert len(left.claims) + len(right.claims) == 1
     await other.close()

@@ -34,7 +34,7 @@ async def test_no_verb_reads_more_than_it_needs(store: MongoStore) -> None:
     for verb in [*CORE_VERBS.values(), *(verb for part in reversed(PART_VERBS.values()) for verb in part.values())]:
         await asyncio.gather(verb(store, claim.lease), return_exceptions=True)
     await store.signal("run-1", "go", b"1", dedupe="d-3", now=NOW)
-    await store.claim(3, TTL, ["flow-0", "flow-1"], ["default"], now=NOW)
+    await store.claim(3, TTL, [("flow-0", 1), ("flow-1", 1)], ["default"], now=NOW)
     await store.list(status="pending", workflow="flow-1", prefix="run-2", limit=5)
     await store.purge(0, now=EXPIRED)
     await store._connections.run(database.command("profile", 0))

@@ -251,7 +251,7 @@ async def test_a_run_that_is_moved_while_it_is_loaded_is_claimed_whole(
         return await really(db, found)
 
     monkeypatch.setattr("perdure.backends.mongo.claims.inbox_of", moved_meanwhile)
-    (claim,) = (await store.claim(1, TTL, ["flow"], now=EXPIRED)).claims
+    (claim,) = (await store.claim(1, TTL, [("flow", 1)], now=EXPIRED)).claims
     assert (len(claim.journal), len(claim.inbox), claim.run.attempts, times_moved) == (70, 70, 1, 2)
 
 

@@ -30,7 +30,7 @@ def test_a_worker_that_was_asleep_while_another_took_over_is_refused(dsn: str) -
         store = MongoStore(dsn)
         claims: list[Claim] = []
         while not claims:
-            claims = (await store.claim(1, 600, ["flow"])).claims
+            claims = (await store.claim(1, 600, [("flow", 1)])).claims
             await asyncio.sleep(0.05)
         last = max(entry.seq for entry in claims[0].journal)
         await store.record(claims[0].lease, [entry(last + 1, "ours")])

@@ -73,7 +73,7 @@ async def test_a_record_held_open_is_seen_by_whoever_takes_over(store: MysqlStor
     claim = (await store.create(new_run(), ttl=TTL, now=NOW)).claim
     assert claim is not None
     await other.hold(lambda db: recording.record_all(db, [Write.record(claim.lease, [entry(1)], [])]))
-    assert (await store.claim(1, TTL, ["flow"], now=EXPIRED)).claims == []  # passed over while it is locked
+    assert (await store.claim(1, TTL, [("flow", 1)], now=EXPIRED)).claims == []  # passed over while it is locked
     taking = asyncio.create_task(store.acquire("run", TTL, now=EXPIRED))
     assert await _is_held_up(taking)
     await other.commit()
@@ -127,7 +127,7 @@ async def test_runs_that_nobody_has_locked_do_not_wait_for_one_that_somebody_has
 
 
 async def _claims(db: Session) -> object:
-    return await claims.claim(db, ClaimRequest(ClaimFilter.of(["flow"], None), 1, 10**7, "taker", EXPIRED))
+    return await claims.claim(db, ClaimRequest(ClaimFilter.of([("flow", 1)], None), 1, 10**7, "taker", EXPIRED))
 
 
 async def _acquires(db: Session) -> object:

@@ -23,7 +23,7 @@ async def test_a_record_held_open_is_seen_by_whoever_takes_over(dsn: str, store:
     transaction = zombie.transaction()
     await transaction.start()
     await recording.record_all(Session(PostgresChannel(zombie), TABLES, ""), [Write.record(claim.lease, [entry(1)], [])])
-    assert (await store.claim(1, TTL, ["flow"], now=EXPIRED)).claims == []  # passed over while it is locked
+    assert (await store.claim(1, TTL, [("flow", 1)], now=EXPIRED)).claims == []  # passed over while it is locked
     taking = asyncio.create_task(store.acquire("run", TTL, now=EXPIRED))
     await asyncio.wait([taking], timeout=0.1)
     assert not taking.done()
@@ -60,7 +60,7 @@ async def test_a_record_that_waits_for_a_takeover_is_refused(dsn: str, store: Po
 
 
 async def _claims(db: Session) -> object:
-    request = ClaimRequest(ClaimFilter.of(["flow"], None), 1, 10**7, "taker", EXPIRED)
+    request = ClaimRequest(ClaimFilter.of([("flow", 1)], None), 1, 10**7, "taker", EXPIRED)
     return await claiming._claim(db, request, limits_are_locked=False)
 
 

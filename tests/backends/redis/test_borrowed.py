@@ -61,7 +61,7 @@ async def test_either_protocol_will_do(server: RedisServer, table: str, protocol
     client = redis.asyncio.Redis.from_url(server.url, protocol=protocol, driver_info=None)
     borrowed = RedisStore(client=client, table=table)
     await borrowed.create(new_run(), entries=[entry(1)])
-    (claim,) = (await borrowed.claim(1, 60, ["flow"])).claims
+    (claim,) = (await borrowed.claim(1, 60, [("flow", 1)])).claims
     assert claim.journal == [entry(1)]
     assert borrowed.durability == "disk"
     watching = asyncio.create_task(borrowed.watch(3600))

@@ -32,9 +32,9 @@ async def test_a_claim_with_its_journals_is_one_round_trip(counted: tuple[RedisS
     store, seen = counted
     for n in range(5):
         await store.create(new_run(f"run-{n}"), entries=[entry(1)])
-    await store.claim(0, 60, ["flow"])  # the server learns the script
+    await store.claim(0, 60, [("flow", 1)])  # the server learns the script
     before = seen.round_trips
-    claims = (await store.claim(5, 60, ["flow"])).claims
+    claims = (await store.claim(5, 60, [("flow", 1)])).claims
     assert [len(claim.journal) for claim in claims] == [1] * 5
     assert seen.round_trips - before == 1
 
@@ -43,7 +43,7 @@ async def test_sleeping_runs_do_not_make_a_claim_dearer(server: RedisServer, sto
     await asyncio.gather(*(store.create(new_run(f"asleep-{n}", start_at=2**52)) for n in range(2000)))
     await store.create(new_run("ready"))
     before = await asyncio.to_thread(_commands, server)
-    claims = (await store.claim(1, 60, ["flow"])).claims
+    claims = (await store.claim(1, 60, [("flow", 1)])).claims
     assert [claim.run.id for claim in claims] == ["ready"]
     assert await asyncio.to_thread(_commands, server) - before < 100
 

@@ -92,7 +92,7 @@ class History:
 
     def do_claim(self) -> Any:
         limit, queues, now = self.random.choice((0, 1, 2, 9)), self.random.choice((None, None, ["mail"])), self.now
-        return lambda store, _: store.claim(limit, 5, ["flow"], queues, now=now)
+        return lambda store, _: store.claim(limit, 5, [("flow", 1)], queues, now=now)
 
     do_claim_again = do_claim
 

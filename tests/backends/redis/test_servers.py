@@ -109,7 +109,7 @@ async def test_a_server_that_lets_nobody_publish_is_polled(start: Start) -> None
     await store.create(new_run())
     assert store.durability == "process"
     await asyncio.wait_for(store.watch(3600), 60)
-    assert (await store.claim(1, 60, ["flow"])).claims
+    assert (await store.claim(1, 60, [("flow", 1)])).claims
     await store.close()
 
 

@@ -161,7 +161,7 @@ async def test_a_plain_begin_does_as_well_and_nobody_fails_because_another_wrote
     one, two = (here.store(client) for client in clients)
     made = await asyncio.gather(*(store.create(new_run(f"run-{n}"), now=NOW) for n in range(20) for store in (one, two)))
     assert sum(created.is_new for created in made) == 20
-    claims = await asyncio.gather(*(store.claim(3, TTL, ["flow"], now=NOW) for store in (one, two) * 10))
+    claims = await asyncio.gather(*(store.claim(3, TTL, [("flow", 1)], now=NOW) for store in (one, two) * 10))
     assert sorted(one.run.id for claim in claims for one in claim.claims) == sorted(f"run-{n}" for n in range(20))
     assert [client.met for client in clients] == [0, 0]
 

@@ -38,7 +38,7 @@ async def test_a_record_held_open_is_seen_by_whoever_takes_over(here: Place, sto
     async with here.client().transaction() as zombie:
         answers = await recording.record_all(session(store, zombie), [Write.record(lease, [entry(1)], [])])
         assert isinstance(answers[0], Pulse)
-        assert (await store.claim(1, TTL, ["flow"], now=EXPIRED)).claims == []  # passed over while it is locked
+        assert (await store.claim(1, TTL, [("flow", 1)], now=EXPIRED)).claims == []  # passed over while it is locked
         taking = asyncio.create_task(store.acquire("run", TTL, now=EXPIRED))
         await asyncio.wait([taking], timeout=0.1)
         assert not taking.done()
@@ -50,7 +50,7 @@ async def test_a_record_held_open_is_seen_by_whoever_takes_over(here: Place, sto
 
 
 async def _claims(db: Session) -> object:
-    return await claims.claim(db, ClaimRequest(ClaimFilter.of(["flow"], None), 1, 10**7, "taker", EXPIRED))
+    return await claims.claim(db, ClaimRequest(ClaimFilter.of([("flow", 1)], None), 1, 10**7, "taker", EXPIRED))
 
 
 async def _acquires(db: Session) -> object:

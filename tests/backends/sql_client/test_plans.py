@@ -71,7 +71,7 @@ async def use(store: SqlClientStore) -> None:
     await store.record(lease, [entry(2)], consume=[1], items=[Item(stream="log", n=0, payload=b"1")], now=NOW)
     await store.renew([lease], TTL, now=NOW)
     await store.suspend(lease, wake_at=NOW, waiting_for=[Awaited("signal", "go")], entries=[entry(3)], now=NOW)
-    claimed = (await store.claim(5, TTL, ["flow"], now=EXPIRED)).claims
+    claimed = (await store.claim(5, TTL, [("flow", 1)], now=EXPIRED)).claims
     assert [one.run.id for one in claimed] == ["run"]
     await store.report(claimed[0].lease, b"1")
     await store.finish(claimed[0].lease, "failed", b"1", entries=[entry(4)], now=EXPIRED)
@@ -150,7 +150,7 @@ async def test_a_claim_reads_as_much_whoever_else_is_there(here: Place) -> None:
     for first, last in ((0, 20), (20, MANY)):
         await fill(store, first, last)
         before = await rows_read(here, client)
-        assert (await store.claim(3, TTL, ["flow"], now=EXPIRED)).claims == []
+        assert (await store.claim(3, TTL, [("flow", 1)], now=EXPIRED)).claims == []
         assert len(await store.due(now=EXPIRED, limit=3)) == 3
         costs.append(await rows_read(here, client) - before)
     assert costs[1] < 3 * costs[0] + 50, costs

@@ -49,7 +49,7 @@ async def test_a_claim_of_nothing_takes_no_lock(store: SQLiteStore, path: Path) 
     await store.hold("later")
     other = await asyncio.to_thread(_locking, path)
     try:
-        assert (await store.claim(10, 60, ["flow"])).claims == []
+        assert (await store.claim(10, 60, [("flow", 1)])).claims == []
     finally:
         await asyncio.to_thread(other.close)
 
@@ -109,7 +109,7 @@ async def test_a_cancelled_verb_leaves_the_store_closable(store: SQLiteStore) ->
     lease = await started(store, "run")
     tasks: list[asyncio.Future[Any]] = [
         asyncio.ensure_future(store.record(lease, [entry(1)])),
-        asyncio.create_task(store.claim(1, 60, ["flow"])),
+        asyncio.create_task(store.claim(1, 60, [("flow", 1)])),
         asyncio.create_task(store.acquire("run", 60)),
         asyncio.create_task(store.watch(60)),
         asyncio.create_task(store.list()),
@@ -244,7 +244,7 @@ async def test_a_lease_of_no_sensible_length_is_refused_before_anything_is_asked
     before = commits(store)
     calls: list[Callable[[], Awaitable[object]]] = [
         lambda: store.create(new_run("other"), ttl=ttl),
-        lambda: store.claim(1, ttl, ["flow"]),
+        lambda: store.claim(1, ttl, [("flow", 1)]),
         lambda: store.acquire("run", ttl),
         lambda: store.renew([lease], ttl),
     ]

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.leases import Release
 from perdure.backends.base.new_runs import new_row
 from perdure.backends.base.process_owner import Owners, current
 from perdure.backends.sql import claims, inbox, reading, runs, schedules
@@ -24,7 +25,7 @@ FUTURE: Final = 4_000_000_000_000_000
 NOW: Final = 2_000_000_000_000_000
 OWNERS: Final = Owners()
 MINUTE: Final = 60_000_000
-REQUEST: Final = ClaimRequest(filter=ClaimFilter.of(["flow"], None), limit=5, length=MINUTE, owner="", now=NOW)
+REQUEST: Final = ClaimRequest(filter=ClaimFilter.of([("flow", 1)], None), limit=5, length=MINUTE, owner="", now=NOW)
 
 
 class Meter:
@@ -112,7 +113,7 @@ def _everything(meter: Meter) -> None:
     run(inbox.signal, "run", "go", b"", "dedupe", "sent", NOW)
     run(inbox.read, "run")
     run(runs.cancel, "run", NOW)
-    run(runs.hold, "run", held=False)
+    run(runs.unhold, "run", NOW)
     run(runs.get, "run")
     run(reading.journal, "run", 0)
     run(reading.items, "run", "log", -1, 10)
@@ -123,7 +124,7 @@ def _everything(meter: Meter) -> None:
             run(reading.list_runs, prefix, status, workflow, (NOW, "a"), 10)
     assert run(recording.suspend, lease, None, [Awaited("signal", "go")], [], [], NOW)
     run(recording.suspend, lease, None, [], [], [], NOW)
-    run(claims.release, run(process_leases.acquire, "run", MINUTE, OWNERS, NOW, due_only=False).lease, NOW)
+    run(claims.release, run(process_leases.acquire, "run", MINUTE, OWNERS, NOW, due_only=False).lease, Release(), NOW)
     run(runs.reopen, "child", [], NOW)
     run(process_leases.restore, run(runs.get, "run"), [Entry(seq=1, key="a")], [], OWNERS, NOW)
     run(runs.delete, "run")
@@ -261,7 +262,7 @@ def test_a_verb_of_the_holder_costs_the_same_at_any_length_of_the_run(new_meter:
                 meter.cost(recording.suspend, lease, None, [Awaited("signal", "other")], [last], [], NOW),
                 meter.cost(recording.finish, lease, "completed", b"", [last], [], NOW),
                 meter.cost(process_leases.renew, [lease], MINUTE, OWNERS, NOW),
-                meter.cost(claims.release, lease, NOW),
+                meter.cost(claims.release, lease, Release(), NOW),
                 meter.cost(inbox.signal, "run", "new", b"", "dedupe", "sent", NOW),
                 meter.cost(inbox.read, "run"),
                 meter.cost(process_leases.acquire, "run", MINUTE, OWNERS, FUTURE, due_only=True),

@@ -118,7 +118,7 @@ def test_a_damaged_database_is_an_error_that_names_the_file(store: SQLiteStore, 
 
 
 @pytest.mark.parametrize(
-    "use", [lambda store: _create(store, "b"), lambda store: store.get("a"), lambda store: store.claim(1, 60, ["flow"])]
+    "use", [lambda store: _create(store, "b"), lambda store: store.get("a"), lambda store: store.claim(1, 60, [("flow", 1)])]
 )
 def test_a_deleted_file_is_an_error_and_no_new_database(store: SQLiteStore, path: Path, use: Any) -> None:
     asyncio.run(_create(store, "a"))

@@ -130,10 +130,10 @@ async def test_a_lease_from_another_pid_namespace_ends_only_by_expiry(store: SQL
     row = await store.get("run")
     assert row is not None
     assert row.lease_until is not None
-    assert (await store.claim(1, 60, ["flow"])).claims == []
+    assert (await store.claim(1, 60, [("flow", 1)])).claims == []
     with pytest.raises(LeaseHeld):
         await store.acquire("run", 60)
-    claims = await store.claim(1, 60, ["flow"], now=row.lease_until)
+    claims = await store.claim(1, 60, [("flow", 1)], now=row.lease_until)
     assert [claim.run.id for claim in claims.claims] == ["run"]
 
 
@@ -144,7 +144,7 @@ async def test_what_the_dead_held_is_claimed_in_turn_and_counts_as_an_attempt(
     lease = await started(store, "dead")
     await asyncio.to_thread(_forge, path, str(ended))
     await store.create(new_run("waiting"))
-    claims = (await store.claim(10, 60, ["flow"])).claims
+    claims = (await store.claim(10, 60, [("flow", 1)])).claims
     assert [(claim.run.id, claim.run.attempts) for claim in claims] == [("waiting", 1), ("dead", 2)]
     assert claims[1].lease.epoch > lease.epoch
 
@@ -154,12 +154,12 @@ async def test_a_dead_holders_run_on_hold_costs_no_lock_for_ever(store: SQLiteSt
     await started(store, "run")
     await store.hold("run")
     await asyncio.to_thread(_forge, path, str(ended))
-    assert (await store.claim(10, 60, ["flow"])).claims == []
+    assert (await store.claim(10, 60, [("flow", 1)])).claims == []
     before = store._database.writer.commits
-    assert (await store.claim(10, 60, ["flow"])).claims == []
+    assert (await store.claim(10, 60, [("flow", 1)])).claims == []
     assert store._database.writer.commits == before
     await store.unhold("run")
-    assert len((await store.claim(10, 60, ["flow"])).claims) == 1
+    assert len((await store.claim(10, 60, [("flow", 1)])).claims) == 1
 
 
 async def test_renewing_makes_the_lease_this_processs(store: SQLiteStore, path: Path) -> None:

@@ -69,7 +69,7 @@ def test_eight_processes_write_at_once_without_an_error(path: Path, start: Start
 
 
 async def _claimed(store: SQLiteStore) -> list[str]:
-    return [claim.run.id for claim in (await store.claim(10, 60, ["flow"])).claims]
+    return [claim.run.id for claim in (await store.claim(10, 60, [("flow", 1)])).claims]
 
 
 async def _until_claimed(store: SQLiteStore) -> list[str]:

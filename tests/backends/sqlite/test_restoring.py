@@ -113,7 +113,7 @@ async def test_what_a_killed_process_held_can_be_restored_at_once(store: SQLiteS
                 await asyncio.sleep(0.01)
             else:
                 break
-    assert [claim.run.id for claim in (await store.claim(1, 60, ["flow"])).claims] == ["run"]
+    assert [claim.run.id for claim in (await store.claim(1, 60, [("flow", 1)])).claims] == ["run"]
 
 
 async def test_a_restore_waits_for_an_open_transaction_and_ends_its_lease(store: SQLiteStore) -> None:

@@ -217,6 +217,23 @@ async def test_a_run_on_hold_stays_so_in_the_next_process() -> None:
         assert list(await runtime.sweep()) == ["p"]
 
 
+async def test_a_run_with_a_problem_waits_for_its_next_try_in_the_next_process() -> None:
+    rows: dict[str, Any] = {}
+    store = workflow_store(own := DictStore(rows))
+    await runtime_on(own, paying).start(paying, 2, id="p")
+    claim = await store.acquire("p", 30)
+    assert claim is not None
+    later = claim.lease.until + 60_000_000
+    await store.release(claim.lease, wake_at=later, problem="it does not fit")
+    row = await workflow_store(DictStore(rows)).get("p")
+    assert row is not None
+    assert (row.problem, row.problem_count, row.wake_at, row.attempts) == ("it does not fit", 1, later, 0)
+    async with runtime_on(DictStore(rows), paying) as runtime:
+        assert await runtime.sweep() == {}
+        await runtime.signal("p", "anything")
+        assert list(await runtime.sweep()) == ["p"]
+
+
 async def test_a_run_that_kills_its_worker_again_and_again_is_dead() -> None:
     rows: dict[str, Any] = {}
     store = workflow_store(own := DictStore(rows))

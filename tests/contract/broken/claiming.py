@@ -117,9 +117,9 @@ class AttemptsOnlyGrow(MemoryStore):
 
 @breaks("a_released_attempt_does_not_count")
 class ReleaseCounts(MemoryStore):
-    async def release(self, lease: Lease, *, now: int | None = None) -> None:
+    async def release(self, lease: Lease, **options: Any) -> None:
         row = await self.get(lease.run_id)
-        await super().release(lease, now=now)
+        await super().release(lease, **options)
         with self._lock() as namespace:
             namespace.runs[lease.run_id].change(attempts=row.attempts if row else 0)
 

@@ -78,7 +78,7 @@ class RenewRevivesAStaleLease(MemoryStore):
 
 @breaks("a_lease_that_was_released_and_taken_cannot_write")
 class ReleaseByAnybody(MemoryStore):
-    async def release(self, lease: Lease, *, now: int | None = None) -> None:
+    async def release(self, lease: Lease, *, now: int | None = None, **_: Any) -> None:
         with self._lock_and_wake() as namespace:
             if lease.run_id in namespace.live:
                 namespace.runs[lease.run_id].free(status="pending", wake_at=now)

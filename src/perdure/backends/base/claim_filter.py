@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+from perdure.model.records import WorkflowVersion
+
+
+class ClaimableRun(Protocol):
+    """The columns that a filter looks at: of a `RunRow`, or of a summary of one."""
+
+    @property
+    def workflow(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def queue(self) -> str: ...
 
 
 class ClaimFilter(NamedTuple):
-    """The workflows and queues that a worker serves, sorted so that statements made of them are the same every time.
+    """The workflows, each in one version, and queues that a worker serves, sorted so that statements made of them are alike.
 
     `queues` is None for all queues. An empty collection of workflows or queues matches no run.
     """
 
-    workflows: tuple[str, ...]
+    workflows: tuple[WorkflowVersion, ...]
     queues: tuple[str, ...] | None
 
     @classmethod
-    def of(cls, workflows: Collection[str], queues: Collection[str] | None) -> ClaimFilter:
+    def of(cls, workflows: Collection[WorkflowVersion], queues: Collection[str] | None) -> ClaimFilter:
         """The filter for these workflows in these queues, or in all."""
         return cls(tuple(sorted(set(workflows))), None if queues is None else tuple(sorted(set(queues))))
 
@@ -25,9 +38,9 @@ class ClaimFilter(NamedTuple):
         """Whether no run can match."""
         return not self.workflows or self.queues == ()
 
-    def matches(self, workflow: str, queue: str) -> bool:
-        """Whether a worker with this filter takes a run of this workflow in this queue."""
-        return workflow in self.workflows and (self.queues is None or queue in self.queues)
+    def matches(self, run: ClaimableRun) -> bool:
+        """Whether a worker with this filter takes this run."""
+        return (run.workflow, run.version) in self.workflows and (self.queues is None or run.queue in self.queues)
 
 
 class ClaimRequest(NamedTuple):

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import msgspec
 
 from perdure.backends.base.duplicate_records import check_consumed, missing_entries, missing_items
-from perdure.backends.base.leases import is_due, is_leased, length_in_microseconds, new_token, refuse_leased
+from perdure.backends.base.leases import Release, is_due, is_leased, length_in_microseconds, new_token, refuse_leased
 from perdure.errors import LeaseHeld, LeaseLost, RunFinished
 from perdure.model.journal import Entry, drop_entry
-from perdure.model.records import Awaited, Claim, EndStatus, Item, Lease, Pulse, RunRow, Signal
+from perdure.model.records import NO_PROBLEM, Awaited, Claim, EndStatus, Item, Lease, Pulse, RunRow, Signal
 
 
 class RunTransitions(ABC):
@@ -91,22 +91,24 @@ class RunTransitions(ABC):
         self.change(lease_until=until, wake_at=until, updated_at=now, **columns)
         return self.pulse()
 
-    def release(self, now: int) -> None:
-        """Give up the lease. The run is due at once, and this attempt does not count."""
-        self.free(status="pending", wake_at=now, attempts=max(0, self.row.attempts - 1), updated_at=now)
+    def release(self, now: int, release: Release) -> None:
+        """Give up the lease."""
+        self.free(status="pending", updated_at=now, **release.columns(self.row, now))
 
     def suspend(self, wake_at: int | None, waiting_for: Collection[Awaited], now: int) -> list[Signal]:
         """Give up the lease, unless a signal that the run would wait for has arrived: then return what has."""
         arrived = [signal for signal in self.unconsumed() if signal.address in waiting_for]
         if not arrived:
-            self.free(status="suspended", wake_at=wake_at, attempts=0, updated_at=now, waiting_for=tuple(waiting_for))
+            self.free(
+                status="suspended", wake_at=wake_at, attempts=0, updated_at=now, waiting_for=tuple(waiting_for), **NO_PROBLEM
+            )
             if self.row.cancel_requested:
                 self.wake(now)
         return arrived
 
     def finish(self, status: EndStatus, outcome: bytes, now: int, **columns: Any) -> None:
         """End the run."""
-        self.free(status=status, outcome=outcome, wake_at=None, updated_at=now, **columns)
+        self.free(status=status, outcome=outcome, wake_at=None, updated_at=now, **NO_PROBLEM, **columns)
 
     def reopen(self, drop: Collection[str], now: int) -> None:
         """Make an ended run pending again. Raises `RunFinished`, `LeaseHeld`."""
@@ -118,13 +120,23 @@ class RunTransitions(ABC):
         epoch = max(row.epoch + 1, now)
         self.append(drop_entry(self.next_seq, drop, now, epoch))
         self.free(status="pending", wake_at=None if row.lacks_input else now, epoch=epoch, attempts=0, updated_at=now)
-        self.change(outcome=None, cancel_requested=False, parent_notified=False)
+        self.change(outcome=None, cancel_requested=False, parent_notified=False, **NO_PROBLEM)
 
     def request_cancel(self, now: int) -> None:
         """Ask the run to stop, and make it due unless a worker has it. Raises `RunFinished`."""
         self.refuse_ended()
         self.change(cancel_requested=True)
         if not is_leased(self.row, now) and not self.row.lacks_input:
+            self.wake(now)
+
+    def unhold(self, now: int) -> None:
+        """Let the run be driven again."""
+        self.change(held=False)
+        self.wake_from_problem(now)
+
+    def wake_from_problem(self, now: int) -> None:
+        """Make the run due at once if it waits only because of a problem: an additional try is harmless."""
+        if self.row.status == "pending" and self.row.problem is not None:
             self.wake(now)
 
     def refuse_ended(self) -> None:
@@ -192,6 +204,7 @@ class InMemoryRun(RunTransitions):
         if sent is not None:
             return sent.seq
         self.refuse_ended()
+        self.wake_from_problem(now)
         return self.deliver(name, payload, dedupe=dedupe, now=now)
 
     def deliver(

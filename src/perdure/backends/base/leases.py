@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from perdure.backends.base.process_owner import Owner
 from perdure.errors import LeaseHeld
@@ -46,6 +46,25 @@ class HasLease(Protocol):
     def wake_at(self) -> int | None: ...
     @property
     def lease_until(self) -> int | None: ...
+
+
+class Release(NamedTuple):
+    """How a lease is given up: `wake_at` None is at once, `problem` None that there is none."""
+
+    wake_at: int | None = None
+    problem: str | None = None
+    counts_attempt: bool = False
+
+    def columns(self, row: RunRow, now: int) -> dict[str, Any]:
+        """The columns of the leased run that this changes, but for the lease itself."""
+        has_problem = self.problem is not None
+        return {
+            "wake_at": now if self.wake_at is None else self.wake_at,
+            "attempts": row.attempts if self.counts_attempt else max(0, row.attempts - 1),
+            "problem": self.problem,
+            "problem_at": now if has_problem else None,
+            "problem_count": row.problem_count + 1 if has_problem else 0,
+        }
 
 
 def is_leased(row: HasLease, now: int) -> bool:

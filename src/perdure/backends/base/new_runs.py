@@ -13,7 +13,7 @@ import msgspec
 
 from perdure.errors import RunConflict
 from perdure.model.journal import Entry
-from perdure.model.records import NewRun, RunRow, Signal
+from perdure.model.records import NO_PROBLEM, NewRun, RunRow, Signal
 
 
 def new_row(new: NewRun, now: int, created_at: int | None = None) -> RunRow:
@@ -50,6 +50,7 @@ def _with_input(found: RunRow, new: NewRun, now: int) -> RunRow:
     return msgspec.structs.replace(
         found,
         workflow=new.workflow,
+        version=found.version or new.version,
         input=new.input,
         input_hash=new.input_hash,
         definition_hash=new.definition_hash,
@@ -79,6 +80,7 @@ def restored_row(run: RunRow, inbox: Iterable[Signal], found: RunRow | None, now
         attempts=0,
         held=run.held if found is None else found.held,
         updated_at=now,
+        **({} if status == "pending" and not run.lacks_input else NO_PROBLEM),
     )
     return msgspec.structs.replace(row, wake_at=_wake_at(row, inbox, now))
 

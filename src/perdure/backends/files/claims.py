@@ -63,13 +63,13 @@ def _lease(run: LockedRun, ttl: float, wanted: ClaimFilter, owners: Owners, at: 
     if run.state is None:
         return None
     now = RunSummary.of(run.state)
-    if now.ended or now.held or not wanted.matches(now.workflow, now.queue) or not may_be_claimed(now, owners, at):
+    if now.ended or now.held or not wanted.matches(now) or not may_be_claimed(now, owners, at):
         return None
     return run.state.grant_lease(ttl, at, owners.here)
 
 
 def _matching(namespace: FilesNamespace, wanted: ClaimFilter) -> list[RunSummary]:
-    return [one for one in claimable(namespace) if wanted.matches(one.workflow, one.queue)]
+    return [one for one in claimable(namespace) if wanted.matches(one)]
 
 
 def claimable(namespace: FilesNamespace) -> list[RunSummary]:

@@ -27,7 +27,7 @@ from perdure.backends.files.locks import file_lock
 from perdure.backends.files.run_state import RunState
 from perdure.model.records import RunRow, Status
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _SLACK: Final = 1 << 20
 # The first line is shorter than this, and it identifies the file: an inode number is used again after the file was replaced.
 _HEADER: Final = 200
@@ -38,6 +38,7 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
 
     id: str
     workflow: str
+    version: int
     status: Status
     updated_at: int
     wake_at: int | None
@@ -49,6 +50,7 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
     lease_until: int | None
     ended: bool
     owes_parent: bool
+    problem: str | None
 
     @classmethod
     def of(cls, state: RunState) -> RunSummary:
@@ -57,6 +59,7 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
         return cls(
             row.id,
             row.workflow,
+            row.version,
             row.status,
             row.updated_at,
             row.wake_at,
@@ -68,6 +71,7 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
             row.lease_until,
             row.ended,
             state.owes_parent,
+            row.problem,
         )
 
 

@@ -30,10 +30,14 @@ def list_runs(
     """Runs, last changed first."""
     update_index(namespace)
     found = _select(namespace, prefix, status, workflow)
-    rows = sorted((-one.updated_at, one.id, one.workflow, one.status) for one in found)
     if before is not None:
-        rows = [row for row in rows if row[:2] > (-before[0], before[1])]
-    return [RunInfo.of(run_id, workflow, status, -minus) for minus, run_id, workflow, status in rows[:limit]]
+        found = [one for one in found if _newest_first(one) > (-before[0], before[1])]
+    found.sort(key=_newest_first)
+    return [RunInfo.of(one.id, one.workflow, one.version, one.status, one.updated_at, one.problem) for one in found[:limit]]
+
+
+def _newest_first(summary: RunSummary) -> tuple[int, str]:
+    return (-summary.updated_at, summary.id)
 
 
 def count_runs(namespace: FilesNamespace, prefix: str, status: Status | None, workflow: str | None) -> int:

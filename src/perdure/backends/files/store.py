@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
 from perdure.backends.base.claim_filter import ClaimFilter
-from perdure.backends.base.leases import lease_microseconds, store_time
+from perdure.backends.base.leases import Release, lease_microseconds, store_time
 from perdure.backends.base.lifecycle import Lifecycle, Watcher
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
 from perdure.backends.base.process_owner import Owners
@@ -51,6 +51,7 @@ from perdure.model.records import (
     Schedule,
     Signal,
     Status,
+    WorkflowVersion,
 )
 from perdure.snapshots.save_load import SavesSnapshots
 from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
@@ -150,7 +151,7 @@ class FilesStore(SavesSnapshots):
         self,
         limit: int,
         ttl: float,
-        workflows: Collection[str],
+        workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
         now: int | None = None,
@@ -178,9 +179,18 @@ class FilesStore(SavesSnapshots):
         ]
         return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
 
-    async def release(self, lease: Lease, *, now: int | None = None) -> None:
-        """Give the run back, due at once."""
-        await self._change(lease.run_id, partial(verbs.release, lease=lease, now=now), wakes=True)
+    async def release(
+        self,
+        lease: Lease,
+        *,
+        wake_at: int | None = None,
+        problem: str | None = None,
+        counts_attempt: bool = False,
+        now: int | None = None,
+    ) -> None:
+        """Give the run back, due at once or later."""
+        release = Release(wake_at, problem, counts_attempt)
+        await self._change(lease.run_id, partial(verbs.release, lease=lease, release=release, now=now), wakes=True)
 
     async def record(
         self,
@@ -248,11 +258,11 @@ class FilesStore(SavesSnapshots):
 
     async def hold(self, run_id: str) -> None:
         """Keep the run from being driven."""
-        await self._change(run_id, partial(verbs.hold, held=True))
+        await self._change(run_id, verbs.hold)
 
-    async def unhold(self, run_id: str) -> None:
+    async def unhold(self, run_id: str, *, now: int | None = None) -> None:
         """Undo `hold`."""
-        await self._change(run_id, partial(verbs.hold, held=False), wakes=True)
+        await self._change(run_id, partial(verbs.unhold, now=now), wakes=True)
 
     async def report(self, lease: Lease, progress: bytes) -> None:
         """Replace the run's progress."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from perdure.backends.base.leases import length_in_microseconds, refuse_leased, store_time
+from perdure.backends.base.leases import Release, length_in_microseconds, refuse_leased, store_time
 from perdure.backends.base.new_runs import found_row, new_row, restored_row
 from perdure.backends.base.process_owner import Owners
 from perdure.backends.files.namespace import LockedRun
@@ -74,9 +74,9 @@ def renew(run: LockedRun, lease: Lease, ttl: float, owners: Owners, now: int | N
         return None
 
 
-def release(run: LockedRun, lease: Lease, now: int | None) -> None:
-    """Give the run back, due at once; its attempt does not count."""
-    run.find_leased(lease).release(store_time(now))
+def release(run: LockedRun, lease: Lease, release: Release, now: int | None) -> None:
+    """Give the run back, due at once or later."""
+    run.find_leased(lease).release(store_time(now), release)
 
 
 def record(run: LockedRun, lease: Lease, entries: Sequence[Entry], consume: Sequence[int], items: Sequence[Item]) -> Pulse:
@@ -141,9 +141,14 @@ def cancel(run: LockedRun, now: int | None) -> None:
     run.find().request_cancel(store_time(now))
 
 
-def hold(run: LockedRun, *, held: bool) -> None:
-    """Keep the run from being driven, or no longer."""
-    run.find().change(held=held)
+def hold(run: LockedRun) -> None:
+    """Keep the run from being driven."""
+    run.find().change(held=True)
+
+
+def unhold(run: LockedRun, now: int | None) -> None:
+    """Let the run be driven again."""
+    run.find().unhold(store_time(now))
 
 
 def report(run: LockedRun, lease: Lease, progress: bytes) -> None:

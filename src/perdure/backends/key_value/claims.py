@@ -134,7 +134,7 @@ class Claimer:
         def lease(run: EditableRun) -> LeaseGrant | None:
             if not run.exists or not _may_be_claimed(run.row, now):
                 return None
-            if not request.filter.matches(run.row.workflow, run.row.queue):
+            if not request.filter.matches(run.row):
                 return None
             return run.grant_lease(request.length, request.owner, now)
 
@@ -190,9 +190,9 @@ class Claimer:
 
 def _matching_keys(wanted: ClaimFilter, due_keys: Iterable[DueKey]) -> list[DueKey]:
     """The due keys of runs that seem to match: a due key has only hashes of workflow and queue, or nothing."""
-    workflows = {short_hash(name) for name in wanted.workflows} | {""}
+    workflows = {(short_hash(name), version) for name, version in wanted.workflows} | {("", 0)}
     queues = None if wanted.queues is None else {short_hash(name) for name in wanted.queues} | {""}
-    return [key for key in due_keys if key.workflow in workflows and (queues is None or key.queue in queues)]
+    return [key for key in due_keys if (key.workflow, key.version) in workflows and (queues is None or key.queue in queues)]
 
 
 def _may_be_claimed(row: RunRow, now: int) -> bool:

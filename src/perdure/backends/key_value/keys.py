@@ -10,7 +10,7 @@ case does not count. The document says which id it really is.
 
 Each run has one due key, which has all that `claim`, `due`, `list` and `purge` need to know. It changes with the run:
 
-    <partition>/<bucket>/<wake_at>.<updated_at>.<status>.<priority>.<workflow>.<queue>.<start of the id>.<run>.<nonce>
+    <partition>/<bucket>/<wake_at>.<updated_at>.<status>.<priority>.<workflow>.<version>.<queue>.<start of the id>.<run>.<nonce>
 
 Partitions (`DuePartition`): `due` for runs that wait for an instant (and ended ones whose parent must still be notified),
 `leased` for those that are driven, `rest` for those that only a signal or an operator can wake, `ended`. Buckets are spans of
@@ -93,6 +93,7 @@ class DueKey(NamedTuple):
     status: Status
     priority: int
     workflow: str
+    version: int
     queue: str
     id_start: bytes
     run: str
@@ -109,6 +110,7 @@ class DueKey(NamedTuple):
             row.status,
             row.priority,
             short_hash(row.workflow),
+            row.version,
             short_hash(row.queue),
             _id_start(row.id),
             run_name(row.id),
@@ -119,12 +121,12 @@ class DueKey(NamedTuple):
         """The due key with this name, or None when it is none."""
         partition, _, rest = name.partition("/")
         parts = rest.partition("/")[2].split(".")
-        if len(parts) != 9 or parts[2] not in _STATUSES:
+        if len(parts) != 10 or parts[2] not in _STATUSES:
             return None
-        wake_at, updated_at, letter, priority, workflow, queue, id_start, run, nonce = parts
+        wake_at, updated_at, letter, priority, workflow, version, queue, id_start, run, nonce = parts
         try:
             numbers = int(wake_at), int(updated_at), _STATUSES[letter], _read_priority(priority)
-            return cls(partition, *numbers, workflow, queue, bytes.fromhex(id_start), run, nonce)
+            return cls(partition, *numbers, workflow, int(version), queue, bytes.fromhex(id_start), run, nonce)
         except ValueError:
             return None
 
@@ -134,7 +136,7 @@ class DueKey(NamedTuple):
         letter = _LETTERS[self.status]
         sign = "m" if self.priority < 0 else "p"
         instants = f"{self.wake_at:020d}.{self.updated_at:020d}"
-        what = f"{letter}.{sign}{abs(self.priority)}.{self.workflow}.{self.queue}.{self.id_start.hex()}"
+        what = f"{letter}.{sign}{abs(self.priority)}.{self.workflow}.{self.version}.{self.queue}.{self.id_start.hex()}"
         return f"{self.partition}/{bucket_of(self._sorted_by)}/{instants}.{what}.{self.run}.{self.nonce}"
 
     @property

@@ -175,7 +175,7 @@ def _read_due_keys(names: Iterable[str]) -> list[DueKey]:
 
 def _first_instants(buckets: list[str]) -> list[DueKey]:
     """For buckets that were not listed: that a run may be due at their beginning."""
-    return [DueKey("", bucket_start(bucket), 0, "pending", 0, "", "", b"", "") for bucket in buckets]
+    return [DueKey("", bucket_start(bucket), 0, "pending", 0, "", 0, "", b"", "") for bucket in buckets]
 
 
 class ListFilter:
@@ -225,7 +225,7 @@ async def list_runs(lookup: RunLookup, wanted: ListFilter, before: tuple[int, st
         if sum(-row.updated_at <= order for row in rows) >= limit:
             break
     rows.sort(key=_newest_first)
-    return [RunInfo.of(row.id, row.workflow, row.status, row.updated_at) for row in rows[:limit]]
+    return [RunInfo.of(row.id, row.workflow, row.version, row.status, row.updated_at, row.problem) for row in rows[:limit]]
 
 
 def _is_wanted(due_key: DueKey, wanted: ListFilter, before: tuple[int, str] | None) -> bool:

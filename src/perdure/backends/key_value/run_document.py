@@ -25,7 +25,7 @@ from perdure.errors import SnapshotCorrupt
 from perdure.model.journal import Entry
 from perdure.model.records import Item, NewRun, RunRow, Signal
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 # How long a payload may be to stand in the document itself.
 INLINE: Final = 4096
 TAIL_BYTES: Final = 32 << 10

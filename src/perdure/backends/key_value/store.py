@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
-from perdure.backends.base.leases import lease_microseconds, store_time
+from perdure.backends.base.leases import Release, lease_microseconds, store_time
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start, new_row
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.key_value import lookup, verbs
@@ -48,6 +48,7 @@ from perdure.model.records import (
     Schedule,
     Signal,
     Status,
+    WorkflowVersion,
 )
 from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 
@@ -137,7 +138,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         self,
         limit: int,
         ttl: float,
-        workflows: Collection[str],
+        workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
         now: int | None = None,
@@ -170,9 +171,18 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
 
         return await self._submit_renewal(ttl, renew)
 
-    async def release(self, lease: Lease, *, now: int | None = None) -> None:
-        """Give the run back, due at once."""
-        await self._change(lease.run_id, partial(verbs.release, lease=lease, now=store_time(now)), wakes=True)
+    async def release(
+        self,
+        lease: Lease,
+        *,
+        wake_at: int | None = None,
+        problem: str | None = None,
+        counts_attempt: bool = False,
+        now: int | None = None,
+    ) -> None:
+        """Give the run back, due at once or later."""
+        verb = partial(verbs.release, lease=lease, release=Release(wake_at, problem, counts_attempt), now=store_time(now))
+        await self._change(lease.run_id, verb, wakes=True)
 
     async def record(
         self,
@@ -248,11 +258,11 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
 
     async def hold(self, run_id: str) -> None:
         """Keep the run from being driven."""
-        await self._change(run_id, partial(verbs.hold, held=True))
+        await self._change(run_id, verbs.hold)
 
-    async def unhold(self, run_id: str) -> None:
+    async def unhold(self, run_id: str, *, now: int | None = None) -> None:
         """Undo `hold`."""
-        await self._change(run_id, partial(verbs.hold, held=False), wakes=True)
+        await self._change(run_id, partial(verbs.unhold, now=store_time(now)), wakes=True)
 
     async def report(self, lease: Lease, progress: bytes) -> None:
         """Replace the run's progress."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from perdure.backends.base.leases import refuse_leased
+from perdure.backends.base.leases import Release, refuse_leased
 from perdure.backends.base.new_runs import found_row, restored_row
 from perdure.backends.key_value.editable_run import EditableRun, LeaseGrant, origin_of_end, origin_of_signal
 from perdure.backends.key_value.run_document import LargePayloads
@@ -98,10 +98,10 @@ def renew(run: EditableRun, lease: Lease, length: int, now: int) -> Pulse | None
     return run.renew(now + length, now)
 
 
-def release(run: EditableRun, lease: Lease, now: int) -> None:
-    """Give the run back, due at once; its attempt does not count."""
+def release(run: EditableRun, lease: Lease, release: Release, now: int) -> None:
+    """Give the run back, due at once or later."""
     run.check_fence(lease)
-    run.release(now)
+    run.release(now, release)
 
 
 def record(run: EditableRun, lease: Lease, records: PackedRecords) -> Pulse:
@@ -164,6 +164,7 @@ def signal(run: EditableRun, sent: Signal, now: int) -> int:
     if first is not None:
         return first
     run.refuse_ended()
+    run.wake_from_problem(now)
     payloads = LargePayloads()
     (packed,) = payloads.pack_inbox([sent])
     run.add_blobs(payloads)
@@ -175,9 +176,14 @@ def cancel(run: EditableRun, now: int) -> None:
     run.request_cancel(now)
 
 
-def hold(run: EditableRun, *, held: bool) -> None:
-    """Keep the run from being driven, or no longer."""
-    run.change(held=held)
+def hold(run: EditableRun) -> None:
+    """Keep the run from being driven."""
+    run.change(held=True)
+
+
+def unhold(run: EditableRun, now: int) -> None:
+    """Let the run be driven again."""
+    run.unhold(now)
 
 
 def report(run: EditableRun, lease: Lease, progress: bytes) -> None:

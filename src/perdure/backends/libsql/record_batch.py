@@ -22,6 +22,7 @@ from perdure.backends.sql.recording import Write, fences_from, is_current
 from perdure.backends.sql.rows import (
     ENTRY_COLUMNS,
     ENTRY_FIELDS,
+    NO_PROBLEM_SQL,
     SIGNAL_COLUMNS,
     awaited_text,
     entry_values,
@@ -74,7 +75,7 @@ _WAITING: Final = """
 """
 _SLEEP: Final = f"""
     UPDATE $runs SET status = 'suspended', waiting_for = ?6, updated_at = {_NOW}, attempts = 0, {_WITHOUT_LEASE},
-        wake_at = CASE WHEN cancel_requested = 0 THEN ?7 ELSE min(coalesce(?7, {_NOW}), {_NOW}) END
+        {NO_PROBLEM_SQL}, wake_at = CASE WHEN cancel_requested = 0 THEN ?7 ELSE min(coalesce(?7, {_NOW}), {_NOW}) END
     WHERE {_HELD}
 """
 _ARRIVED: Final = f"""
@@ -99,7 +100,7 @@ _WAKE_PARENT: Final = f"""
 """
 _END: Final = f"""
     UPDATE $runs SET status = ?6, outcome = ?7, updated_at = {_NOW}, wake_at = NULL, waiting_for = '[]', {_WITHOUT_LEASE},
-        parent_notified = CASE WHEN parent_id IS NULL OR parent_key IS NULL THEN parent_notified ELSE 1 END
+        {NO_PROBLEM_SQL}, parent_notified = CASE WHEN parent_id IS NULL OR parent_key IS NULL THEN parent_notified ELSE 1 END
     WHERE {_HELD}
 """
 

@@ -43,10 +43,10 @@ _PUT_SIGNAL: Final = f"""
 # Only for a new signal: its seq is above the run's `inbox_seq`.
 _WAKE_RUN: Final = """
     UPDATE $runs SET inbox_seq = inbox_seq + 1, wake_at = CASE
-        WHEN status = 'suspended' AND EXISTS (
+        WHEN (status = 'pending' AND problem IS NOT NULL) OR (status = 'suspended' AND EXISTS (
             SELECT 1 FROM json_each($runs.waiting_for) AS awaited
             WHERE json_extract(awaited.value, '$[0]') = 'signal' AND json_extract(awaited.value, '$[1]') = ?4
-        ) THEN min(coalesce(wake_at, coalesce(?5, $clock)), coalesce(?5, $clock))
+        )) THEN min(coalesce(wake_at, coalesce(?5, $clock)), coalesce(?5, $clock))
         ELSE wake_at END
     WHERE namespace = ?1 AND id = ?2 AND inbox_seq < (
         SELECT seq FROM $signals WHERE namespace = ?1 AND run_id = ?2 AND identity = ?3

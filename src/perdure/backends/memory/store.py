@@ -18,7 +18,7 @@ import msgspec
 
 from perdure.backends.base.claim_filter import ClaimFilter
 from perdure.backends.base.in_memory_run import InMemoryRun
-from perdure.backends.base.leases import is_due, length_in_microseconds, refuse_leased, store_time
+from perdure.backends.base.leases import Release, is_due, length_in_microseconds, refuse_leased, store_time
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start, found_row, new_row, restored_row
 from perdure.backends.memory.database import MemoryDatabase, Namespace
 from perdure.errors import LeaseLost, PersistenceError, StoreCapabilityError
@@ -39,6 +39,7 @@ from perdure.model.records import (
     Schedule,
     Signal,
     Status,
+    WorkflowVersion,
 )
 from perdure.snapshots.save_load import SavesSnapshots
 from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
@@ -119,14 +120,14 @@ class MemoryStore(SavesSnapshots):
         self,
         limit: int,
         ttl: float,
-        workflows: Collection[str],
+        workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
         now: int | None = None,
     ) -> Claims:
         now, wanted = store_time(now), ClaimFilter.of(workflows, queues)
         with self._lock() as namespace:
-            matching = [run for run in namespace.claimable() if wanted.matches(run.row.workflow, run.row.queue)]
+            matching = [run for run in namespace.claimable() if wanted.matches(run.row)]
             later = [run.row.wake_at for run in matching if run.row.wake_at is not None and run.row.wake_at > now]
             counter = namespace.queue_counter(now)
             claims: list[Claim] = []
@@ -146,10 +147,18 @@ class MemoryStore(SavesSnapshots):
         with self._lock() as namespace:
             return [self._renew(namespace, lease, now + length_in_microseconds(ttl), now) for lease in leases]
 
-    async def release(self, lease: Lease, *, now: int | None = None) -> None:
+    async def release(
+        self,
+        lease: Lease,
+        *,
+        wake_at: int | None = None,
+        problem: str | None = None,
+        counts_attempt: bool = False,
+        now: int | None = None,
+    ) -> None:
         now = store_time(now)
         with self._lock_and_wake() as namespace:
-            self._find_leased(namespace, lease).release(now)
+            self._find_leased(namespace, lease).release(now, Release(wake_at, problem, counts_attempt))
 
     async def record(
         self,
@@ -219,9 +228,10 @@ class MemoryStore(SavesSnapshots):
         with self._lock() as namespace:
             namespace.find(run_id).change(held=True)
 
-    async def unhold(self, run_id: str) -> None:
+    async def unhold(self, run_id: str, *, now: int | None = None) -> None:
+        now = store_time(now)
         with self._lock_and_wake() as namespace:
-            namespace.find(run_id).change(held=False)
+            namespace.find(run_id).unhold(now)
 
     async def report(self, lease: Lease, progress: bytes) -> None:
         with self._lock() as namespace:
@@ -260,7 +270,7 @@ class MemoryStore(SavesSnapshots):
             rows = sorted(_select(namespace, prefix, status, workflow), key=_newest_first)
         if before is not None:
             rows = [row for row in rows if _newest_first(row) > (-before[0], before[1])]
-        return [RunInfo.of(row.id, row.workflow, row.status, row.updated_at) for row in rows[:limit]]
+        return [RunInfo.of(row.id, row.workflow, row.version, row.status, row.updated_at, row.problem) for row in rows[:limit]]
 
     async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
         with self._lock() as namespace:

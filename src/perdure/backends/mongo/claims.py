@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
-from perdure.backends.base.leases import new_token
+from perdure.backends.base.leases import Release, new_token
 from perdure.backends.base.queue_limits import QueueCounter
 from perdure.backends.mongo.documents import (
     LARGE_COLUMNS,
@@ -27,6 +27,7 @@ from perdure.backends.mongo.documents import (
     is_leased,
     lease_columns,
     lease_of,
+    literal,
     name_in,
     plus,
     pulse_of,
@@ -39,7 +40,7 @@ from perdure.backends.mongo.reading import by_key, due_condition, inbox_of, item
 from perdure.backends.mongo.schema import Collections
 from perdure.backends.mongo.writes import fence
 from perdure.errors import LeaseHeld, LeaseLost, RunNotFound
-from perdure.model.records import Claim, Claims, Lease, Pulse, QueueLimits
+from perdure.model.records import NO_PROBLEM, Claim, Claims, Lease, Pulse, QueueLimits
 
 if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
@@ -178,11 +179,15 @@ def _pulse(found: Document | None, lease: Lease) -> Pulse | None:
     return pulse_of(found) if found is not None and is_current else None
 
 
-async def release(db: Collections, lease: Lease, now: int | None, mark: str) -> None:
-    """Give the run back, due at once, with its attempt."""
+async def release(db: Collections, lease: Lease, release: Release, now: int | None, mark: str) -> None:
+    """Give the run back, due at once or later."""
     at = instant(now)
-    attempts = {"$max": [0, plus("attempts", -1)]}
-    free = lease_columns(status="pending", wake_at=at, updated_at=at, attempts=attempts, closed_by=mark)
+    columns: dict[str, Expression] = {**NO_PROBLEM, "wake_at": at if release.wake_at is None else literal(release.wake_at)}
+    if not release.counts_attempt:
+        columns["attempts"] = {"$max": [0, plus("attempts", -1)]}
+    if release.problem is not None:
+        columns |= {"problem": literal(release.problem), "problem_at": at, "problem_count": plus("problem_count", 1)}
+    free = lease_columns(status="pending", updated_at=at, closed_by=mark, **columns)
     done = await db.runs.update_one(fence(db, lease), [{"$set": free}])
     if done.matched_count:
         return
@@ -256,9 +261,15 @@ async def _lock_queues(db: Collections, limited: Sequence[Document], now: int, s
 
 
 def _filter_condition(claim_filter: ClaimFilter) -> Document:
-    """The condition that a run is of these workflows and in these queues."""
+    """The condition that a run is of these workflows in these versions, and in these queues."""
     queues = {} if claim_filter.queues is None else {"queue": {"$in": list(claim_filter.queues)}}
-    return {"workflow": {"$in": list(claim_filter.workflows)}, **queues}
+    versions: dict[int, list[str]] = {}
+    for workflow, version in claim_filter.workflows:
+        versions.setdefault(version, []).append(workflow)
+    of_version = [{"workflow": {"$in": names}, "version": version} for version, names in sorted(versions.items())]
+    if len(of_version) == 1:  # as nearly always
+        return {**of_version[0], **queues}
+    return {"$or": of_version, **queues} if of_version else {"workflow": {"$in": []}}
 
 
 def _limits_condition(counter: QueueCounter, limited: Sequence[Document]) -> Document:

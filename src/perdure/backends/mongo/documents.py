@@ -266,6 +266,10 @@ def is_due(at: Expression) -> Expression:
     return {"$and": [{"$ne": ["$wake_at", None]}, {"$lte": ["$wake_at", at]}]}
 
 
+# Whether a pending run waits because of a problem.
+HAS_PROBLEM: Final[Expression] = {"$and": [{"$eq": ["$status", "pending"]}, {"$ne": ["$problem", None]}]}
+
+
 def lease_columns(**columns: Expression) -> dict[str, Expression]:
     """The changes that reset the lease and what the run waits for, with or instead of which `columns` are set."""
     return {"token": None, "lease_owner": None, "lease_until": None, "waiting_for": [], **columns}

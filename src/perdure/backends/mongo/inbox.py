@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from perdure.backends.mongo.documents import (
     FULL,
+    HAS_PROBLEM,
     Document,
     Expression,
     earliest,
@@ -86,12 +87,13 @@ async def deliver(
 def _changes(delivery: InboxDelivery) -> dict[str, Expression]:
     row = delivery.document
     is_awaited = {"$and": [{"$eq": ["$status", "suspended"]}, {"$in": [literal(row["address"]), "$waiting_for"]}]}
+    wakes = {"$or": [is_awaited, HAS_PROBLEM]} if delivery.signal.kind == "signal" else is_awaited
     numbered = {"$mergeObjects": [literal(row), {"seq": _NEXT}]}
     return {
         "inbox": {"$concatArrays": ["$inbox", [numbered]]},
         "inbox_seq": _NEXT,
         "inbox_weight": plus("inbox_weight", weight([delivery.signal])),
-        "wake_at": either(is_awaited, earliest("wake_at", instant(delivery.now)), "$wake_at"),
+        "wake_at": either(wakes, earliest("wake_at", instant(delivery.now)), "$wake_at"),
         **spilled_flag(delivery.signal.payload),
     }
 

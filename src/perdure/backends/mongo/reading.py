@@ -145,10 +145,13 @@ async def list_runs(
         at, last = before[0], db.key(before[1])
         conditions["updated_at"] = {"$lte": at}  # so that the index is used; `$or` is for ties
         conditions["$or"] = [{"updated_at": {"$lt": at}}, {"_id": {"$gt": last}}]
-    wanted = {"workflow": 1, "status": 1, "updated_at": 1}
+    wanted = dict.fromkeys(("workflow", "version", "status", "updated_at", "problem"), 1)
     async with db.read_at_one_moment() as session:
         cursor = db.runs.find(conditions, wanted, session=session).sort([("updated_at", -1), ("_id", 1)]).limit(limit)
-        return [RunInfo.of(name_in(one["_id"]), one["workflow"], one["status"], one["updated_at"]) async for one in cursor]
+        return [
+            RunInfo.of(name_in(one["_id"]), one["workflow"], one["version"], one["status"], one["updated_at"], one["problem"])
+            async for one in cursor
+        ]
 
 
 async def count(db: Collections, prefix: str, status: Status | None, workflow: str | None) -> int:

@@ -9,6 +9,7 @@ from perdure.backends.base.batching import Reply
 from perdure.backends.base.leases import new_token
 from perdure.backends.base.new_runs import found_row, new_row, restored_row
 from perdure.backends.mongo.documents import (
+    HAS_PROBLEM,
     LARGE_COLUMNS,
     ROW_ONLY,
     Document,
@@ -43,7 +44,7 @@ from perdure.backends.mongo.reading import by_key
 from perdure.backends.mongo.schema import Collections
 from perdure.errors import LeaseHeld, RunFinished, RunNotFound
 from perdure.model.journal import Entry, drop_entry
-from perdure.model.records import ENDED, Claim, Created, NewRun, RunRow, Signal
+from perdure.model.records import ENDED, NO_PROBLEM, Claim, Created, NewRun, RunRow, Signal
 
 if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 _OVERFLOW: Final = {"generation": 1, "is_spilled": 1}
 _LACKS_INPUT: Final = {"$eq": ["$input_hash", literal(b"")]}
 _OF_INPUT: Final = (
-    "workflow", "input_hash", "definition_hash", "queue", "priority", "limit_key", "start_at", "deadline",
+    "workflow", "version", "input_hash", "definition_hash", "queue", "priority", "limit_key", "start_at", "deadline",
     "parent_id", "parent_key", "wake_at", "updated_at",
 )  # fmt: skip
 
@@ -262,7 +263,7 @@ async def _reopen(db: Collections, found: Document, drop: Collection[str], now: 
         "weight": plus("weight", weight([entry])),
     }
     pending = lease_columns(status="pending", epoch=epoch, attempts=0, updated_at=now, last_write=mark)
-    withdrawn = {"outcome": None, "cancel_requested": False, "parent_notified": False}
+    withdrawn = {"outcome": None, "cancel_requested": False, "parent_notified": False, **NO_PROBLEM}
     wake_at = either(_LACKS_INPUT, None, now)
     as_found = same_run(found["_id"], found["generation"], status=found["status"], epoch=found["epoch"], moves=found["moves"])
     done = await db.runs.update_one(as_found, [{"$set": {**pending, **withdrawn, **appending, "wake_at": wake_at}}])
@@ -280,9 +281,17 @@ async def cancel(db: Collections, run_id: str, now: int | None) -> None:
         raise RunNotFound(run_id) if found is None else RunFinished(run_id, found["status"])
 
 
-async def hold(db: Collections, run_id: str, *, held: bool) -> None:
-    """Keep the run from being driven, or let it go on. Raises `RunNotFound`."""
-    done = await db.runs.update_one({"_id": db.key(run_id)}, {"$set": {"held": held}})
+async def hold(db: Collections, run_id: str) -> None:
+    """Keep the run from being driven. Raises `RunNotFound`."""
+    done = await db.runs.update_one({"_id": db.key(run_id)}, {"$set": {"held": True}})
+    if not done.matched_count:
+        raise RunNotFound(run_id)
+
+
+async def unhold(db: Collections, run_id: str, now: int | None) -> None:
+    """Let the run be driven again; one that is pending with a problem is due at once. Raises `RunNotFound`."""
+    changes = {"held": False, "wake_at": either(HAS_PROBLEM, earliest("wake_at", instant(now)), "$wake_at")}
+    done = await db.runs.update_one({"_id": db.key(run_id)}, [{"$set": changes}])
     if not done.matched_count:
         raise RunNotFound(run_id)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-VERSION: Final = 1
+VERSION: Final = 2
 PARTS: Final = ("runs", "steps", "signals", "items", "payloads", "queues", "schedules", "meta")
 _STEM: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _NAMESPACE_EXISTS: Final = 48
@@ -38,7 +38,16 @@ INDEXES: Final[dict[str, Sequence[tuple[str, list[tuple[str, int]], dict[str, An
         ("due", [("namespace", 1), ("held", 1), ("wake_at", 1), ("_id", 1)], _IS_TIMED),
         (
             "claim",
-            [("namespace", 1), ("held", 1), ("workflow", 1), ("priority", -1), ("wake_at", 1), ("_id", 1), ("queue", 1)],
+            [
+                ("namespace", 1),
+                ("held", 1),
+                ("workflow", 1),
+                ("version", 1),
+                ("priority", -1),
+                ("wake_at", 1),
+                ("_id", 1),
+                ("queue", 1),
+            ],
             _IS_TIMED,
         ),
         ("leased", [("namespace", 1), ("queue", 1), ("lease_until", 1), ("limit_key", 1)], _IS_LEASED),
@@ -170,7 +179,11 @@ async def _version(db: Collections, label: str) -> int | None:
         return None
     version = int(found.get("version", 0))
     if version != VERSION:
-        what = "a newer perdure; upgrade this one" if version > VERSION else "something else; choose another collection="
+        what = (
+            "a newer perdure; upgrade this one"
+            if version > VERSION
+            else "an earlier perdure or something else; choose another collection="
+        )
         raise PersistenceError(
             label,
             f"the {db.stem!r} collections have schema version {version} and this perdure knows {VERSION}: they belong to {what}",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from perdure.backends.base.batching import Batcher, Reply
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
-from perdure.backends.base.leases import lease_microseconds, new_token
+from perdure.backends.base.leases import Release, lease_microseconds, new_token
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.mongo import claims, inbox, reading, recording, runs, schedules, writes
@@ -43,6 +43,7 @@ from perdure.model.records import (
     Schedule,
     Signal,
     Status,
+    WorkflowVersion,
 )
 from perdure.store import STANDARD_PARTS, Capability, Transaction
 
@@ -135,7 +136,7 @@ class MongoStore(ServerStore[MongoConnections]):
         self,
         limit: int,
         ttl: float,
-        workflows: Collection[str],
+        workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
         now: int | None = None,
@@ -156,9 +157,17 @@ class MongoStore(ServerStore[MongoConnections]):
             ttl, lambda: self._connections.perform(self._namespace, lambda db, _: claims.renew(db, current, length, now))
         )
 
-    async def release(self, lease: Lease, *, now: int | None = None) -> None:
-        """Give the run back, due at once."""
-        await self._do(claims.release, lease, now, new_token())
+    async def release(
+        self,
+        lease: Lease,
+        *,
+        wake_at: int | None = None,
+        problem: str | None = None,
+        counts_attempt: bool = False,
+        now: int | None = None,
+    ) -> None:
+        """Give the run back, due at once or later."""
+        await self._do(claims.release, lease, Release(wake_at, problem, counts_attempt), now, new_token())
 
     def record(
         self,
@@ -216,11 +225,11 @@ class MongoStore(ServerStore[MongoConnections]):
 
     async def hold(self, run_id: str) -> None:
         """Keep the run from being driven."""
-        await self._do(runs.hold, run_id, held=True)
+        await self._do(runs.hold, run_id)
 
-    async def unhold(self, run_id: str) -> None:
+    async def unhold(self, run_id: str, *, now: int | None = None) -> None:
         """Undo `hold`."""
-        await self._do(runs.hold, run_id, held=False)
+        await self._do(runs.unhold, run_id, now)
 
     async def report(self, lease: Lease, progress: bytes) -> None:
         """Replace the run's progress."""

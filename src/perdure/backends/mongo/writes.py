@@ -34,7 +34,7 @@ from perdure.backends.mongo.documents import (
 from perdure.backends.mongo.overflow import inline_or_reference, spilled_flag, with_reference
 from perdure.backends.mongo.schema import Collections
 from perdure.model.journal import Entry
-from perdure.model.records import Awaited, EndStatus, Item, Lease
+from perdure.model.records import NO_PROBLEM, Awaited, EndStatus, Item, Lease
 
 if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
@@ -233,7 +233,7 @@ def _suspend_changes(write: RunUpdate) -> dict[str, Expression]:
     now = instant(write.now)
     wake_at = either("$cancel_requested", {"$min": [literal(write.wake_at), now]}, literal(write.wake_at))
     suspended = {"status": "suspended", "wake_at": wake_at, "attempts": 0, "updated_at": now, "closed_by": write.mark}
-    return lease_columns(**suspended, waiting_for=literal(list(write.awaited)))
+    return lease_columns(**suspended, **NO_PROBLEM, waiting_for=literal(list(write.awaited)))
 
 
 def _end_changes(db: Collections, write: RunUpdate) -> dict[str, Expression]:
@@ -241,4 +241,4 @@ def _end_changes(db: Collections, write: RunUpdate) -> dict[str, Expression]:
     ended = {"status": write.status, "wake_at": None, "updated_at": instant(write.now), "closed_by": write.mark}
     has_parent = {"$and": [{"$ne": ["$parent_id", None]}, {"$ne": ["$parent_key", None]}]}
     notified = {"parent_notified": {"$or": ["$parent_notified", has_parent]}}
-    return lease_columns(**ended, **notified, outcome=literal(outcome))
+    return lease_columns(**ended, **NO_PROBLEM, **notified, outcome=literal(outcome))

@@ -1,9 +1,10 @@
 """Claiming due runs, in one statement.
 
-Runs that may come due lie in one index by (workflow, queue, priority, wake_at). A claim visits each distinct (workflow, queue,
-priority) with one seek, and from each only as many due rows as it could use, so its cost does not depend on how many runs sleep,
-belong to other workflows or wait behind a queue's limit. It locks what it takes, one row after the other in due order, and skips
-rows that other transactions have locked; a row that changed meanwhile is looked at again in its newest version.
+Runs that may come due lie in one index by (workflow, version, queue, priority, wake_at). A claim visits each distinct (workflow,
+version, queue, priority) with one seek, and from each only as many due rows as it could use, so its cost does not depend on how
+many runs sleep, belong to other workflows and versions, or wait behind a queue's limit. It locks what it takes, one row after the
+other in due order, and skips rows that other transactions have locked; a row that changed meanwhile is looked at again as it is
+then.
 
 Where a queue has a limit, claims wait for each other at the queue's row before they count. So a claim is one statement that says
 when a limit is in its way, and only then a transaction of two.
@@ -23,8 +24,13 @@ from perdure.backends.sql.rows import RUN_FIELDS, lease_of, run_from
 from perdure.backends.sql.session import Session
 
 _MAY_WAKE: Final = "run.namespace || '' = $1 AND run.wake_at IS NOT NULL AND run.held = 0"
+_IN_GROUP: Final = """
+    run.workflow = groups.workflow AND run.version = groups.version AND run.queue = groups.queue
+        AND run.priority = groups.priority
+"""
 
-# $2 now, $3 the lease's length, $4 its owner, $5 how many, $6 workflows, $7 queues or NULL, $8 whether limits were locked.
+# $2 now, $3 the lease's length, $4 its owner, $5 how many, $6 workflows, $7 queues or NULL, $8 whether limits were locked,
+# $9 the version of each workflow.
 # A loose index scan finds the groups: from the first row of a group straight to the first row of the next.
 CLAIM: Final = f"""
     WITH RECURSIVE clock AS MATERIALIZED (
@@ -38,15 +44,16 @@ CLAIM: Final = f"""
     may AS MATERIALIZED (
         SELECT $8::boolean OR NOT EXISTS (SELECT FROM limits) AS go
     ),
-    visited (workflow, queue, priority) AS (
-        (SELECT run.workflow, run.queue, run.priority FROM unnest($6::text[]) AS wanted (workflow) CROSS JOIN LATERAL (
-            SELECT run.workflow, run.queue, run.priority FROM $runs AS run
-            WHERE {_MAY_WAKE} AND run.workflow = wanted.workflow ORDER BY run.queue, run.priority LIMIT 1
+    visited (workflow, version, queue, priority) AS (
+        (SELECT run.* FROM unnest($6::text[], $9::bigint[]) AS wanted (workflow, version) CROSS JOIN LATERAL (
+            SELECT run.workflow, run.version, run.queue, run.priority FROM $runs AS run
+            WHERE {_MAY_WAKE} AND run.workflow = wanted.workflow AND run.version = wanted.version
+            ORDER BY run.queue, run.priority LIMIT 1
         ) AS run)
         UNION ALL
-        SELECT next.workflow, next.queue, next.priority FROM visited CROSS JOIN LATERAL (
-            SELECT run.workflow, run.queue, run.priority FROM $runs AS run
-            WHERE {_MAY_WAKE} AND run.workflow = visited.workflow
+        SELECT next.* FROM visited CROSS JOIN LATERAL (
+            SELECT run.workflow, run.version, run.queue, run.priority FROM $runs AS run
+            WHERE {_MAY_WAKE} AND run.workflow = visited.workflow AND run.version = visited.version
                 AND (run.queue, run.priority) > (visited.queue, visited.priority)
             ORDER BY run.queue, run.priority LIMIT 1
         ) AS next
@@ -57,7 +64,7 @@ CLAIM: Final = f"""
     soon AS MATERIALIZED (
         SELECT min(next.wake_at) AS wake_at FROM groups CROSS JOIN clock CROSS JOIN LATERAL (
             SELECT run.wake_at FROM $runs AS run
-            WHERE {_MAY_WAKE} AND run.workflow = groups.workflow AND run.queue = groups.queue AND run.priority = groups.priority
+            WHERE {_MAY_WAKE} AND {_IN_GROUP}
                 AND run.wake_at > clock.at
             ORDER BY run.wake_at LIMIT 1
         ) AS next
@@ -78,7 +85,7 @@ CLAIM: Final = f"""
             ) AS turn_of_key
         FROM groups LEFT JOIN room USING (queue) CROSS JOIN clock CROSS JOIN LATERAL (
             SELECT run.id, run.wake_at, run.limit_key FROM $runs AS run
-            WHERE {_MAY_WAKE} AND run.workflow = groups.workflow AND run.queue = groups.queue AND run.priority = groups.priority
+            WHERE {_MAY_WAKE} AND {_IN_GROUP}
                 AND run.wake_at <= clock.at
             ORDER BY run.wake_at, run.id
             LIMIT CASE WHEN room.number <= 0 THEN 0 WHEN room.key_concurrency IS NULL THEN $5::bigint * 10 + 100 END
@@ -146,7 +153,8 @@ async def claim(connections: PostgresConnections, namespace: str, request: Claim
 async def _claim(db: Session, request: ClaimRequest, *, limits_are_locked: bool) -> ClaimResult | None:
     """None when a limit is in the way."""
     (workflows, queues), limit, length, owner, now = request
-    rows = await fetch(db, CLAIM, now, length, owner, limit, workflows, queues, limits_are_locked)
+    names, versions = zip(*workflows, strict=True)
+    rows = await fetch(db, CLAIM, now, length, owner, limit, names, queues, limits_are_locked, versions)
     if not rows[0]["go"]:
         return None
     return ClaimResult([_leased_run(db, row) for row in rows if row["id"] is not None], rows[0]["soon"])

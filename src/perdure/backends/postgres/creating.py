@@ -17,7 +17,7 @@ from perdure.model.records import Created, NewRun
 
 _TYPES: Final = {
     "input": "bytea", "input_hash": "bytea", "seed": "bytea", "metadata": "bytea",
-    "priority": "bigint", "start_at": "bigint", "deadline": "bigint",
+    "version": "bigint", "priority": "bigint", "start_at": "bigint", "deadline": "bigint",
 }  # fmt: skip
 _NEW_FIELDS: Final = NewRun.__struct_fields__
 _NEW_COLUMNS: Final = ", ".join(_NEW_FIELDS)
@@ -45,11 +45,11 @@ _CREATE: Final = f"""
     ),
     made AS (
         INSERT INTO $runs (namespace, {_NEW_COLUMNS}, status, wake_at, waiting_for, epoch, lease_token, lease_owner, lease_until,
-            attempts, held, cancel_requested, parent_notified, created_at, updated_at, journal_length, inbox_seq)
+            attempts, problem_count, held, cancel_requested, parent_notified, created_at, updated_at, journal_length, inbox_seq)
         SELECT $1, {_NEW_COLUMNS}, CASE WHEN ttl IS NULL THEN 'pending' ELSE 'running' END,
             CASE WHEN ttl IS NULL THEN coalesce(start_at, at) ELSE at + ttl END, '[]',
             CASE WHEN ttl IS NULL THEN 0 ELSE greatest(1, at) END, token, owner, at + ttl,
-            CASE WHEN ttl IS NULL THEN 0 ELSE 1 END, 0, 0, 0, coalesce(began_at, at), at, journal_length, inbox_seq
+            CASE WHEN ttl IS NULL THEN 0 ELSE 1 END, 0, 0, 0, 0, coalesce(began_at, at), at, journal_length, inbox_seq
         FROM given ORDER BY id
         ON CONFLICT DO NOTHING
         RETURNING id, updated_at

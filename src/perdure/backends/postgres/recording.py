@@ -21,7 +21,15 @@ from perdure.backends.base.duplicate_records import refuse_write
 from perdure.backends.postgres.channel import columns, fetch, fetch_each
 from perdure.backends.postgres.notifications import channel_name
 from perdure.backends.sql.recording import Write
-from perdure.backends.sql.rows import ENTRY_COLUMNS, ENTRY_FIELDS, SIGNAL_FIELDS, awaited_text, entry_values, signal_from
+from perdure.backends.sql.rows import (
+    ENTRY_COLUMNS,
+    ENTRY_FIELDS,
+    NO_PROBLEM_SQL,
+    SIGNAL_FIELDS,
+    awaited_text,
+    entry_values,
+    signal_from,
+)
 from perdure.backends.sql.session import Session
 from perdure.errors import LeaseLost
 from perdure.model.records import ENDED, Pulse, Signal
@@ -144,7 +152,7 @@ _END: Final = f"""
     ),
     ended AS (
         UPDATE $runs AS run SET status = held.status, outcome = held.outcome, updated_at = held.at, wake_at = NULL,
-            waiting_for = '[]', lease_token = NULL, lease_owner = NULL, lease_until = NULL
+            waiting_for = '[]', lease_token = NULL, lease_owner = NULL, lease_until = NULL, {NO_PROBLEM_SQL}
         FROM (SELECT DISTINCT ON (request) request, run_id, status, outcome, at FROM held ORDER BY request) AS held
         WHERE run.namespace = $1 AND run.id = held.run_id
         RETURNING held.request
@@ -193,7 +201,7 @@ CLOSE: Final = f"""
     ),
     closed AS (
         UPDATE $runs AS run SET status = held.status, updated_at = held.at,
-            lease_token = NULL, lease_owner = NULL, lease_until = NULL,
+            lease_token = NULL, lease_owner = NULL, lease_until = NULL, {NO_PROBLEM_SQL},
             outcome = CASE WHEN held.status = 'suspended' THEN run.outcome ELSE held.outcome END,
             attempts = CASE WHEN held.status = 'suspended' THEN 0 ELSE run.attempts END,
             wake_at = CASE

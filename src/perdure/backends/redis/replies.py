@@ -54,8 +54,8 @@ def pulse_from(reply: Sequence[bytes]) -> Pulse:
 
 def line_from(line: Sequence[bytes]) -> RunInfo:
     """A line of a list."""
-    run_id, workflow, status, updated_at = line
-    return RunInfo.of(run_id.decode(), workflow.decode(), status.decode(), int(updated_at))  # type: ignore[arg-type]  # as written
+    run_id, workflow, status, updated_at, version, problem = (part.decode() for part in line)
+    return RunInfo.of(run_id, workflow, int(version), status, int(updated_at), problem or None)  # type: ignore[arg-type]  # as written
 
 
 def to_restore(run: RunRow, inbox: Sequence[Signal]) -> tuple[RunRow, str]:

@@ -19,9 +19,10 @@ from perdure.model.records import Awaited, Claim, Item, Lease, NewRun, QueueLimi
 Arg: TypeAlias = str | bytes | int
 
 _BYTES: Final = frozenset({"input", "input_hash", "seed", "metadata", "progress", "outcome"})
-_NUMBERS: Final = frozenset(
-    {"priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts", "created_at", "updated_at"}
-)
+_NUMBERS: Final = frozenset({
+    "version", "priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts", "problem_at", "problem_count",
+    "created_at", "updated_at",
+})  # fmt: skip
 _BOOLEANS: Final = frozenset({"held", "cancel_requested", "parent_notified"})
 # Digits of an item's number, as in prelude.lua.
 _N_DIGITS: Final = 20

@@ -14,7 +14,7 @@ from perdure.errors import PerdureWarning, PersistenceError
 from perdure.store import Durability
 
 # How rows are laid out. A server with another layout is refused.
-FORMAT = "1"
+FORMAT = "2"
 
 
 class ServerInfo(NamedTuple):

@@ -46,6 +46,7 @@ from perdure.model.records import (
     Schedule,
     Signal,
     Status,
+    WorkflowVersion,
 )
 from perdure.store import STANDARD_PARTS, Capability, Transaction
 
@@ -131,7 +132,7 @@ class RedisStore(ServerStore[RedisConnections]):
         self,
         limit: int,
         ttl: float,
-        workflows: Collection[str],
+        workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
         now: int | None = None,
@@ -139,7 +140,8 @@ class RedisStore(ServerStore[RedisConnections]):
         """Lease due runs, with everything of each, in one script."""
         token = new_token()
         args: builtins.list[Arg] = [optional(now), max(limit, 0), lease_microseconds(ttl), token, self._owner]
-        names = [*as_list([*workflows]), "" if queues is None else 1, *as_list([*(queues or ())])]
+        wanted: builtins.list[Arg] = [part for workflow in workflows for part in workflow]
+        names = [*as_list(wanted), "" if queues is None else 1, *as_list([*(queues or ())])]
         next_wake_at, taken = await self._call("claim", [self._keys.mark(token)], [*args, *names])
         return Claims(
             claims=[rows.claim_from(whole) for whole in taken], next_wake_at=int(next_wake_at) if next_wake_at else None
@@ -160,9 +162,18 @@ class RedisStore(ServerStore[RedisConnections]):
         replies = await self._submit_renewal(ttl, lambda: self._scripts.put(call))
         return [pulse_from(reply) if reply[0] == b"ok" else None for reply in replies]
 
-    async def release(self, lease: Lease, *, now: int | None = None) -> None:
-        """Give the run back, due at once."""
-        call = self._holders_call("release", lease, [optional(now), new_token()], [], ["run"])
+    async def release(
+        self,
+        lease: Lease,
+        *,
+        wake_at: int | None = None,
+        problem: str | None = None,
+        counts_attempt: bool = False,
+        now: int | None = None,
+    ) -> None:
+        """Give the run back, due at once or later."""
+        args: builtins.list[Arg] = [optional(wake_at), optional(problem), int(counts_attempt)]
+        call = self._holders_call("release", lease, [optional(now), new_token()], args, ["run"])
         await self._run(call)
 
     def record(
@@ -228,11 +239,11 @@ class RedisStore(ServerStore[RedisConnections]):
 
     async def hold(self, run_id: str) -> None:
         """Keep the run from being driven."""
-        check_reply(await self._call("hold", self._keys.of(run_id, "run"), [run_id, 1]), run_id)
+        check_reply(await self._call("hold", self._keys.of(run_id, "run"), ["", run_id, 1]), run_id)
 
-    async def unhold(self, run_id: str) -> None:
+    async def unhold(self, run_id: str, *, now: int | None = None) -> None:
         """Undo `hold`."""
-        check_reply(await self._call("hold", self._keys.of(run_id, "run"), [run_id, 0]), run_id)
+        check_reply(await self._call("hold", self._keys.of(run_id, "run"), [optional(now), run_id, 0]), run_id)
 
     async def report(self, lease: Lease, progress: bytes) -> None:
         """Replace the run's progress."""

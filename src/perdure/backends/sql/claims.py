@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from perdure.backends.base.claim_filter import ClaimRequest
-from perdure.backends.base.leases import new_token
+from perdure.backends.base.leases import Release, new_token
 from perdure.backends.base.process_owner import label_of
 from perdure.backends.base.queue_limits import QueueCounter
 from perdure.backends.sql import reading
@@ -39,8 +39,8 @@ _LEASE: Final = """
     WHERE namespace = ?1 AND id = ?2
 """
 _RELEASE: Final = """
-    UPDATE $runs SET status = 'pending', wake_at = ?3, updated_at = ?3, attempts = ?4,
-        lease_token = NULL, lease_owner = NULL, lease_until = NULL
+    UPDATE $runs SET status = 'pending', updated_at = ?3, wake_at = ?4, attempts = ?5, problem = ?6, problem_at = ?7,
+        problem_count = ?8, lease_token = NULL, lease_owner = NULL, lease_until = NULL
     WHERE namespace = ?1 AND id = ?2
 """
 
@@ -201,8 +201,8 @@ async def _find_lease(db: Session, run: RunRow, token: str) -> LeasedRun:
     return LeasedRun(lease_of(run, token), run, 0 if row is None else int(row[0]))
 
 
-async def release(db: Session, lease: Lease, now: int | None, *, is_repeated: bool = False) -> None:
-    """Give up the lease: the run is due at once, and the attempt does not count."""
+async def release(db: Session, lease: Lease, release: Release, now: int | None, *, is_repeated: bool = False) -> None:
+    """Give up the lease."""
     row = await db.one(_LOCK_RUN, lease.run_id)
     if row is None:
         raise LeaseLost(lease.run_id, lease.epoch)
@@ -211,7 +211,8 @@ async def release(db: Session, lease: Lease, now: int | None, *, is_repeated: bo
         return  # an attempt whose reply was lost has released it
     if (run.epoch, token) != (lease.epoch, lease.token):
         raise LeaseLost(lease.run_id, lease.epoch)
-    await db.run(_RELEASE, lease.run_id, int(row[-1]) if now is None else now, max(run.attempts - 1, 0))
+    at = int(row[-1]) if now is None else now
+    await db.run(_RELEASE, lease.run_id, at, *release.columns(run, at).values())
 
 
 class _CurrentLeases(NamedTuple):

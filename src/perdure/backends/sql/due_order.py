@@ -1,8 +1,8 @@
 """The order in which due runs are claimed: by priority, then longest due, then by id.
 
-Runs that may come due lie in one index by (workflow, queue, priority, wake_at). A claim visits each distinct (workflow, queue,
-priority) with one seek, and reads from each only as many due rows as it could use, page by page. So its cost does not depend on
-how many runs sleep, belong to other workflows or wait behind a queue's limit.
+Runs that may come due lie in one index by (workflow, version, queue, priority, wake_at). A claim visits each distinct (workflow,
+version, queue, priority) with one seek, and reads from each only as many due rows as it could use, page by page. So its cost does
+not depend on how many runs sleep, belong to other workflows and versions, or wait behind a queue's limit.
 """
 
 from __future__ import annotations
@@ -17,54 +17,61 @@ from perdure.backends.base.queue_limits import QueueCounter
 from perdure.backends.sql.dialect import Statement, in_pieces
 from perdure.backends.sql.rows import Row
 from perdure.backends.sql.session import Parameters, Session
+from perdure.model.records import WorkflowVersion
 
 _MAX_SELECTS: Final = 100
 
 # A loose index scan: from the first row of a group straight to the first row of the next. It does not compare row values,
 # because SQLite would then read through the rows of the present group.
-_FIRST: Final = (
-    "SELECT (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = {} ORDER BY queue, priority LIMIT 1)"
-)
+_FIRST: Final = """
+    SELECT (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = {} AND version = {}
+        ORDER BY queue, priority LIMIT 1)
+"""
 _GROUPS: Final = """
     WITH RECURSIVE first (id) AS (
         {}
         UNION ALL
         SELECT coalesce(
             (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = here.workflow
-                AND queue = here.queue AND priority > here.priority ORDER BY priority LIMIT 1),
+                AND version = here.version AND queue = here.queue AND priority > here.priority ORDER BY priority LIMIT 1),
             (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = here.workflow
-                AND queue > here.queue ORDER BY queue, priority LIMIT 1){}
+                AND version = here.version AND queue > here.queue ORDER BY queue, priority LIMIT 1){}
         )
         FROM first $each_of $runs AS here $each_where here.namespace = ?1 AND here.id = first.id $each_end
     )
-    SELECT here.workflow, here.queue, here.priority
+    SELECT here.workflow, here.version, here.queue, here.priority
     FROM first $each_of $runs AS here $each_where here.namespace = ?1 AND here.id = first.id $each_end
 """
 # The same scan over all workflows.
-_FIRST_OF_ALL: Final = (
-    "SELECT (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake ORDER BY workflow, queue, priority LIMIT 1)"
-)
+_FIRST_OF_ALL: Final = """
+    SELECT (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake
+        ORDER BY workflow, version, queue, priority LIMIT 1)
+"""
 _OF_NEXT_WORKFLOW: Final = """,
+            (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = here.workflow
+                AND version > here.version ORDER BY version, queue, priority LIMIT 1),
             (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake AND workflow > here.workflow
-                ORDER BY workflow, queue, priority LIMIT 1)"""
+                ORDER BY workflow, version, queue, priority LIMIT 1)"""
 # The same scan with a statement per step, for MySQL: it seeks in an index by constants, but not by columns of a joined row.
 _NEXT: Final = """
-    SELECT queue, priority FROM $runs $by_wake WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = ?2 {}
-    ORDER BY queue, priority LIMIT 1
+    SELECT queue, priority FROM $runs $by_wake
+    WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = ?2 AND version = ?3 {} ORDER BY queue, priority LIMIT 1
 """
 
 
 class DueGroup(NamedTuple):
-    """Runs that may come due and have the same workflow, queue and priority."""
+    """Runs that may come due and have the same workflow, version, queue and priority."""
 
     workflow: str
+    version: int
     queue: str
     priority: int
 
     def condition(self, params: Parameters) -> str:
         """The SQL condition that selects them."""
-        places = params.one(self.workflow), params.one(self.queue), params.one(self.priority)
-        return "$indexed_namespace = ?1 AND $may_wake AND workflow = {} AND queue = {} AND priority = {}".format(*places)
+        workflow, version, queue, priority = (params.one(value) for value in self)
+        columns = f"workflow = {workflow} AND version = {version} AND queue = {queue} AND priority = {priority}"
+        return f"$indexed_namespace = ?1 AND $may_wake AND {columns}"
 
 
 class DueRun(NamedTuple):
@@ -154,20 +161,20 @@ async def due_groups(db: Session, wanted: ClaimFilter) -> list[DueGroup]:
     return [group for group in found if wanted.queues is None or group.queue in wanted.queues]
 
 
-async def _groups(db: Session, workflows: Sequence[str]) -> list[DueGroup]:
+async def _groups(db: Session, workflows: Sequence[WorkflowVersion]) -> list[DueGroup]:
     params = Parameters()
-    firsts = " UNION ALL ".join(_FIRST.format(params.one(workflow)) for workflow in workflows)
+    firsts = " UNION ALL ".join(_FIRST.format(params.one(workflow), params.one(version)) for workflow, version in workflows)
     return _groups_from(db, await db.all(_GROUPS.format(firsts, ""), *params.values))
 
 
 def _groups_from(db: Session, rows: Iterable[Row]) -> list[DueGroup]:
     name = db.tables.values.name_from
-    return [DueGroup(name(workflow), name(queue), int(priority)) for workflow, queue, priority in rows]
+    return [DueGroup(name(workflow), int(version), name(queue), int(priority)) for workflow, version, queue, priority in rows]
 
 
-async def _groups_step_by_step(db: Session, workflows: Sequence[str]) -> list[DueGroup]:
+async def _groups_step_by_step(db: Session, workflows: Sequence[WorkflowVersion]) -> list[DueGroup]:
     found: list[DueGroup] = []
-    steps = [db.statement(_NEXT.format(""), workflow) for workflow in workflows]
+    steps = [db.statement(_NEXT.format(""), *workflow) for workflow in workflows]
     step_workflows = list(workflows)
     while steps:
         results = await db.send(steps)
@@ -177,19 +184,19 @@ async def _groups_step_by_step(db: Session, workflows: Sequence[str]) -> list[Du
             if result.rows
         }
         name = db.tables.values.name_from
-        groups = [DueGroup(workflow, name(queue), int(priority)) for workflow, (queue, priority) in rows.items()]
+        groups = [DueGroup(*workflow, name(queue), int(priority)) for workflow, (queue, priority) in rows.items()]
         found += groups
         # Each workflow has two statements; the row in the same queue counts before the row in a later queue.
         steps = [step for group in groups for step in _after(db, group)]
-        step_workflows = [group.workflow for group in groups for _ in range(2)]
+        step_workflows = [(group.workflow, group.version) for group in groups for _ in range(2)]
     return found
 
 
 def _after(db: Session, group: DueGroup) -> list[Statement]:
     """The statements that look for the next group: in the same queue, and in the queues after it."""
     return [
-        db.statement(_NEXT.format("AND queue = ?3 AND priority > ?4"), *group),
-        db.statement(_NEXT.format("AND queue > ?3"), group.workflow, group.queue),
+        db.statement(_NEXT.format("AND queue = ?4 AND priority > ?5"), *group),
+        db.statement(_NEXT.format("AND queue > ?4"), group.workflow, group.version, group.queue),
     ]
 
 

@@ -13,7 +13,7 @@ from perdure.errors import RunFinished, RunNotFound
 from perdure.model.records import ENDED, Awaited, Signal
 
 _TARGET: Final = """
-    SELECT status, waiting_for, inbox_seq, wake_at, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_change
+    SELECT status, waiting_for, inbox_seq, wake_at, $clock, problem FROM $runs WHERE namespace = ?1 AND id = ?2 $for_change
 """
 _SAME_SIGNAL: Final = "SELECT seq FROM $signals WHERE namespace = ?1 AND run_id = ?2 AND identity = ?3"
 _PUT: Final = """
@@ -62,7 +62,8 @@ async def _deliver(
     """Append to the inbox of a run whose row is `target`, and wake the run if it waits for this. Gives the new row's seq."""
     status, waiting_for = (db.tables.values.name_from(value) for value in target[:2])
     seq, wake_at = int(target[2]) + 1, None if target[3] is None else int(target[3])
-    if status == "suspended" and address in awaited_from(waiting_for):
+    has_problem = status == "pending" and target[5] is not None and address.kind == "signal"
+    if has_problem or (status == "suspended" and address in awaited_from(waiting_for)):
         wake_at = wake_time(wake_at, int(target[4]) if now is None else now)
     await db.send([put(db, run_id, seq, address, payload, dedupe, identity), update_run(db, run_id, seq, wake_at)])
     return seq

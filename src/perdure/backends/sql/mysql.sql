@@ -1,4 +1,4 @@
--- perdure's tables, version 2, for MySQL and MariaDB. A name after a dollar sign stands for a quoted identifier.
+-- perdure's tables, version 3, for MySQL and MariaDB. A name after a dollar sign stands for a quoted identifier.
 -- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one.
 -- Instants are microseconds UTC. Names are bytes, so that case, accents and spaces at the end count. CREATE TABLE cannot be
 -- undone here, so each can be repeated, with its indexes; an index holds at most 3,072 bytes. There are no partial indexes:
@@ -23,8 +23,11 @@ CREATE TABLE IF NOT EXISTS $runs (
     lease_until BIGINT,
     lease_owner LONGBLOB,
     attempts BIGINT NOT NULL,
+    problem_at BIGINT,
+    problem_count BIGINT NOT NULL,
     journal_length BIGINT NOT NULL,
     workflow VARBINARY(1024) NOT NULL,
+    version BIGINT NOT NULL,
     queue VARBINARY(1024) NOT NULL,
     priority BIGINT NOT NULL,
     limit_key LONGBLOB,
@@ -39,12 +42,13 @@ CREATE TABLE IF NOT EXISTS $runs (
     seed LONGBLOB NOT NULL,
     input_hash LONGBLOB NOT NULL,
     waiting_for LONGBLOB NOT NULL,
+    problem LONGBLOB,
     metadata LONGBLOB NOT NULL,
     progress LONGBLOB,
     outcome LONGBLOB,
     input LONGBLOB NOT NULL,
     PRIMARY KEY (namespace, id),
-    INDEX $runs_wake (namespace, may_wake, workflow, queue, priority, wake_at),
+    INDEX $runs_wake (namespace, may_wake, workflow, version, queue, priority, wake_at),
     INDEX $runs_due (namespace, may_wake, wake_at, id),
     INDEX $runs_leased (namespace, queue, lease_until),
     INDEX $runs_changed (namespace, status, updated_at DESC, id),

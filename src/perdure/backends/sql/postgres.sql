@@ -1,4 +1,4 @@
--- perdure's tables, version 2, for PostgreSQL. A name after a dollar sign stands for a quoted identifier or a word of the dialect.
+-- perdure's tables, version 3, for PostgreSQL. A name after a dollar sign stands for a quoted identifier or a word of the dialect.
 -- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one.
 -- Instants are microseconds UTC. Text sorts and compares by its bytes. An index row holds at most 2,704 bytes, so no index has
 -- more than two columns of names (1,024 bytes each) beside the namespace (255 bytes).
@@ -23,8 +23,11 @@ CREATE TABLE $runs (
     lease_until bigint,
     lease_owner text,
     attempts bigint NOT NULL,
+    problem_at bigint,
+    problem_count bigint NOT NULL,
     journal_length bigint NOT NULL,
     workflow text COLLATE "C" NOT NULL,
+    version bigint NOT NULL,
     queue text COLLATE "C" NOT NULL,
     priority bigint NOT NULL,
     limit_key text COLLATE "C",
@@ -39,6 +42,7 @@ CREATE TABLE $runs (
     seed $payload NOT NULL,
     input_hash $payload NOT NULL,
     waiting_for text NOT NULL,
+    problem text,
     metadata $payload NOT NULL,
     progress $payload,
     outcome $payload,
@@ -50,7 +54,7 @@ CREATE TABLE $runs (
 -- primary key: while the tables are new all indexes look alike to PostgreSQL, and a plan that was made then is used for long.
 
 -- What may be claimed, group by group: claim walks the distinct (workflow, queue, priority) and never a sleeping run.
-CREATE INDEX $runs_wake ON $runs ((namespace || ''), workflow, queue, priority, wake_at)
+CREATE INDEX $runs_wake ON $runs ((namespace || ''), workflow, version, queue, priority, wake_at)
 WHERE wake_at IS NOT NULL AND held = 0;
 
 -- What is due, whatever its workflow and queue. Its expression is another one, which keeps it out of claims: PostgreSQL would take

@@ -149,26 +149,29 @@ async def list_runs(
     """Runs, last changed first, ties by id: the newest of each group, merged."""
     is_one_group = bool(prefix) and db.tables.dialect.has_few_indexes
     groups = [RunGroup(workflow, status)] if is_one_group else await run_groups(db, status, workflow)
-    name, found = db.tables.values.name_from, list[tuple[int, str, str, str]]()
+    name, found = db.tables.values.name_from, list[tuple[int, str, str, int, str, str | None]]()
     for piece in in_pieces(groups, MAX_SELECTS):
         params = Parameters()
         most = params.one(max(limit, 0))
         newest = (
             f"""
             SELECT * FROM (
-                SELECT id, workflow, status, updated_at FROM $runs WHERE {group_condition(params, prefix, group, before)}
-                ORDER BY updated_at DESC, id LIMIT {most}
+                SELECT id, workflow, version, status, updated_at, problem FROM $runs
+                WHERE {group_condition(params, prefix, group, before)} ORDER BY updated_at DESC, id LIMIT {most}
             ) AS newest_{number}"""
             for number, group in enumerate(piece)
         )
         template = f"""
-            SELECT id, workflow, status, updated_at FROM ({" UNION ALL ".join(newest)}) AS newest
+            SELECT id, workflow, version, status, updated_at, problem FROM ({" UNION ALL ".join(newest)}) AS newest
             ORDER BY updated_at DESC, id LIMIT {most}
         """
         rows = await db.all(template, *params.values)
-        found += [(-int(row[3]), name(row[0]), name(row[1]), name(row[2])) for row in rows]
+        found += [
+            (-int(at), name(run_id), name(of), int(version), name(now), problem and name(problem))
+            for run_id, of, version, now, at, problem in rows
+        ]
     newest_first = sorted(found)[: max(limit, 0)]
-    return [RunInfo.of(run_id, of, now, -at) for at, run_id, of, now in newest_first]  # type: ignore[arg-type]
+    return [RunInfo.of(run_id, of, version, now, -at, problem) for at, run_id, of, version, now, problem in newest_first]  # type: ignore[arg-type]
 
 
 async def count(db: Session, prefix: str, status: Status | None, workflow: str | None) -> int:

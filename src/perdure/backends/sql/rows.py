@@ -101,6 +101,8 @@ EXACT: Final[Values] = ExactValues()
 # The run's columns in the order of RunRow's fields, so that a row and a RunRow are the same sequence of values.
 RUN_FIELDS: Final = RunRow.__struct_fields__
 RUN_COLUMNS: Final = ", ".join(RUN_FIELDS)
+# What a statement that suspends, ends or reopens a run sets.
+NO_PROBLEM_SQL: Final = "problem = NULL, problem_at = NULL, problem_count = 0"
 # An entry takes few bytes: '' stands for the phase "close" and for the kind "step", which nearly every entry has, and `took`, in
 # microseconds, for when it ended.
 ENTRY_FIELDS: Final = (
@@ -114,8 +116,8 @@ SCHEDULE_FIELDS: Final = ("id", "workflow", "spec", "input", "next_at", "metadat
 _PAYLOADS: Final = frozenset({"input", "input_hash", "seed", "metadata", "progress", "outcome", "payload", "args_hash"})
 _BOOLEANS: Final = frozenset({"held", "cancel_requested", "parent_notified", "ok"})
 _NUMBERS: Final = frozenset({
-    "priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts", "created_at", "updated_at", "seq",
-    "attempt", "started_at", "took", "next_at",
+    "version", "priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts", "problem_at", "problem_count",
+    "created_at", "updated_at", "seq", "attempt", "started_at", "took", "next_at",
 })  # fmt: skip
 _WAITING_FOR: Final = RUN_FIELDS.index("waiting_for")
 _BOOLEAN_INDEXES: Final = tuple(index for index, field in enumerate(RUN_FIELDS) if field in _BOOLEANS)

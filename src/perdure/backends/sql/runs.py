@@ -15,7 +15,7 @@ from perdure.backends.sql import inbox, reading
 from perdure.backends.sql.dialect import Statement, in_pieces
 from perdure.backends.sql.inbox import wake_time
 from perdure.backends.sql.recording import append
-from perdure.backends.sql.rows import RUN_COLUMNS, RUN_FIELDS, assignments, lease_of, run_from, run_values
+from perdure.backends.sql.rows import NO_PROBLEM_SQL, RUN_COLUMNS, RUN_FIELDS, assignments, lease_of, run_from, run_values
 from perdure.backends.sql.session import Parameters, Session, SqlConnections
 from perdure.errors import LeaseHeld, PerdureError, RunFinished, RunNotFound
 from perdure.model.ids import check_id
@@ -37,21 +37,22 @@ _REPLACED_COLUMNS: Final = {
 }
 _REPLACE: Final = f"UPDATE $runs SET {assignments(_REPLACED_COLUMNS)} WHERE namespace = ?1 AND id = {_REPLACED_COLUMNS['id']}"
 _INPUT_FIELDS: Final = (
-    "workflow", "input", "input_hash", "definition_hash", "queue", "priority", "limit_key", "start_at", "deadline", "parent_id",
-    "parent_key", "wake_at", "updated_at",
+    "workflow", "version", "input", "input_hash", "definition_hash", "queue", "priority", "limit_key", "start_at", "deadline",
+    "parent_id", "parent_key", "wake_at", "updated_at",
 )  # fmt: skip
 _SET_INPUT: Final = f"""
     UPDATE $runs SET {assignments({name: f"?{number}" for number, name in enumerate(_INPUT_FIELDS, 3)})}
     WHERE namespace = ?1 AND id = ?2
 """
 _LAST_SEQ: Final = "SELECT max(seq) FROM $steps WHERE namespace = ?1 AND run_id = ?2"
-_REOPEN: Final = """
+_REOPEN: Final = f"""
     UPDATE $runs SET status = 'pending', epoch = ?3, wake_at = ?4, updated_at = ?5, attempts = 0, cancel_requested = 0,
-        outcome = NULL, waiting_for = '[]', parent_notified = 0
+        outcome = NULL, waiting_for = '[]', parent_notified = 0, {NO_PROBLEM_SQL}
     WHERE namespace = ?1 AND id = ?2
 """
 _CANCEL: Final = "UPDATE $runs SET cancel_requested = 1, wake_at = ?3 WHERE namespace = ?1 AND id = ?2"
-_HOLD: Final = "UPDATE $runs SET held = ?3 WHERE namespace = ?1 AND id = ?2"
+_HOLD: Final = "UPDATE $runs SET held = 1 WHERE namespace = ?1 AND id = ?2"
+_UNHOLD: Final = "UPDATE $runs SET held = 0, wake_at = ?3 WHERE namespace = ?1 AND id = ?2"
 
 
 class RunCreation(NamedTuple):
@@ -247,10 +248,19 @@ async def cancel(db: Session, run_id: str, now: int | None) -> None:
     await db.run(_CANCEL, run_id, run.wake_at if keeps_wake_at else wake_time(run.wake_at, at))
 
 
-async def hold(db: Session, run_id: str, *, held: bool) -> None:
-    """Put the run on hold, or take it off."""
-    if not await db.run(_HOLD, run_id, held):
+async def hold(db: Session, run_id: str) -> None:
+    """Put the run on hold."""
+    if not await db.run(_HOLD, run_id):
         raise RunNotFound(run_id)
+
+
+async def unhold(db: Session, run_id: str, now: int | None) -> None:
+    """Take the run off hold; one that is pending with a problem is due at once."""
+    run, at = await lock_run(db, run_id, now, _LOCK_FOR_CHANGE)
+    if run is None:
+        raise RunNotFound(run_id)
+    has_problem = run.status == "pending" and run.problem is not None
+    await db.run(_UNHOLD, run_id, wake_time(run.wake_at, at) if has_problem else run.wake_at)
 
 
 async def delete(db: Session, run_id: str) -> None:

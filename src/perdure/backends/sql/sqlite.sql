@@ -1,4 +1,4 @@
--- perdure's tables, version 2, for SQLite and libSQL. A name after a dollar sign stands for a quoted identifier.
+-- perdure's tables, version 3, for SQLite and libSQL. A name after a dollar sign stands for a quoted identifier.
 -- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one. The runs have more indexes,
 -- which are in the dialect: a local file has fewer of them than a server.
 -- Instants are microseconds UTC. Payloads are text or blobs, as the store writes them. Narrow columns come first, so that the
@@ -22,8 +22,11 @@ CREATE TABLE $runs (
     lease_until INTEGER,
     lease_owner TEXT,
     attempts INTEGER NOT NULL,
+    problem_at INTEGER,
+    problem_count INTEGER NOT NULL,
     journal_length INTEGER NOT NULL,
     workflow TEXT NOT NULL,
+    version INTEGER NOT NULL,
     queue TEXT NOT NULL,
     priority INTEGER NOT NULL,
     limit_key TEXT,
@@ -38,6 +41,7 @@ CREATE TABLE $runs (
     seed BLOB NOT NULL,
     input_hash BLOB NOT NULL,
     waiting_for TEXT NOT NULL,
+    problem TEXT,
     metadata BLOB NOT NULL,
     progress BLOB,
     outcome BLOB,
@@ -45,8 +49,8 @@ CREATE TABLE $runs (
     PRIMARY KEY (namespace, id)
 ) WITHOUT ROWID;
 
--- What may be claimed, group by group: claim walks the distinct (workflow, queue, priority) and never a sleeping run.
-CREATE INDEX $runs_wake ON $runs (namespace, workflow, queue, priority, wake_at, id, limit_key, held)
+-- What may be claimed, group by group: claim walks the distinct (workflow, version, queue, priority) and never a sleeping run.
+CREATE INDEX $runs_wake ON $runs (namespace, workflow, version, queue, priority, wake_at, id, limit_key, held)
 WHERE wake_at IS NOT NULL AND held = 0;
 
 -- Nearly every entry closes a step, so '' stands for that phase and that kind, and takes no room. `took` is in microseconds.

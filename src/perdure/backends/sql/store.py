@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from perdure.backends.base.batching import Batcher, Reply, Request
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
-from perdure.backends.base.leases import lease_microseconds, new_token
+from perdure.backends.base.leases import Release, lease_microseconds, new_token
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.sql import claims, closing, inbox, reading, recording, runs
@@ -40,6 +40,7 @@ from perdure.model.records import (
     RunRow,
     Schedule,
     Signal,
+    WorkflowVersion,
 )
 
 T = TypeVar("T")
@@ -106,7 +107,7 @@ class SqlStore(ServerStore[H], SqlVerbs):
         self,
         limit: int,
         ttl: float,
-        workflows: Collection[str],
+        workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
         now: int | None = None,
@@ -140,11 +141,20 @@ class SqlStore(ServerStore[H], SqlVerbs):
         renewed, length = tuple(leases), lease_microseconds(ttl)
         return await self._submit_renewal(ttl, lambda: claims.renew(self._connections, self._namespace, renewed, length, now))
 
-    async def release(self, lease: Lease, *, now: int | None = None) -> None:
-        """Give the run back, due at once."""
+    async def release(
+        self,
+        lease: Lease,
+        *,
+        wake_at: int | None = None,
+        problem: str | None = None,
+        counts_attempt: bool = False,
+        now: int | None = None,
+    ) -> None:
+        """Give the run back, due at once or later."""
+        release = Release(wake_at, problem, counts_attempt)
         await self._submit(
             lambda: self._connections.perform(
-                self._namespace, lambda db, again: claims.release(db, lease, now, is_repeated=again), notify=True
+                self._namespace, lambda db, again: claims.release(db, lease, release, now, is_repeated=again), notify=True
             )
         )
         self._wake_watchers()

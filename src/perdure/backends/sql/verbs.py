@@ -62,11 +62,11 @@ class SqlVerbs(ABC):
 
     async def hold(self, run_id: str) -> None:
         """Keep the run from being driven."""
-        await self._write(lambda db: runs.hold(db, run_id, held=True))
+        await self._write(lambda db: runs.hold(db, run_id))
 
-    async def unhold(self, run_id: str) -> None:
+    async def unhold(self, run_id: str, *, now: int | None = None) -> None:
         """Undo `hold`."""
-        await self._change(lambda db: runs.hold(db, run_id, held=False))
+        await self._change(lambda db: runs.unhold(db, run_id, self._time(now)))
 
     async def report(self, lease: Lease, progress: bytes) -> None:
         """Replace the run's progress."""

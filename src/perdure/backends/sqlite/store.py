@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
-from perdure.backends.base.leases import lease_microseconds
+from perdure.backends.base.leases import Release, lease_microseconds
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
 from perdure.backends.base.process_owner import Owners
@@ -48,6 +48,7 @@ from perdure.model.records import (
     Pulse,
     RunRow,
     Signal,
+    WorkflowVersion,
 )
 from perdure.snapshots.save_load import SavesSnapshots
 from perdure.store import Durability
@@ -165,7 +166,7 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
         self,
         limit: int,
         ttl: float,
-        workflows: Collection[str],
+        workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
         now: int | None = None,
@@ -195,9 +196,18 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
         renewed, length = tuple(leases), lease_microseconds(ttl)
         return await self._write(lambda db: process_leases.renew(db, renewed, length, self._owners, now))
 
-    async def release(self, lease: Lease, *, now: int | None = None) -> None:
-        """Give up the lease: the run is due at once."""
-        await self._change(lambda db: claims.release(db, lease, self._time(now)))
+    async def release(
+        self,
+        lease: Lease,
+        *,
+        wake_at: int | None = None,
+        problem: str | None = None,
+        counts_attempt: bool = False,
+        now: int | None = None,
+    ) -> None:
+        """Give the run back, due at once or later."""
+        release = Release(wake_at, problem, counts_attempt)
+        await self._change(lambda db: claims.release(db, lease, release, self._time(now)))
 
     def record(
         self,

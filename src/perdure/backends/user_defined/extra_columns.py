@@ -35,6 +35,9 @@ class RowColumns(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"
     progress: bytes | None = None
     held: bool = False
     attempts: int = 0
+    problem: str | None = None
+    problem_at: Instant | None = None
+    problem_count: int = 0
     updated_at: Instant | None = None
 
 

@@ -91,9 +91,17 @@ class StateStore(MemoryStore):
         async with self._lock_and_refresh(run_id):
             return await super().acquire(run_id, ttl, due_only=due_only, now=now)
 
-    async def release(self, lease: Lease, *, now: int | None = None) -> None:
+    async def release(
+        self,
+        lease: Lease,
+        *,
+        wake_at: int | None = None,
+        problem: str | None = None,
+        counts_attempt: bool = False,
+        now: int | None = None,
+    ) -> None:
         async with self._write(lease):
-            await super().release(lease, now=now)
+            await super().release(lease, wake_at=wake_at, problem=problem, counts_attempt=counts_attempt, now=now)
 
     async def record(
         self,
@@ -153,9 +161,9 @@ class StateStore(MemoryStore):
         async with self._change(run_id):
             await super().hold(run_id)
 
-    async def unhold(self, run_id: str) -> None:
+    async def unhold(self, run_id: str, *, now: int | None = None) -> None:
         async with self._change(run_id):
-            await super().unhold(run_id)
+            await super().unhold(run_id, now=now)
 
     async def report(self, lease: Lease, progress: bytes) -> None:
         async with self._write(lease):

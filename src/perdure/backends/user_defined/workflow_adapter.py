@@ -23,7 +23,7 @@ from perdure.backends.user_defined.workflow_leases import UserStoreLeases
 from perdure.errors import LeaseHeld, LeaseLost, PerdureError, PersistenceError, RunNotFound, StoreCapabilityError
 from perdure.model.durations import moment
 from perdure.model.journal import Entry
-from perdure.model.records import Claim, Claims, Created, Lease, NewRun, Pulse, RunRow, Signal
+from perdure.model.records import Claim, Claims, Created, Lease, NewRun, Pulse, RunRow, Signal, WorkflowVersion
 from perdure.simple_stores import StoredRun, WorkflowStore, stored_run
 from perdure.snapshots.snapshot import Snapshot
 
@@ -99,7 +99,7 @@ class WorkflowStateStore(StateStore):
         self,
         limit: int,
         ttl: float,
-        workflows: Collection[str],
+        workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
         now: int | None = None,
@@ -121,13 +121,14 @@ class WorkflowStateStore(StateStore):
     async def _candidates(self, now: int, limit: int, wanted: ClaimFilter) -> AsyncGenerator[str, None]:
         """Ids from the user's `due`: `limit` of them, then twice as many, so that runs which cannot be claimed hide no others."""
         tried: set[str] = set()
+        names = {workflow for workflow, _ in wanted.workflows}
         asking = limit
         while True:
             due = await self._due(now, asking)
             fresh = [one for one in due if _id_of(one) not in tried]
             for one in fresh:
                 tried.add(_id_of(one))
-                if not isinstance(one, StoredRun) or one.workflow in wanted.workflows:
+                if not isinstance(one, StoredRun) or one.workflow in names:
                     yield _id_of(one)
             if not fresh or len(due) < asking:
                 return
@@ -163,14 +164,14 @@ class WorkflowStateStore(StateStore):
             run = namespace.runs.get(run_id)
             return (
                 run is not None
-                and wanted.matches(run.row.workflow, run.row.queue)
+                and wanted.matches(run.row)
                 and namespace.queue_counter(now).has_room(run.row.queue, run.row.limit_key)
             )
 
     def _next_wake_at(self, now: int, wanted: ClaimFilter) -> int | None:
         """The earliest instant among the runs in memory. Those that are only saved are found by the next `due`."""
         with self._lock() as namespace:
-            known = [run.row for run in namespace.claimable() if wanted.matches(run.row.workflow, run.row.queue)]
+            known = [run.row for run in namespace.claimable() if wanted.matches(run.row)]
         return min((row.wake_at for row in known if row.wake_at is not None and row.wake_at > now), default=None)
 
     async def _grant_lease(self, run_id: str, ttl: float, *, due_only: bool, now: int | None) -> Claim | None:

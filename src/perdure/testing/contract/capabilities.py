@@ -35,7 +35,7 @@ SNAPSHOT: Final = {"formatVersion": 1, "steps": {}, "execution": {"status": "run
 CORE_VERBS: Final[dict[str, Callable[[Store, Lease], Awaitable[Any]]]] = {
     "setup": lambda store, _: store.setup(),
     "create": lambda store, _: store.create(new_run("other"), now=NOW),
-    "claim": lambda store, _: store.claim(1, TTL, ["flow"], now=NOW),
+    "claim": lambda store, _: store.claim(1, TTL, [("flow", 1)], now=NOW),
     "acquire": lambda store, _: store.acquire("run", TTL, now=EXPIRED),
     "renew": lambda store, lease: store.renew([lease], TTL, now=NOW),
     "release": lambda store, lease: store.release(lease, now=NOW),

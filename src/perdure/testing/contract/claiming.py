@@ -31,7 +31,7 @@ async def a_claim_brings_everything_the_driver_needs(world: World) -> None:
     for n in (1, 2, 3):
         await world.a.signal("run", "go", b"%d" % n, now=NOW)
     await world.a.record(lease, [entry(2), entry(1)], consume=[2, 3], now=NOW)
-    claims = await world.b.claim(1, TTL, ["flow"], now=EXPIRED)
+    claims = await world.b.claim(1, TTL, [("flow", 1)], now=EXPIRED)
     claim = claims.claims[0]
     equal(claim.journal, [entry(1), entry(2)], "the journal")
     equal([(row.seq, row.name, row.payload) for row in claim.inbox], [(1, "go", b"1")], "the unconsumed inbox")
@@ -155,17 +155,21 @@ async def claim_takes_only_what_was_asked_for(world: World) -> None:
 @promise
 async def claim_gives_the_next_instant_at_which_a_run_comes_due(world: World) -> None:
     """`next_wake_at` is the earliest instant after now at which a run comes due: a timer's, a start's, or the end of a lease."""
-    equal((await world.a.claim(5, TTL, ["flow"], now=NOW)).next_wake_at, None, "next_wake_at of an empty store")
+    equal((await world.a.claim(5, TTL, [("flow", 1)], now=NOW)).next_wake_at, None, "next_wake_at of an empty store")
     await world.a.create(new_run("later", start_at=at(500)), now=NOW)
     await world.suspended("timer", wake_at=at(300))
     await world.suspended("untimed", waiting_for=signals("go"))
-    equal((await world.b.claim(5, TTL, ["flow"], now=NOW)).next_wake_at, at(300), "next_wake_at with timers")
+    equal((await world.b.claim(5, TTL, [("flow", 1)], now=NOW)).next_wake_at, at(300), "next_wake_at with timers")
     await world.start("leased")
-    equal((await world.b.claim(5, TTL, ["flow"], now=NOW)).next_wake_at, at(TTL), "next_wake_at with another's lease")
+    equal((await world.b.claim(5, TTL, [("flow", 1)], now=NOW)).next_wake_at, at(TTL), "next_wake_at with another's lease")
     for run_id in ("due-1", "due-2"):
         await world.a.create(new_run(run_id, start_at=at(2)), now=NOW)
     await world.a.create(new_run("soon", start_at=at(3)), now=NOW)
-    equal((await world.b.claim(1, TTL, ["flow"], now=at(2))).next_wake_at, at(3), "next_wake_at with more due than was asked for")
+    equal(
+        (await world.b.claim(1, TTL, [("flow", 1)], now=at(2))).next_wake_at,
+        at(3),
+        "next_wake_at with more due than was asked for",
+    )
 
 
 @promise

@@ -30,6 +30,7 @@ from perdure.testing.contract.world import (
 FULL = NewRun(
     id="full",
     workflow="flow",
+    version=6,
     input=b"\x00\xff[1]",
     input_hash=b"\x00\x01",
     seed=b"\xfe\x00",

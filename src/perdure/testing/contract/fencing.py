@@ -64,7 +64,7 @@ PART_WRITES: Final[dict[Capability, dict[str, Callable[[FullStore, Lease], Await
 
 
 async def _superseded_by_claim(world: World, lease: Lease) -> Lease:
-    await world.b.claim(10, TTL, ["flow"], now=EXPIRED)
+    await world.b.claim(10, TTL, [("flow", 1)], now=EXPIRED)
     return lease
 
 

@@ -144,7 +144,7 @@ async def without_now_a_store_goes_by_its_own_clock(world: World) -> None:
     later = before + 120 * MICROSECOND
     holds(before <= row.created_at <= later, f"created_at {row.created_at} is about now, in microseconds")
     equal(row.lease_until, row.created_at + round(TTL * MICROSECOND), "the end of the lease")
-    equal((await world.b.claim(1, TTL, ["flow"])).claims, [], "what can be claimed while the lease is alive")
+    equal((await world.b.claim(1, TTL, [("flow", 1)])).claims, [], "what can be claimed while the lease is alive")
 
 
 @promise

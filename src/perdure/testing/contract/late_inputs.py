@@ -50,14 +50,14 @@ async def a_run_that_lacks_its_input_is_given_to_no_worker(world: FullWorld) -> 
         for due_only in (True, False):
             equal(await world.b.acquire(run_id, TTL, due_only=due_only, now=at(10**6)), None, f"acquire of {run_id!r}")
     equal((await claimed_ids(world.b, now=at(10**6)), list(await world.b.due(now=at(10**6)))), ([], []), "claimed and due")
-    equal((await world.b.claim(9, TTL, ["flow"], now=at(-99))).next_wake_at, None, "next_wake_at")
+    equal((await world.b.claim(9, TTL, [("flow", 1)], now=at(-99))).next_wake_at, None, "next_wake_at")
 
 
 @promise_with("operators")
 async def the_first_create_brings_a_restored_run_its_input(world: FullWorld) -> None:
     """The run takes input, queue, priority, start and deadline from the new one, keeps all else, and is due; unclaimed."""
     own = {"seed": b"own", "metadata": b'{"own": 1}', "progress": b"half", "definition_hash": "old", "start_at": at(9)}
-    await world.a.restore(lacking("full", **own), [entry(1), FIRST], INBOX, now=NOW)
+    await world.a.restore(lacking("full", version=0, **own), [entry(1), FIRST], INBOX, now=NOW)
     before = await world.row("full")
     created = await world.b.create(FULL, ttl=TTL, entries=[entry(2)], created_at=at(-1), now=at(1))
     equal((created.is_new, created.claim), (False, None), "what create() says")
@@ -68,8 +68,9 @@ async def the_first_create_brings_a_restored_run_its_input(world: FullWorld) -> 
     equal({name: getattr(row, name) for name in taken}, {name: getattr(FULL, name) for name in taken}, "what is taken")
     equal((row, row.wake_at, row.updated_at), (created.run, FULL.start_at, at(1)), "the row, wake_at and updated_at")
     equal((await world.b.journal("full"), await world.b.inbox("full")), ([entry(1), FIRST], list(INBOX)), "journal and inbox")
-    equal(await claimed_ids(world.b, now=at(59)), [], "claimed before start_at")
-    equal(await claimed_ids(world.b, now=at(60), queues=["mail"]), ["full"], "claimed at start_at, from its new queue")
+    equal(await claimed_ids(world.b, now=at(59), version=FULL.version), [], "claimed before start_at")
+    claimed = await claimed_ids(world.b, now=at(60), version=FULL.version, queues=["mail"])
+    equal(claimed, ["full"], "claimed at start_at, from its new queue")
 
 
 @promise_with("operators")
@@ -81,7 +82,7 @@ async def a_run_with_its_input_is_due_at_once(world: FullWorld) -> None:
     await world.a.create(new_run("plain"), now=at(1))
     await world.a.create(new_run("cancelled", start_at=at(500)), now=at(2))
     equal(list(await world.b.due(now=at(2))), ["plain", "cancelled"], "what is due")
-    claims = (await world.b.claim(9, TTL, ["flow"], now=at(2))).claims
+    claims = (await world.b.claim(9, TTL, [("flow", 1)], now=at(2))).claims
     equal([(claim.run.input, claim.journal) for claim in claims], [(b"[]", [entry(1)])] * 2, "input and journal in the claims")
     equal([claim.run.cancel_requested for claim in claims], [False, True], "cancel_requested in the claims")
 

@@ -87,10 +87,10 @@ async def attempts_count_claims_without_progress(world: World) -> None:
     equal((await world.start()).run.attempts, 1, "attempts at create(ttl=)")
     second = await world.take(now=at(20))
     equal(second.run.attempts, 2, "attempts at the next acquire")
-    third = (await world.b.claim(1, TTL, ["flow"], now=at(40))).claims[0]
+    third = (await world.b.claim(1, TTL, [("flow", 1)], now=at(40))).claims[0]
     equal(third.run.attempts, 3, "attempts at the next claim")
     await world.a.record(third.lease, [entry(1)], now=at(40))
-    fourth = (await world.b.claim(1, TTL, ["flow"], now=at(60))).claims[0]
+    fourth = (await world.b.claim(1, TTL, [("flow", 1)], now=at(60))).claims[0]
     equal(fourth.run.attempts, 1, "attempts when the journal grew")
     equal((await world.take(now=at(80))).run.attempts, 2, "attempts when it did not")
 
@@ -100,7 +100,7 @@ async def a_first_claim_is_the_first_attempt(world: World) -> None:
     """A run that was only created has no attempts; its first claim is number one."""
     created = await world.a.create(new_run(), now=NOW)
     equal(created.run.attempts, 0, "attempts of a new run")
-    equal((await world.b.claim(1, TTL, ["flow"], now=NOW)).claims[0].run.attempts, 1, "attempts at the first claim")
+    equal((await world.b.claim(1, TTL, [("flow", 1)], now=NOW)).claims[0].run.attempts, 1, "attempts at the first claim")
 
 
 @promise
@@ -143,7 +143,7 @@ async def updated_at_follows_the_run_and_not_calls_from_outside(world: World) ->
     equal((await world.row()).updated_at, at(6), "updated_at after acquire")
     await world.a.suspend(claim.lease, wake_at=at(7), now=at(7))
     equal((await world.row()).updated_at, at(7), "updated_at after suspend")
-    claim = (await world.b.claim(1, TTL, ["flow"], now=at(8))).claims[0]
+    claim = (await world.b.claim(1, TTL, [("flow", 1)], now=at(8))).claims[0]
     equal((await world.row()).updated_at, at(8), "updated_at after claim")
     await world.a.finish(claim.lease, "failed", b"1", now=at(9))
     equal((await world.row()).updated_at, at(9), "updated_at after finish")

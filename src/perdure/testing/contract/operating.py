@@ -24,7 +24,7 @@ async def a_held_run_waits_for_its_operator(world: FullWorld) -> None:
     equal((await claimed_ids(world.a, now=at(1)), list(await world.a.due(now=at(1)))), ([], []), "claimed and due while held")
     with refused(LeaseHeld, "acquire of a held run"):
         await world.a.acquire("run", TTL, due_only=False, now=at(1))
-    equal((await world.a.claim(1, TTL, ["flow"], now=at(-1))).next_wake_at, None, "next_wake_at while held")
+    equal((await world.a.claim(1, TTL, [("flow", 1)], now=at(-1))).next_wake_at, None, "next_wake_at while held")
     await world.b.unhold("run")
     equal((await world.row()).held, False, "held after unhold")
     equal(await claimed_ids(world.a, now=at(1)), ["run"], "claimed after unhold")

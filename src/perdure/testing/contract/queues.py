@@ -31,7 +31,7 @@ async def no_more_runs_are_claimed_than_the_queue_allows(world: FullWorld) -> No
     """A queue's limit holds within one `claim` and over several, and a place is free again when a lease ends."""
     await world.a.limit_queue("default", QueueLimits(concurrency=2))
     await _queue(world, "a", "b", "c", "d", "e")
-    claims = (await world.b.claim(10, TTL, ["flow"], now=NOW)).claims
+    claims = (await world.b.claim(10, TTL, [("flow", 1)], now=NOW)).claims
     equal([claim.run.id for claim in claims], ["a", "b"], "the first claim")
     equal(await claimed_ids(world.a), [], "the second claim")
     await world.a.finish(claims[0].lease, "completed", b"1", now=NOW)

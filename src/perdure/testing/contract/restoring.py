@@ -96,7 +96,7 @@ async def a_restored_pending_run_is_due_when_it_says(world: FullWorld) -> None:
     equal(((await world.row("soon")).wake_at, (await world.row("later")).wake_at), (at(1), at(60)), "wake_at")
     equal((await world.row("later")).waiting_for, (), "what a pending run waits for")
     equal(list(await world.b.due(now=at(59))), ["soon"], "what is due before")
-    equal((await world.b.claim(1, TTL, ["flow"], now=at(1))).next_wake_at, at(60), "next_wake_at")
+    equal((await world.b.claim(1, TTL, [("flow", 1)], now=at(1))).next_wake_at, at(60), "next_wake_at")
     equal(await claimed_ids(world.b, now=at(60)), ["soon", "later"], "what is claimed at its wake_at")
 
 
@@ -216,7 +216,7 @@ async def restored_payloads_are_opaque_bytes(world: FullWorld) -> None:
 async def a_restored_run_goes_on_after_its_journal(world: FullWorld) -> None:
     """The next holder has what was restored, adds to it under seqs of its own, and cannot write over it."""
     await world.a.restore(run_row(), [entry(1, epoch=at(10**6)), entry(5)], now=NOW)
-    claim = (await world.b.claim(1, TTL, ["flow"], now=NOW)).claims[0]
+    claim = (await world.b.claim(1, TTL, [("flow", 1)], now=NOW)).claims[0]
     equal(claim.journal, [entry(1, epoch=at(10**6)), entry(5)], "the journal in the claim")
     for taken in (entry(1), entry(5, payload=b"other")):
         with refused(PersistenceError, "record of another entry under a restored seq"):

@@ -69,7 +69,7 @@ async def signal_often(store: Store) -> list[int]:
 
 
 async def claim_one(store: Store) -> Lease:
-    return (await store.claim(1, TTL, ["flow"], now=NOW)).claims[0].lease
+    return (await store.claim(1, TTL, [("flow", 1)], now=NOW)).claims[0].lease
 
 
 async def record_stale(store: Store, lease: Lease) -> bool:

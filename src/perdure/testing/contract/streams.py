@@ -53,7 +53,7 @@ async def a_claim_brings_the_length_of_each_stream(world: FullWorld) -> None:
     lease = await world.lease()
     items = [Item(stream="log", n=n, payload=b"%d" % n) for n in range(3)] + [Item(stream="out", n=0, payload=b"x")]
     await world.a.record(lease, items=items, now=NOW)
-    (claim,) = (await world.b.claim(1, TTL, ["flow"], now=EXPIRED)).claims
+    (claim,) = (await world.b.claim(1, TTL, [("flow", 1)], now=EXPIRED)).claims
     equal(claim.item_counts, {"log": 3, "out": 1}, "item_counts of claim()")
     equal((await world.take(now=at(99))).item_counts, {"log": 3, "out": 1}, "item_counts of acquire()")
 

@@ -117,5 +117,5 @@ async def a_transaction_keeps_others_out_until_it_ends(world: FullWorld) -> None
 
 
 async def _take(world: FullWorld) -> object:
-    claims = (await world.b.claim(1, TTL, ["flow"], now=EXPIRED)).claims
+    claims = (await world.b.claim(1, TTL, [("flow", 1)], now=EXPIRED)).claims
     return claims[0].journal if claims else None

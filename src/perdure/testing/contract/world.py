@@ -232,10 +232,10 @@ def refused(error: type[Exception] | tuple[type[Exception], ...], what: str) -> 
 
 
 async def claimed_ids(
-    store: Store, limit: int = 100, *, now: int = NOW, workflows: Iterable[str] = ("flow",), **options: Any
+    store: Store, limit: int = 100, *, now: int = NOW, workflows: Iterable[str] = ("flow",), version: int = 1, **options: Any
 ) -> list[str]:
     """The ids that one `claim` gives, in its order."""
-    claims = await store.claim(limit, TTL, list(workflows), now=now, **options)
+    claims = await store.claim(limit, TTL, [(name, version) for name in workflows], now=now, **options)
     return [claim.run.id for claim in claims.claims]
 
 

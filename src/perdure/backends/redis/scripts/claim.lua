@@ -1,11 +1,16 @@
--- now, limit, ttl, token, owner, workflows, whether queues are given, queues -> the next wake_at after now, and whole runs
+-- now, limit, ttl, token, owner, workflows each with its version, whether queues are given, queues -> the next wake_at after now, and whole runs
 --
--- Runs that may come due lie in one sorted set by wake_at for each (workflow, queue, priority, limit key). A claim reads only
--- groups that have due runs, and skips a group whose queue or limit key is full: its cost does not depend on how many runs
+-- Runs that may come due lie in one sorted set by wake_at for each (workflow, version, queue, priority, limit key). A claim
+-- reads only groups that have due runs, and skips a group whose queue or limit key is full: its cost does not depend on how many runs
 -- sleep, or wait behind a limit.
 local now, limit, length, token, owner = take_now(), tonumber(take()), tonumber(take()), take(), take()
-local workflows, any_queue, queues = set_of(take_list()), take() == '', set_of(take_list())
+local wanted, any_queue, queues = take_list(), take() == '', set_of(take_list())
 local PAGE = 32
+
+local workflows = {}
+for i = 1, #wanted, 2 do
+  workflows[frame(wanted[i], wanted[i + 1])] = true
+end
 
 local function reply(next_wake_at, ids)
   local runs = {}
@@ -64,7 +69,7 @@ local function take_room(group)
 end
 
 local function is_wanted(parts)
-  return workflows[parts[1]] and (any_queue or queues[parts[2]])
+  return workflows[frame(parts[1], parts[2])] and (any_queue or queues[parts[3]])
 end
 
 local function before(a, b)
@@ -117,7 +122,7 @@ end
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', root .. ':wake', '-inf', int(now))) do
   local parts = unframe(name)
   if is_wanted(parts) then
-    local group = { members = key_of('wake', name), queue = parts[2], priority = tonumber(parts[3]), limit_key = parts[4] }
+    local group = { members = key_of('wake', name), queue = parts[3], priority = tonumber(parts[4]), limit_key = parts[5] }
     group.offset, group.at, group.size, group.page = 0, 1, 1, {}
     group.limited_sets = limited_sets(group)
     advance(group)

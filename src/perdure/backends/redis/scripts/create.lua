@@ -10,7 +10,7 @@ for i = 1, #given, 2 do
   new[given[i]] = given[i + 1]
 end
 
-local found = columns_of(id, { 'workflow', 'input_hash', 'status', 'cancel_requested', 'parent_id', 'call' })
+local found = columns_of(id, { 'workflow', 'version', 'input_hash', 'status', 'cancel_requested', 'parent_id', 'call' })
 if found.status then
   if found.call == token then
     return { 'new', load_run(id) } -- the reply to this call was lost, and it was sent again
@@ -19,6 +19,9 @@ if found.status then
     local changes = { updated_at = int(now) }
     for _, name in ipairs(LATE) do
       changes[name] = new[name] or NONE
+    end
+    if found.version == '0' then
+      changes.version = new.version
     end
     if not found.parent_id then
       changes.parent_id, changes.parent_key = new.parent_id or NONE, new.parent_key or NONE

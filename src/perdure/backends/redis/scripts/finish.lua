@@ -12,7 +12,9 @@ local refusal = write(id, entries, consume, {})
 if refusal then
   return refusal
 end
-release_lease(id, indexed_columns(id), { status = status, outcome = outcome, wake_at = NONE, updated_at = int(now), call = call })
+release_lease(id, indexed_columns(id), without_problem({
+  status = status, outcome = outcome, wake_at = NONE, updated_at = int(now), call = call,
+}))
 if row.parent_id and row.parent_key then
   local parent = columns_of(row.parent_id, { 'status' }).status
   if parent and not ENDED[parent] then

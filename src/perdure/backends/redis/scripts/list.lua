@@ -1,5 +1,5 @@
 -- prefix, status or '', whether workflow is given, workflow, before: updated_at or '' and id, limit
---   -> id, workflow, status, updated_at of each run
+--   -> id, workflow, status, updated_at, version and problem or '' of each run
 --
 -- Runs lie in one sorted set by updated_at for each (workflow, status), last changed first. With a prefix, all runs that have it
 -- are read and sorted.
@@ -47,6 +47,7 @@ end
 table.sort(found, in_order)
 local lines = {}
 for n = 1, math.min(limit, #found) do
-  lines[n] = { found[n][2], found[n][3], found[n][4], int(-found[n][1]) }
+  local row = columns_of(found[n][2], { 'version', 'problem' })
+  lines[n] = { found[n][2], found[n][3], found[n][4], int(-found[n][1]), row.version, row.problem or '' }
 end
 return lines

@@ -13,7 +13,7 @@ local NONE = {}
 local ENDED = { completed = true, failed = true, cancelled = true, dead = true }
 local PARTS = { 'run', 'steps', 'inbox', 'consumed', 'dedupes', 'items', 'streams' }
 -- The columns by which runs are found.
-local INDEXED = { 'workflow', 'status', 'queue', 'priority', 'limit_key', 'wake_at', 'held', 'updated_at', 'lease_until' }
+local INDEXED = { 'workflow', 'version', 'status', 'queue', 'priority', 'limit_key', 'wake_at', 'held', 'updated_at', 'lease_until' }
 
 local cursor = 0
 
@@ -100,7 +100,7 @@ end
 -- The group in which the run comes due, or nil. To a claim all runs of a group are alike: the same filter and limits hold.
 local function wake_group(row)
   if row.wake_at and row.held ~= '1' then
-    return frame(row.workflow, row.queue, row.priority, row.limit_key)
+    return frame(row.workflow, row.version, row.queue, row.priority, row.limit_key)
   end
 end
 
@@ -198,6 +198,14 @@ local function release_lease(id, row, changes)
   change_run(id, row, changes)
 end
 
+-- The changes, which also clear the columns of a problem that they do not set.
+local function without_problem(changes)
+  for _, name in ipairs({ 'problem', 'problem_at', 'problem_count' }) do
+    changes[name] = changes[name] or NONE
+  end
+  return changes
+end
+
 local function is_leased(row, now)
   return row.lease_until and tonumber(row.lease_until) > now
 end
@@ -210,6 +218,14 @@ end
 local function wake_run(id, row, now)
   if not is_due(row, now) then
     change_run(id, row, { wake_at = int(now) })
+  end
+end
+
+-- Make a pending run with a problem due at once: an additional try is harmless.
+local function wake_from_problem(id, now)
+  local row = indexed_columns(id)
+  if row.status == 'pending' and columns_of(id, { 'problem' }).problem then
+    wake_run(id, row, now)
   end
 end
 

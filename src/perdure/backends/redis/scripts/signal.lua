@@ -18,6 +18,7 @@ end
 if ENDED[status] then
   return { 'finished', status }
 end
+wake_from_problem(id, now)
 local seq = int(deliver(id, 'signal', name, has_dedupe and dedupe or nil, payload, now))
 remember(call, seq)
 publish_change()

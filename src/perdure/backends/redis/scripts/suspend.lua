@@ -32,9 +32,9 @@ end
 if row.cancel_requested == '1' and (wake_at == '' or tonumber(wake_at) > now) then
   wake_at = int(now)
 end
-release_lease(id, indexed_columns(id), {
+release_lease(id, indexed_columns(id), without_problem({
   status = 'suspended', wake_at = wake_at ~= '' and wake_at or NONE, attempts = '0', updated_at = int(now),
   waiting_for = waiting_for ~= '' and waiting_for or NONE, call = call,
-})
+}))
 publish_change()
 return { 'ok' }
