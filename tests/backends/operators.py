@@ -60,6 +60,19 @@ class PostgresOperator(SqlOperator):
         others = "SELECT FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
         return len(self.ask(dsn, f"{others} AND application_name = current_setting('application_name')"))
 
+    @asynccontextmanager
+    async def failover(self, dsn: str) -> AsyncIterator[None]:
+        """Every connection is lost and the server refuses writes, as a standby does, until the context is left."""
+        await self.query(dsn, "ALTER DATABASE postgres SET default_transaction_read_only = on")
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datid <> 0"
+        await self.query(dsn, others)
+        yield
+        writable = with_options(dsn, "default_transaction_read_only=off")
+        await self.query(writable, "ALTER DATABASE postgres RESET default_transaction_read_only")
+
+
+_OTHER_CONNECTIONS: Final = "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND db = DATABASE()"
+
 
 class MysqlOperator(SqlOperator):
     async def query(self, dsn: str, sql: str) -> Sequence[Sequence[Any]]:
@@ -81,8 +94,20 @@ class MysqlOperator(SqlOperator):
 
     def count_connections(self, dsn: str) -> int:
         """How many connections use the database of this DSN."""
-        others = "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND db = DATABASE()"
-        return len(self.ask(dsn, others))
+        return len(self.ask(dsn, _OTHER_CONNECTIONS))
+
+    @asynccontextmanager
+    async def failover(self, dsn: str) -> AsyncIterator[None]:
+        """Every connection is lost and the server refuses writes, as a replica does, until the context is left."""
+        parts = urlsplit(dsn)
+        root = urlunsplit(parts._replace(netloc=f"root:@{parts.hostname}:{parts.port}"))
+        # A user with these rights may write all the same. Rights are read when a connection is opened.
+        await self.query(dsn, f"REVOKE READ_ONLY ADMIN, SUPER ON *.* FROM {parts.username}@'127.0.0.1'")
+        await self.query(root, "SET GLOBAL read_only = 1")
+        for (number,) in await self.query(dsn, _OTHER_CONNECTIONS):
+            await self.query(dsn, f"KILL {number}")
+        yield
+        await self.query(root, "SET GLOBAL read_only = 0")
 
 
 class LibsqlOperator(SqlOperator):

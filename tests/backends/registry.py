@@ -131,6 +131,8 @@ class ServerBackend(Backend):
     # How many connections the server has from the stores of a DSN that carries `client_name`.
     count_connections: Callable[[str], int] | None = None
     client_name: str = ""
+    # Lets a server of its own lose every connection and refuse writes, until the context is left.
+    failover: Callable[[str], AbstractAsyncContextManager[None]] | None = None
     # The DSN of the same place with a password in it.
     login: Callable[[str], AbstractContextManager[str]] | None = None
     # What an error calls a DSN, and DSNs with a password in them that are refused.
@@ -138,6 +140,8 @@ class ServerBackend(Backend):
     refused_dsns: tuple[str, ...] = ()
     # What makes stores on a pool or client that a program has.
     lender: Callable[[str], AbstractAsyncContextManager[Callable[[], FullStore]]] | None = None
+    # What wakes the watchers of a store, where the server notifies of changes.
+    listener: Callable[[Any], Any] | None = None
     # How many batches of records a store has sent.
     record_batches: Callable[[Any], int] = lambda store: store._batchers.records.statements
 
@@ -175,10 +179,12 @@ POSTGRES: Final = ServerBackend(
     operator=operators.PostgresOperator(),
     count_connections=operators.PostgresOperator().count_connections,
     client_name="application_name=perdure-test",
+    failover=operators.PostgresOperator().failover,
     login=operators.same_login,
     dsn_name="PostgreSQL DSN",
     refused_dsns=("mysql://u:secret@h/d", "postgresql://u:secret@[h/d"),
     lender=operators.postgres_lender,
+    listener=lambda store: store._listener,
 )
 MYSQL: Final = ServerBackend(
     "mysql",
@@ -188,6 +194,7 @@ MYSQL: Final = ServerBackend(
     driver="asyncmy",
     operator=operators.MysqlOperator(),
     count_connections=operators.MysqlOperator().count_connections,
+    failover=operators.MysqlOperator().failover,
     login=operators.same_login,
     dsn_name="MySQL DSN",
     refused_dsns=(
@@ -217,6 +224,7 @@ MONGO: Final = ServerBackend(
     dsn_name="MongoDB URL",
     refused_dsns=("mysql://u:secret@h/d", "mongodb://", "mongodb:u:secret@h"),
     lender=operators.mongo_lender,
+    listener=lambda store: store._change_stream,
     record_batches=lambda store: store._records.statements,
 )
 REDIS: Final = ServerBackend(
@@ -225,6 +233,7 @@ REDIS: Final = ServerBackend(
     places.on_redis,
     OwnRedis,
     driver="redis",
+    listener=lambda store: store._subscription,
     record_batches=lambda store: store._scripts.statements,
 )
 LIBSQL: Final = ServerBackend(

@@ -15,7 +15,7 @@ from perdure.store import FullStore
 from perdure.testing.contract.world import entry, new_run, outcomes
 from tests.backends.opening import connections_of, opened
 from tests.backends.places import new_name, with_options
-from tests.backends.registry import Server, ServerBackend
+from tests.backends.registry import SERVER_BACKENDS, Server, ServerBackend, on
 
 TTL: Final = 600.0
 PATIENCE: Final = 30.0
@@ -114,6 +114,20 @@ async def test_a_server_that_stays_away_is_an_error_in_bounded_time(
         await store.release(lease)
         with pytest.raises(LeaseLost):
             await store.record(lease, [entry(2)])
+
+
+@on(*(backend for backend in SERVER_BACKENDS if backend.failover is not None))
+async def test_a_write_outlasts_a_failover(server_backend: ServerBackend, server: Server, own_dsn: str) -> None:
+    assert server_backend.failover is not None
+    async with opened(own_dsn) as store:
+        lease = await leased(store)
+        async with server_backend.failover(server.dsn):
+            writing = asyncio.ensure_future(store.record(lease, [entry(1)]))
+            await asyncio.wait([writing], timeout=0.5)
+            assert not writing.done()
+        async with asyncio.timeout(PATIENCE):
+            await writing
+        assert await store.journal("run") == [entry(1)]
 
 
 async def test_a_watcher_is_woken_when_the_server_goes_away(
