@@ -37,8 +37,8 @@ HARMLESS: Final = (
     # A workflow reads its own source when it is defined, like an import; defined later the file might be another already.
     ("perdure/definition.py", {"definition_hash"}),
     # A store looks where its path leads when it is made, once; everything else it does in its threads.
-    ("backends/sqlite/store.py", {"_checked_path"}),
-    ("backends/files/store.py", {"_checked_path"}),
+    ("backends/sqlite/store.py", {"_check_path"}),
+    ("backends/files/store.py", {"_check_path"}),
     ("kv/sqlite.py", {"_check_path"}),
     ("kv/files.py", {"_check_path"}),
     # asyncmy reads its own version when it is imported.

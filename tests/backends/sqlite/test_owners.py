@@ -30,7 +30,7 @@ def ended() -> Owner:
 
 
 def gone(text: object) -> bool:
-    return Owners().gone(str(text))
+    return Owners().has_ended(str(text))
 
 
 @linux
@@ -107,7 +107,7 @@ def test_a_hidden_process_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> No
     owners = Owners()
     assert owners.here
     monkeypatch.setattr(owner, "_PROC", "/nowhere")
-    assert not owners.gone(str(other))
+    assert not owners.has_ended(str(other))
 
 
 def test_without_proc_only_expiry_counts(monkeypatch: pytest.MonkeyPatch, ended: Owner) -> None:

@@ -170,14 +170,14 @@ class PostgresConnections(SqlConnections):
         """As `perform`, on a connection that commits each statement by itself; behind a pooler, in one transaction."""
 
         def attempt(is_repeated: bool) -> Awaitable[T]:  # noqa: FBT001 - as `retry_transient` calls it
-            return self.connected(
+            return self.use_connection(
                 lambda connection: work(Session(PostgresChannel(connection), self.tables, namespace), is_repeated)
             )
 
         return self.retry_transient(attempt)
 
-    async def connected(self, use: Callable[[Any], Awaitable[T]]) -> T:
-        """What this gives on a connection that is at hand or from the pool; behind a pooler, in a transaction."""
+    async def use_connection(self, use: Callable[[Any], Awaitable[T]]) -> T:
+        """The result of `use` with a connection that is at hand or from the pool; behind a pooler, in a transaction."""
         connection = await self._acquire()
         try:
             if self.behind_pooler:

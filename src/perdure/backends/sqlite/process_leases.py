@@ -88,7 +88,7 @@ async def due(db: Session, limit: int, owners: Owners, now: int | None) -> list[
 
 
 async def _ended_owners(db: Session, owners: Owners) -> list[str]:
-    return [owner for (owner,) in await db.all(_OWNERS) if owners.gone(owner)]
+    return [owner for (owner,) in await db.all(_OWNERS) if owners.has_ended(owner)]
 
 
 async def _free(db: Session, owners: Owners, at: int) -> None:
