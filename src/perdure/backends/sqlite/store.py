@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
-from perdure.backends.base.leases import lease_microseconds
+from perdure.backends.base.leases import lease_microseconds, store_time
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.process_owner import Owners
@@ -31,7 +31,7 @@ from perdure.backends.sqlite import creating, process_leases, recording
 from perdure.backends.sqlite.connection_thread import ConnectionThread
 from perdure.backends.sqlite.database import Database, database_at
 from perdure.backends.sqlite.pending_call import PendingCall
-from perdure.backends.sqlite.session import SqliteSession, SqliteTables, now_or, run_at_one_moment, run_verb, set_up_tables
+from perdure.backends.sqlite.session import SqliteSession, SqliteTables, run_at_one_moment, run_verb, set_up_tables
 from perdure.backends.sqlite.transaction import SQLiteTransaction, transaction
 from perdure.backends.sqlite.writer_connection import WriterConnection
 from perdure.errors import PersistenceError
@@ -285,7 +285,8 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
         return lambda connection: run_verb(verb(self._session(connection)))
 
     def _time(self, now: int | None) -> int:
-        return now_or(now)
+        # The clock of this process: SQLite's own has only milliseconds.
+        return store_time(now)
 
     async def _write(self, verb: SqliteVerb[T]) -> T:
         with self._lifecycle:
