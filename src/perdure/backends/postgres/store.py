@@ -7,24 +7,29 @@ loop that writes much has batchers of its own (`loop_connections`).
 
 from __future__ import annotations
 
+import asyncio
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from perdure.backends.base.batching import Batcher, Request
+from perdure.backends.base.batching import Batcher, Reply, Request
 from perdure.backends.base.claim_filter import ClaimRequest
 from perdure.backends.base.loop_connections import LoopBatchers, LoopConnections
 from perdure.backends.postgres import claiming
 from perdure.backends.postgres.address import PostgresAddress, parse_address
 from perdure.backends.postgres.batching import make_batchers
+from perdure.backends.postgres.channel import connection_of
 from perdure.backends.postgres.connections import PostgresConnections
 from perdure.backends.postgres.errors import driver
 from perdure.backends.postgres.notifications import NotificationListener, channel_name
-from perdure.backends.postgres.transaction import PostgresTransaction
+from perdure.backends.postgres.recording import record_all
+from perdure.backends.sql.recording import Write
+from perdure.backends.sql.session import Session
 from perdure.backends.sql.store import Batchers, SqlStore
-from perdure.model.records import Claims, Lease
+from perdure.backends.sql.transaction import SqlTransaction
+from perdure.model.records import Claims, Lease, Pulse
 
 Q = TypeVar("Q", bound=Request)
 A = TypeVar("A")
@@ -105,6 +110,25 @@ class PostgresStore(SqlStore[PostgresConnections]):
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
         self._reopen_if_forked()
         await self._watch(self._listener, timeout)
+
+
+class PostgresTransaction(SqlTransaction):
+    """What `transaction(lease)` gives, usable until the context is left. Values of a statement are `$1`, `$2` and so on."""
+
+    REFUSED: ClassVar[frozenset[str]] = frozenset({
+        "ABORT", "BEGIN", "COMMIT", "DEALLOCATE", "DISCARD", "END", "LISTEN", "PREPARE", "RELEASE", "RESET", "ROLLBACK",
+        "SAVEPOINT", "SET", "START", "UNLISTEN",
+    })  # fmt: skip
+
+    async def _run(self, db: Session, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        rows = await connection_of(db).fetch(sql, *values)
+        return [tuple(row) for row in rows]
+
+    async def _record_all(self, db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:
+        return await record_all(db, writes)
+
+    def _interrupt(self, holding: asyncio.Task[None]) -> None:
+        holding.cancel()  # asyncpg cancels the statement on the server
 
 
 async def _open_on_this_loop(connections: PostgresConnections, namespace: str) -> LoopBatchers[Batchers]:
