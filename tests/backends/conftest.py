@@ -1,7 +1,7 @@
-"""Each test here runs once for each backend, unless it says `on` which ones it does.
+"""Each test here runs once for each backend, unless `on` names the backends.
 
-A test gets an empty place by its DSN, a prefix in a place that tests share, or processes and a disaster for all of them. One that
-takes `server_backend` runs on the stores that talk to a server; one that takes `driver_options` once with each set of them.
+`dsn` is an empty place, `shared_dsn` a prefix in a place that tests share. A test that takes `server_backend` runs on the stores
+that talk to a server; one that takes `driver_options` once with each set of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a test does on a server behind a store's back, and pools and clients that a program has and lends to a store."""
+"""What tests do on a server without the store, and pools and clients of a program that a store borrows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PASSWORD: Final = "s3cr:t/w@rd"
 
 
 class Operator(Protocol):
-    """A person with all rights on a server. Each method is given the DSN of a store's place."""
+    """An administrator of a server. Each method takes the DSN of a store's place."""
 
     def count_tables(self, dsn: str) -> int: ...
     def set_schema_version(self, dsn: str, version: int) -> None: ...
@@ -29,7 +29,7 @@ class Operator(Protocol):
 class SqlOperator(ABC):
     @abstractmethod
     async def query(self, dsn: str, sql: str) -> Sequence[Sequence[Any]]:
-        """The rows that the server gives for one statement."""
+        """The rows of one statement."""
 
     def ask(self, dsn: str, sql: str) -> Sequence[Sequence[Any]]:
         return asyncio.run(self.query(dsn, sql))
@@ -176,7 +176,7 @@ def mongo_login(dsn: str) -> Iterator[str]:
 
 @asynccontextmanager
 async def postgres_lender(dsn: str) -> AsyncIterator[Callable[[], FullStore]]:
-    """What makes stores on a pool that a program has."""
+    """A function that makes stores on a program's own pool."""
     import asyncpg
 
     pool = await asyncpg.create_pool(dsn, min_size=1, max_size=3)
@@ -186,7 +186,7 @@ async def postgres_lender(dsn: str) -> AsyncIterator[Callable[[], FullStore]]:
 
 @asynccontextmanager
 async def mysql_lender(dsn: str) -> AsyncIterator[Callable[[], FullStore]]:
-    """What makes stores on a pool that a program has."""
+    """A function that makes stores on a program's own pool."""
     pool = await mysql_pool(dsn)
     yield lambda: stores.mysql(pool=pool)
     await close_mysql_pool(pool)
@@ -215,7 +215,7 @@ async def close_mysql_pool(pool: Any) -> None:
 
 @asynccontextmanager
 async def mongo_lender(dsn: str) -> AsyncIterator[Callable[[], FullStore]]:
-    """What makes stores on a client that a program has."""
+    """A function that makes stores on a program's own client."""
     from pymongo import AsyncMongoClient
 
     client: AsyncMongoClient[dict[str, Any]] = await asyncio.to_thread(AsyncMongoClient, dsn, tz_aware=True)

@@ -15,7 +15,7 @@ import pytest
 from perdure.errors import LeaseHeld
 from perdure.store import FullStore
 from tests.backends.disk_processes import StartChild, go, integrity, kill_unreaped, run_to_end
-from tests.backends.opening import opened
+from tests.backends.opening import store_at
 from tests.backends.registry import FILES, SQLITE, Backend, on
 
 ENTRIES: Final = {"sqlite": 25, "files": 10}
@@ -25,7 +25,7 @@ on_disk = on(SQLITE, FILES)
 
 @pytest.fixture
 async def store(backend: Backend, dsn: str) -> AsyncIterator[FullStore]:
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         yield store
 
 
@@ -38,12 +38,12 @@ def sound_dsn(backend: Backend, dsn: str) -> Iterator[str]:
 
 
 async def journal_lengths(dsn: str, run_ids: list[str]) -> list[int]:
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         return [len(await store.journal(run_id)) for run_id in run_ids]
 
 
 async def count(dsn: str) -> int:
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         return await store.count()
 
 

@@ -24,7 +24,7 @@ from perdure.backends.sql.store import SqlStore
 from perdure.errors import LeaseLost
 from perdure.model.records import Lease, Pulse
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, entry, new_run, run_row
-from tests.backends.opening import opened
+from tests.backends.opening import store_at
 from tests.backends.registry import BACKENDS, MYSQL, POSTGRES, Backend, on
 
 PATIENCE: Final = 60.0
@@ -36,20 +36,20 @@ on_row_locking_stores = on(POSTGRES, MYSQL, BACKENDS["sql_client-postgres"], BAC
 
 @pytest.fixture
 async def store(backend: Backend, shared_dsn: str) -> AsyncIterator[Store]:
-    async with _opened(shared_dsn) as store:
+    async with _store_at(shared_dsn) as store:
         yield store
 
 
 @pytest.fixture
 async def other(backend: Backend, shared_dsn: str) -> AsyncIterator[Store]:
     """A second handle, whose transactions are held open."""
-    async with _opened(shared_dsn) as store:
+    async with _store_at(shared_dsn) as store:
         yield store
 
 
 @asynccontextmanager
-async def _opened(dsn: str) -> AsyncIterator[Store]:
-    async with opened(dsn) as store:
+async def _store_at(dsn: str) -> AsyncIterator[Store]:
+    async with store_at(dsn) as store:
         assert isinstance(store, SqlStore)
         await store.setup()
         yield store

@@ -12,7 +12,7 @@ from perdure.errors import PersistenceError
 from perdure.model.records import Lease
 from perdure.store import FullStore, Transaction
 from perdure.testing.contract.world import NOW, TTL, entry, new_run
-from tests.backends.opening import opened
+from tests.backends.opening import store_at
 from tests.backends.registry import BACKENDS, MYSQL, POSTGRES, SQLITE, Backend, on
 
 PATIENCE: Final = 30.0  # less than the slow statements take
@@ -41,7 +41,7 @@ SLOW_STATEMENTS: Final = {"postgres": "SELECT pg_sleep(300)", "mysql": "SELECT S
 
 @pytest.fixture
 async def store(backend: Backend, shared_dsn: str) -> AsyncIterator[FullStore]:
-    async with opened(shared_dsn) as store:
+    async with store_at(shared_dsn) as store:
         yield store
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from perdure.store import FullStore
 from perdure.testing.contract.world import TTL, entry, new_run
-from tests.backends.opening import opened
+from tests.backends.opening import store_at
 from tests.backends.registry import MONGO, SERVER_BACKENDS, ServerBackend, on
 
 PATIENCE: Final = 60.0
@@ -27,7 +27,7 @@ def is_live(server_backend: ServerBackend, store: FullStore) -> bool:
 
 @pytest.fixture
 async def store(server_backend: ServerBackend, shared_dsn: str) -> AsyncIterator[FullStore]:
-    async with opened(shared_dsn) as store:
+    async with store_at(shared_dsn) as store:
         await store.setup()
         await store.watch(5)  # starts to listen
         assert is_live(server_backend, store)
@@ -36,7 +36,7 @@ async def store(server_backend: ServerBackend, shared_dsn: str) -> AsyncIterator
 
 @pytest.fixture
 async def other(server_backend: ServerBackend, shared_dsn: str) -> AsyncIterator[FullStore]:
-    async with opened(shared_dsn) as store:
+    async with store_at(shared_dsn) as store:
         yield store
 
 
