@@ -37,8 +37,8 @@ HARMLESS: Final = (
     # A workflow reads its own source when it is defined, like an import; defined later the file might be another already.
     ("perdure/definition.py", {"definition_hash"}),
     # A store looks where its path leads when it is made, once; everything else it does in its threads.
-    ("backends/sqlite/store.py", {"_checked_path"}),
-    ("backends/files/store.py", {"_checked_path"}),
+    ("backends/sqlite/store.py", {"_check_path"}),
+    ("backends/files/store.py", {"_check_path"}),
     ("kv/sqlite.py", {"_check_path"}),
     ("kv/files.py", {"_check_path"}),
     # asyncmy reads its own version when it is imported.
@@ -48,8 +48,8 @@ HARMLESS: Final = (
 )
 
 
-# What the processes of tests have imported, which are forked from a server that has nothing else: one is there in milliseconds,
-# and a test spends its time on the store. A driver that is not installed is passed over here, and missed where it is needed.
+# What the fork server imports before it forks the processes of tests, so that one starts in milliseconds. A driver that is not
+# installed is skipped here; its absence shows where it is needed.
 PRELOADED: Final = [
     "pytest", "perdure.testing.contract", "perdure.testing.keyvalue", "tests.backends.jobs",
     "asyncpg", "asyncmy", "pymongo", "redis.asyncio", "obstore",
@@ -84,7 +84,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Whoever may not install servers tests the others; what was left out is said at the end, and fails the run in CI."""
+    """Skip a test whose server is not installed. `exercised` reports the backends left out, and CI requires all of them."""
     from tests.servers.process import ServerMissing
 
     report = yield

@@ -5,6 +5,6 @@ from __future__ import annotations
 import re
 
 
-def shown(value: object, longest: int = 120) -> str:
+def short_id(value: object, longest: int = 120) -> str:
     """The value as text, without the places in memory that some show; of a long one the end."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))[-longest:]

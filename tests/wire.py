@@ -10,16 +10,16 @@ from urllib.parse import urlsplit, urlunsplit
 
 
 class Wire:
-    """What goes through the proxy. A round trip begins when a client speaks after its server has (or first of all).
+    """The proxy. A round trip begins when a client sends something after the server has, or as the first.
 
-    `lose` replies are lost with their connection, after the server has done its work, once `later` others came through.
+    `lose` replies are lost with their connection, after the server has done its work, once `later` others have passed.
     """
 
     def __init__(self, url: str, *, default_port: int = 0, port: int = 0) -> None:
-        """To the server of this URL, through a door at `port` or wherever there is a free one."""
+        """To the server of this URL; it listens at `port`, or at a free one."""
         self._parts = urlsplit(url)
         self._server = (self._parts.hostname or "127.0.0.1", self._parts.port or default_port)
-        self._door = socket.create_server(("127.0.0.1", port))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._closing = False
         self.round_trips = 0
@@ -32,33 +32,33 @@ class Wire:
     def url(self) -> str:
         """The server's URL, through the proxy."""
         credentials, at, _ = self._parts.netloc.rpartition("@")
-        return urlunsplit(self._parts._replace(netloc=f"{credentials}{at}127.0.0.1:{self._door.getsockname()[1]}"))
+        return urlunsplit(self._parts._replace(netloc=f"{credentials}{at}127.0.0.1:{self._listener.getsockname()[1]}"))
 
     def close(self) -> None:
         """Cut every connection."""
         self._closing = True
         for thread in self._threads:
             thread.join()
-        self._door.close()
+        self._listener.close()
 
     def _accept(self) -> None:
         while not self._closing:
-            if select.select([self._door], [], [], 0.05)[0]:
-                client, _ = self._door.accept()
+            if select.select([self._listener], [], [], 0.05)[0]:
+                client, _ = self._listener.accept()
                 self._threads.append(threading.Thread(target=self._serve, args=(client,), daemon=True))
                 self._threads[-1].start()
 
     def _serve(self, client: socket.socket) -> None:
         with client, socket.create_connection(self._server) as server, suppress(ConnectionError):
-            asking = False
+            is_request = False
             while not self._closing:
                 for source in select.select([client, server], [], [], 0.05)[0]:
                     data = source.recv(1 << 20)
                     if not data or (source is server and self._is_lost()):
                         return
-                    self.round_trips += source is client and not asking
-                    asking = source is client
-                    (server if asking else client).sendall(data)
+                    self.round_trips += source is client and not is_request
+                    is_request = source is client
+                    (server if is_request else client).sendall(data)
 
     def _is_lost(self) -> bool:
         if self.lose == 0:

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from perdure.backends.base.new_runs import restored_row
+from perdure.backends.base.new_runs import row_after_restore
 from perdure.errors import LeaseHeld, PersistenceError
 from perdure.model.durations import instant, moment
 from perdure.model.journal import Entry
@@ -213,7 +213,7 @@ def _copy_of(original: View) -> View:
     """What an empty target must have after the copy."""
     row = original.row
     at = max(row.updated_at, row.epoch)
-    return View(restored_row(row, original.inbox, None, at), original.journal, original.length, original.inbox)
+    return View(row_after_restore(row, original.inbox, None, at), original.journal, original.length, original.inbox)
 
 
 def _is_copy(found: View, original: View, copy: View) -> bool:

@@ -1,7 +1,7 @@
-"""Each test here runs once for each backend, unless it says `on` which ones it does.
+"""Each test here runs once for each backend, unless `on` names the backends.
 
-A test gets an empty place by its DSN, a prefix in a place that tests share, or processes and a disaster for all of them. One that
-takes `server_backend` runs on the stores that talk to a server; one that takes `driver_options` once with each set of them.
+`dsn` is an empty place, `shared_dsn` a prefix in a place that tests share. A test that takes `server_backend` runs on the stores
+that talk to a server; one that takes `driver_options` once with each set of them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from tests.backends import disk_processes
+from tests.backends.disk_processes import StartChild
 from tests.backends.places import new_name, with_options
 from tests.backends.processes import Child, Job
 from tests.backends.registry import BACKENDS, SERVER_BACKENDS, Backend, ServerBackend
@@ -91,6 +93,24 @@ def wire(shared_dsn: str) -> Iterator[Wire]:
     wire = Wire(shared_dsn)
     yield wire
     wire.close()
+
+
+@pytest.fixture
+def start_child() -> Iterator[StartChild]:
+    """Starts `disk_child.py` with a job, up to its "ready" unless told otherwise; what still runs at the end is killed."""
+    started: list[disk_processes.Process] = []
+
+    def start(*arguments: object, ready: bool = True, under: tuple[str, ...] = ()) -> disk_processes.Process:
+        process = disk_processes.start(*arguments, under=under)
+        started.append(process)
+        if ready:
+            disk_processes.wait_until_ready(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
-"""Which backends were really exercised: said at the end of a whole test run, and required when PERDURE_REQUIRE_BACKENDS says so.
+"""A pytest plugin that reports which backends were exercised by a whole test run, and fails the run if a required one was not.
 
-A backend is exercised when every case of its contract suite and every test of its process suite ran. One that was skipped or not
-collected was not, so nothing falls away without a word. PERDURE_REQUIRE_BACKENDS is `all` or a list such as `sqlite,postgres`;
-when one of those is missing, the run fails. A run of selected tests says nothing, and requires nothing.
+A backend is exercised when every case of its contract suite and every test of its process suite ran; one that was skipped or not
+collected was not. PERDURE_REQUIRE_BACKENDS names the required ones: `all`, or a list such as `sqlite,postgres`. A run of selected
+tests reports and requires nothing.
 
-A contract suite that takes too long may be left to `make chaos`. Elsewhere its process suite is all that is required, and the
-suite that did not run is named.
+A contract suite that takes too long may be left to `make chaos`. Elsewhere only its process suite is required, and the report
+names the suite that did not run.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ OUTPUT: Final = "perdure-backends"
 
 
 class Exercised:
-    """A pytest plugin. It is given each backend's name with its contract suite, as `file::test` in `tests/contract`."""
+    """The plugin. `contracts` has the contract suite of each backend, as `file::test` in `tests/contract`."""
 
     def __init__(self, contracts: Mapping[str, str], left_to_chaos: Collection[str] = ()) -> None:
         self._contracts = contracts
         self._left_to_chaos = left_to_chaos
-        self._required = required(os.environ.get(VARIABLE, ""), contracts)
+        self._required = parse_required(os.environ.get(VARIABLE, ""), contracts)
         self._is_whole = False
         self._collected: dict[tuple[str, str], set[str]] = defaultdict(set)
         self._ran: set[str] = set()
@@ -49,7 +49,7 @@ class Exercised:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Where tests run in several processes, those know what there is, and this one what ran."""
+        """With `-n`, the worker processes collect the tests, and this process gets the reports."""
         for suite, name, nodeids in getattr(node, "workeroutput", {}).get(OUTPUT, ()):
             self._collected[suite, name].update(nodeids)
 
@@ -57,37 +57,37 @@ class Exercised:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput[OUTPUT] = [(*suite, sorted(nodeids)) for suite, nodeids in self._collected.items()]
-        elif self._is_whole and self.missing() and exitstatus == pytest.ExitCode.OK:
+        elif self._is_whole and self.missing_backends() and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self._is_whole:
             return
-        terminalreporter.write_line(f"backends exercised: {', '.join(map(self._shown, self.exercised())) or 'none'}")
-        if self.missing():
-            required = f"{VARIABLE} requires {', '.join(self.missing())} too"
+        terminalreporter.write_line(f"backends exercised: {', '.join(map(self._label, self.exercised_backends())) or 'none'}")
+        if self.missing_backends():
+            required = f"{VARIABLE} requires {', '.join(self.missing_backends())} too"
             terminalreporter.write_line(f"{required}: look above for what was skipped, failed to start or was left out", red=True)
 
-    def exercised(self) -> list[str]:
-        """The backends of which both suites ran as a whole, or the one that was not left to `make chaos`."""
+    def exercised_backends(self) -> list[str]:
+        """The backends whose two suites ran as a whole; the process suite alone where the other is left to `make chaos`."""
         return [
             name
             for name in self._contracts
-            if self._whole("processes", name) and (self._whole("contract", name) or self._is_left_to_chaos(name))
+            if self._ran_whole("processes", name) and (self._ran_whole("contract", name) or self._is_left_to_chaos(name))
         ]
 
-    def missing(self) -> list[str]:
-        """Those that are required and were not exercised."""
-        return [name for name in self._required if name not in self.exercised()]
+    def missing_backends(self) -> list[str]:
+        """The required backends that were not exercised."""
+        return [name for name in self._required if name not in self.exercised_backends()]
 
-    def _whole(self, suite: str, name: str) -> bool:
+    def _ran_whole(self, suite: str, name: str) -> bool:
         collected = self._collected[suite, name]
         return bool(collected) and collected <= self._ran
 
     def _is_left_to_chaos(self, name: str) -> bool:
         return name in self._left_to_chaos and not self._collected["contract", name] and not IS_FULL
 
-    def _shown(self, name: str) -> str:
+    def _label(self, name: str) -> str:
         return f"{name} (its contract suite in make chaos only)" if self._is_left_to_chaos(name) else name
 
     def _suites(self, item: pytest.Function) -> Iterable[tuple[str, str]]:
@@ -100,8 +100,8 @@ class Exercised:
         return [("processes", str(parameters["backend"]))] if folder == "backends" and "backend" in parameters else []
 
 
-def required(text: str, known: Iterable[str]) -> list[str]:
-    """The names that the variable asks for. Raises `pytest.UsageError` for one that nobody knows."""
+def parse_required(text: str, known: Iterable[str]) -> list[str]:
+    """The names in the variable. Raises `pytest.UsageError` for an unknown one."""
     if text == "all":
         return list(known)
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -112,6 +112,6 @@ def required(text: str, known: Iterable[str]) -> list[str]:
 
 
 def _is_whole(config: pytest.Config) -> bool:
-    """Whether everything in `testpaths` is run, but for what a marker leaves to others."""
+    """Whether everything in `testpaths` runs, apart from what a marker expression leaves out."""
     selects = any(config.getoption(name, None) for name in ("keyword", "deselect", "lf", "ignore", "ignore_glob"))
     return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not selects and not config.option.collectonly

@@ -1,8 +1,8 @@
-"""The workflow of the kill and restart campaigns, the ledger its steps write to, and what the ledger must look like in the end.
+"""The workflow of the kill and restart campaigns, the ledger that its steps write to, and the check of that ledger.
 
 A line is `generation drive run step`, appended in one write: which process ran the step, in which of its drives of the run. Three
-chains of four steps stand side by side; after them come a retried step, two signals that the run sends to itself, those it is
-told to expect from outside, and a sleep.
+chains of four steps run concurrently; after them come a retried step, two signals that the run sends to itself, the signals that
+its input names, and a sleep.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from perdure import Context, Retry, Runtime, Workflow, current_step
 
-# Where each step stands in the line it belongs to.
+# The chain of each step, and its number in the chain.
 PLACES: Final = {f"{chain}{n}": (chain, n) for chain in "abc" for n in range(4)} | {
     step: ("end", n) for n, step in enumerate(["flaky1", "flaky2", "flaky3", "ask", "last"])
 }
@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 
 class Ledger:
-    """A file that every process appends to. What was written is there, whoever is killed afterwards."""
+    """A file that every process appends to. A line is in it even if its process is killed right after the write."""
 
     def __init__(self, path: Path, generation: int) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -49,7 +49,7 @@ def lines_of(path: Path) -> list[Line]:
 
 
 def result_of(number: int, *outside: str) -> list[Any]:
-    """What a run comes to."""
+    """The result of a run."""
     return ["a3", "b3", "c3", "flaky", f"answer {number}", f"thanks {number}", *outside, "last"]
 
 
@@ -84,7 +84,7 @@ class Steps:
             await self._runtime.signal(info.run_id, word, f"{word} {number}", dedupe=info.idempotency_key)
 
     async def chain(self, ctx: Context[Any], name: str) -> str:
-        """Four steps, one after the other, the last of them in a thread."""
+        """Four steps in sequence, the last of them in a thread."""
         for n in range(3):
             await ctx.step("effect", self.effect, f"{name}{n}", key=f"{name}{n}")
         return await ctx.step("note", self.note, f"{name}3", key=f"{name}3")
@@ -112,15 +112,15 @@ def check(lines: list[Line]) -> None:
     furthest: dict[tuple[str, str], int] = defaultdict(lambda: -1)
     for line in lines:
         chain, n = PLACES[line.step]
-        # Once a later step of its line has run, the earlier one was acknowledged.
+        # A step is acknowledged before the next one of its chain runs.
         assert n >= furthest[line.run, chain], f"{line} ran again after it was acknowledged"
         assert n <= furthest[line.run, chain] + 1, f"a step before {line} was skipped"
         furthest[line.run, chain] = n
     short = {place: n for place, n in furthest.items() if n != LENGTHS[place[1]] - 1}
-    assert not short, "runs that did not come to their end"
+    assert not short, "runs that did not reach their end"
 
 
-def ran_again(lines: list[Line]) -> int:
+def count_repeats(lines: list[Line]) -> int:
     """How many times a step that had run in one process ran again in another."""
     generations = defaultdict(set)
     for line in lines:

@@ -1,6 +1,6 @@
-"""Opens the store that a DSN names, in any process.
+"""Opens the store of a DSN, in any process.
 
-Some stores have no DSN, as a program makes them of an object that it has. This suite has DSNs for them, and makes the object:
+Some stores have no DSN, since a program makes them from an object of its own. This suite gives them DSNs and makes the object:
 
     sql_client+postgresql://...     sql_client through a program's own client, in the dialect of the DSN that follows
     sql_client+mysql://...
@@ -32,17 +32,17 @@ _DIALECTS: Final = {"postgresql": "postgres", "mysql": "mysql", "sqlite": "sqlit
 
 
 @asynccontextmanager
-async def opened(dsn: str) -> AsyncIterator[FullStore]:
-    """The store, closed in the end with whatever it was made of."""
-    store, closed_by = await _made(dsn)
+async def store_at(dsn: str) -> AsyncIterator[FullStore]:
+    """The store of this DSN. It is closed when the context is left, with the client it was made from."""
+    store, closed_by = await _make_store(dsn)
     try:
         yield store
     finally:
         await closed_by.close()
 
 
-async def _made(dsn: str) -> tuple[FullStore, FullStore | Place]:
-    """The store, and what closes it."""
+async def _make_store(dsn: str) -> tuple[FullStore, FullStore | Place]:
+    """The store, and the object that closes it."""
     kind, _, rest = dsn.partition("+")
     url, options = split_options(rest, {"prefix"})
     if kind == "sql_client":

@@ -1,4 +1,4 @@
-"""What a test does on a server behind a store's back, and pools and clients that a program has and lends to a store."""
+"""What tests do on a server without the store, and pools and clients of a program that a store borrows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PASSWORD: Final = "s3cr:t/w@rd"
 
 
 class Operator(Protocol):
-    """A person with all rights on a server. Each method is given the DSN of a store's place."""
+    """An administrator of a server. Each method takes the DSN of a store's place."""
 
     def count_tables(self, dsn: str) -> int: ...
     def set_schema_version(self, dsn: str, version: int) -> None: ...
@@ -29,7 +29,7 @@ class Operator(Protocol):
 class SqlOperator(ABC):
     @abstractmethod
     async def query(self, dsn: str, sql: str) -> Sequence[Sequence[Any]]:
-        """The rows that the server gives for one statement."""
+        """The rows of one statement."""
 
     def ask(self, dsn: str, sql: str) -> Sequence[Sequence[Any]]:
         return asyncio.run(self.query(dsn, sql))
@@ -60,6 +60,19 @@ class PostgresOperator(SqlOperator):
         others = "SELECT FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
         return len(self.ask(dsn, f"{others} AND application_name = current_setting('application_name')"))
 
+    @asynccontextmanager
+    async def failover(self, dsn: str) -> AsyncIterator[None]:
+        """Every connection is lost and the server refuses writes, as a standby does, until the context is left."""
+        await self.query(dsn, "ALTER DATABASE postgres SET default_transaction_read_only = on")
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datid <> 0"
+        await self.query(dsn, others)
+        yield
+        writable = with_options(dsn, "default_transaction_read_only=off")
+        await self.query(writable, "ALTER DATABASE postgres RESET default_transaction_read_only")
+
+
+_OTHER_CONNECTIONS: Final = "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND db = DATABASE()"
+
 
 class MysqlOperator(SqlOperator):
     async def query(self, dsn: str, sql: str) -> Sequence[Sequence[Any]]:
@@ -81,8 +94,20 @@ class MysqlOperator(SqlOperator):
 
     def count_connections(self, dsn: str) -> int:
         """How many connections use the database of this DSN."""
-        others = "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND db = DATABASE()"
-        return len(self.ask(dsn, others))
+        return len(self.ask(dsn, _OTHER_CONNECTIONS))
+
+    @asynccontextmanager
+    async def failover(self, dsn: str) -> AsyncIterator[None]:
+        """Every connection is lost and the server refuses writes, as a replica does, until the context is left."""
+        parts = urlsplit(dsn)
+        root = urlunsplit(parts._replace(netloc=f"root:@{parts.hostname}:{parts.port}"))
+        # A user with these rights may write all the same. Rights are read when a connection is opened.
+        await self.query(dsn, f"REVOKE READ_ONLY ADMIN, SUPER ON *.* FROM {parts.username}@'127.0.0.1'")
+        await self.query(root, "SET GLOBAL read_only = 1")
+        for (number,) in await self.query(dsn, _OTHER_CONNECTIONS):
+            await self.query(dsn, f"KILL {number}")
+        yield
+        await self.query(root, "SET GLOBAL read_only = 0")
 
 
 class LibsqlOperator(SqlOperator):
@@ -151,7 +176,7 @@ def mongo_login(dsn: str) -> Iterator[str]:
 
 @asynccontextmanager
 async def postgres_lender(dsn: str) -> AsyncIterator[Callable[[], FullStore]]:
-    """What makes stores on a pool that a program has."""
+    """A function that makes stores on a program's own pool."""
     import asyncpg
 
     pool = await asyncpg.create_pool(dsn, min_size=1, max_size=3)
@@ -161,7 +186,7 @@ async def postgres_lender(dsn: str) -> AsyncIterator[Callable[[], FullStore]]:
 
 @asynccontextmanager
 async def mysql_lender(dsn: str) -> AsyncIterator[Callable[[], FullStore]]:
-    """What makes stores on a pool that a program has."""
+    """A function that makes stores on a program's own pool."""
     pool = await mysql_pool(dsn)
     yield lambda: stores.mysql(pool=pool)
     await close_mysql_pool(pool)
@@ -190,7 +215,7 @@ async def close_mysql_pool(pool: Any) -> None:
 
 @asynccontextmanager
 async def mongo_lender(dsn: str) -> AsyncIterator[Callable[[], FullStore]]:
-    """What makes stores on a client that a program has."""
+    """A function that makes stores on a program's own client."""
     from pymongo import AsyncMongoClient
 
     client: AsyncMongoClient[dict[str, Any]] = await asyncio.to_thread(AsyncMongoClient, dsn, tz_aware=True)

@@ -1,4 +1,4 @@
-"""Empty places on the servers that the tests of a session share: a schema, database, stem or directory each, then removed."""
+"""Empty places on the servers that the tests of a session share. Each is a schema, database, table stem or directory."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BUCKET: Final = "perdure-places"
 
 @contextmanager
 def directory() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="perdure-place-"))
+    path = Path(tempfile.mkdtemp(prefix="perdure-place-"))
     try:
-        yield made
+        yield path
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
@@ -43,49 +43,49 @@ def on_files() -> Iterator[str]:
 @contextmanager
 def on_postgres() -> Iterator[str]:
     dsn, schema = postgres.shared_server().dsn, new_name()
-    tell_postgres(dsn, f"CREATE SCHEMA {schema}")
+    run_on_postgres(dsn, f"CREATE SCHEMA {schema}")
     try:
         yield postgres.with_search_path(dsn, schema)
     finally:
-        tell_postgres(dsn, f"DROP SCHEMA {schema} CASCADE")
+        run_on_postgres(dsn, f"DROP SCHEMA {schema} CASCADE")
 
 
-def tell_postgres(dsn: str, sql: str) -> None:
+def run_on_postgres(dsn: str, sql: str) -> None:
     import asyncpg  # type: ignore[import-untyped]  # it ships no types
 
-    async def tell() -> None:
+    async def run() -> None:
         connection = await asyncpg.connect(dsn)
         try:
             await connection.execute(sql)
         finally:
             await connection.close()
 
-    asyncio.run(tell())
+    asyncio.run(run())
 
 
 @contextmanager
 def on_mysql() -> Iterator[str]:
     dsn, database = mysql.shared_server().dsn, new_name()
-    tell_mysql(dsn, f"CREATE DATABASE {database}")
+    run_on_mysql(dsn, f"CREATE DATABASE {database}")
     try:
         yield mysql.with_database(dsn, database)
     finally:
-        tell_mysql(dsn, f"DROP DATABASE {database}")
+        run_on_mysql(dsn, f"DROP DATABASE {database}")
 
 
-def tell_mysql(dsn: str, sql: str) -> None:
+def run_on_mysql(dsn: str, sql: str) -> None:
     import asyncmy
 
     from perdure.backends.mysql.address import parse_address
 
-    async def tell() -> None:
+    async def run() -> None:
         connection: Any = await asyncmy.connect(**parse_address(dsn).arguments())
         try:
             await connection.query(sql)
         finally:
             connection.close()
 
-    asyncio.run(tell())
+    asyncio.run(run())
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def on_mongo() -> Iterator[str]:
 
 @contextmanager
 def on_libsql() -> Iterator[str]:
-    """Not removed: the server is the session's own, or the stem says whose the tables were."""
+    """Not removed: the server ends with the session; on a server that stays, the stem shows that the tables are a test's."""
     yield f"{libsql_dsn(libsql.shared_server())}&table={new_name()}"
 
 
@@ -112,9 +112,9 @@ def libsql_dsn(server: libsql.LibsqlServer) -> str:
 
 @cache
 def _redis_url() -> str:
-    given = redis.given_url()
-    if given is not None:
-        return given
+    url = redis.configured_url()
+    if url is not None:
+        return url
     server = redis.RedisServer()
     server.start()
     atexit.register(server.remove)
@@ -143,7 +143,7 @@ def through_a_client(place: Callable[[], AbstractContextManager[str]]) -> Iterat
 
 @contextmanager
 def on_s3() -> Iterator[str]:
-    """Not removed: the server is the session's own, or the folder says whose it was."""
+    """Not removed: the server ends with the session; on a server that stays, the name shows that the folder is a test's."""
     yield new_folder(s3_endpoint())
 
 

@@ -1,7 +1,7 @@
 """Real processes that do a job on a store, and can be stopped and killed.
 
-They are forked from a server process that has imported everything once, so one is there in milliseconds and a campaign spends its
-time on the store. What they have to say goes through a pipe; what must survive their death they write to a ledger.
+They are forked from multiprocessing's fork server, which has imported everything once, so that one starts in milliseconds. They
+report through a pipe; what must survive their death they write to a ledger.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ CONTEXT: Final = multiprocessing.get_context("forkserver")
 Job: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 
 
-class Voice:
+class ParentPipe:
     """A process's end of the pipe to the test."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
-    def say(self, word: Any) -> None:
-        self._pipe.send(word)
+    def send(self, message: Any) -> None:
+        self._pipe.send(message)
 
-    async def heard(self) -> Any:
-        """The next thing that the test says."""
+    async def receive(self) -> Any:
+        """The next message of the test."""
         return await asyncio.to_thread(self._pipe.recv)
 
 
@@ -52,56 +52,56 @@ class Child:
         assert self._process.pid is not None
         return self._process.pid
 
-    def hear(self) -> Any:
-        """The next thing that the process says."""
-        assert self._pipe.poll(PATIENCE), f"{self._name} has not said a word in {PATIENCE:g} s"
+    def receive(self) -> Any:
+        """The next message of the process. Fails the test if the process died, failed or is silent for too long."""
+        assert self._pipe.poll(PATIENCE), f"{self._name} sent nothing for {PATIENCE:g} s"
         try:
-            word = self._pipe.recv()
+            message = self._pipe.recv()
         except EOFError:
             raise AssertionError(f"{self._name} died") from None
-        assert not isinstance(word, Failure), f"{self._name} failed:\n{word.text}"
-        return word
+        assert not isinstance(message, Failure), f"{self._name} failed:\n{message.text}"
+        return message
 
-    def tell(self, word: Any) -> None:
-        self._pipe.send(word)
+    def send(self, message: Any) -> None:
+        self._pipe.send(message)
 
     def stop(self) -> None:
-        """SIGSTOP, as a laptop's lid or a debugger sends it."""
+        """SIGSTOP, as a debugger sends it."""
         os.kill(self.pid, signal.SIGSTOP)
         self.wait_until_stopped()
 
     def wait_until_stopped(self) -> None:
         deadline = time.monotonic() + PATIENCE
         while (state := _state(self.pid)) != "T":
-            assert state, f"{self._name} ended and did not stop, and said at last: {self.hear()}"
+            assert state, f"{self._name} ended and did not stop, its last message: {self.receive()}"
             assert time.monotonic() < deadline, f"{self._name} does not stop"
             time.sleep(0.002)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL, unless it has ended."""
+        """Send SIGKILL, unless the process has ended."""
         self._process.kill()
         self._process.join()
         self._pipe.close()
 
-    def end(self) -> None:
-        """Wait until it ends, which must be in good order."""
+    def wait_for_exit(self) -> None:
+        """Wait until the process exits. Fails the test unless its exit code is 0."""
         self._process.join(PATIENCE)
         if self._process.exitcode != 0:
-            raise AssertionError(f"{self._name} ended with {self._process.exitcode}, and said at last: {self.hear()}")
+            raise AssertionError(f"{self._name} ended with {self._process.exitcode}, its last message: {self.receive()}")
 
 
 class Failure:
-    """What a job raised."""
+    """The traceback of what a job raised."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
 
 def _state(pid: int) -> str:
-    """The letter that the kernel has for what a process does; nothing when it has ended."""
+    """The letter of the process's state in /proc; empty when it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
     except FileNotFoundError:
@@ -109,9 +109,9 @@ def _state(pid: int) -> str:
 
 
 def _work(job: Job, pipe: Connection, *args: Any) -> None:
-    signal.alarm(3600)  # nothing here stays for ever, whatever became of the test
+    signal.alarm(3600)  # so that none outlives its test for long
     try:
-        asyncio.run(job(Voice(pipe), *args))
+        asyncio.run(job(ParentPipe(pipe), *args))
     except BaseException:
         pipe.send(Failure(traceback.format_exc()))
         raise

@@ -1,11 +1,11 @@
 """The backends that the tests in this directory run on. One line in `BACKENDS` makes all of them run on another.
 
-A backend gives empty places by DSN, on a server that the tests of a session share, and servers of its own that a test may kill. A
-store without a server (`own_server` is None) is used by processes alone, so there the tests kill all processes. The S3 server
-keeps everything in memory and would lose it when killed, so there the tests cut the network to it for a while.
+A backend provides empty places by DSN, on a server that the tests of a session share, and servers of its own that a test may
+kill. For a store without a server (`own_server` is None) the tests kill all processes instead. The S3 server keeps everything in
+memory and would lose it when killed, so the tests cut the network to it for a while.
 
-A `ServerBackend` also states the facts about its driver and server that the tests of lost replies, round trips, handles and
-restarts need. Those run on each of `SERVER_BACKENDS`, or on the ones that a test names with `on`.
+A `ServerBackend` also has what the tests of lost replies, round trips, handles and restarts must know of its driver and server.
+Those run on each of `SERVER_BACKENDS`, or on the ones that a test names with `on`.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ class Backend:
 
     @property
     def lease_ttl(self) -> float:
-        """What workers get: short, as what a killed one held is waited for, but longer than a renewal takes at worst."""
+        """The lease of workers: short, because tests wait for the leases of killed ones, but longer than the slowest renewal."""
         return 0.8 * self.pace
 
     def times(self, full: int) -> int:
-        """As `tests.campaign.times`: what is left of a shortened campaign depends on the pace, a full one does not."""
+        """As `tests.campaign.times`, where a shortened campaign is shorter still on a slow backend."""
         return full if IS_FULL else max(1, int(times(full) / self.pace))
 
     def __str__(self) -> str:
@@ -120,9 +120,9 @@ class ServerBackend(Backend):
     driver: str | None = None
     # Options that a DSN must carry through a proxy, where round trips are counted.
     proxy_options: str = ""
-    # Options that a DSN must carry where its server is away, as the driver has a patience of its own.
+    # Options for a DSN whose server is down: they shorten the driver's own time-outs.
     away_options: str = ""
-    # Sets of driver options under which replies are lost: each test of those runs once with each.
+    # Sets of driver options: each test of lost replies runs once with each.
     driver_options: tuple[str, ...] = ("",)
     # Round trips that the driver may add by itself during a test, to monitor the server.
     monitoring_round_trips: int = 0
@@ -131,13 +131,17 @@ class ServerBackend(Backend):
     # How many connections the server has from the stores of a DSN that carries `client_name`.
     count_connections: Callable[[str], int] | None = None
     client_name: str = ""
+    # Lets a server of its own lose every connection and refuse writes, until the context is left.
+    failover: Callable[[str], AbstractAsyncContextManager[None]] | None = None
     # The DSN of the same place with a password in it.
     login: Callable[[str], AbstractContextManager[str]] | None = None
     # What an error calls a DSN, and DSNs with a password in them that are refused.
     dsn_name: str = ""
     refused_dsns: tuple[str, ...] = ()
-    # What makes stores on a pool or client that a program has.
+    # Makes stores on a pool or client of a program.
     lender: Callable[[str], AbstractAsyncContextManager[Callable[[], FullStore]]] | None = None
+    # What wakes the watchers of a store, where the server notifies of changes.
+    listener: Callable[[Any], Any] | None = None
     # How many batches of records a store has sent.
     record_batches: Callable[[Any], int] = lambda store: store._batchers.records.statements
 
@@ -175,10 +179,12 @@ POSTGRES: Final = ServerBackend(
     operator=operators.PostgresOperator(),
     count_connections=operators.PostgresOperator().count_connections,
     client_name="application_name=perdure-test",
+    failover=operators.PostgresOperator().failover,
     login=operators.same_login,
     dsn_name="PostgreSQL DSN",
     refused_dsns=("mysql://u:secret@h/d", "postgresql://u:secret@[h/d"),
     lender=operators.postgres_lender,
+    listener=lambda store: store._listener,
 )
 MYSQL: Final = ServerBackend(
     "mysql",
@@ -188,6 +194,7 @@ MYSQL: Final = ServerBackend(
     driver="asyncmy",
     operator=operators.MysqlOperator(),
     count_connections=operators.MysqlOperator().count_connections,
+    failover=operators.MysqlOperator().failover,
     login=operators.same_login,
     dsn_name="MySQL DSN",
     refused_dsns=(
@@ -217,6 +224,7 @@ MONGO: Final = ServerBackend(
     dsn_name="MongoDB URL",
     refused_dsns=("mysql://u:secret@h/d", "mongodb://", "mongodb:u:secret@h"),
     lender=operators.mongo_lender,
+    listener=lambda store: store._change_stream,
     record_batches=lambda store: store._records.statements,
 )
 REDIS: Final = ServerBackend(
@@ -225,6 +233,7 @@ REDIS: Final = ServerBackend(
     places.on_redis,
     OwnRedis,
     driver="redis",
+    listener=lambda store: store._subscription,
     record_batches=lambda store: store._scripts.statements,
 )
 LIBSQL: Final = ServerBackend(

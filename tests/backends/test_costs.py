@@ -12,7 +12,7 @@ from perdure.errors import LeaseLost
 from perdure.model.records import Lease
 from perdure.store import FullStore
 from perdure.testing.contract.world import entry, new_run
-from tests.backends.opening import opened
+from tests.backends.opening import store_at
 from tests.backends.registry import LIBSQL, MONGO, MYSQL, REDIS, ServerBackend, on
 from tests.wire import Wire
 
@@ -25,7 +25,7 @@ STEPS: Final = 10
 @pytest.fixture
 async def store(server_backend: ServerBackend, wire: Wire) -> AsyncIterator[FullStore]:
     """A store behind the proxy that has sent each statement and script before, which may take a round trip of its own."""
-    async with opened(server_backend.through(wire)) as store:
+    async with store_at(server_backend.through(wire)) as store:
         await one_step_run(store, "warm")
         await store.delete("warm")
         yield store

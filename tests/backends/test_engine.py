@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure import Context, Ok, Runtime, Suspended, workflow
-from tests.backends.opening import opened
+from tests.backends.opening import store_at
 from tests.backends.registry import Backend
 
 
@@ -20,10 +20,10 @@ async def checkout(ctx: Context, n: int) -> int:
 
 
 async def test_a_run_goes_on_in_another_runtime(backend: Backend, shared_dsn: str) -> None:
-    async with opened(shared_dsn) as store, Runtime(store, workflows=[checkout]) as runtime:
+    async with store_at(shared_dsn) as store, Runtime(store, workflows=[checkout]) as runtime:
         run = await runtime.start(checkout, 4, id="order-1")
         assert isinstance(await run.outcome(), Suspended)
-    async with opened(shared_dsn) as store, Runtime(store, workflows=[checkout]) as runtime:
+    async with store_at(shared_dsn) as store, Runtime(store, workflows=[checkout]) as runtime:
         await runtime.signal("order-1", "add", 3)
         run = await runtime.start(checkout, 4, id="order-1")
         assert await run.outcome() == Ok(22)

@@ -22,7 +22,7 @@ from perdure.errors import PersistenceError
 from perdure.model.records import Lease
 from perdure.store import FullStore
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, entry, in_another_loop, new_run, outcomes
-from tests.backends.opening import connections_of, opened
+from tests.backends.opening import connections_of, store_at
 from tests.backends.operators import Operator
 from tests.backends.places import with_options
 from tests.backends.registry import LIBSQL, MYSQL, POSTGRES, SERVER_BACKENDS, ServerBackend, on
@@ -58,7 +58,7 @@ async def borrow(server_backend: ServerBackend, dsn: str) -> AsyncIterator[Calla
 
 @pytest.fixture
 async def store(shared_dsn: str, server_backend: ServerBackend) -> AsyncIterator[FullStore]:
-    async with opened(shared_dsn) as store:
+    async with store_at(shared_dsn) as store:
         yield store
 
 
@@ -70,7 +70,7 @@ async def leased(store: FullStore, run_id: str = "run", **columns: object) -> Le
 
 @with_schema
 async def test_without_auto_migrate_nothing_is_created(operator: Operator, dsn: str) -> None:
-    async with opened(with_options(dsn, "auto_migrate=false")) as store:
+    async with store_at(with_options(dsn, "auto_migrate=false")) as store:
         with pytest.raises(PersistenceError, match="auto_migrate is off"):
             await store.get("run")
         assert await asyncio.to_thread(operator.count_tables, dsn) == 0
@@ -81,7 +81,7 @@ async def test_without_auto_migrate_nothing_is_created(operator: Operator, dsn: 
 
 @with_schema
 async def test_tables_of_another_version_are_left_alone(operator: Operator, dsn: str) -> None:
-    async with opened(dsn) as store, opened(dsn) as other:
+    async with store_at(dsn) as store, store_at(dsn) as other:
         await store.setup()
         await asyncio.to_thread(operator.set_schema_version, dsn, 99)
         with pytest.raises(PersistenceError, match="schema version 99"):
@@ -95,7 +95,7 @@ async def test_a_password_is_never_shown(login: str, monkeypatch: pytest.MonkeyP
     wrong, unreachable = login.replace(escaped, f"{escaped}x"), re.sub(r"@127\.0\.0\.1:\d+", "@127.0.0.1:1", login)
     assert len({login, wrong, unreachable}) == 3
     for dsn in (login, wrong, unreachable):
-        async with opened(dsn) as store:
+        async with store_at(dsn) as store:
             connections = connections_of(store)
             monkeypatch.setattr(type(connections), "PATIENCE", 0.0)
             (answer,) = await outcomes([store.setup()])

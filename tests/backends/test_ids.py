@@ -14,7 +14,7 @@ from perdure import Context, Ok, Runtime, Suspended, workflow
 from perdure.model.records import Item
 from perdure.store import FullStore
 from perdure.testing.contract.world import entry, new_run
-from tests.backends.opening import opened
+from tests.backends.opening import store_at
 from tests.backends.registry import Backend
 from tests.campaign import IS_FULL
 
@@ -70,7 +70,7 @@ async def client(store: FullStore) -> Runtime:
 
 
 async def start_all(dsn: str) -> None:
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         runtime = await client(store)
         started = [runtime.run(names, run_id, id=run_id, metadata={run_id: run_id}) for run_id in IDS]
         assert {type(outcome) for outcome in await asyncio.gather(*started)} == {Suspended}
@@ -78,7 +78,7 @@ async def start_all(dsn: str) -> None:
 
 
 async def signal_all(dsn: str) -> None:
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         runtime = await client(store)
         for run_id in IDS:
             for name in names_in(run_id):
@@ -87,7 +87,7 @@ async def signal_all(dsn: str) -> None:
 
 
 async def end_all(dsn: str) -> None:
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         runtime = await client(store)
         outcomes = await asyncio.gather(*(runtime.resume(run_id) for run_id in IDS))
         assert outcomes == [Ok(result_of(run_id)) for run_id in IDS]
@@ -95,7 +95,7 @@ async def end_all(dsn: str) -> None:
 
 
 async def check_lists(dsn: str) -> None:
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         for prefix in ("", *IDS, "order", "x" * 499, "%", "_", "a%", "a_", "*", "../", ".", "\\"):
             expected = {run_id for run_id in IDS if run_id.startswith(prefix)}
             assert {line.id for line in await store.list(prefix=prefix)} == expected, f"what begins with {prefix!r}"
@@ -107,7 +107,7 @@ async def check_lists(dsn: str) -> None:
 
 
 async def delete_all(dsn: str) -> None:
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         left = set(IDS)
         for run_id in IDS:
             await store.delete(run_id)
@@ -122,7 +122,7 @@ def test_names_that_look_alike_are_different_runs_steps_and_signals(backend: Bac
 
 async def fill(dsn: str) -> None:
     """A run under every odd name, with that name wherever a run can have one."""
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         for name in IDS:
             claim = (await store.create(new_run(name, workflow=name, queue=name), ttl=600)).claim
             assert claim is not None
@@ -144,7 +144,7 @@ def test_no_name_leads_out_of_its_place(backend: Backend, dsn: str) -> None:
         return {row.id: row.input for row in rows if row is not None}
 
     async def visit(place: str, call: Callable[[FullStore], Coroutine[Any, Any, T]]) -> T:
-        async with opened(place) as store:
+        async with store_at(place) as store:
             return await call(store)
 
     with backend.place() as elsewhere:

@@ -13,8 +13,8 @@ import msgspec
 
 from tests.backends import jobs
 from tests.backends.conftest import Start
-from tests.backends.ledger import check, lines_of, ran_again, result_of
-from tests.backends.opening import opened
+from tests.backends.ledger import check, count_repeats, lines_of, result_of
+from tests.backends.opening import store_at
 from tests.backends.processes import PATIENCE
 from tests.backends.registry import Backend
 
@@ -32,7 +32,7 @@ def test_no_kill_loses_repeats_or_strands_anything(backend: Backend, start: Star
             survive(backend, dsn, start, ledger, rng, min(TOGETHER, kills - batch * TOGETHER))
             asyncio.run(check_runs(dsn))
         check(lines_of(ledger))
-        hits += ran_again(lines_of(ledger))
+        hits += count_repeats(lines_of(ledger))
     assert hits > kills / 5, "the kills missed the work, so nothing was shown"
 
 
@@ -41,16 +41,16 @@ def survive(backend: Backend, dsn: str, start: Start, ledger: Path, rng: random.
         done = len(lines_of(ledger))
         worker = start(jobs.worker, dsn, ledger, generation, backend.lease_ttl, BEGUN)
         if rng.random() < 0.8:
-            assert worker.hear() == "ready"
+            assert worker.receive() == "ready"
             wait_for_steps(ledger, done + rng.randrange(40))
         time.sleep(rng.random() * 0.05 * backend.pace)
         worker.kill()
     last = start(jobs.worker, dsn, ledger, kills, backend.lease_ttl, BEGUN)
-    assert last.hear() == "ready"
-    last.tell("come to an end")
-    while last.hear() != "done":
+    assert last.receive() == "ready"
+    last.send("come to an end")
+    while last.receive() != "done":
         continue  # a run has ended, and there is patience for another
-    last.end()
+    last.wait_for_exit()
 
 
 def wait_for_steps(ledger: Path, count: int) -> None:
@@ -63,7 +63,7 @@ def wait_for_steps(ledger: Path, count: int) -> None:
 
 async def check_runs(dsn: str) -> None:
     """Every run completed with its result, each key was recorded once, and every signal was consumed."""
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         lines = await store.list(limit=10_000)
         assert {line.status for line in lines} == {"completed"}
         for line in lines:

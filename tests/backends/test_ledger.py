@@ -2,20 +2,20 @@ from __future__ import annotations
 
 import pytest
 
-from tests.backends.ledger import PLACES, Line, check, ran_again
+from tests.backends.ledger import PLACES, Line, check, count_repeats
 
 GOOD = [Line("1", "drive", "run", step) for step in PLACES]
 
 
 def test_a_run_without_a_kill_is_as_it_must_be() -> None:
     check(GOOD)
-    assert ran_again(GOOD) == 0
+    assert count_repeats(GOOD) == 0
 
 
 def test_a_step_in_flight_may_run_again() -> None:
     again = [*GOOD[:2], Line("2", "next", "run", "a1"), *GOOD[2:]]
     check(again)
-    assert ran_again(again) == 1
+    assert count_repeats(again) == 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from perdure.errors import LeaseHeld, LeaseLost, PersistenceError
 from perdure.model.records import Claim, Item, Schedule
 from perdure.store import FullStore
 from perdure.testing.contract.world import EXPIRED, entry, new_run, run_row, signals
-from tests.backends.opening import opened
+from tests.backends.opening import store_at
 from tests.backends.registry import LIBSQL, MONGO, MYSQL, REDIS, ServerBackend, on
 from tests.wire import Wire
 
@@ -42,7 +42,7 @@ class LossyStore:
 
 @pytest.fixture
 async def lossy(server_backend: ServerBackend, driver_options: str, shared_dsn: str, wire: Wire) -> AsyncIterator[LossyStore]:
-    async with opened(server_backend.through(wire, driver_options)) as store, opened(shared_dsn) as observer:
+    async with store_at(server_backend.through(wire, driver_options)) as store, store_at(shared_dsn) as observer:
         await warm_up(store)
         lossy = LossyStore(store, observer, wire)
         yield lossy

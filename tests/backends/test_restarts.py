@@ -20,7 +20,7 @@ from perdure.testing.contract.world import entry
 from tests.backends import jobs
 from tests.backends.conftest import Start
 from tests.backends.ledger import PLACES, Line, check, lines_of, result_of
-from tests.backends.opening import opened
+from tests.backends.opening import store_at
 from tests.backends.processes import Child
 from tests.backends.registry import Backend, Server
 
@@ -42,7 +42,7 @@ class Crew:
         self.children = [self._start(job, self.dsn, self._ledger, self._generation + n, self._ttl) for n, job in enumerate(JOBS)]
         self._generation += len(JOBS)
         for child in self.children:
-            assert child.hear() == "ready"
+            assert child.receive() == "ready"
 
     def kill(self) -> None:
         for child in self.children:
@@ -52,12 +52,12 @@ class Crew:
         """Stop the customer and the recorder; the workers once every run has ended."""
         *workers, customer, recorder = self.children
         for child in (customer, recorder):
-            child.tell("stop")
-            child.end()
+            child.send("stop")
+            child.wait_for_exit()
         asyncio.run(all_ended(self.dsn))
         for child in workers:
-            child.tell("stop")
-            child.end()
+            child.send("stop")
+            child.wait_for_exit()
 
     def has_done(self) -> dict[str, int]:
         """How much of each kind is noted so far."""
@@ -123,7 +123,7 @@ def test_nothing_acknowledged_is_lost_when_it_goes_down_under_load(
 
 
 async def all_ended(dsn: str) -> None:
-    async with opened(dsn) as store, asyncio.timeout(PATIENCE):
+    async with store_at(dsn) as store, asyncio.timeout(PATIENCE):
         while await store.count(prefix="order-") > await store.count(prefix="order-", status="completed"):  # noqa: ASYNC110
             await asyncio.sleep(0.05)  # other processes complete them
 
@@ -132,7 +132,7 @@ async def check_acknowledged(dsn: str, lines: list[Line]) -> None:
     """The last starts, signals and records that returned are there, or what became of them."""
     started, signalled = ([line.run for line in lines if line.step == what][-50:] for what in ("started", "signalled"))
     last_record = max(int(line.step) for line in lines if line.run == "records")
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         lost = [run_id for run_id in started if await store.get(run_id) is None]
         assert not lost, "started, but gone"
         lost = [run_id for run_id in signalled if "hurry" not in await signals_of(store, run_id)]
@@ -150,7 +150,7 @@ async def check_place(dsn: str, lines: list[Line]) -> None:
     """Every start, signal and record that returned is there."""
     started = {line.run for line in lines if line.step == "started"}
     records = max(int(line.step) for line in lines if line.run == "records")
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         assert started == {line.id for line in await store.list(prefix="order-", limit=100_000)}
         for run_id in started:
             row, number = await store.get(run_id), int(run_id.rpartition("-")[2])

@@ -15,8 +15,8 @@ import pytest
 from perdure import Context, Runtime, Workflow
 from tests.backends.conftest import Start
 from tests.backends.ledger import Ledger, lines_of
-from tests.backends.opening import opened
-from tests.backends.processes import Voice
+from tests.backends.opening import store_at
+from tests.backends.processes import ParentPipe
 from tests.backends.registry import Backend
 
 # Where the process is killed, and what has returned by then.
@@ -68,14 +68,14 @@ def payment(ledger: Ledger, killed: str | None) -> Workflow[Any, Any]:
     return Workflow("payment", body)
 
 
-async def pay(voice: Voice, dsn: str, path: Path, generation: int, ttl: float, killed: str | None) -> None:
+async def pay(pipe: ParentPipe, dsn: str, path: Path, generation: int, ttl: float, killed: str | None) -> None:
     """Start or resume the payment, and say what it came to."""
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         flow = payment(Ledger(path, generation), killed)
         async with Runtime(store, [flow], lease_ttl=ttl) as runtime:
             run = await runtime.start(flow, id="payment")
             await runtime.signal("payment", "approve", "yes", dedupe="once")
-            voice.say(await run)
+            pipe.send(await run)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -86,17 +86,17 @@ def test_what_returned_before_a_kill_is_recorded_and_not_repeated(
     with backend.place() as dsn:
         killed = start(pay, dsn, ledger, 0, backend.lease_ttl, moment)
         with pytest.raises(AssertionError, match="died"):
-            killed.hear()
+            killed.receive()
         recorded = asyncio.run(closed_keys(dsn))
         assert not set(MOMENTS[moment]) - set(recorded), "it returned and is not in the store"
         resumed = start(pay, dsn, ledger, 1, backend.lease_ttl, None)
-        assert resumed.hear() == ["charge", "once", "yes", "left", "right", "receipt"]
-        resumed.end()
+        assert resumed.receive() == ["charge", "once", "yes", "left", "right", "receipt"]
+        resumed.wait_for_exit()
         assert asyncio.run(closed_keys(dsn))[: len(recorded)] == recorded
     ran = Counter(line.step for line in lines_of(ledger))
     assert ran == dict.fromkeys(["charge", "once", "left", "right", "receipt"], 1)
 
 
 async def closed_keys(dsn: str) -> list[str]:
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         return [entry.key for entry in await store.journal("payment") if entry.phase == "close"]

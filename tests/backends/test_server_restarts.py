@@ -13,9 +13,9 @@ from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.records import Lease
 from perdure.store import FullStore
 from perdure.testing.contract.world import entry, new_run, outcomes
-from tests.backends.opening import connections_of, opened
+from tests.backends.opening import connections_of, store_at
 from tests.backends.places import new_name, with_options
-from tests.backends.registry import Server, ServerBackend
+from tests.backends.registry import SERVER_BACKENDS, Server, ServerBackend, on
 
 TTL: Final = 600.0
 PATIENCE: Final = 30.0
@@ -81,7 +81,7 @@ async def test_nothing_acknowledged_is_lost_when_the_server_restarts_under_load(
 ) -> None:
     is_slow = server_backend.pace > 1
     runs, restarts, records = (10, 1, 50) if is_slow else (20, 2, 100)
-    async with opened(own_dsn) as store:
+    async with store_at(own_dsn) as store:
         if is_slow:
             monkeypatch.setattr(type(connections_of(store)), "PATIENCE", 200.0)
         load = Load(store, runs)
@@ -100,7 +100,7 @@ async def test_nothing_acknowledged_is_lost_when_the_server_restarts_under_load(
 async def test_a_server_that_stays_away_is_an_error_in_bounded_time(
     server_backend: ServerBackend, server: Server, own_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(with_options(own_dsn, server_backend.away_options)) as store:
+    async with store_at(with_options(own_dsn, server_backend.away_options)) as store:
         monkeypatch.setattr(type(connections_of(store)), "PATIENCE", 0.5)
         lease = await leased(store)
         await asyncio.to_thread(server.kill)
@@ -116,10 +116,24 @@ async def test_a_server_that_stays_away_is_an_error_in_bounded_time(
             await store.record(lease, [entry(2)])
 
 
+@on(*(backend for backend in SERVER_BACKENDS if backend.failover is not None))
+async def test_a_write_outlasts_a_failover(server_backend: ServerBackend, server: Server, own_dsn: str) -> None:
+    assert server_backend.failover is not None
+    async with store_at(own_dsn) as store:
+        lease = await leased(store)
+        async with server_backend.failover(server.dsn):
+            writing = asyncio.ensure_future(store.record(lease, [entry(1)]))
+            await asyncio.wait([writing], timeout=0.5)
+            assert not writing.done()
+        async with asyncio.timeout(PATIENCE):
+            await writing
+        assert await store.journal("run") == [entry(1)]
+
+
 async def test_a_watcher_is_woken_when_the_server_goes_away(
     server_backend: ServerBackend, server: Server, own_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(with_options(own_dsn, server_backend.away_options)) as store:
+    async with store_at(with_options(own_dsn, server_backend.away_options)) as store:
         monkeypatch.setattr(type(connections_of(store)), "PATIENCE", 0.5)
         await store.setup()
         await store.watch(1)
@@ -134,7 +148,7 @@ async def test_a_watcher_is_woken_when_the_server_goes_away(
 async def test_many_callers_learn_at_once_that_the_server_stays_away(
     server_backend: ServerBackend, server: Server, own_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(with_options(own_dsn, server_backend.away_options)) as store:
+    async with store_at(with_options(own_dsn, server_backend.away_options)) as store:
         monkeypatch.setattr(type(connections_of(store)), "PATIENCE", 1.0)
         leases = [await leased(store, f"run-{n}") for n in range(50)]
         await asyncio.to_thread(server.stop)

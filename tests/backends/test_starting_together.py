@@ -10,7 +10,7 @@ import pytest
 from perdure.testing.contract.world import entry
 from tests.backends import jobs
 from tests.backends.conftest import Start
-from tests.backends.opening import opened
+from tests.backends.opening import store_at
 from tests.backends.processes import CONTEXT
 from tests.backends.registry import Backend
 
@@ -20,13 +20,13 @@ def test_thirty_two_processes_that_start_one_id_make_one_run(backend: Backend, d
     barrier = CONTEXT.Barrier(32)  # lives as long as this name
     children = [start(jobs.start_together, dsn, barrier, me, ids) for me in range(32)]
     for run_id in ids:
-        found = [answer for child in children if (answer := child.hear()) is not None]
+        found = [answer for child in children if (answer := child.receive()) is not None]
         assert sum(answer.is_new for answer in found) == 1, "one process made it"
         assert sum(answer.is_leased for answer in found) == 1, "and has the lease"
         assert len({(answer.seed, answer.input) for answer in found}) == 1, "and all found the run that it made"
         assert len(found) == (16 if run_id.endswith("!") else 32), "but whoever brought another input"
     for child in children:
-        child.end()
+        child.wait_for_exit()
 
 
 @pytest.mark.parametrize("killed", [0, 8], ids=["all live", "half are killed"])
@@ -38,15 +38,15 @@ def test_sixteen_processes_set_up_one_place_at_once(backend: Backend, start: Sta
             barrier = CONTEXT.Barrier(16)
             children = [start(jobs.set_up_together, dsn, barrier, me, killed_after) for me, killed_after in enumerate(moments)]
             for child in children[killed:]:
-                assert child.hear() == "done"
-                child.end()
+                assert child.receive() == "done"
+                child.wait_for_exit()
             for child in children[:killed]:
                 child.kill()
             asyncio.run(check_place(dsn, range(killed, 16)))
 
 
 async def check_place(dsn: str, survivors: range) -> None:
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         assert {f"run-{me}" for me in survivors} <= {line.id for line in await store.list(status="completed")}
         for me in survivors:
             assert await store.journal(f"run-{me}") == [entry(seq) for seq in range(1, 4)]

@@ -12,7 +12,7 @@ import pytest
 
 from perdure import Context, Err, Ok, Runtime, Suspended, workflow
 from perdure.errors import InvalidInput, ValueNotStorable
-from tests.backends.opening import opened
+from tests.backends.opening import store_at
 from tests.backends.registry import Backend
 from tests.codec.same import same
 
@@ -75,26 +75,26 @@ def test_a_value_reads_back_with_its_type_wherever_it_is_recorded(backend: Backe
     seen: list[tuple[Any, ...]] = []
 
     async def begin() -> None:
-        async with opened(place) as store:
+        async with store_at(place) as store:
             runtime = Runtime(store, concurrency=0, deps=seen)
             assert isinstance(await runtime.run(carry, value, id=name), Suspended)
             await runtime.close()
 
     async def tell() -> None:
-        async with opened(place) as store:
+        async with store_at(place) as store:
             runtime = Runtime(store, concurrency=0)
             await runtime.signal(name, "value", value)
             await runtime.close()
 
     async def go_on() -> Any:
-        async with opened(place) as store:
+        async with store_at(place) as store:
             runtime = Runtime(store, [carry], concurrency=0, deps=seen)
             driven = await runtime.resume(name)
             await runtime.close()
             return driven
 
     async def look() -> Any:
-        async with opened(place) as store:
+        async with store_at(place) as store:
             runtime = Runtime(store, [carry], concurrency=0)
             run = await runtime.get(name)
             assert run is not None
@@ -110,7 +110,7 @@ def test_a_value_reads_back_with_its_type_wherever_it_is_recorded(backend: Backe
 
 async def refusals(dsn: str) -> list[str]:
     """What is said of 300 levels of nesting as an input, a step's result and a signal's payload."""
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         runtime = Runtime(store, [carry, build], concurrency=0)
         with pytest.raises(InvalidInput) as of_input:
             await runtime.run(carry, nested(300), id="nested input")

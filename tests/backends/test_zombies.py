@@ -17,7 +17,7 @@ from perdure.store import FullStore
 from perdure.testing.contract.world import entry
 from tests.backends import jobs
 from tests.backends.conftest import Start
-from tests.backends.opening import opened
+from tests.backends.opening import store_at
 from tests.backends.processes import Child
 from tests.backends.registry import Backend
 
@@ -49,7 +49,7 @@ def test_every_write_of_a_stopped_holder_is_refused_and_nothing_changes(
     backend: Backend, dsn: str, start: Start, ends: bool
 ) -> None:
     async def succeed() -> tuple[Any, ...]:
-        async with opened(dsn) as store:
+        async with store_at(dsn) as store:
             await store.signal("run", "go", b"1")
             claim = await take_over(store, "run")
             await store.record(claim.lease, [entry(1, "ours")])
@@ -58,16 +58,16 @@ def test_every_write_of_a_stopped_holder_is_refused_and_nothing_changes(
             return await everything(store)
 
     async def look() -> tuple[Any, ...]:
-        async with opened(dsn) as store:
+        async with store_at(dsn) as store:
             return await everything(store)
 
     zombie = start(jobs.stopped_holder, dsn, TTL)
-    assert zombie.hear() == "stopping"
+    assert zombie.receive() == "stopping"
     zombie.wait_until_stopped()
     before = asyncio.run(succeed())
-    zombie.go_on()
-    results = zombie.hear()
-    zombie.end()
+    zombie.resume()
+    results = zombie.receive()
+    zombie.wait_for_exit()
     assert results.pop("renew") == "[None]"
     assert results == dict.fromkeys(results, "LeaseLost")
     assert len(results) >= 7
@@ -82,23 +82,23 @@ def test_a_worker_stopped_in_a_step_stops_for_good_when_its_lease_is_gone(backen
         return await ctx.step(jobs.second, await ctx.step(first))
 
     async def drive() -> tuple[Any, ...]:
-        async with opened(dsn) as store:
+        async with store_at(dsn) as store:
             runtime = Runtime(store, concurrency=0, on_definition_change="ignore")
             assert await runtime.run(Workflow("two steps", flow), id="run") == Ok("from the new worker, again")
             await runtime.close()
             return await everything(store)
 
     async def look() -> tuple[Any, ...]:
-        async with opened(dsn) as store:
+        async with store_at(dsn) as store:
             return await everything(store)
 
     stopped = start(jobs.stopped_worker, dsn, backend.lease_ttl)
-    assert stopped.hear() == "stopping"
+    assert stopped.receive() == "stopping"
     stopped.wait_until_stopped()
     before = asyncio.run(drive())
-    stopped.go_on()
-    assert stopped.hear() == "LeaseLost"
-    stopped.end()
+    stopped.resume()
+    assert stopped.receive() == "LeaseLost"
+    stopped.wait_for_exit()
     assert asyncio.run(look()) == before
 
 
@@ -109,17 +109,17 @@ def test_a_write_under_way_when_its_holder_is_stopped_is_there_at_the_takeover_o
     holder = start(jobs.busy_holder, dsn, TTL)
     for n in range(backend.times(60)):
         one_takeover(dsn, holder, [f"{n}/{run_id}" for run_id in TOGETHER], rng)
-    holder.tell([])
-    holder.end()
+    holder.send([])
+    holder.wait_for_exit()
 
 
 def one_takeover(dsn: str, holder: Child, run_ids: list[str], rng: random.Random) -> None:
-    holder.tell(run_ids)
-    assert holder.hear() == "busy"
+    holder.send(run_ids)
+    assert holder.receive() == "busy"
     time.sleep(rng.random() * 0.06)
     holder.stop()
     expected = asyncio.run(taken_over(dsn, holder, run_ids))
-    for told, (loaded, ours) in zip(holder.hear(), expected, strict=True):
+    for told, (loaded, ours) in zip(holder.receive(), expected, strict=True):
         assert told.ended_by == "LeaseLost"
         assert set(told.acknowledged) <= {line.seq for line in loaded}, "an acknowledged write was not there at the takeover"
         assert {line.payload for line in loaded} <= {loaded[0].payload if loaded else b""}
@@ -130,16 +130,16 @@ def one_takeover(dsn: str, holder: Child, run_ids: list[str], rng: random.Random
 
 async def taken_over(dsn: str, holder: Child, run_ids: list[str]) -> list[tuple[list[Entry], list[Entry]]]:
     """What each run's new holder loaded, and what it wrote, before and after the old one went on."""
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         taking = asyncio.gather(*(take_over(store, run_id) for run_id in run_ids))
         await asyncio.wait([taking], timeout=TTL + PATIENCE)
         was_in_the_way = not taking.done()
         if was_in_the_way:
-            holder.go_on()
+            holder.resume()
         claims = await taking
         # Far above, so that the numbers which the old holder would use next are free for it.
         first = [await written(store, claim.lease, 1_000_001) for claim in claims]
-        holder.go_on()
+        holder.resume()
         second = [await written(store, claim.lease, 1_000_011) for claim in claims]
         return [(claim.journal, [*one, *two]) for claim, one, two in zip(claims, first, second, strict=True)]
 
@@ -152,5 +152,5 @@ async def written(store: FullStore, lease: Lease, seq: int) -> list[Entry]:
 
 
 async def journals(dsn: str, run_ids: list[str]) -> list[list[Entry]]:
-    async with opened(dsn) as store:
+    async with store_at(dsn) as store:
         return [await store.journal(run_id) for run_id in run_ids]

@@ -34,7 +34,7 @@ from tests.codec.models import (  # fmt: skip
     WithExtras,
     Wrapped,
 )
-from tests.naming import shown
+from tests.naming import short_id
 
 codec = Codec()
 T = TypeVar("T")
@@ -104,7 +104,7 @@ RIGHT: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "hint"), RIGHT, ids=shown)
+@pytest.mark.parametrize(("value", "hint"), RIGHT, ids=short_id)
 def test_what_is_right_already_passes_as_the_same_object(value: Any, hint: Any) -> None:
     assert codec.conform(value, hint) is value
 

@@ -17,7 +17,7 @@ from perdure.errors import ValueNotStorable
 from tests.codec.models import ALL, Account, Color, Item, Loose, Order, Page, Place, Point, User, WithExtras
 from tests.codec.same import same
 from tests.codec.test_values import HASHABLE, KEYS, LEAVES, VALUES
-from tests.naming import shown
+from tests.naming import short_id
 
 codec = Codec()
 
@@ -146,7 +146,7 @@ def test_a_value_that_cannot_be_rebuilt_without_its_lost_part_is_lost_as_a_whole
         ({(1, len): 1}, "non-json", "value[0].key((1, <built-in function len>))[1]"),
         ({Member(1)}, "non-json", "value[0][0]"),
     ],
-    ids=shown,
+    ids=short_id,
 )
 def test_a_set_or_dict_that_loses_an_element_or_key_is_one_loss_in_the_bytes(value: Any, reason: str, inner: str | None) -> None:
     losses: list[Loss] = []

@@ -8,7 +8,7 @@ import redis.asyncio
 from perdure.backends.redis import RedisStore
 from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
-from tests.servers.redis import RedisServer, given_url
+from tests.servers.redis import RedisServer, configured_url
 
 
 @cache
@@ -24,9 +24,9 @@ class RedisFactory(StoreFactory):
     capabilities = STANDARD_PARTS | {"shared", "durable"}
 
     def __init__(self) -> None:
-        given = given_url()
-        self.is_ours = given is None
-        self.url = given or server().url
+        url = configured_url()
+        self.is_ours = url is None
+        self.url = url or server().url
         self.stem = f"perdure-{secrets.token_hex(8)}"
 
     async def open(self, prefix: str = "") -> FullStore:

@@ -21,7 +21,7 @@ from perdure.kv.protocol import KeyValueStore
 from perdure.testing.keyvalue import KeyValueFactory
 from tests.servers.mongo import shared_server as shared_mongo
 from tests.servers.postgres import shared_server, with_search_path
-from tests.servers.redis import RedisServer, given_url
+from tests.servers.redis import RedisServer, configured_url
 
 
 class Place(KeyValueFactory):
@@ -127,7 +127,7 @@ def redis_server() -> RedisServer:
 
 class RedisPlace(Place):
     def __init__(self) -> None:
-        self.url = given_url() or redis_server().url
+        self.url = configured_url() or redis_server().url
         self.table = f"perdure-{secrets.token_hex(8)}"
         self.dsn = f"{self.url}?table={self.table}"
 

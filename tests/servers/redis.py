@@ -86,7 +86,7 @@ def _port_with_bus() -> int:
     return port
 
 
-def given_url() -> str | None:
+def configured_url() -> str | None:
     """The server that the environment names, or None."""
     return os.environ.get(VARIABLE) or None
 

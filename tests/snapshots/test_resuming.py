@@ -27,7 +27,7 @@ from perdure.state import ResumeState, StepResult, dump_state, merge_snapshots, 
 from perdure.testing import ManualClock
 from tests.campaign import times
 from tests.codec.models import Item, Level, Page, Point
-from tests.naming import shown
+from tests.naming import short_id
 from tests.snapshots import mutations
 from tests.snapshots.documents import COMPLETED, DOCUMENTS, FAILED, LOSSY, RUNNING, all_snapshots, all_states
 from tests.snapshots.elsewhere import There, returning, through_text
@@ -165,7 +165,7 @@ class TestWhatMayBeGiven:
             ({**COMPLETED, "steps": {"a": {"ok": True, "value": 1, "perdure": {"kind": "nap"}}}}, "$.steps.a.perdure"),
             ({**COMPLETED, "steps": {"a": {"ok": True, "value": 1, "perdure": 1}}}, "$.steps.a.perdure"),
         ],
-        ids=lambda part: shown(part, 60),
+        ids=lambda part: short_id(part, 60),
     )
     async def test_what_is_no_state_is_refused_with_its_path_before_anything_happens(self, given_as: Any, path: str) -> None:
         flow, called = asking("a", name="feed")

@@ -20,7 +20,7 @@ from perdure.snapshots.snapshot import Snapshot
 from perdure.state import is_step_complete, merge_snapshots, parse_state
 from tests.engine.replays import spoil, stored
 from tests.engine.worlds import World, world
-from tests.naming import shown
+from tests.naming import short_id
 
 lossy = pytest.mark.filterwarnings("ignore:what cannot be stored:perdure.errors.PerdureWarning")
 
@@ -516,7 +516,7 @@ class TestLosses:
             (lambda: {1: object()}, "value[1]", "non-json"),
             (_circular, "value[1]", "circular"),
         ],
-        ids=shown,
+        ids=short_id,
     )
     async def test_every_loss_has_its_path_and_reason_here_and_after_an_export(
         self, make: Callable[[], Any], path: str, reason: str

@@ -356,6 +356,10 @@ class Drive:
         """Do with a mismatch what the option says, and tell listeners of it."""
         if choice == "error":
             self.misfit(error)
+        self.warn_or_raise(choice, error)
+
+    def warn_or_raise(self, choice: OnChange, error: PerdureError) -> None:
+        """As `react`, for an error that the body may handle."""
         if choice == "warn":
             self.telling.warned(str(error))
         react(choice, error)

@@ -23,9 +23,9 @@ from perdure.codec.outcomes import error_on_replay, load_failure, store_err, sto
 from perdure.engine.drive import Drive
 from perdure.engine.keyed_calls import CtxCall
 from perdure.engine.step_cache import Cached, StepCaching
-from perdure.engine.step_replay import replay_step, report_changed_arguments
+from perdure.engine.step_replay import replay_step
 from perdure.engine.timers_and_signals import Wait
-from perdure.errors import PerdureWarning, PersistenceError, StepFailed, StepTimeout, ValueNotStorable
+from perdure.errors import PerdureWarning, PersistenceError, StepChanged, StepFailed, StepTimeout, ValueNotStorable
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry, NextTry
 from perdure.result import Err, Ok
@@ -156,8 +156,10 @@ class _Attempts(msgspec.Struct):
             # Whether the step was done before is not known, so nothing is done now.
             self._drive.stop_because(failure)
         if cached is not None and cached.args_hash is not None and self._args_hash not in (None, cached.args_hash):
+            who = "called with other arguments by the run whose result is in the cache"
+            error = StepChanged(self._drive.run.id, self._step.key, who, "called with these")
             try:
-                report_changed_arguments(self._drive, self._step.key, " by the run whose result is in the cache")
+                self._drive.warn_or_raise(self._drive.options.on_changed_arguments, error)
             except Exception:
                 self._call.free()  # nothing is recorded: another use of the key is told the same
                 raise

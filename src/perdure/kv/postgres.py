@@ -97,7 +97,7 @@ class PostgresKvConnections(PostgresConnections):
 
     async def rows(self, statement: str, *values: Any) -> Sequence[Any]:
         """The rows that a statement returns."""
-        return await self.connected(lambda connection: _fetch(connection, statement, values))
+        return await self.use_connection(lambda connection: _fetch(connection, statement, values))
 
 
 async def _fetch(connection: Connection, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:

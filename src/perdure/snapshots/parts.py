@@ -98,7 +98,7 @@ class LossWarning:
         return {"type": self.type, "stepId": self.step_id, "path": self.path, "reason": self.reason, **self.extra}
 
 
-def checked_copy(tree: dict[str, Any], *, around: int, what: str) -> dict[str, Any]:
+def check_and_copy(tree: dict[str, Any], *, around: int, what: str) -> dict[str, Any]:
     """A copy of a tree that is about to be written; `SnapshotFormatError` when the tree is no plain JSON."""
     problems = Problems()
     copy: dict[str, Any] = copy_json(tree, problems, around=around)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from perdure.errors import SnapshotFormatError
 from perdure.snapshots.json_reader import Problems, copy_json, describe, write_text
-from perdure.snapshots.parts import AROUND_VALUES, Execution, ExecutionStatus, StepResult, checked_copy
+from perdure.snapshots.parts import AROUND_VALUES, Execution, ExecutionStatus, StepResult, check_and_copy
 from perdure.snapshots.resume_v1 import read_entry, write_entry
 from perdure.snapshots.snapshot import Snapshot, raw_tree, read_snapshot
 from perdure.snapshots.validation import Fields, read_step
@@ -60,7 +60,7 @@ def dump_state(state: ResumeState | Snapshot, /, **metadata: Any) -> str:
     if isinstance(state, Snapshot):
         state = ResumeState.from_snapshot(state)
     try:
-        return write_text(checked_copy(_tree(state, metadata), around=_AROUND_VALUES, what=_WHAT))
+        return write_text(check_and_copy(_tree(state, metadata), around=_AROUND_VALUES, what=_WHAT))
     except RecursionError:
         raise SnapshotFormatError([("$", "is nested too deeply for the stack that is left")], _WHAT) from None
 

@@ -20,7 +20,7 @@ from perdure.snapshots.parts import (
     Execution,
     LossWarning,
     StepResult,
-    checked_copy,
+    check_and_copy,
     without_none,
 )
 from perdure.snapshots.validation import read_parts
@@ -72,7 +72,7 @@ class Snapshot:
         }
         if self.warnings:
             tree["warnings"] = [warning.tree() for warning in self.warnings]
-        return checked_copy(tree, around=AROUND_VALUES, what="the snapshot")
+        return check_and_copy(tree, around=AROUND_VALUES, what="the snapshot")
 
 
 def _rebuild(

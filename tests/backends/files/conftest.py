@@ -1,21 +1,13 @@
-"""A store in a temporary directory, and processes of their own."""
+"""A store in a temporary directory."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, TypeAlias
+from urllib.parse import quote
 
 import pytest
 
 from perdure.backends.files import FilesStore
-
-CHILD: Final = Path(__file__).parent / "child.py"
-
-Process: TypeAlias = subprocess.Popen[str]
-Start: TypeAlias = Callable[..., Process]
 
 
 @pytest.fixture
@@ -24,42 +16,11 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(path: Path) -> FilesStore:
-    """Not closed: dropping it gives everything back."""
-    return FilesStore(path)
+def dsn(path: Path) -> str:
+    return f"files:{quote(str(path))}"
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts `child.py` with a job, up to its "ready"; what still runs at the end is killed."""
-    started: list[Process] = []
-
-    def start(*arguments: object, ready: bool = True, under: tuple[str, ...] = ()) -> Process:
-        quiet = ("-W", "default", "-W", "ignore:This process:DeprecationWarning")
-        command = [*under, sys.executable, *quiet, str(CHILD), *map(str, arguments)]
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-        started.append(process)
-        if ready:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n", process.communicate()[1]
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def go(process: Process) -> None:
-    """Let the process go on."""
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
-def end_of(process: Process) -> str:
-    """Let the process go on to its end, which must be a good one, and give what it said."""
-    said, complaints = process.communicate("\n", timeout=50)
-    assert (process.returncode, complaints) == (0, "")
-    return said
+def store(path: Path) -> FilesStore:
+    """Not closed: dropping it gives everything back."""
+    return FilesStore(path)

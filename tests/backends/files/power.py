@@ -1,4 +1,4 @@
-"""A disk that loses power: `python power.py DIRECTORY` lives as in `child.py`, and before every sync copies what is safe by then.
+"""A disk that loses power: `python power.py DIRECTORY` does `write_everything`, and before every sync copies what is safe then.
 
 Safe is of a file what it held when it was last synced, and of a directory the entries it had then; a file that was never
 synced is empty. The copies are DIRECTORY/<n>/runs, beside a file with the words that were said until then. This is the harshest
@@ -11,9 +11,10 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 from perdure.backends.files import disk, log, namespace
-from tests.backends.files import child
+from tests.backends import disk_child
 
 AT = Path(sys.argv[1])
 ROOT = AT / "runs"
@@ -61,8 +62,8 @@ def main() -> None:
         vars(module)["sync"] = platter.sync
     for module in (disk, log, namespace):
         vars(module)["sync_directory"] = platter.sync_directory
-    child.say = lambda *words: platter.said.append(" ".join(map(str, words)))
-    asyncio.run(child.live(str(ROOT)))
+    disk_child.say = lambda *words: platter.said.append(" ".join(map(str, words)))
+    asyncio.run(disk_child.write_everything(f"files:{quote(str(ROOT))}"))
     platter.copy()
     print(platter.copies)
 

@@ -13,7 +13,8 @@ import pytest
 from perdure.backends.files import FilesStore, disk, index, log, namespace, threads
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, Schedule
-from tests.backends.files.child import entry, new_run, started
+from perdure.testing.contract.world import new_run
+from tests.backends.disk_child import create_leased, entry
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ async def test_each_verb_has_its_price(store: FilesStore, syncs: Counter[str]) -
         return spent
 
     price()
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     assert price() == (1, 2), "create"
     await store.record(lease, [entry(1)])
     assert price() == (1, 0), "record"
@@ -74,8 +75,8 @@ async def test_each_verb_has_its_price(store: FilesStore, syncs: Counter[str]) -
 
 
 async def test_a_child_that_ends_costs_three_syncs(store: FilesStore, syncs: Counter[str]) -> None:
-    await started(store, "parent")
-    child = await started(store, "child", parent_id="parent", parent_key="pay")
+    await create_leased(store, "parent")
+    child = await create_leased(store, "child", parent_id="parent", parent_key="pay")
     syncs.clear()
     await store.finish(child, "completed", b"1")
     assert dict(syncs) == {"file": 3}
@@ -89,7 +90,7 @@ async def test_a_schedule_that_fires_is_on_disk_before_its_run(store: FilesStore
 
 
 async def test_records_of_one_run_share_a_sync(store: FilesStore, syncs: Counter[str]) -> None:
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     syncs.clear()
     await asyncio.gather(*(store.record(lease, [entry(seq)]) for seq in range(1, 201)))
     assert syncs["file"] <= 40
@@ -97,7 +98,7 @@ async def test_records_of_one_run_share_a_sync(store: FilesStore, syncs: Counter
 
 
 async def test_only_the_culprit_of_a_batch_fails(store: FilesStore) -> None:
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     wrong = Entry(seq=1000, key="x", payload=2**70)  # type: ignore[arg-type]
     records = [store.record(lease, [wrong if n == 7 else entry(n)]) for n in range(1, 20)]
     answers = await asyncio.gather(*records, return_exceptions=True)
@@ -114,7 +115,7 @@ async def test_a_record_costs_the_same_in_a_long_run(store: FilesStore, monkeypa
         return plain(fd, offset)
 
     monkeypatch.setattr(log, "read_all", read_all)
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     await store.record(lease, [entry(seq) for seq in range(1, 5000)])
     await store.record(lease, [entry(5000)])
     assert read == []

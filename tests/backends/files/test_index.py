@@ -9,7 +9,8 @@ import pytest
 
 from perdure.backends.files import FilesStore, index
 from perdure.backends.files.disk import namespace_name
-from tests.backends.files.child import new_run, started
+from perdure.testing.contract.world import new_run
+from tests.backends.disk_child import create_leased
 
 
 def index_of(path: Path) -> Path:
@@ -18,7 +19,7 @@ def index_of(path: Path) -> Path:
 
 async def _filled(store: FilesStore) -> None:
     for n in range(10):
-        lease = await started(store, f"run-{n}")
+        lease = await create_leased(store, f"run-{n}")
         if n % 2:
             await store.finish(lease, "completed", b"1")
         else:
@@ -69,7 +70,7 @@ def _append(file: Path, data: bytes) -> None:
 
 async def test_an_index_is_cut_back_when_it_has_grown(path: Path, store: FilesStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "_SLACK", 1000)
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     other = await asyncio.to_thread(FilesStore, path)
     for n in range(100):
         await store.renew([lease], 600 + n)

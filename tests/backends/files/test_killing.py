@@ -13,8 +13,8 @@ import pytest
 
 from perdure.backends.files import FilesStore
 from perdure.model.records import RunRow
-from tests.backends.files.child import entry
-from tests.backends.files.conftest import Start, go
+from tests.backends.disk_child import entry
+from tests.backends.disk_processes import StartChild, go
 from tests.campaign import IS_FULL, times
 
 # Everything that changes a file or tells others of it, and how often the job does it. `write` is the index's.
@@ -37,17 +37,19 @@ def points() -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(("call", "when"), points())
-def test_what_a_process_killed_at_this_call_said_is_there(path: Path, start: Start, call: str, when: int) -> None:
+def test_what_a_process_killed_at_this_call_said_is_there(
+    path: Path, dsn: str, start_child: StartChild, call: str, when: int
+) -> None:
     inject = ("-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={when}")
-    process = start("live", path, ready=False, under=("strace", "-f", "-qq", "-o", os.devnull, *inject))
+    process = start_child("write_everything", dsn, ready=False, under=("strace", "-f", "-qq", "-o", os.devnull, *inject))
     said = process.communicate("\n", timeout=50)[0].splitlines()
     assert process.returncode != 0, "the job ended before it came to this call"
     asyncio.run(asyncio.wait_for(check(FilesStore(path), said), 40))
 
 
 @pytest.mark.parametrize("seed", range(times(100)))
-def test_a_kill_at_any_moment_loses_nothing(path: Path, start: Start, seed: int) -> None:
-    process = start("live", path)
+def test_a_kill_at_any_moment_loses_nothing(path: Path, dsn: str, start_child: StartChild, seed: int) -> None:
+    process = start_child("write_everything", dsn)
     go(process)
     time.sleep(random.Random(seed).random() * 0.12)
     process.kill()

@@ -13,7 +13,8 @@ from perdure.backends.files.disk import namespace_name, run_name
 from perdure.backends.files.frames import HEADER, make_frame
 from perdure.errors import PersistenceError, SnapshotCorrupt
 from perdure.model.records import Lease
-from tests.backends.files.child import entry, new_run, record, started
+from perdure.testing.contract.world import new_run
+from tests.backends.disk_child import create_leased, entry, record
 from tests.campaign import times
 
 
@@ -25,7 +26,7 @@ def written(path: Path, count: int) -> Lease:
     """A run with so many entries, by a store that is closed again."""
 
     async def write(store: FilesStore) -> Lease:
-        lease = await started(store, "run")
+        lease = await create_leased(store, "run")
         await record(store, lease, range(1, count + 1))
         await store.close()
         return lease
@@ -133,7 +134,7 @@ async def test_a_log_does_not_grow_with_the_renewals_of_its_lease(
     path: Path, store: FilesStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "_MOST_WASTE", 2000)
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     await store.signal("run", "go", b"1", dedupe="d")
     await store.record(lease, [entry(1)], consume=[1])
     for _ in range(200):

@@ -12,7 +12,7 @@ from perdure.backends.files import FilesStore
 from perdure.backends.files.disk import namespace_name, run_name
 from perdure.errors import SnapshotCorrupt
 from perdure.testing.contract.identity import NAMES
-from tests.backends.files.child import new_run
+from perdure.testing.contract.world import new_run
 
 IDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=300)
 SAFE = re.compile(r"[a-z]-[a-z0-9_-]{0,200}")

@@ -12,81 +12,23 @@ from typing import Final
 import pytest
 
 from perdure.backends.files import FilesStore, disk, locks
-from perdure.errors import LeaseHeld, PersistenceError
-from tests.backends.files.child import new_run, record, started
-from tests.backends.files.conftest import Process, Start, end_of, go
+from perdure.errors import PersistenceError
+from perdure.testing.contract.world import new_run
+from tests.backends.disk_child import create_leased, record
+from tests.backends.disk_processes import STRACE, StartChild, go, run_to_end
 
-STRACE: Final = ("strace", "-f", "-qq", "-o", os.devnull, "-e")
 DESCRIPTORS: Final = Path("/proc/self/fd")
-
-
-def test_sixteen_processes_set_up_one_directory_at_once(path: Path, start: Start) -> None:
-    processes = [start("setup", path) for _ in range(16)]
-    for process in processes:
-        go(process)
-    for process in processes:
-        end_of(process)
-    assert asyncio.run(FilesStore(path).count()) == 0
-
-
-def test_eight_processes_write_at_once_without_an_error(path: Path, start: Start) -> None:
-    processes = [start("write", path, f"p{n}", 10) for n in range(8)]
-    for process in processes:
-        go(process)
-    for process in processes:
-        end_of(process)
-    store = FilesStore(path)
-
-    async def lengths() -> set[int]:
-        return {len(await store.journal(f"p{n}-{k}")) for n in range(8) for k in range(4)}
-
-    assert asyncio.run(lengths()) == {10}
-    assert asyncio.run(store.count()) == 32
 
 
 async def _claimed(store: FilesStore) -> list[str]:
     return [claim.run.id for claim in (await store.claim(10, 60, [("flow", 1)])).claims]
 
 
-async def _killed(process: Process) -> None:
-    process.kill()
-    await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, but nobody has collected it yet
-
-
-async def test_a_lease_is_free_at_once_when_its_process_was_killed(store: FilesStore, path: Path, start: Start) -> None:
-    process = await asyncio.to_thread(start, "hold", path, "run")
-    assert await _claimed(store) == []
-    assert await store.due() == []
-    with pytest.raises(LeaseHeld, match=f"process {process.pid} "):
-        await store.acquire("run", 60)
-    await _killed(process)
-    async with asyncio.timeout(20):
-        while await store.due() != ["run"]:  # noqa: ASYNC110 - another process's death is no event
-            await asyncio.sleep(0.01)
-    assert await _claimed(store) == ["run"]
-
-
-async def test_a_stopped_process_keeps_its_lease(store: FilesStore, path: Path, start: Start) -> None:
-    process = await asyncio.to_thread(start, "hold", path, "run")
-    process.send_signal(signal.SIGSTOP)
-    await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-    for _ in range(3):
-        assert await _claimed(store) == []
-        await asyncio.sleep(0.25)  # longer than an answer about a process is believed
-    with pytest.raises(LeaseHeld):
-        await store.acquire("run", 60)
-
-
-def test_a_forked_child_and_its_parent_both_go_on(path: Path, start: Start) -> None:
-    assert end_of(start("fork", path, ready=False)) == "child 0\n"
-    store = FilesStore(path)
-    assert len(asyncio.run(store.journal("before"))) == 210
-    assert len(asyncio.run(store.journal("child"))) == 20
-
-
 @pytest.mark.parametrize("call", ["fdatasync:error=EIO:when=4+3", "pwrite64:error=ENOSPC:when=4+3", "write:error=ENOSPC:when=5"])
-def test_what_could_not_be_written_is_told_and_can_be_written_again(path: Path, start: Start, call: str) -> None:
-    process = start("fail_to_sync", path, 12, ready=False, under=(*STRACE, f"inject={call}"))
+def test_what_could_not_be_written_is_told_and_can_be_written_again(
+    path: Path, dsn: str, start_child: StartChild, call: str
+) -> None:
+    process = start_child("fail_to_sync", dsn, 12, ready=False, under=(*STRACE, f"inject={call}"))
     said = process.communicate(timeout=50)
     assert said[0].startswith("failed "), said[1]
     assert [line.seq for line in asyncio.run(FilesStore(path).journal("run"))] == list(range(1, 13))
@@ -126,7 +68,7 @@ def test_no_descriptor_is_left_open(path: Path) -> None:
     store = FilesStore(path)
 
     async def use() -> None:
-        lease = await started(store, "run")
+        lease = await create_leased(store, "run")
         await record(store, lease, range(1, 20))
         await store.list()
         await store.close()
@@ -136,10 +78,10 @@ def test_no_descriptor_is_left_open(path: Path) -> None:
 
 
 async def test_a_process_stopped_in_the_middle_of_a_write_holds_up_only_its_own_run(
-    store: FilesStore, path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+    store: FilesStore, dsn: str, start_child: StartChild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.create(new_run("ready"))
-    process = await asyncio.to_thread(start, "stop_in_create", path)
+    process = await asyncio.to_thread(start_child, "stop_in_create", dsn)
     await asyncio.to_thread(go, process)
     await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
     async with asyncio.timeout(5):
@@ -153,7 +95,7 @@ async def test_a_process_stopped_in_the_middle_of_a_write_holds_up_only_its_own_
         with pytest.raises(PersistenceError, match="kept a lock"):
             await store.create(new_run("stopped"))
     process.send_signal(signal.SIGCONT)
-    await asyncio.to_thread(end_of, process)
+    await asyncio.to_thread(run_to_end, process)
     assert {line.id for line in await store.list()} == {"ready", "stopped"}
 
 

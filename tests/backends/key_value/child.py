@@ -1,4 +1,4 @@
-"""What the processes of these tests do: `python -m tests.backends.key_value.child WORD DIRECTORY`. They report by printing."""
+"""The program of these tests' processes: `python -m tests.backends.key_value.child JOB DIRECTORY`. It reports by printing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def say(*words: object) -> None:
     print(*words, flush=True)
 
 
-def opened(place: str) -> KeyValueRunStore:
+def open_at(place: str) -> KeyValueRunStore:
     """The store in this directory."""
     return KeyValueRunStore(LocalStore(place, mkdir=True))
 
 
 async def work(store: KeyValueRunStore) -> None:
-    """Start runs and leave them in many ways, saying which and how far they came, until somebody ends this."""
+    """Create runs and leave them in several states, printing each write that returned, until killed."""
     say("ready")
     n = 0
     while True:
@@ -40,7 +40,7 @@ async def work(store: KeyValueRunStore) -> None:
 
 
 async def have(store: KeyValueRunStore) -> None:
-    """Have the place open until somebody says that it is enough."""
+    """Keep the store open until a line on stdin."""
     try:
         await store.setup()
     except StoreCapabilityError as refusal:
@@ -51,7 +51,7 @@ async def have(store: KeyValueRunStore) -> None:
 
 
 async def main() -> None:
-    store = opened(sys.argv[2])
+    store = open_at(sys.argv[2])
     try:
         await {"work": work, "have": have}[sys.argv[1]](store)
     finally:

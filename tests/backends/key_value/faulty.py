@@ -1,4 +1,4 @@
-"""Key-value stores that die, lose answers, count, or look away: over real ones, for tests."""
+"""Key-value stores with faults, over real ones: they die, lose replies, are slow, ignore conditions, or only count requests."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ PATIENCE = 30.0
 
 
 class Died(Exception):
-    """The process is gone, as far as the store can tell."""
+    """As if the process had died."""
 
 
 class MortalDict:
-    """A `KeyValueStore` over a dict. After so many writes it does nothing any more but raise."""
+    """A `KeyValueStore` over a dict. After `writes` writes every call raises `Died`."""
 
-    def __init__(self, kept: dict[str, str] | None = None, *, writes: int | None = None) -> None:
-        self.kept = {} if kept is None else kept
+    def __init__(self, values: dict[str, str] | None = None, *, writes: int | None = None) -> None:
+        self.values = {} if values is None else values
         self.left = writes
         self.writes = 0
 
     def get(self, key: str) -> str | None:
         self._live()
-        return self.kept.get(key)
+        return self.values.get(key)
 
     def set(self, key: str, value: str, ttl: int | None = None) -> None:
         assert ttl is None
         self._write()
-        self.kept[key] = value
+        self.values[key] = value
 
     def delete(self, key: str) -> bool:
         self._write()
-        return self.kept.pop(key, None) is not None
+        return self.values.pop(key, None) is not None
 
     def exists(self, key: str) -> bool:
         self._live()
-        return key in self.kept
+        return key in self.values
 
     def keys(self, pattern: str) -> list[str]:
         raise AssertionError(f"nobody may look through all keys, not even for {pattern!r}")
@@ -81,7 +81,7 @@ class Bucket:
 
 
 class MortalBucket(Bucket):
-    """After so many writes it does nothing any more but raise."""
+    """After `writes` writes every call raises `Died`."""
 
     def __init__(self, store: Any, *, writes: int | None = None) -> None:
         super().__init__(store)
@@ -112,29 +112,29 @@ class MortalBucket(Bucket):
 
 
 class CountingBucket(Bucket):
-    """Notes what it is asked, as `get KEY`, `put KEY` and so on, and how many bytes it was given."""
+    """Lists its requests, as `get KEY`, `put KEY` and so on, and counts the bytes that were put."""
 
     def __init__(self, store: Any) -> None:
         super().__init__(store)
-        self.asked: list[str] = []
-        self.given = 0
+        self.requests: list[str] = []
+        self.bytes_put = 0
 
     async def get_async(self, path: str) -> Any:
-        self.asked.append(f"get {path}")
+        self.requests.append(f"get {path}")
         return await super().get_async(path)
 
     async def put_async(self, path: str, data: bytes, **options: Any) -> Any:
-        self.asked.append(f"put {path}")
-        self.given += len(data)
+        self.requests.append(f"put {path}")
+        self.bytes_put += len(data)
         return await super().put_async(path, data, **options)
 
     async def delete_async(self, path: str) -> None:
-        self.asked.append(f"delete {path}")
+        self.requests.append(f"delete {path}")
         await super().delete_async(path)
 
 
 class ForgetfulBucket(Bucket):
-    """Loses every answer to a conditional write of a run's document, after it was made: by an error, or by being asked twice."""
+    """Loses the reply to every conditional write of a run's document: the caller gets an error, or its retry fails."""
 
     def __init__(self, store: Any, *, says: str) -> None:
         super().__init__(store)
@@ -152,7 +152,7 @@ class ForgetfulBucket(Bucket):
 
 
 class WavingBucket(Bucket):
-    """Takes conditional writes without minding the conditions, as some servers do."""
+    """Does conditional writes without checking the conditions, as some servers do."""
 
     async def put_async(self, path: str, data: bytes, **options: Any) -> Any:
         options.pop("mode", None)
@@ -160,7 +160,7 @@ class WavingBucket(Bucket):
 
 
 class Stop:
-    """A place in somebody's way where he waits until he may go on. Only the first who comes by waits."""
+    """A point at which the first caller waits until `go_on`. Later callers pass."""
 
     def __init__(self) -> None:
         self._reached = threading.Event()
@@ -179,7 +179,7 @@ class Stop:
 
 
 class StoppingBucket(Bucket):
-    """Stops whoever is about to put something under a key with this in it, or to delete it."""
+    """The first put to a key that contains `putting`, or delete of one that contains `deleting`, waits at `stop`."""
 
     def __init__(self, store: Any, *, putting: str = "", deleting: str = "") -> None:
         super().__init__(store)
@@ -199,10 +199,10 @@ class StoppingBucket(Bucket):
 
 
 class SlowBucket(Bucket):
-    """Takes its time, and not always the same, so that what goes on at once meets in many ways."""
+    """Waits for a random number of turns of the event loop before and after each request, so that calls interleave."""
 
     def __init__(self, store: Any, seed: int, *, turns: int = 6) -> None:
-        """It waits for fewer than so many turns of the event loop each time."""
+        """Each wait has fewer than `turns` turns."""
         super().__init__(store)
         self.random = random.Random(seed)
         self.turns = turns

@@ -44,20 +44,20 @@ def kinds(asked: list[str]) -> list[str]:
 async def test_a_recorded_step_is_one_conditional_write(bucket: CountingBucket, store: KeyValueRunStore) -> None:
     lease = await leased(store)
     for seq in range(1, 60):
-        bucket.asked.clear()
+        bucket.requests.clear()
         await store.record(lease, [entry(seq)], now=NOW)
-        assert kinds(bucket.asked) == ["put r"]
+        assert kinds(bucket.requests) == ["put r"]
 
 
 async def test_the_price_of_a_step_does_not_grow_with_the_run(bucket: CountingBucket, store: KeyValueRunStore) -> None:
     lease = await leased(store, input=b"x" * 1_000_000)
     spans: list[tuple[int, int]] = []
     for first in range(1, 641, 64):
-        bucket.asked.clear()
-        bucket.given = 0
+        bucket.requests.clear()
+        bucket.bytes_put = 0
         for seq in range(first, first + 64):
             await store.record(lease, [entry(seq)], now=NOW)
-        spans.append((len(bucket.asked), bucket.given))
+        spans.append((len(bucket.requests), bucket.bytes_put))
     requests, sizes = zip(*spans[1:], strict=True)
     assert set(requests) == {65}, "64 documents, and one chunk"
     assert max(sizes) < 1.05 * min(sizes), "bytes for 64 steps, also behind an input of a megabyte"
@@ -69,7 +69,7 @@ async def test_steps_recorded_during_a_write_share_the_next(bucket: CountingBuck
     store = KeyValueRunStore(stopping)
     await store.setup()
     lease = await leased(store)
-    bucket.asked.clear()
+    bucket.requests.clear()
     stopping.putting = "/r/"
     first = asyncio.create_task(store.record(lease, [entry(1)], now=NOW))
     await stopping.stop.reached()
@@ -77,18 +77,18 @@ async def test_steps_recorded_during_a_write_share_the_next(bucket: CountingBuck
     await asyncio.sleep(0)  # they have asked
     stopping.stop.go_on()
     await asyncio.gather(first, *others)
-    assert kinds(bucket.asked) == ["put r", "put r"]
+    assert kinds(bucket.requests) == ["put r", "put r"]
     assert [line.seq for line in await store.journal("run")] == list(range(1, 51))
     await store.close()
 
 
 async def test_a_one_step_run_is_two_writes_of_its_document(bucket: CountingBucket, store: KeyValueRunStore) -> None:
-    bucket.asked.clear()
+    bucket.requests.clear()
     lease = await leased(store)
     await store.finish(lease, "completed", b"1", entries=[entry(1)], now=at(1))
-    documents = [line for line in kinds(bucket.asked) if line.endswith(" r")]
+    documents = [line for line in kinds(bucket.requests) if line.endswith(" r")]
     assert documents == ["get r", "put r", "put r"], "looked for, created, finished"
-    keys = [line for line in kinds(bucket.asked) if line.endswith(" x")]
+    keys = [line for line in kinds(bucket.requests) if line.endswith(" x")]
     assert keys == ["put x", "put x", "put x", "delete x"], "its exists key and its due key, another due key for the first"
 
 
@@ -99,31 +99,31 @@ async def test_claim_does_not_look_at_runs_that_are_not_due(bucket: CountingBuck
     await store.create(new_run("due"), now=NOW)
     fresh = KeyValueRunStore(bucket)
     await fresh.setup()
-    bucket.asked.clear()
+    bucket.requests.clear()
     claims = await fresh.claim(10, TTL, [("flow", 1)], now=NOW)
     assert [claim.run.id for claim in claims.claims] == ["due"]
-    assert kinds(bucket.asked).count("get r") == 1
+    assert kinds(bucket.requests).count("get r") == 1
     await fresh.close()
 
 
 async def test_listing_reads_only_what_it_gives(bucket: CountingBucket, store: KeyValueRunStore) -> None:
     for n in range(100):
         await store.create(new_run(f"run-{n:03}"), now=at(n))
-    bucket.asked.clear()
+    bucket.requests.clear()
     assert [line.id for line in await store.list(limit=5)] == [f"run-{n:03}" for n in (99, 98, 97, 96, 95)]
-    assert kinds(bucket.asked).count("get r") <= 64
-    bucket.asked.clear()
+    assert kinds(bucket.requests).count("get r") <= 64
+    bucket.requests.clear()
     assert await store.count(prefix="run-0", status="pending") == 100
-    assert kinds(bucket.asked).count("get r") == 0
+    assert kinds(bucket.requests).count("get r") == 0
 
 
 async def test_a_large_payload_is_written_once(bucket: CountingBucket, store: KeyValueRunStore) -> None:
     lease = await leased(store)
     await store.record(lease, [entry(1, payload=b"x" * 1_000_000)], now=NOW)
-    bucket.given = 0
+    bucket.bytes_put = 0
     for seq in range(2, 30):
         await store.record(lease, [entry(seq)], now=NOW)
-    assert bucket.given < 200_000
+    assert bucket.bytes_put < 200_000
     assert (await store.journal("run"))[0].payload == b"x" * 1_000_000
 
 
@@ -153,9 +153,9 @@ async def test_a_signal_costs_the_same_however_many_were_sent(bucket: CountingBu
         await store.signal("run", "go", b"1", dedupe=f"d-{n}", now=NOW)
         if n % 50 == 0:
             await store.record(lease, consume=range(n - 49, n + 1), now=NOW)
-    bucket.given = 0
+    bucket.bytes_put = 0
     await store.record(lease, [entry(1)], now=NOW)
-    assert bucket.given < 12_000
+    assert bucket.bytes_put < 12_000
     assert [await store.signal("run", "go", b"1", dedupe=f"d-{n}", now=NOW) for n in (1, 300, 600)] == [1, 300, 600]
     fresh = KeyValueRunStore(bucket)
     assert await fresh.signal("run", "go", b"1", dedupe="d-256", now=NOW) == 256

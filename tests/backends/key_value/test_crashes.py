@@ -152,7 +152,7 @@ async def check_crashes(make: Callable[[int | None], tuple[Any, Callable[[], Any
 
 def mortal_dict(writes: int | None) -> tuple[MortalDict, Callable[[], MortalDict]]:
     mortal = MortalDict(writes=writes)
-    return mortal, lambda: MortalDict(mortal.kept)
+    return mortal, lambda: MortalDict(mortal.values)
 
 
 def mortal_bucket(writes: int | None) -> tuple[MortalBucket, Callable[[], ObjectMemory]]:

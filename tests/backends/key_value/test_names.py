@@ -49,11 +49,11 @@ async def test_names_survive_a_crash_at_any_write() -> None:
     story = [(f"first/{n:04}", True) for n in range(150)] + changes(150) + [(f"first/{n:04}", False) for n in range(150)]
     whole = MortalDict()
     expected, _ = await told(names_over(whole), story)
-    assert set(await names_over(MortalDict(whole.kept)).within("")) == expected
+    assert set(await names_over(MortalDict(whole.values)).within("")) == expected
     for writes in range(whole.writes):
         kv = MortalDict(writes=writes)
         there, open_name = await told(names_over(kv), story)
-        found = set(await names_over(MortalDict(kv.kept)).within(""))
+        found = set(await names_over(MortalDict(kv.values)).within(""))
         assert found | {open_name} == there | {open_name}, f"after {writes} writes"
 
 
@@ -66,7 +66,7 @@ async def test_a_name_costs_one_bounded_page_however_many_there_are() -> None:
     for n in range(2000, 2050):
         await names.add(f"due/{n % 7}/{n:05}")
     assert kv.writes - before <= 50 + 6
-    assert max(len(value) for key, value in kv.kept.items() if "root" not in key) < 64 * 20
+    assert max(len(value) for key, value in kv.values.items() if "root" not in key) < 64 * 20
     assert len(await names.within("due/3/")) == len([n for n in range(2050) if n % 7 == 3])
     assert await names.folders("due/") == [str(n) for n in range(7)]
 
@@ -78,7 +78,7 @@ async def test_pages_without_names_are_given_up() -> None:
         await names.add(f"due/{n:05}")
         if n >= 10:
             await names.discard(f"due/{n - 10:05}")
-    assert len(kv.kept) <= 4
+    assert len(kv.values) <= 4
 
 
 async def test_names_that_come_at_once_share_a_write() -> None:

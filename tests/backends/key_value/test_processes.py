@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from tests.backends.key_value.child import opened
+from tests.backends.key_value.child import open_at
 from tests.backends.key_value.conftest import Child, Start
 from tests.campaign import times
 
@@ -20,7 +20,7 @@ async def lost(place: str, said: list[list[str]]) -> list[str]:
     reached: dict[str, int] = {}
     for _, run_id, seq in said:
         reached[run_id] = int(seq)
-    store = opened(place)
+    store = open_at(place)
     await asyncio.sleep(0.1)  # the leases that the killed process left are half as long
     due = set(await store.due(limit=100_000))
     journals = {run_id: len(await store.journal(run_id)) for run_id in reached}
@@ -55,7 +55,7 @@ def test_a_second_process_is_refused_where_only_one_may_be(place: str, start: St
 
 def test_a_place_that_was_closed_is_free_for_the_next_process(place: str, start: Start) -> None:
     async def come_and_go() -> None:
-        store = opened(place)
+        store = open_at(place)
         await store.setup()
         await store.close()
 

@@ -1,4 +1,4 @@
-"""A proxy that sends every request which commits twice, as a network or a gateway that tries again may do."""
+"""A proxy that sends every request with a COMMIT twice, as a gateway that retries may do."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class Doubling:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._server = (parts.hostname or "127.0.0.1", parts.port or 80)
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._door.getsockname()[1]}"
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.doubled = 0
         self.second_answers: list[bytes] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no more connections."""
         with contextlib.suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                client, _ = self._door.accept()
+                client, _ = self._listener.accept()
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""A proxy that reads HTTP, so that it can swallow a request or a reply and see who writes. It lives in threads."""
+"""A proxy that reads HTTP, to swallow requests or replies and to count the transactions that write. It runs in threads."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from urllib.parse import urlsplit
 
 
 class Proxy:
-    """Swallows as many `requests` and `replies` as it is told, and says nothing more on their connections, which stay open.
+    """Swallows the next `requests` requests and `replies` replies; their connections stay open and silent.
 
-    `most_writing` is how many transactions that write were ever under way at once.
+    `most_writing` is the largest number of transactions that wrote at the same time.
     """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._server = (parts.hostname or "127.0.0.1", parts.port or 80)
-        self._door = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", 0))
         self._guard = threading.Lock()
         self._writing = 0
         self._clients: list[socket.socket] = []
-        self.url = f"http://127.0.0.1:{self._door.getsockname()[1]}"
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.requests = 0
         self.replies = 0
         self.most_writing = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Let nobody in any more, and hang up."""
-        for end in (self._door, *self._clients):
+        """Accept no more connections, and close the open ones."""
+        for end in (self._listener, *self._clients):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-        self._door.close()
+        self._listener.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                client, _ = self._door.accept()
+                client, _ = self._listener.accept()
                 self._clients.append(client)
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 

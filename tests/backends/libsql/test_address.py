@@ -48,7 +48,7 @@ def test_a_token_in_the_url_is_found_and_not_shown() -> None:
         "libsql://?authToken=secret", "postgresql://h/secret", "libsql://h#secret",
     ],
 )  # fmt: skip
-def test_a_bad_url_is_refused_without_being_repeated(url: str) -> None:
+def test_a_bad_libsql_url_is_refused_without_being_repeated(url: str) -> None:
     with pytest.raises(ValueError, match="libSQL URL") as refusal:
         parse_url(url)
     assert "secret" not in f"{refusal.value!r}{refusal.value.__cause__!r}"

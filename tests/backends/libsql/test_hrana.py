@@ -14,9 +14,9 @@ from perdure.backends.libsql.hrana import (
     ServerError,
     all_of,
     committed_results,
+    has_succeeded,
     in_transaction,
     negate,
-    succeeded,
 )
 from perdure.backends.libsql.http import HttpError
 from perdure.backends.sql.dialect import Statement
@@ -65,10 +65,10 @@ async def test_a_step_is_executed_only_on_its_condition(client: HranaClient, num
     one, two, three, four = insert(numbers, 1, 2, 3, 4)
     steps = [
         BatchStep(bad),
-        BatchStep(one, succeeded(0)),
-        BatchStep(two, negate(succeeded(0))),
-        BatchStep(three, all_of(negate(succeeded(0)), succeeded(2))),
-        BatchStep(four, all_of(succeeded(2), succeeded(1))),
+        BatchStep(one, has_succeeded(0)),
+        BatchStep(two, negate(has_succeeded(0))),
+        BatchStep(three, all_of(negate(has_succeeded(0)), has_succeeded(2))),
+        BatchStep(four, all_of(has_succeeded(2), has_succeeded(1))),
     ]
     ends = await client.batch(steps)
     assert await rows(client, numbers) == [2, 3]

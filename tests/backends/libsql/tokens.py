@@ -19,9 +19,9 @@ class KeyPair:
 
     def token(self, **claims: Any) -> str:
         """A token with these claims."""
-        said = ".".join(_encoded(msgspec.json.encode(part)) for part in ({"alg": "EdDSA", "typ": "JWT"}, claims))
-        return f"{said}.{_encoded(self._private_key.sign(said.encode()))}"
+        signed = ".".join(_encode(msgspec.json.encode(part)) for part in ({"alg": "EdDSA", "typ": "JWT"}, claims))
+        return f"{signed}.{_encode(self._private_key.sign(signed.encode()))}"
 
 
-def _encoded(data: bytes) -> str:
+def _encode(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")

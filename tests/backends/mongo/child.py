@@ -1,4 +1,4 @@
-"""What the processes of `test_processes` do: `python -m tests.backends.mongo.child WORD DSN`. They report by printing."""
+"""The program of the processes of `test_processes`: `python -m tests.backends.mongo.child JOB DSN`. It reports by printing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def say(*words: object) -> None:
 
 
 async def zombie(dsn: str) -> None:
-    """Lease a run for a moment, and write to it until that is refused."""
+    """Lease a run for a second, and write to it until a write is refused."""
     store = MongoStore(dsn)
     claim = (await store.create(new_run(), ttl=1.0)).claim
     assert claim is not None
@@ -42,7 +42,7 @@ async def create(dsn: str) -> None:
 
 
 async def work(dsn: str) -> None:
-    """Claim runs and write to them without end."""
+    """Claim runs and write to them until killed."""
     store = MongoStore(dsn)
     while True:
         for claim in (await store.claim(5, 1.0, [("flow", 1)])).claims:

@@ -1,12 +1,11 @@
 import asyncio
-import time
 
 import pytest
 
 from perdure.backends.mongo import MongoStore
 from perdure.backends.mongo.address import parse_address, settings_for
 from perdure.errors import PersistenceError
-from perdure.testing.contract.world import NOW, TTL, entry, new_run, outcomes
+from perdure.testing.contract.world import NOW, new_run, outcomes
 from tests.backends.operators import PASSWORD
 from tests.servers.mongo import MongoServer
 
@@ -47,29 +46,6 @@ async def test_a_password_that_is_not_escaped_is_never_shown(monkeypatch: pytest
 def test_a_store_takes_a_url_or_a_client() -> None:
     with pytest.raises(ValueError, match="a URL or a client"):
         MongoStore()
-
-
-async def test_a_watcher_is_told_and_does_not_look_for_itself(dsn: str, store: MongoStore) -> None:
-    other = MongoStore(dsn)
-    claim = (await other.create(new_run(), ttl=TTL)).claim
-    assert claim is not None
-    await store.setup()
-    await store.watch(5)  # opens the stream
-    assert store._change_stream.is_live
-    watching = asyncio.create_task(store.watch(60))
-    await asyncio.sleep(0)
-    await other.record(claim.lease, [entry(1)])
-    await other.renew([claim.lease], TTL)
-    await other.signal("run", "go", b"1")
-    await asyncio.wait([watching], timeout=1)
-    assert not watching.done()  # nothing became due
-    await other.finish(claim.lease, "completed", b"1")
-    async with asyncio.timeout(20):
-        await watching
-    began = time.monotonic()
-    await store.watch(1.5)  # nothing happens, and polling would have ended it sooner
-    assert time.monotonic() - began >= 1.4
-    await other.close()
 
 
 async def test_a_server_that_stands_alone_is_refused_with_what_to_do() -> None:

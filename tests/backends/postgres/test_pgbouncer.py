@@ -42,7 +42,7 @@ async def _drop(dsn: str, stem: str) -> None:
 @pytest.fixture(autouse=True)
 def _frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody listens through a pooler: a watch ends after a second, here sooner, as cases wait for it."""
-    monkeypatch.setattr("perdure.backends.postgres.store.POLL_EVERY", 0.1)
+    monkeypatch.setattr("perdure.backends.base.server_store.POLL_EVERY", 0.1)
 
 
 class PgBouncerFactory(StoreFactory):

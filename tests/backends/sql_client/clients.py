@@ -1,4 +1,4 @@
-"""Clients as a program may have them: small objects over a driver, with `query` and `transaction`."""
+"""Clients like those of a program: small objects over a driver, with `query` and `transaction`."""
 
 from __future__ import annotations
 
@@ -110,21 +110,21 @@ class PostgresClient:
         self._pool = asyncpg.create_pool(dsn, min_size=0, max_size=5)
         self._opening = asyncio.Lock()
 
-    async def _opened(self) -> Any:
+    async def _get_pool(self) -> Any:
         async with self._opening:
             return await self._pool  # which opens it, once
 
     async def query(self, sql: str, params: Sequence[Any]) -> Answer:
-        async with (await self._opened()).acquire() as connection:
+        async with (await self._get_pool()).acquire() as connection:
             return await PostgresQueries(connection).query(sql, params)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[PostgresQueries]:
-        async with (await self._opened()).acquire() as connection, connection.transaction():
+        async with (await self._get_pool()).acquire() as connection, connection.transaction():
             yield PostgresQueries(connection)
 
     async def close(self) -> None:
-        await (await self._opened()).close()
+        await (await self._get_pool()).close()
 
 
 class MysqlQueries:
@@ -162,19 +162,19 @@ class MysqlClient:
         self._pool: Any = None
         self._opening = asyncio.Lock()
 
-    async def _opened(self) -> Any:
+    async def _get_pool(self) -> Any:
         async with self._opening:
             if self._pool is None:
                 self._pool = await asyncmy.create_pool(minsize=0, maxsize=5, **self._options)
             return self._pool
 
     async def query(self, sql: str, params: Sequence[Any]) -> Answer:
-        async with (await self._opened()).acquire() as connection:
+        async with (await self._get_pool()).acquire() as connection:
             return await MysqlQueries(connection).query(sql, params)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[MysqlQueries]:
-        async with (await self._opened()).acquire() as connection:
+        async with (await self._get_pool()).acquire() as connection:
             await connection.begin()
             try:
                 yield MysqlQueries(connection)
@@ -184,6 +184,6 @@ class MysqlClient:
             await connection.commit()
 
     async def close(self) -> None:
-        pool = await self._opened()
+        pool = await self._get_pool()
         pool.close()
         await pool.wait_closed()

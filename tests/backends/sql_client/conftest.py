@@ -1,4 +1,4 @@
-"""Each test runs on every dialect it names; without a word on all three."""
+"""Each test runs on all three dialects, unless it names some by `here`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.backends.sql_client.places import Place, place
 @pytest.fixture(params=["sqlite", "postgres", "mysql"])
 async def here(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
     """An empty database."""
-    async with place(request.param) as made:
-        yield made
+    async with place(request.param) as empty:
+        yield empty
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ CLIENTS: Final[dict[str, Any]] = {"sqlite": SqliteClient, "postgres": PostgresCl
 
 @dataclass
 class Place:
-    """A database by its dialect, and where it is. What was made here is closed with it."""
+    """A database, by its dialect and address. `close` closes the clients and stores that were made here."""
 
     dialect: str
     where: str
@@ -45,7 +45,7 @@ class Place:
 
 @asynccontextmanager
 async def place(dialect: str) -> AsyncIterator[Place]:
-    """A place that is empty, and removed afterwards."""
+    """An empty database, removed when the context is left."""
     name = f"test_{secrets.token_hex(6)}"
     where, server = await asyncio.to_thread(_place, dialect, name)  # it may start a server
     if dialect == "sqlite":

@@ -17,7 +17,8 @@ from perdure.backends.sqlite.session import SqliteSession
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.journal import Entry
 from perdure.model.records import Lease, Pulse
-from tests.backends.sqlite.child import new_run, record, started
+from perdure.testing.contract.world import new_run
+from tests.backends.disk_child import create_leased, record
 from tests.campaign import times
 
 
@@ -30,7 +31,7 @@ def commits(store: SQLiteStore) -> int:
 
 
 async def test_a_hundred_records_at_once_share_commits(store: SQLiteStore) -> None:
-    leases = [await started(store, f"run-{n}") for n in range(100)]
+    leases = [await create_leased(store, f"run-{n}") for n in range(100)]
     before = commits(store)
     await asyncio.gather(*(store.record(lease, [entry(1)]) for lease in leases))
     assert 0 < commits(store) - before < 20
@@ -39,7 +40,7 @@ async def test_a_hundred_records_at_once_share_commits(store: SQLiteStore) -> No
 async def test_a_one_step_run_costs_two_commits(store: SQLiteStore) -> None:
     await store.setup()
     before = commits(store)
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     await store.finish(lease, "completed", b"1", entries=[entry(1)])
     assert commits(store) - before == 2
 
@@ -61,7 +62,7 @@ def _locking(path: Path) -> sqlite3.Connection:
 
 
 async def test_one_culprit_in_a_batch_fails_alone(store: SQLiteStore) -> None:
-    leases = [await started(store, f"run-{n}") for n in range(20)]
+    leases = [await create_leased(store, f"run-{n}") for n in range(20)]
     too_large = entry(1, attempt=2**64)  # SQLite cannot hold it, and no check sees it before
     stale = Lease(run_id="run-7", epoch=1, token="", until=0)
     calls = [store.record(stale if n == 7 else lease, [too_large if n == 13 else entry(1)]) for n, lease in enumerate(leases)]
@@ -73,8 +74,8 @@ async def test_one_culprit_in_a_batch_fails_alone(store: SQLiteStore) -> None:
 
 
 async def test_a_refusal_leaves_its_batch_one_commit(store: SQLiteStore) -> None:
-    lease = await started(store, "run")
-    await started(store, "other")
+    lease = await create_leased(store, "run")
+    await create_leased(store, "other")
     before = commits(store)
     stale = Lease(run_id="other", epoch=1, token="", until=0)
     answers = await asyncio.gather(  # all called in one turn, when they are awaited
@@ -88,7 +89,7 @@ async def test_a_refusal_leaves_its_batch_one_commit(store: SQLiteStore) -> None
 
 
 async def test_a_caller_that_is_cancelled_disturbs_nobody(store: SQLiteStore) -> None:
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     randomness = random.Random(7)
     for round_ in range(times(300)):
         tasks = [asyncio.ensure_future(store.record(lease, [entry(round_ * 10 + n + 1)])) for n in range(10)]
@@ -106,7 +107,7 @@ async def test_a_caller_that_is_cancelled_disturbs_nobody(store: SQLiteStore) ->
 
 
 async def test_a_cancelled_verb_leaves_the_store_closable(store: SQLiteStore) -> None:
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     tasks: list[asyncio.Future[Any]] = [
         asyncio.ensure_future(store.record(lease, [entry(1)])),
         asyncio.create_task(store.claim(1, 60, [("flow", 1)])),
@@ -123,7 +124,7 @@ async def test_a_cancelled_verb_leaves_the_store_closable(store: SQLiteStore) ->
 
 
 def test_a_loop_that_was_closed_meanwhile_disturbs_nobody(store: SQLiteStore) -> None:
-    lease = asyncio.run(started(store, "run"))
+    lease = asyncio.run(create_leased(store, "run"))
     loop = asyncio.new_event_loop()
     task = loop.create_task(record(store, lease, range(1, 2)))
     loop.call_soon(loop.stop)
@@ -140,7 +141,7 @@ def test_thirty_two_threads_share_one_store(store: SQLiteStore) -> None:
 
     def work(name: str) -> None:
         try:
-            lease = asyncio.run(started(store, name))
+            lease = asyncio.run(create_leased(store, name))
             asyncio.run(record(store, lease, range(1, 6)))
         except BaseException as error:
             failures.append(error)
@@ -172,7 +173,7 @@ class _FailingCommit:
 
 
 async def test_a_failed_commit_fails_the_batch_and_the_next_one_goes_on(store: SQLiteStore) -> None:
-    leases = [await started(store, f"run-{n}") for n in range(5)]
+    leases = [await create_leased(store, f"run-{n}") for n in range(5)]
     writer = store._database.writer
     opened = writer._connection
     assert opened is not None
@@ -190,7 +191,7 @@ async def test_a_failed_commit_fails_the_batch_and_the_next_one_goes_on(store: S
 
 async def test_a_database_locked_for_too_long_is_an_error_and_then_works_again(store: SQLiteStore, path: Path) -> None:
     store._database.file.busy_timeout = 0.05
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     other = await asyncio.to_thread(_locking, path)
     with pytest.raises(PersistenceError, match="locked"):
         await store.record(lease, [entry(1)])
@@ -199,7 +200,7 @@ async def test_a_database_locked_for_too_long_is_an_error_and_then_works_again(s
 
 
 async def test_a_full_disk_is_an_error_and_keeps_what_was_acknowledged(store: SQLiteStore) -> None:
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     await store.record(lease, [entry(1)])
     pages = await store._write(_limit_pages)
     assert pages > 0
@@ -218,7 +219,7 @@ async def _limit_pages(db: SqliteSession) -> int:
 
 
 async def test_reads_go_on_while_a_write_waits_for_the_lock(store: SQLiteStore, path: Path) -> None:
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     other = await asyncio.to_thread(_locking, path)
     waiting = asyncio.ensure_future(store.record(lease, [entry(1)]))
     async with asyncio.timeout(10):
@@ -240,7 +241,7 @@ async def test_an_error_of_sqlite_is_mapped_in_one_place(store: SQLiteStore) -> 
 async def test_a_lease_of_no_sensible_length_is_refused_before_anything_is_asked_of_the_disk(
     store: SQLiteStore, ttl: float
 ) -> None:
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     before = commits(store)
     calls: list[Callable[[], Awaitable[object]]] = [
         lambda: store.create(new_run("other"), ttl=ttl),
@@ -254,8 +255,8 @@ async def test_a_lease_of_no_sensible_length_is_refused_before_anything_is_asked
     assert commits(store) == before
 
 
-async def test_what_is_passed_in_may_be_changed_while_it_is_under_way(store: SQLiteStore) -> None:
-    lease = await started(store, "run")
+async def test_entries_passed_to_record_may_be_changed_while_it_runs(store: SQLiteStore) -> None:
+    lease = await create_leased(store, "run")
     entries = [entry(1)]
     recording = asyncio.ensure_future(store.record(lease, entries))
     await asyncio.sleep(0)
@@ -265,7 +266,7 @@ async def test_what_is_passed_in_may_be_changed_while_it_is_under_way(store: SQL
 
 
 async def test_what_others_did_to_a_lease_is_seen_by_the_next_record(store: SQLiteStore, path: Path) -> None:
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     assert await store.record(lease, [entry(1)]) == Pulse(0, False)
     other = await asyncio.to_thread(_changed, path, "UPDATE perdure_runs SET cancel_requested = 1")
     assert await store.record(lease, [entry(2)]) == Pulse(0, True)
@@ -282,7 +283,7 @@ def _changed(path: Path, sql: str) -> int:
 
 
 async def test_what_a_store_of_this_process_did_to_a_lease_is_seen_by_the_next_record(store: SQLiteStore) -> None:
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     assert await store.record(lease, [entry(1)]) == Pulse(0, False)
     seq = await store.signal("run", "go", b"")
     assert await store.record(lease, [entry(2)]) == Pulse(seq, False)
@@ -294,7 +295,7 @@ async def test_what_a_store_of_this_process_did_to_a_lease_is_seen_by_the_next_r
 
 
 async def test_a_parent_is_told_in_the_commit_that_ends_its_child(store: SQLiteStore) -> None:
-    parent = await started(store, "parent")
+    parent = await create_leased(store, "parent")
     created = await store.create(replace(new_run("child"), parent_id="parent", parent_key="child"), ttl=60)
     assert created.claim is not None
     await store.record(parent, [entry(1)])
@@ -303,7 +304,7 @@ async def test_a_parent_is_told_in_the_commit_that_ends_its_child(store: SQLiteS
 
 
 async def test_a_lease_is_for_its_own_tables_and_prefix(store: SQLiteStore, path: Path) -> None:
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     await store.record(lease, [entry(1)])
     for elsewhere in (SQLiteStore(path, prefix="other"), SQLiteStore(path, table="other")):
         with pytest.raises(LeaseLost):
@@ -313,7 +314,7 @@ async def test_a_lease_is_for_its_own_tables_and_prefix(store: SQLiteStore, path
 
 
 async def test_lost_replies_and_new_records_in_one_batch(store: SQLiteStore) -> None:
-    leases = [await started(store, f"run-{n}") for n in range(20)]
+    leases = [await create_leased(store, f"run-{n}") for n in range(20)]
     for lease in leases[::2]:
         await store.record(lease, [entry(1)])
     before = commits(store)

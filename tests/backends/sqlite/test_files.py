@@ -16,7 +16,8 @@ import pytest
 
 from perdure.backends.sqlite import SQLiteStore, connection
 from perdure.errors import PersistenceError
-from tests.backends.sqlite.child import new_run, started
+from perdure.testing.contract.world import new_run
+from tests.backends.disk_child import create_leased
 
 ODD_NAMES = ("a?mode=ro", "a#b", "50%25", "file:x", "a b;c", "ünï-😀", "'quoted\"", "-dash", "back\\slash")
 
@@ -154,7 +155,7 @@ def test_a_watcher_does_not_outlive_the_file_for_long(store: SQLiteStore, path: 
     asyncio.run(watch())
 
 
-def test_without_auto_migrate_nothing_is_created(path: Path) -> None:
+def test_without_auto_migrate_neither_the_file_nor_a_table_is_created(path: Path) -> None:
     store = SQLiteStore(path, auto_migrate=False)
     with pytest.raises(PersistenceError, match="setup"):
         asyncio.run(store.list())
@@ -265,7 +266,7 @@ def test_a_new_store_works_after_the_last_was_closed(path: Path) -> None:
 
 
 async def test_the_log_does_not_grow_without_bound(store: SQLiteStore, path: Path) -> None:
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     for n in range(200):
         await store.report(lease, b"x" * 100_000 + b"%d" % n)
         await store.get("run")

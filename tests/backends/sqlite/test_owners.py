@@ -15,7 +15,8 @@ from perdure.backends.base.process_owner import Owner, Owners, current
 from perdure.backends.sqlite import SQLiteStore
 from perdure.errors import LeaseHeld
 from perdure.model.durations import MICROSECOND
-from tests.backends.sqlite.child import new_run, started
+from perdure.testing.contract.world import new_run
+from tests.backends.disk_child import create_leased
 
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells when a process began")
 
@@ -29,7 +30,7 @@ def ended() -> Owner:
 
 
 def gone(text: object) -> bool:
-    return Owners().gone(str(text))
+    return Owners().has_ended(str(text))
 
 
 @linux
@@ -106,7 +107,7 @@ def test_a_hidden_process_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> No
     owners = Owners()
     assert owners.here
     monkeypatch.setattr(owner, "_PROC", "/nowhere")
-    assert not owners.gone(str(other))
+    assert not owners.has_ended(str(other))
 
 
 def test_without_proc_only_expiry_counts(monkeypatch: pytest.MonkeyPatch, ended: Owner) -> None:
@@ -125,7 +126,7 @@ def _forge(path: Path, text: str) -> None:
 
 @linux
 async def test_a_lease_from_another_pid_namespace_ends_only_by_expiry(store: SQLiteStore, path: Path, ended: Owner) -> None:
-    await started(store, "run")
+    await create_leased(store, "run")
     await asyncio.to_thread(_forge, path, str(ended._replace(namespaces="pid:[1]")))
     row = await store.get("run")
     assert row is not None
@@ -141,7 +142,7 @@ async def test_a_lease_from_another_pid_namespace_ends_only_by_expiry(store: SQL
 async def test_what_the_dead_held_is_claimed_in_turn_and_counts_as_an_attempt(
     store: SQLiteStore, path: Path, ended: Owner
 ) -> None:
-    lease = await started(store, "dead")
+    lease = await create_leased(store, "dead")
     await asyncio.to_thread(_forge, path, str(ended))
     await store.create(new_run("waiting"))
     claims = (await store.claim(10, 60, [("flow", 1)])).claims
@@ -151,7 +152,7 @@ async def test_what_the_dead_held_is_claimed_in_turn_and_counts_as_an_attempt(
 
 @linux
 async def test_a_dead_holders_run_on_hold_costs_no_lock_for_ever(store: SQLiteStore, path: Path, ended: Owner) -> None:
-    await started(store, "run")
+    await create_leased(store, "run")
     await store.hold("run")
     await asyncio.to_thread(_forge, path, str(ended))
     assert (await store.claim(10, 60, [("flow", 1)])).claims == []
@@ -163,7 +164,7 @@ async def test_a_dead_holders_run_on_hold_costs_no_lock_for_ever(store: SQLiteSt
 
 
 async def test_renewing_makes_the_lease_this_processs(store: SQLiteStore, path: Path) -> None:
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     await asyncio.to_thread(_forge, path, "somebody")
     await store.renew([lease], 30)
     row = await store.get("run")

@@ -8,7 +8,7 @@ import pytest
 from perdure.backends.sqlite import SQLiteStore
 from perdure.errors import PersistenceError
 from perdure.model.journal import Entry
-from tests.backends.sqlite.child import started
+from tests.backends.disk_child import create_leased
 
 STEP = Entry(seq=1, key="step")
 FORBIDDEN = (
@@ -29,7 +29,7 @@ FORBIDDEN = (
 
 
 async def _table(store: SQLiteStore) -> None:
-    lease = await started(store, "prepare")
+    lease = await create_leased(store, "prepare")
     async with store.transaction(lease) as transaction:
         await transaction.execute("CREATE TABLE effects (n INTEGER PRIMARY KEY)")
 
@@ -37,7 +37,7 @@ async def _table(store: SQLiteStore) -> None:
 @pytest.mark.parametrize("statement", FORBIDDEN)
 async def test_a_statement_that_ends_or_leaves_the_transaction_is_refused(store: SQLiteStore, statement: str) -> None:
     await _table(store)
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     async with store.transaction(lease) as transaction:
         await transaction.execute("INSERT INTO effects VALUES (1)")
         with pytest.raises(ValueError, match="transaction"):
@@ -50,7 +50,7 @@ async def test_a_statement_that_ends_or_leaves_the_transaction_is_refused(store:
 
 async def test_the_callers_own_errors_come_as_they_are_and_the_transaction_goes_on(store: SQLiteStore) -> None:
     await _table(store)
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     async with store.transaction(lease) as transaction:
         await transaction.execute("INSERT INTO effects VALUES (?)", (1,))
         with pytest.raises(sqlite3.IntegrityError):
@@ -64,7 +64,7 @@ async def test_the_callers_own_errors_come_as_they_are_and_the_transaction_goes_
 
 async def test_after_sqlite_rolled_back_nothing_is_written_alone(store: SQLiteStore) -> None:
     await _table(store)
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     with pytest.raises(PersistenceError, match="rolled it back"):  # noqa: PT012 - the last statement is the exit itself
         async with store.transaction(lease) as transaction:
             await transaction.execute("INSERT INTO effects VALUES (1)")
@@ -80,7 +80,7 @@ async def test_after_sqlite_rolled_back_nothing_is_written_alone(store: SQLiteSt
 
 async def test_a_record_that_failed_half_way_takes_its_transaction_along(store: SQLiteStore) -> None:
     await _table(store)
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     unstorable = Entry(seq=2, key="\ud800")  # no key that was checked looks like this, but a store must not rely on it
     with pytest.raises(PersistenceError, match="rolled"):  # noqa: PT012 - the last statement is the exit itself
         async with store.transaction(lease) as transaction:
@@ -92,29 +92,8 @@ async def test_a_record_that_failed_half_way_takes_its_transaction_along(store: 
         assert await transaction.execute("SELECT n FROM effects") == []
 
 
-async def test_a_cancelled_transaction_leaves_nothing(store: SQLiteStore) -> None:
-    await _table(store)
-    lease = await started(store, "run")
-    inside = asyncio.Event()
-
-    async def work() -> None:
-        async with store.transaction(lease) as transaction:
-            await transaction.execute("INSERT INTO effects VALUES (1)")
-            await transaction.record([STEP])
-            inside.set()
-            await asyncio.Event().wait()
-
-    task = asyncio.create_task(work())
-    await inside.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert await store.journal("run") == []
-    await store.record(lease, [STEP])
-
-
 async def test_a_transaction_that_waits_for_the_lock_can_be_cancelled(store: SQLiteStore) -> None:
-    first, second = await started(store, "first"), await started(store, "second")
+    first, second = await create_leased(store, "first"), await create_leased(store, "second")
 
     async def wait() -> None:
         async with store.transaction(second):
@@ -131,7 +110,7 @@ async def test_a_transaction_that_waits_for_the_lock_can_be_cancelled(store: SQL
 
 
 async def test_a_transaction_that_has_ended_takes_nothing_more(store: SQLiteStore) -> None:
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     async with store.transaction(lease) as transaction:
         pass
     with pytest.raises(PersistenceError, match="ended"):
@@ -140,7 +119,7 @@ async def test_a_transaction_that_has_ended_takes_nothing_more(store: SQLiteStor
 
 async def test_records_and_transactions_of_many_runs_take_turns(store: SQLiteStore) -> None:
     await _table(store)
-    leases = [await started(store, f"run-{n}") for n in range(10)]
+    leases = [await create_leased(store, f"run-{n}") for n in range(10)]
 
     async def transact(n: int) -> None:
         async with store.transaction(leases[n]) as transaction:
@@ -152,7 +131,7 @@ async def test_records_and_transactions_of_many_runs_take_turns(store: SQLiteSto
 
 
 async def test_a_closed_store_gives_no_transactions(store: SQLiteStore) -> None:
-    lease = await started(store, "run")
+    lease = await create_leased(store, "run")
     await store.close()
     with pytest.raises(PersistenceError, match="closed"):
         async with store.transaction(lease):

@@ -65,7 +65,7 @@ class PlainStore:
 
 
 class LeasedStore(DictStore):
-    """One with leases that are given only while nobody has them, as by SET NX: not even to the token that has them."""
+    """A store with leases like those of SET NX: one that is held is refused, even to the token that holds it."""
 
     def __init__(self, rows: dict[str, dict[str, Any]] | None = None, leases: dict[str, str] | None = None) -> None:
         super().__init__(rows)
@@ -86,7 +86,7 @@ class LeasedStore(DictStore):
 
 
 class RowLeasedStore(LeasedStore):
-    """One whose leases have their place in the run, so that there is none before it was saved."""
+    """A store with leases in the row of the run: there is none before the run was saved."""
 
     async def acquire(self, run_id: str, token: str, ttl: float) -> bool:
         return run_id in self.rows and await super().acquire(run_id, token, ttl)
@@ -136,9 +136,9 @@ class SqliteOwnStore:
         await self._do("DELETE FROM leases WHERE id = ? AND token = ?", (run_id, token))
 
     async def _do(self, sql: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        return await asyncio.to_thread(self._done, lambda database: database.execute(sql, parameters).fetchall())
+        return await asyncio.to_thread(self._with_database, lambda database: database.execute(sql, parameters).fetchall())
 
-    def _done(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _with_database(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with closing(sqlite3.connect(self._path, timeout=30)) as database, database:
             database.execute("CREATE TABLE IF NOT EXISTS runs (id PRIMARY KEY, workflow, snapshot, status, wake_at)")
             database.execute("CREATE TABLE IF NOT EXISTS leases (id PRIMARY KEY, token, until)")

@@ -39,8 +39,8 @@ async def order(ctx: Context[Any], runs: int) -> list[Any]:
     return done
 
 
-async def signalled(runtime: Runtime, run_id: str) -> None:
-    """Send what the run waits for, as often as it takes: another process may have it just now."""
+async def send_signal(runtime: Runtime, run_id: str) -> None:
+    """Signal the run, repeated while another process holds it."""
     while True:
         try:
             await runtime.signal(run_id, "go", run_id, dedupe="once")
@@ -50,7 +50,7 @@ async def signalled(runtime: Runtime, run_id: str) -> None:
             return
 
 
-async def seen_through(runtime: Runtime, number: int) -> None:
+async def drive_to_end(runtime: Runtime, number: int) -> None:
     run_id = f"run{number}"
     while True:
         try:
@@ -59,7 +59,7 @@ async def seen_through(runtime: Runtime, number: int) -> None:
         except LeaseHeld:
             await asyncio.sleep(0.02)
     with contextlib.suppress(RunFinished):
-        await signalled(runtime, run_id)
+        await send_signal(runtime, run_id)
     assert await run == [*range(STEPS), run_id, STEPS]
 
 
@@ -67,7 +67,7 @@ async def main() -> None:
     store: Any = SqliteOwnStore(Path(DATABASE))
     async with Runtime(store, [order], lease_ttl="1s", unload_grace="10ms") as runtime:
         print("ready", flush=True)
-        await asyncio.gather(*(seen_through(runtime, number) for number in range(RUNS)))
+        await asyncio.gather(*(drive_to_end(runtime, number) for number in range(RUNS)))
     print("done", flush=True)
 
 

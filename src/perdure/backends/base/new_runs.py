@@ -23,25 +23,25 @@ def new_row(new: NewRun, now: int, created_at: int | None = None) -> RunRow:
     return RunRow(**msgspec.structs.asdict(new), status="pending", wake_at=wake_at, created_at=created, updated_at=now)
 
 
-def checked_start(new: NewRun) -> NewRun:
+def check_start(new: NewRun) -> NewRun:
     """The run, if it has an input hash. Raises `ValueError` otherwise."""
     if not new.input_hash:
         raise ValueError(f"run {new.id!r} has an empty input_hash, which only a run restored without its input may have")
     return new
 
 
-def found_row(found: RunRow, new: NewRun, now: int) -> RunRow:
+def row_after_create(existing: RunRow, new: NewRun, now: int) -> RunRow:
     """The existing row after a `create` of `new`: unchanged, unless it waits for its input.
 
     Raises `RunConflict` when it is another run.
     """
-    if found.workflow != new.workflow and not (found.lacks_input and found.workflow == ""):
-        raise RunConflict(new.id, f"another workflow ({found.workflow!r})")
-    if found.lacks_input:
-        return _with_input(found, new, now)
-    if found.input_hash != new.input_hash:
+    if existing.workflow != new.workflow and not (existing.lacks_input and existing.workflow == ""):
+        raise RunConflict(new.id, f"another workflow ({existing.workflow!r})")
+    if existing.lacks_input:
+        return _with_input(existing, new, now)
+    if existing.input_hash != new.input_hash:
         raise RunConflict(new.id, "another input")
-    return found
+    return existing
 
 
 def _with_input(found: RunRow, new: NewRun, now: int) -> RunRow:
@@ -66,7 +66,7 @@ def _with_input(found: RunRow, new: NewRun, now: int) -> RunRow:
     )
 
 
-def restored_row(run: RunRow, inbox: Iterable[Signal], found: RunRow | None, now: int) -> RunRow:
+def row_after_restore(run: RunRow, inbox: Iterable[Signal], found: RunRow | None, now: int) -> RunRow:
     """The row that `restore` writes for `run` with this inbox, in place of `found`."""
     is_pending = not run.ended and (run.status == "running" or run.lacks_input)
     status = "pending" if is_pending else run.status
@@ -93,7 +93,7 @@ def _wake_at(row: RunRow, inbox: Iterable[Signal], now: int) -> int | None:
     return now if row.status == "pending" and row.wake_at is None else row.wake_at
 
 
-def checked_journal(entries: Iterable[Entry]) -> list[Entry]:
+def check_journal(entries: Iterable[Entry]) -> list[Entry]:
     """The entries by seq. Raises `ValueError` unless every seq is above zero and unique."""
     journal = sorted(entries, key=attrgetter("seq"))
     if journal:
@@ -101,7 +101,7 @@ def checked_journal(entries: Iterable[Entry]) -> list[Entry]:
     return journal
 
 
-def checked_inbox(rows: Iterable[Signal]) -> list[Signal]:
+def check_inbox(rows: Iterable[Signal]) -> list[Signal]:
     """The rows by seq. Raises `ValueError` for a bad seq, a consumed row or a repeated signal."""
     inbox = sorted(rows, key=attrgetter("seq"))
     if not inbox:

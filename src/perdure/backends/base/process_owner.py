@@ -116,18 +116,18 @@ class Owners:
             self._text = str(self._here)
         return self._text
 
-    def gone(self, text: str) -> bool:
+    def has_ended(self, text: str) -> bool:
         """Whether the process has certainly ended. That it lives is cached for a moment."""
         if text == self.here or self._alive_until.get(text, 0.0) > time.monotonic():
             return False
-        if self._is_gone(Owner.parse(text)):
+        if self._has_certainly_ended(Owner.parse(text)):
             return True
         if len(self._alive_until) > _MAX_CACHED:
             self._alive_until.clear()
         self._alive_until[text] = time.monotonic() + _CACHED_FOR
         return False
 
-    def _is_gone(self, owner: Owner | None) -> bool:
+    def _has_certainly_ended(self, owner: Owner | None) -> bool:
         here = self._here
         if owner is None or here is None or _UNKNOWN in (owner.boot, here.boot) or owner.host != here.host:
             return False
@@ -135,10 +135,10 @@ class Owners:
             return True
         if owner.namespaces != here.namespaces or _UNKNOWN in (owner.namespaces, owner.start):
             return False
-        return _has_ended(owner)
+        return _process_has_ended(owner)
 
 
-def _has_ended(owner: Owner) -> bool:
+def _process_has_ended(owner: Owner) -> bool:
     stat = _stat(owner.pid)
     if stat is None:  # it has ended, or is hidden from us (hidepid): only a hidden one exists
         return not _exists(owner.pid)

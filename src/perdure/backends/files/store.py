@@ -25,7 +25,7 @@ from typing import Final, NoReturn, TypeVar
 from perdure.backends.base.claim_filter import ClaimFilter
 from perdure.backends.base.leases import Release, lease_microseconds, store_time
 from perdure.backends.base.lifecycle import Lifecycle, Watcher
-from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
+from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.process_owner import Owners
 from perdure.backends.files import claims, listing, schedules, verbs
 from perdure.backends.files.locks import check_locks
@@ -66,7 +66,7 @@ class FilesStore(SavesSnapshots):
 
     def __init__(self, directory: str | Path, *, prefix: str = "") -> None:
         check_locks()
-        self._open(_checked_path(directory), check_namespace(prefix))
+        self._open(_check_path(directory), check_namespace(prefix))
 
     def _open(self, root: str, prefix: str) -> None:
         self._lifecycle = Lifecycle(f"files store {root!r}")
@@ -129,9 +129,9 @@ class FilesStore(SavesSnapshots):
             lease_microseconds(ttl)
         verb = partial(
             verbs.create,
-            new=checked_start(run),
-            entries=checked_journal(entries),
-            inbox=checked_inbox(inbox),
+            new=check_start(run),
+            entries=check_journal(entries),
+            inbox=check_inbox(inbox),
             ttl=ttl,
             owners=self._owners,
             created_at=created_at,
@@ -143,7 +143,7 @@ class FilesStore(SavesSnapshots):
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
     ) -> None:
         """Put this whole run in place of what is there. A lease whose process has died does not count."""
-        journal, rows = checked_journal(entries), checked_inbox(inbox)
+        journal, rows = check_journal(entries), check_inbox(inbox)
         verb = partial(verbs.restore, row=run, entries=journal, inbox=rows, owners=self._owners, now=now)
         await self._change(run.id, verb, create=True, wakes=True)
 
@@ -343,7 +343,7 @@ class FilesStore(SavesSnapshots):
     async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
         """Move the schedule on and create its run, once."""
         return await self._do(
-            partial(schedules.fire, self._files, schedule_id, expected_at, next_at, checked_start(run), now), wakes=True
+            partial(schedules.fire, self._files, schedule_id, expected_at, next_at, check_start(run), now), wakes=True
         )
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
@@ -384,7 +384,7 @@ async def _wait_for(watcher: Watcher, ends_at: float) -> bool:
     return watcher.future.done() or left <= _POLL_EVERY
 
 
-def _checked_path(directory: str | Path) -> str:
+def _check_path(directory: str | Path) -> str:
     text = os.fspath(directory)
     if not isinstance(text, str) or not text or "\0" in text:
         raise ValueError(f"directory {directory!r} must name a directory; for a store without one use stores.memory()")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from perdure.backends.base.leases import Release, length_in_microseconds, refuse_leased, store_time
-from perdure.backends.base.new_runs import found_row, new_row, restored_row
+from perdure.backends.base.new_runs import new_row, row_after_create, row_after_restore
 from perdure.backends.base.process_owner import Owners
 from perdure.backends.files.namespace import LockedRun
 from perdure.backends.files.run_state import RunState
@@ -27,7 +27,7 @@ def create(
     """Create the run with its first entries and signals, or find it."""
     at = store_time(now)
     if run.state is not None:
-        run.state.row = found_row(run.state.row, new, at)
+        run.state.row = row_after_create(run.state.row, new, at)
         return Created(run=run.state.row, is_new=False)
     state = RunState.create(new_row(new, at, created_at), entries, inbox)
     claim = None if ttl is None else state.grant_lease(ttl, at, owners.here)
@@ -49,12 +49,12 @@ def restore(
     found = None if run.state is None else run.state.row
     if found is not None and not has_dead_owner(found.lease_owner, owners):
         refuse_leased(found, at)
-    run.state = RunState.create(restored_row(row, inbox, found, at), entries, inbox)
+    run.state = RunState.create(row_after_restore(row, inbox, found, at), entries, inbox)
 
 
 def has_dead_owner(lease_owner: str | None, owners: Owners) -> bool:
     """Whether the process that has the lease is known to have died."""
-    return lease_owner is not None and owners.gone(lease_owner)
+    return lease_owner is not None and owners.has_ended(lease_owner)
 
 
 def acquire(run: LockedRun, ttl: float, owners: Owners, now: int | None, *, due_only: bool) -> Claim | None:

@@ -236,7 +236,7 @@ def _is_alive_here(owners: Owners, text: str) -> bool:
     owner, here = Owner.parse(text), Owner.parse(owners.here)
     if owner is None or here is None or "-" in (owner.boot, owner.start, owner.namespaces):
         return False
-    return owner[:3] == here[:3] and not owners.gone(text)
+    return owner[:3] == here[:3] and not owners.has_ended(text)
 
 
 async def refuse_ignored_conditions(backend: Backend, key: str) -> None:

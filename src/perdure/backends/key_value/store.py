@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, store_time
-from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start, new_row
+from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, new_row
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.key_value import lookup, verbs
 from perdure.backends.key_value.adapters import traits_of
@@ -114,7 +114,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         """Create the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
         length = None if ttl is None else lease_microseconds(ttl)
         at = store_time(now)
-        packed = PackedRun.of(new_row(checked_start(run), at, created_at), checked_journal(entries), checked_inbox(inbox))
+        packed = PackedRun.of(new_row(check_start(run), at, created_at), check_journal(entries), check_inbox(inbox))
         verb = partial(verbs.create, new=run, packed=packed, length=length, owner=self._owner, now=at)
 
         async def create(services: Services) -> Created:
@@ -131,7 +131,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
     ) -> None:
         """Put this whole run in place of what is there."""
-        journal, rows = checked_journal(entries), checked_inbox(inbox)
+        journal, rows = check_journal(entries), check_inbox(inbox)
         await self._change(run.id, partial(verbs.restore, row=run, entries=journal, inbox=rows, now=store_time(now)), wakes=True)
 
     async def claim(
@@ -364,7 +364,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
 
     async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
         """Move the schedule on and create its run, once."""
-        row = new_row(checked_start(run), store_time(now))
+        row = new_row(check_start(run), store_time(now))
         return await self._do(lambda services: services.schedules.fire(schedule_id, expected_at, next_at, row), wakes=True)
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:

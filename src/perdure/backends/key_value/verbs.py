@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from perdure.backends.base.leases import Release, refuse_leased
-from perdure.backends.base.new_runs import found_row, restored_row
+from perdure.backends.base.new_runs import row_after_create, row_after_restore
 from perdure.backends.key_value.editable_run import EditableRun, LeaseGrant, origin_of_end, origin_of_signal
 from perdure.backends.key_value.run_document import LargePayloads
 from perdure.errors import LeaseLost
@@ -61,7 +61,7 @@ def create(
     """Whether the run is new, and its row; with a `length` a new one's lease."""
     if run.exists:
         payloads = LargePayloads()
-        row = found_row(run.row, payloads.pack_row(new), now)
+        row = row_after_create(run.row, payloads.pack_row(new), now)
         if row is not run.row:
             run.row = row
             run.add_blobs(payloads)
@@ -81,7 +81,7 @@ def restore(run: EditableRun, row: RunRow, entries: Sequence[Entry], inbox: Sequ
     found = run.row if run.exists else None
     if found is not None:
         refuse_leased(found, now)
-    PackedRun.of(restored_row(row, inbox, found, now), entries, inbox).write_to(run)
+    PackedRun.of(row_after_restore(row, inbox, found, now), entries, inbox).write_to(run)
 
 
 def acquire(run: EditableRun, length: int, owner: str, now: int, *, due_only: bool) -> LeaseGrant | None:

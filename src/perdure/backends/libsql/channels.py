@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from perdure.backends.libsql.errors import is_too_large
-from perdure.backends.libsql.hrana import BatchStep, HranaClient, HranaStream, ServerError, succeeded
+from perdure.backends.libsql.hrana import BatchStep, HranaClient, HranaStream, ServerError, has_succeeded
 from perdure.backends.libsql.large_values import LargeValues
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.rows import Row
@@ -130,4 +130,4 @@ class OpenTransaction(_LibsqlChannel):
 
 def _chain(statements: Sequence[Statement]) -> list[BatchStep]:
     """Steps of which each is executed only if the one before it succeeded."""
-    return [BatchStep(statement, succeeded(number - 1) if number else None) for number, statement in enumerate(statements)]
+    return [BatchStep(statement, has_succeeded(number - 1) if number else None) for number, statement in enumerate(statements)]

@@ -34,7 +34,7 @@ class BatchStep(NamedTuple):
     condition: Mapping[str, Any] | None = None
 
 
-def succeeded(step: int) -> dict[str, Any]:
+def has_succeeded(step: int) -> dict[str, Any]:
     """The condition that a step was executed and succeeded."""
     return {"type": "ok", "step": step}
 
@@ -262,10 +262,10 @@ class HranaStream:
 def in_transaction(statements: Sequence[Statement]) -> list[BatchStep]:
     """The steps that execute all of these and commit, or leave nothing behind. The results are found by `committed_results`."""
     steps = [BatchStep(Statement("BEGIN IMMEDIATE"))]
-    steps += [BatchStep(statement, succeeded(number)) for number, statement in enumerate(statements)]
+    steps += [BatchStep(statement, has_succeeded(number)) for number, statement in enumerate(statements)]
     commit = len(steps)
-    steps.append(BatchStep(Statement("COMMIT"), succeeded(commit - 1)))
-    steps.append(BatchStep(Statement("ROLLBACK"), all_of(succeeded(0), negate(succeeded(commit)))))
+    steps.append(BatchStep(Statement("COMMIT"), has_succeeded(commit - 1)))
+    steps.append(BatchStep(Statement("ROLLBACK"), all_of(has_succeeded(0), negate(has_succeeded(commit)))))
     return steps
 
 

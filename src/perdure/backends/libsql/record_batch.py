@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from perdure.backends.base.batching import Reply
 from perdure.backends.sql.closing import was_closed
-from perdure.backends.sql.dialect import Statement, Tables, in_pieces
+from perdure.backends.sql.dialect import Statement, Tables, chunks
 from perdure.backends.sql.recording import Write, fences_from, is_current
 from perdure.backends.sql.rows import (
     ENTRY_COLUMNS,
@@ -35,31 +35,35 @@ from perdure.model.records import ENDED, Pulse, Signal
 
 MAX_ROWS: Final = 500  # of a statement; with sixteen values each that is far from the 32,766 it may have
 
-# A given row begins with the run's id and the lease's epoch and token: column1, column2 and column3.
+# An input row begins with the run's id and the lease's epoch and token: column1, column2 and column3.
 _JOIN_FENCE: Final = """
-    CROSS JOIN $runs AS run ON run.namespace = ?1 AND run.id = given.column1
-        AND run.epoch = given.column2 AND run.lease_token = given.column3
+    CROSS JOIN $runs AS run ON run.namespace = ?1 AND run.id = input_row.column1
+        AND run.epoch = input_row.column2 AND run.lease_token = input_row.column3
 """
 _FENCE: Final = "SELECT id, epoch, lease_token, inbox_seq, cancel_requested FROM $runs WHERE namespace = ?1 AND id IN ({})"
 _APPEND: Final = f"""
     INSERT INTO $steps (namespace, run_id, {ENTRY_COLUMNS})
-    SELECT run.namespace, run.id, {", ".join(f"given.column{number}" for number in range(4, 4 + len(ENTRY_FIELDS)))}
-    FROM (VALUES {{}}) AS given {_JOIN_FENCE}
+    SELECT run.namespace, run.id, {", ".join(f"input_row.column{number}" for number in range(4, 4 + len(ENTRY_FIELDS)))}
+    FROM (VALUES {{}}) AS input_row {_JOIN_FENCE}
 """
 _ADD_ITEMS: Final = f"""
     INSERT INTO $items (namespace, run_id, stream, n, payload)
-    SELECT run.namespace, run.id, given.column4, given.column5, given.column6 FROM (VALUES {{}}) AS given {_JOIN_FENCE}
+    SELECT run.namespace, run.id, input_row.column4, input_row.column5, input_row.column6
+    FROM (VALUES {{}}) AS input_row {_JOIN_FENCE}
 """
 _CONSUME: Final = f"""
     UPDATE $signals SET consumed_by = used.token
-    FROM (SELECT run.id AS run_id, given.column3 AS token, given.column4 AS seq FROM (VALUES {{}}) AS given {_JOIN_FENCE}) AS used
+    FROM (
+        SELECT run.id AS run_id, input_row.column3 AS token, input_row.column4 AS seq
+        FROM (VALUES {{}}) AS input_row {_JOIN_FENCE}
+    ) AS used
     WHERE $signals.namespace = ?1 AND $signals.run_id = used.run_id AND $signals.seq = used.seq AND $signals.consumed_by IS NULL
 """
 _REFUSE_MISSING: Final = f"""
     INSERT INTO $signals (namespace, run_id, seq, kind, name, identity, payload)
-    SELECT run.namespace, run.id, given.column4, NULL, '', '', x'' FROM (VALUES {{}}) AS given {_JOIN_FENCE}
+    SELECT run.namespace, run.id, input_row.column4, NULL, '', '', x'' FROM (VALUES {{}}) AS input_row {_JOIN_FENCE}
     WHERE NOT EXISTS (
-        SELECT 1 FROM $signals AS there WHERE there.namespace = ?1 AND there.run_id = run.id AND there.seq = given.column4
+        SELECT 1 FROM $signals AS there WHERE there.namespace = ?1 AND there.run_id = run.id AND there.seq = input_row.column4
     )
 """
 
@@ -119,7 +123,7 @@ def record_statements(tables: Tables, namespace: str, writes: Sequence[Write]) -
     wanted = ((_APPEND, entries), (_ADD_ITEMS, items), (_REFUSE_MISSING, used), (_CONSUME, used))
     return [
         fence_statement(tables, namespace, {write.run_id for write in writes}),
-        *(_fill_rows(tables, namespace, text, piece) for text, rows in wanted for piece in in_pieces(rows, MAX_ROWS)),
+        *(_fill_rows(tables, namespace, text, chunk) for text, rows in wanted for chunk in chunks(rows, MAX_ROWS)),
     ]
 
 

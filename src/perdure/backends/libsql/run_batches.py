@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from perdure.backends.base.batching import Reply
 from perdure.backends.libsql.record_batch import MAX_ROWS, fence_statement
-from perdure.backends.sql.dialect import Statement, Tables, in_pieces
+from perdure.backends.sql.dialect import Statement, Tables, chunks
 from perdure.backends.sql.recording import fences_from, is_current
 from perdure.backends.sql.rows import RUN_COLUMNS, RUN_FIELDS, run_values
 from perdure.backends.sql.runs import RunCreation
@@ -92,11 +92,11 @@ def _clock_columns(creation: RunCreation, params: Parameters) -> dict[str, str]:
 def renew_statements(tables: Tables, namespace: str, leases: Sequence[Lease], length: int, now: int | None) -> list[Statement]:
     """The statements that prolong each of these leases that is still current to `length` microseconds from now."""
     statements = [fence_statement(tables, namespace, {lease.run_id for lease in leases})]
-    for piece in in_pieces(leases, MAX_ROWS):
+    for chunk in chunks(leases, MAX_ROWS):
         params = Parameters()
         params.many([now, length])
-        ids = ", ".join(f"({params.one(lease.run_id)})" for lease in piece)
-        whole = ", ".join(f"({params.many([lease.run_id, lease.epoch, lease.token])})" for lease in piece)
+        ids = ", ".join(f"({params.one(lease.run_id)})" for lease in chunk)
+        whole = ", ".join(f"({params.many([lease.run_id, lease.epoch, lease.token])})" for lease in chunk)
         statements.append(tables.statement(_PROLONG.format(ids, whole), namespace, *params.values))
     return statements
 

@@ -7,11 +7,10 @@ import warnings
 from typing import Final
 
 from perdure.backends.libsql.hrana import BatchStep, HranaClient, ServerError
-from perdure.backends.sql.dialect import Statement
+from perdure.backends.sql.dialect import SYNCHRONOUS_FULL, Statement
 from perdure.errors import PerdureWarning
 from perdure.store import Durability
 
-_FULL: Final = 2
 _SQLD: Final = re.compile(r"sqld (\d+)\.(\d+)\.(\d+)")
 # Since this version it may lose its write lock, where checkpoints follow commits: see `write_lock`.
 _MAY_LOSE_LOCK: Final = (0, 24, 32)
@@ -19,7 +18,7 @@ _MAY_LOSE_LOCK: Final = (0, 24, 32)
 
 async def durability_of(client: HranaClient) -> Durability:
     """`disk` if the server waits for its disk at every commit. Of one that does not say, nothing is promised."""
-    return "disk" if await _setting(client, "synchronous") >= _FULL else "process"
+    return "disk" if await _setting(client, "synchronous") >= SYNCHRONOUS_FULL else "process"
 
 
 async def warn_of_lost_lock(client: HranaClient, label: str) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 from perdure.backends.base.batching import Batcher, Reply
 from perdure.backends.base.claim_filter import ClaimRequest
 from perdure.backends.base.leases import lease_microseconds
-from perdure.backends.base.new_runs import checked_inbox, checked_journal
+from perdure.backends.base.new_runs import check_inbox, check_journal
 from perdure.backends.base.retries import NotSentError
 from perdure.backends.libsql import errors, large_values, record_batch, run_batches
 from perdure.backends.libsql.address import LibsqlTarget, parse_url
@@ -53,7 +53,7 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
     ) -> None:
         """`url` is `libsql://host` and the like (see `address`); `tls=False` is for a `libsql://` without encryption."""
         target = parse_url(url, tls=tls)
-        token = _checked_token(auth_token if auth_token is not None else target.token)
+        token = _check_token(auth_token if auth_token is not None else target.token)
         tables = Tables(table, SQLITE, large_values.ReferencingValues())
         connections = LibsqlConnections(LibsqlTarget(target.address, token), tables)
         super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
@@ -85,7 +85,7 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
     ) -> None:
         """Put this whole run in place of what is there."""
         runs.check_names(run)
-        journal, rows = checked_journal(entries), checked_inbox(inbox)
+        journal, rows = check_journal(entries), check_inbox(inbox)
         await self._change(lambda db: large_values.restore(db, self._connections.large_values, run, journal, rows, now))
 
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
@@ -210,7 +210,7 @@ async def _next_wake(db: Session, request: ClaimRequest) -> claims.ClaimResult |
     return None if await reading.due(db, 1, request.now) else result
 
 
-def _checked_token(token: str | None) -> str | None:
+def _check_token(token: str | None) -> str | None:
     if not token:
         return None  # as an unset environment variable gives it
     if not isinstance(token, str) or not token.isascii() or not token.isprintable() or " " in token:

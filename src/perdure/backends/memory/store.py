@@ -19,7 +19,7 @@ import msgspec
 from perdure.backends.base.claim_filter import ClaimFilter
 from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.backends.base.leases import Release, is_due, length_in_microseconds, refuse_leased, store_time
-from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start, found_row, new_row, restored_row
+from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, new_row, row_after_create, row_after_restore
 from perdure.backends.memory.database import MemoryDatabase, Namespace
 from perdure.errors import LeaseLost, PersistenceError, StoreCapabilityError
 from perdure.model.journal import Entry
@@ -95,11 +95,11 @@ class MemoryStore(SavesSnapshots):
         now: int | None = None,
     ) -> Created:
         now = store_time(now)
-        row, journal, rows = new_row(checked_start(run), now, created_at), checked_journal(entries), checked_inbox(inbox)
+        row, journal, rows = new_row(check_start(run), now, created_at), check_journal(entries), check_inbox(inbox)
         with self._lock_and_wake() as namespace:
             found = namespace.runs.get(run.id)
             if found is not None:
-                found.row = found_row(found.row, run, now)
+                found.row = row_after_create(found.row, run, now)
                 return Created(run=found.row, is_new=False)
             stored = namespace.put(row, journal, rows)
             claim = None if ttl is None else stored.grant_lease(ttl, now)
@@ -109,12 +109,12 @@ class MemoryStore(SavesSnapshots):
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
     ) -> None:
         now = store_time(now)
-        journal, rows = checked_journal(entries), checked_inbox(inbox)
+        journal, rows = check_journal(entries), check_inbox(inbox)
         with self._lock_and_wake() as namespace:
             found = namespace.runs.get(run.id)
             if found is not None:
                 refuse_leased(found.row, now)
-            namespace.put(restored_row(run, rows, None if found is None else found.row, now), journal, rows)
+            namespace.put(row_after_restore(run, rows, None if found is None else found.row, now), journal, rows)
 
     async def claim(
         self,
@@ -318,7 +318,7 @@ class MemoryStore(SavesSnapshots):
             return namespace.schedules.pop(schedule_id, None) is not None
 
     async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
-        row = new_row(checked_start(run), store_time(now))
+        row = new_row(check_start(run), store_time(now))
         with self._lock_and_wake() as namespace:
             schedule = namespace.schedules.get(schedule_id)
             if schedule is None or schedule.next_at != expected_at:

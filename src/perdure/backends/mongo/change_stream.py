@@ -42,7 +42,7 @@ class ChangeStream(ChangeListener):
         db = self._connections.collections("")
         names = [f"{db.stem}_{part}" for part in ("runs", "queues", "schedules")]
         matters: list[Any] = [{"$match": {"ns.coll": {"$in": names}, "$or": _MATTERS}}, {"$project": {"_id": 1}}]
-        with self._connections.bounded():
+        with self._connections.time_limit():
             self._stream = await db.database.watch(matters, max_await_time_ms=_REPLY_AFTER_MS)
 
     async def _listen(self) -> None:
@@ -50,7 +50,7 @@ class ChangeStream(ChangeListener):
             return
         async with self._stream as stream:
             while stream.alive and not self._is_closed:
-                with self._connections.bounded():
+                with self._connections.time_limit():
                     change = await stream.try_next()
                 if change is not None:
                     self._lifecycle.wake()

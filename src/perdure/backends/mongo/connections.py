@@ -74,7 +74,7 @@ class MongoConnections(ServerConnections):
         """Make a client and the collections, and find out what the server survives."""
         if self._client is None and self._url is not None:
             self._client = await asyncio.to_thread(_new_client, self._url, self.label)  # in a thread, as it reads files
-        with self.bounded():
+        with self.time_limit():
             await self._inspect(self.collections(""), allowed=allowed)
 
     async def _inspect(self, db: Collections, *, allowed: bool) -> None:
@@ -103,12 +103,12 @@ class MongoConnections(ServerConnections):
         """What the work gives, tried again after errors that pass; its second argument says that it may have been done before."""
 
         async def attempt(repeated: bool) -> T:  # noqa: FBT001 - as `retry_transient` has it
-            with self.bounded():
+            with self.time_limit():
                 return await work(self.collections(namespace), repeated)
 
         return await self.retry_transient(attempt)
 
-    def bounded(self) -> AbstractContextManager[object]:
+    def time_limit(self) -> AbstractContextManager[object]:
         """A context in which no wait is endless: by the client's own settings, or else by ours."""
         options = self._require_client().options
         is_bounded = options.timeout or options.pool_options.socket_timeout

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from perdure.backends.base.batching import Reply
 from perdure.backends.base.leases import new_token
-from perdure.backends.base.new_runs import found_row, new_row, restored_row
+from perdure.backends.base.new_runs import new_row, row_after_create, row_after_restore
 from perdure.backends.mongo.documents import (
     HAS_PROBLEM,
     LARGE_COLUMNS,
@@ -116,8 +116,8 @@ def _server_time_columns(insert: RunInsert) -> dict[str, Expression]:
 def _insert_pipeline(document: Document, insert: RunInsert) -> list[Expression]:
     """The update that inserts the run's document, or leaves the existing one as it is."""
     is_missing = {"$eq": [{"$type": "$generation"}, "missing"]}
-    made = {"$mergeObjects": [literal(document), _server_time_columns(insert)]}
-    return [{"$replaceWith": either(is_missing, made, "$$ROOT")}]
+    inserted = {"$mergeObjects": [literal(document), _server_time_columns(insert)]}
+    return [{"$replaceWith": either(is_missing, inserted, "$$ROOT")}]
 
 
 async def create_all(db: Collections, inserts: Sequence[RunInsert]) -> list[Reply[Created | None]]:
@@ -126,11 +126,11 @@ async def create_all(db: Collections, inserts: Sequence[RunInsert]) -> list[Repl
     found = await _insert_all(db, inserts, documents)
     replies: list[Reply[Created | None]] = []
     for insert, document in zip(inserts, documents, strict=True):
-        made = found.get(document["_id"])
-        is_new = made is not None and made["generation"] == insert.generation
+        stored = found.get(document["_id"])
+        is_new = stored is not None and stored["generation"] == insert.generation
         if not is_new:
             await delete_overflow(db, document)
-        replies.append(_created_from(insert, made) if made is not None and is_new else None)
+        replies.append(_created_from(insert, stored) if stored is not None and is_new else None)
     return replies
 
 
@@ -140,14 +140,14 @@ async def _insert_all(db: Collections, inserts: Sequence[RunInsert], documents: 
     from pymongo.errors import BulkWriteError
 
     if len(inserts) == 1:
-        made = await db.runs.find_one_and_update(
+        stored = await db.runs.find_one_and_update(
             {"_id": documents[0]["_id"]},
             _insert_pipeline(documents[0], inserts[0]),
             projection=ROW_ONLY,
             upsert=True,
             return_document=True,
         )
-        return {} if made is None else {made["_id"]: made}
+        return {} if stored is None else {stored["_id"]: stored}
     pairs = zip(documents, inserts, strict=True)
     try:
         upserts = [UpdateOne({"_id": one["_id"]}, _insert_pipeline(one, insert), upsert=True) for one, insert in pairs]
@@ -158,17 +158,17 @@ async def _insert_all(db: Collections, inserts: Sequence[RunInsert], documents: 
     return by_key(await db.runs.find({"_id": {"$in": [one["_id"] for one in documents]}}, ROW_ONLY).to_list())
 
 
-def _created_from(insert: RunInsert, made: Document) -> Created:
+def _created_from(insert: RunInsert, stored: Document) -> Created:
     columns = {name: getattr(insert.run, name) for name in ("input", "metadata")}  # the document may have references to them
-    run = row_of(made | columns)
+    run = row_of(stored | columns)
     if insert.length is None:
         return Created(run=run, is_new=True)
     claim = Claim(
-        lease=lease_of(made),
+        lease=lease_of(stored),
         run=run,
         journal=list(insert.entries),
         inbox=list(insert.inbox),
-        inbox_seq=made["inbox_seq"],
+        inbox_seq=stored["inbox_seq"],
         item_counts={},
     )
     return Created(run=run, is_new=True, claim=claim)
@@ -182,7 +182,7 @@ async def find(db: Collections, insert: RunInsert) -> Created | None:
             return None
         found = row_of((await load_payloads(db, [document], LARGE_COLUMNS))[0])
         now = await db.clock(insert.now) if found.lacks_input else 0
-        run = found_row(found, insert.run, now)
+        run = row_after_create(found, insert.run, now)
         if run is found or await _bring_input(db, document, run):
             return Created(run=run, is_new=False)
 
@@ -214,7 +214,7 @@ async def restore(db: Collections, run: RunRow, entries: Sequence[Entry], inbox:
         before = None if found is None else row_of(found)
         if before is not None and before.lease_until is not None and before.lease_until > at:
             raise LeaseHeld(run.id, before.lease_owner or "a live worker")
-        row = restored_row(run, inbox, before, at)
+        row = row_after_restore(run, inbox, before, at)
         document = await split_document(db, run_document(db.namespace, row, generation, entries, inbox))
         if await _replace(db, found, document):
             return

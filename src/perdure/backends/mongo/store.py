@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from perdure.backends.base.batching import Batcher, Reply
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, new_token
-from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
+from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.mongo import claims, inbox, reading, recording, runs, schedules, writes
 from perdure.backends.mongo.address import address_of_client, parse_address
@@ -115,22 +115,22 @@ class MongoStore(ServerStore[MongoConnections]):
     ) -> Created:
         """Insert the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
         length = None if ttl is None else lease_microseconds(ttl)
-        journal, rows = checked_journal(entries), checked_inbox(inbox)
-        insert = runs.run_insert(checked_start(run), length, self._owner, journal, rows, created_at, now)
+        journal, rows = check_journal(entries), check_inbox(inbox)
+        insert = runs.run_insert(check_start(run), length, self._owner, journal, rows, created_at, now)
         return await self._submit(lambda: self._create(insert))
 
     async def _create(self, insert: runs.RunInsert) -> Created:
         while True:
-            made = await self._inserts.put(insert)
-            made = made or await self._connections.perform(self._namespace, lambda db, _: runs.find(db, insert))
-            if made is not None:  # else it was there and was deleted meanwhile: once more
-                return made
+            created = await self._inserts.put(insert)
+            created = created or await self._connections.perform(self._namespace, lambda db, _: runs.find(db, insert))
+            if created is not None:  # else it was there and was deleted meanwhile: once more
+                return created
 
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
     ) -> None:
         """Put this whole run in place of what is there."""
-        await self._do(runs.restore, run, checked_journal(entries), checked_inbox(inbox), now)
+        await self._do(runs.restore, run, check_journal(entries), check_inbox(inbox), now)
 
     async def claim(
         self,
@@ -298,7 +298,7 @@ class MongoStore(ServerStore[MongoConnections]):
 
     async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
         """Move the schedule on and create its run, once."""
-        insert = runs.run_insert(checked_start(run), None, self._owner, (), (), None, now)
+        insert = runs.run_insert(check_start(run), None, self._owner, (), (), None, now)
         return await self._do(schedules.fire, schedule_id, expected_at, next_at, insert)
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:

@@ -1,4 +1,4 @@
-"""The connection pool of a store, and the settings of its sessions.
+"""The connection pools of a store, and the settings of its sessions.
 
 A session of ours has autocommit, reads what was committed before each statement, refuses values that it would have to cut short,
 counts the rows that an update matched (also those it left as they were), and waits for a lock for a bounded time. A borrowed
@@ -39,7 +39,7 @@ _SESSION: Final = """
 
 
 class MysqlConnections(SqlConnections):
-    """The loop and the pool of one MySQL store."""
+    """The loop and the pools of one MySQL store."""
 
     THREAD: ClassVar[LoopThread] = LoopThread("perdure-mysql")
 
@@ -50,6 +50,8 @@ class MysqlConnections(SqlConnections):
         self.address = address
         self._pool = pool
         self._pool_size = pool_size
+        # Connections of open transactions: a pool of their own, so that the verbs never wait for those.
+        self._transactions = pool
         self._max_packet = 1 << 20
 
     def sibling(self) -> Self:
@@ -106,7 +108,21 @@ class MysqlConnections(SqlConnections):
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[MysqlConnection]:
         """A transaction in which each statement sees what was committed before it."""
-        async with self._borrow() as connection:
+        async with self._transaction_on(self._pool) as connection:
+            yield connection
+
+    @contextlib.asynccontextmanager
+    async def callers_transaction(self) -> AsyncIterator[MysqlConnection]:
+        """As `transaction`, for one that a caller keeps open and sends statements of its own in."""
+        async with self._changing:
+            if self._transactions is None:
+                self._transactions = await self._open_pool()
+        async with self._transaction_on(self._transactions) as connection:
+            yield connection
+
+    @contextlib.asynccontextmanager
+    async def _transaction_on(self, pool: Any) -> AsyncIterator[MysqlConnection]:
+        async with self._borrow(pool) as connection:
             connection.begin()
             yield connection
             await connection.commit()
@@ -114,7 +130,7 @@ class MysqlConnections(SqlConnections):
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[MysqlConnection]:
         """For single statements that only read. A borrowed session may begin a transaction by itself and read old rows."""
-        async with self.transaction() if self.is_borrowed else self._borrow() as connection:
+        async with self.transaction() if self.is_borrowed else self._borrow(self._pool) as connection:
             yield connection
 
     async def send_packet_or_perform(
@@ -136,7 +152,7 @@ class MysqlConnections(SqlConnections):
         return await self.retry_transient(attempt)
 
     async def _send_packet(self, namespace: str, build: Callable[[Packet], None]) -> Sequence[Result] | None:
-        async with self._borrow() as connection:
+        async with self._borrow(self._pool) as connection:
             packet = Packet(self.tables, namespace, connection.quote)
             build(packet)
             try:
@@ -148,20 +164,19 @@ class MysqlConnections(SqlConnections):
                 return None
 
     @contextlib.asynccontextmanager
-    async def _borrow(self) -> AsyncIterator[MysqlConnection]:
+    async def _borrow(self, pool: Any) -> AsyncIterator[MysqlConnection]:
         """A connection of the pool; after an error its transaction is rolled back."""
-        connection = await self._acquire()
+        connection = await self._acquire(pool)
         try:
             yield connection
         except BaseException as error:
             await connection.roll_back(error)
             raise
         finally:
-            await self._release(connection)
+            await pool.release(connection.driver_connection)
 
-    async def _acquire(self) -> MysqlConnection:
+    async def _acquire(self, pool: Any) -> MysqlConnection:
         """A connection of the pool. Raises `NotSentError` when there is none for now."""
-        pool: Any = self._pool
         try:
             async with asyncio.timeout(WAIT_FOR_CONNECTION):
                 acquired = await pool.acquire()
@@ -174,21 +189,19 @@ class MysqlConnections(SqlConnections):
         quote = quote_hexadecimal if self.is_borrowed else quote_escaped
         return MysqlConnection(acquired, quote, self._max_packet, self.label, is_borrowed=self.is_borrowed)
 
-    async def _release(self, connection: MysqlConnection) -> None:
-        pool: Any = self._pool
-        await pool.release(connection.driver_connection)
-
     async def interrupt(self, connection: MysqlConnection) -> None:
         """End the statement that runs on this connection, through a second connection if there is one."""
         with contextlib.suppress(Exception):  # then it ends by itself, or by its time limit
-            async with asyncio.timeout(CONNECT_TIMEOUT), self._borrow() as second:
+            async with asyncio.timeout(CONNECT_TIMEOUT), self._borrow(self._pool) as second:
                 await second.send_texts([b"KILL QUERY %d" % connection.driver_connection.thread_id()])
 
     async def close(self) -> None:
-        """Close the pool, unless it is borrowed."""
-        pool, self._pool = self._pool, None
-        if pool is not None and not self.is_borrowed:
-            await _close(pool)
+        """Close the pools, unless they are borrowed."""
+        pools = (self._pool, self._transactions)
+        self._pool = self._transactions = None
+        for pool in pools:
+            if pool is not None and not self.is_borrowed:
+                await _close(pool)
 
 
 async def _close(pool: Any) -> None:

@@ -7,8 +7,7 @@ packet, which is one round trip and one commit for all requests that arrived whi
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -50,18 +49,6 @@ class MysqlStore(SqlStore[MysqlConnections]):
         connections = MysqlConnections(Tables(table, MYSQL, BYTES), address=address, pool=pool, pool_size=pool_size)
         super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
-    def _on_attach(self) -> None:
-        super()._on_attach()
-        # Open transactions have connections of their own, so that the verbs never wait for them.
-        self._transaction_connections = self._connections.sibling()
-
-    def _make_closer(self) -> Callable[[], Coroutine[Any, Any, None]]:
-        return partial(_close, self._connections, self._transaction_connections)
-
-    def _reopen_in_child(self) -> None:
-        self._transaction_connections.leak_after_fork()
-        super()._reopen_in_child()
-
     def __repr__(self) -> str:
         address = self._connections.address
         return "MysqlStore(pool=...)" if address is None else f"MysqlStore('{address.server}/{address.database}')"
@@ -71,21 +58,8 @@ class MysqlStore(SqlStore[MysqlConnections]):
         """Host and port and database, or the identity of a borrowed pool; table stem and prefix."""
         return ("mysql", *self._connections.location, self._connections.tables.stem, self._namespace)
 
-    @asynccontextmanager
-    async def transaction(self, lease: Lease) -> AsyncIterator[MysqlTransaction]:
-        """A fenced transaction on a connection of its own; while it is open no other worker takes the run over."""
-        self._enter()
-        try:
-            await self._transaction_connections.run(self._transaction_connections.ensure_open(allowed=self._auto_migrate))
-            transaction = MysqlTransaction(self._transaction_connections, self._namespace, lease)
-            try:
-                await transaction.begin()
-                yield transaction
-                await transaction.commit()
-            finally:
-                await transaction.end()
-        finally:
-            self._lifecycle.leave()
+    def _new_transaction(self, lease: Lease) -> MysqlTransaction:
+        return MysqlTransaction(self._connections, self._namespace, lease)
 
     async def _record_all(self, writes: Sequence[Write]) -> Sequence[Reply[Pulse]]:
         return await self._connections.send_packet_or_perform(
@@ -110,8 +84,3 @@ class MysqlStore(SqlStore[MysqlConnections]):
             partial(packets.created_from, creations),
             lambda db, _: runs.create_all(db, creations),
         )
-
-
-async def _close(*all_connections: MysqlConnections) -> None:
-    for connections in all_connections:
-        await connections.close()

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import Final, NamedTuple
+
+from perdure.backends.base.address import parse_server_url
+
+_SCHEMES: Final = ("postgresql", "postgres")
+_FORM: Final = "postgresql://user:password@host:port/database"
 
 
 class PostgresAddress(NamedTuple):
@@ -25,19 +29,13 @@ class PostgresAddress(NamedTuple):
 
 
 def parse_address(dsn: str) -> PostgresAddress:
-    """The place that a DSN names. Raises `ValueError` without repeating it."""
-    if not isinstance(dsn, str) or not dsn.startswith(("postgresql://", "postgres://")):
-        raise ValueError("a PostgreSQL DSN begins with postgresql:// (it is not repeated here, as it may hold a password)")
-    try:
-        parts = urlsplit(dsn)
-        options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    except ValueError:
-        raise ValueError("the PostgreSQL DSN cannot be read (it is not repeated here, as it may hold a password)") from None
-    hosts = parts.netloc.rpartition("@")[2] or options.get("host") or os.environ.get("PGHOST") or "localhost"
+    """The address in a DSN, with asyncpg's defaults from the environment. Raises `ValueError` without repeating it."""
+    url = parse_server_url(dsn, "PostgreSQL", _SCHEMES, _FORM, noun="DSN", strict=False)
+    options, defaults = url.options, os.environ
+    hosts = url.hosts or options.get("host") or defaults.get("PGHOST") or "localhost"
     if ":" not in hosts and "/" not in hosts:
-        hosts = f"{hosts}:{options.get('port') or os.environ.get('PGPORT') or 5432}"
-    password = options.get("password") or (unquote(parts.password) if parts.password else None) or os.environ.get("PGPASSWORD")
-    user = options.get("user") or (unquote(parts.username) if parts.username else None) or os.environ.get("PGUSER") or ""
-    database = unquote(parts.path.removeprefix("/")) or options.get("dbname") or options.get("database")
-    search_path = options.get("search_path") or options.get("options") or ""
-    return PostgresAddress(hosts, database or os.environ.get("PGDATABASE") or user, search_path, password)
+        hosts = f"{hosts}:{options.get('port') or defaults.get('PGPORT') or 5432}"
+    password = options.get("password") or url.password or defaults.get("PGPASSWORD")
+    user = options.get("user") or url.user or defaults.get("PGUSER") or ""
+    database = url.database or options.get("dbname") or options.get("database") or defaults.get("PGDATABASE") or user
+    return PostgresAddress(hosts, database, options.get("search_path") or options.get("options") or "", password)

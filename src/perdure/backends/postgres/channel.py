@@ -79,12 +79,12 @@ def fetch(db: Session, template: str, *values: Any) -> Awaitable[list[Any]]:
     return connection_of(db).fetch(db.tables.sql(template), db.namespace, *values)
 
 
-def fetch_each(db: Session, template: str, given: Sequence[Sequence[Any]]) -> Awaitable[list[Any]]:
+def fetch_each(db: Session, template: str, parameters: Sequence[Sequence[Any]]) -> Awaitable[list[Any]]:
     """The rows of a hot statement that is executed with each of these in turn, in one round trip and one transaction."""
-    if len(given) == 1:
-        return fetch(db, template, *given[0])
+    if len(parameters) == 1:
+        return fetch(db, template, *parameters[0])
     namespace = db.namespace
-    return connection_of(db).fetchmany(db.tables.sql(template), [(namespace, *values) for values in given])
+    return connection_of(db).fetchmany(db.tables.sql(template), [(namespace, *values) for values in parameters])
 
 
 def connection_of(db: Session) -> Connection:

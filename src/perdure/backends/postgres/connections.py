@@ -90,11 +90,6 @@ class PostgresConnections(SqlConnections):
         return connections
 
     @property
-    def can_listen(self) -> bool:
-        """Whether notifications arrive here at all."""
-        return not self.is_borrowed and not self.behind_pooler
-
-    @property
     def jit_is_off(self) -> bool:
         """Whether the sessions have our settings."""
         return not self.is_borrowed and not self.behind_pooler
@@ -109,7 +104,13 @@ class PostgresConnections(SqlConnections):
         # Also when another transaction wrote the same at this moment.
         return super().is_caused_by_one_request(error) or getattr(error.__cause__ or error, "sqlstate", None) == "23505"
 
-    async def connect(self) -> Any:
+    async def connect_listener(self) -> Any:
+        """A connection on which to listen. Raises `PersistenceError` where no notification arrives."""
+        if self.is_borrowed or self.behind_pooler:
+            raise PersistenceError(self.label, "notifications arrive only on a connection of its own, without a pooler")
+        return await self._connect()
+
+    async def _connect(self) -> Any:
         """A connection of its own that keeps no statements."""
         return await driver().connect(self._dsn, timeout=CONNECT_TIMEOUT, statement_cache_size=0, command_timeout=COMMAND_TIMEOUT)
 
@@ -160,7 +161,7 @@ class PostgresConnections(SqlConnections):
             async with self._borrowed.acquire() as connection:
                 yield connection
             return
-        connection = await self.connect()
+        connection = await self._connect()
         try:
             yield connection
         finally:
@@ -170,14 +171,14 @@ class PostgresConnections(SqlConnections):
         """As `perform`, on a connection that commits each statement by itself; behind a pooler, in one transaction."""
 
         def attempt(is_repeated: bool) -> Awaitable[T]:  # noqa: FBT001 - as `retry_transient` calls it
-            return self.connected(
+            return self.use_connection(
                 lambda connection: work(Session(PostgresChannel(connection), self.tables, namespace), is_repeated)
             )
 
         return self.retry_transient(attempt)
 
-    async def connected(self, use: Callable[[Any], Awaitable[T]]) -> T:
-        """What this gives on a connection that is at hand or from the pool; behind a pooler, in a transaction."""
+    async def use_connection(self, use: Callable[[Any], Awaitable[T]]) -> T:
+        """The result of `use` with a connection that is at hand or from the pool; behind a pooler, in a transaction."""
         connection = await self._acquire()
         try:
             if self.behind_pooler:

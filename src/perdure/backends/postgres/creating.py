@@ -37,20 +37,20 @@ def _arrays(first: int, *types: str) -> str:
 # Runs that are not there yet, with journal and inbox; those that are there give no instant. In id order, since the statement
 # waits for a run that another transaction is creating at this moment.
 _CREATE: Final = f"""
-    WITH given AS MATERIALIZED (
-        SELECT *, coalesce(given_at, (SELECT $clock)) AS at
+    WITH requested AS MATERIALIZED (
+        SELECT *, coalesce(caller_time, (SELECT $clock)) AS at
         FROM unnest($2::int[], {_arrays(3, *_NEW_TYPES)},
             {_arrays(_N + 1, "bigint", "bigint", "bigint", "text", "text", "bigint", "bigint")})
-            AS given (request, {_NEW_COLUMNS}, given_at, began_at, ttl, token, owner, journal_length, inbox_seq)
+            AS requested (request, {_NEW_COLUMNS}, caller_time, began_at, ttl, token, owner, journal_length, inbox_seq)
     ),
-    made AS (
+    inserted AS (
         INSERT INTO $runs (namespace, {_NEW_COLUMNS}, status, wake_at, waiting_for, epoch, lease_token, lease_owner, lease_until,
             attempts, problem_count, held, cancel_requested, parent_notified, created_at, updated_at, journal_length, inbox_seq)
         SELECT $1, {_NEW_COLUMNS}, CASE WHEN ttl IS NULL THEN 'pending' ELSE 'running' END,
             CASE WHEN ttl IS NULL THEN coalesce(start_at, at) ELSE at + ttl END, '[]',
             CASE WHEN ttl IS NULL THEN 0 ELSE greatest(1, at) END, token, owner, at + ttl,
             CASE WHEN ttl IS NULL THEN 0 ELSE 1 END, 0, 0, 0, 0, coalesce(began_at, at), at, journal_length, inbox_seq
-        FROM given ORDER BY id
+        FROM requested ORDER BY id
         ON CONFLICT DO NOTHING
         RETURNING id, updated_at
     ),
@@ -58,16 +58,17 @@ _CREATE: Final = f"""
         INSERT INTO $steps (namespace, run_id, {ENTRY_COLUMNS})
         SELECT $1, run_id, {ENTRY_COLUMNS}
         FROM unnest({_arrays(_ENTRIES_FROM, "text", *ENTRY_TYPES)})
-            AS entry (run_id, {ENTRY_COLUMNS}) JOIN made ON made.id = entry.run_id
+            AS entry (run_id, {ENTRY_COLUMNS}) JOIN inserted ON inserted.id = entry.run_id
     ),
     delivered AS (
         INSERT INTO $signals (namespace, run_id, {SIGNAL_COLUMNS}, identity)
         SELECT $1, run_id, {SIGNAL_COLUMNS}, identity
         FROM unnest({_arrays(_SIGNALS_FROM, "text", *_SIGNAL_TYPES, "text")})
-            AS signal (run_id, {SIGNAL_COLUMNS}, identity) JOIN made ON made.id = signal.run_id
+            AS signal (run_id, {SIGNAL_COLUMNS}, identity) JOIN inserted ON inserted.id = signal.run_id
     )
-    SELECT given.request, made.updated_at, (SELECT pg_notify(${_N + 8}, '') FROM (SELECT count(*) FROM made) AS any_made)::text
-    FROM given LEFT JOIN made ON made.id = given.id ORDER BY given.request
+    SELECT requested.request, inserted.updated_at,
+        (SELECT pg_notify(${_N + 8}, '') FROM (SELECT count(*) FROM inserted) AS any_inserted)::text
+    FROM requested LEFT JOIN inserted ON inserted.id = requested.id ORDER BY requested.request
 """
 
 

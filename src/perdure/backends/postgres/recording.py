@@ -52,26 +52,27 @@ def _types(first: int) -> str:
 # What every write has: $2..$5 the leases, $6..$18 entries, $19..$20 inbox rows to consume, $21..$24 items.
 _WRITTEN: Final = f"""
     entry AS MATERIALIZED (
-        SELECT held.run_id, given.*, (
+        SELECT held.run_id, input_row.*, (
             SELECT ({", ".join(f"there.{column}" for column in _OTHERS)})
-                IS NOT DISTINCT FROM ({", ".join(f"given.{column}" for column in _OTHERS)})
-            FROM $steps AS there WHERE there.namespace = $1 AND there.run_id = held.run_id AND there.seq = given.seq
+                IS NOT DISTINCT FROM ({", ".join(f"input_row.{column}" for column in _OTHERS)})
+            FROM $steps AS there WHERE there.namespace = $1 AND there.run_id = held.run_id AND there.seq = input_row.seq
         ) AS is_same
-        FROM unnest($6::int[], {_types(7)}) AS given (request, {ENTRY_COLUMNS}) JOIN held USING (request)
+        FROM unnest($6::int[], {_types(7)}) AS input_row (request, {ENTRY_COLUMNS}) JOIN held USING (request)
     ),
     used AS MATERIALIZED (
-        SELECT held.run_id, held.token, given.request, given.seq, (
+        SELECT held.run_id, held.token, input_row.request, input_row.seq, (
             SELECT true FROM $signals AS there
-            WHERE there.namespace = $1 AND there.run_id = held.run_id AND there.seq = given.seq
+            WHERE there.namespace = $1 AND there.run_id = held.run_id AND there.seq = input_row.seq
         ) IS TRUE AS is_there
-        FROM unnest($19::int[], $20::bigint[]) AS given (request, seq) JOIN held USING (request)
+        FROM unnest($19::int[], $20::bigint[]) AS input_row (request, seq) JOIN held USING (request)
     ),
     item AS MATERIALIZED (
-        SELECT held.run_id, given.*, (
-            SELECT there.payload = given.payload FROM $items AS there
-            WHERE there.namespace = $1 AND there.run_id = held.run_id AND there.stream = given.stream AND there.n = given.n
+        SELECT held.run_id, input_row.*, (
+            SELECT there.payload = input_row.payload FROM $items AS there
+            WHERE there.namespace = $1 AND there.run_id = held.run_id
+                AND there.stream = input_row.stream AND there.n = input_row.n
         ) AS is_same
-        FROM unnest($21::int[], $22::text[], $23::bigint[], $24::bytea[]) AS given (request, stream, n, payload)
+        FROM unnest($21::int[], $22::text[], $23::bigint[], $24::bytea[]) AS input_row (request, stream, n, payload)
         JOIN held USING (request)
     ),
     refused AS MATERIALIZED (
@@ -98,21 +99,21 @@ _WRITTEN: Final = f"""
     )
 """
 RECORD: Final = f"""
-    WITH asked AS MATERIALIZED (
-        SELECT * FROM unnest($2::int[], $3::text[], $4::bigint[], $5::text[]) AS asked (request, run_id, epoch, token)
+    WITH requested AS MATERIALIZED (
+        SELECT * FROM unnest($2::int[], $3::text[], $4::bigint[], $5::text[]) AS requested (request, run_id, epoch, token)
     ),
     held AS MATERIALIZED (
-        SELECT asked.request, asked.token, run.id AS run_id, run.cancel_requested, run.inbox_seq
-        FROM (SELECT * FROM asked ORDER BY run_id COLLATE "C", request) AS asked CROSS JOIN LATERAL (
+        SELECT requested.request, requested.token, run.id AS run_id, run.cancel_requested, run.inbox_seq
+        FROM (SELECT * FROM requested ORDER BY run_id COLLATE "C", request) AS requested CROSS JOIN LATERAL (
             SELECT id, cancel_requested, inbox_seq FROM $runs
-            WHERE namespace = $1 AND id = asked.run_id AND epoch = asked.epoch AND lease_token = asked.token
+            WHERE namespace = $1 AND id = requested.run_id AND epoch = requested.epoch AND lease_token = requested.token
             FOR KEY SHARE
         ) AS run
     ),
     {_WRITTEN}
-    SELECT asked.request, held.request IS NOT NULL, held.inbox_seq, held.cancel_requested,
-        (SELECT min(reason) FROM refused WHERE refused.request = asked.request)
-    FROM asked LEFT JOIN held USING (request) ORDER BY asked.request
+    SELECT requested.request, held.request IS NOT NULL, held.inbox_seq, held.cancel_requested,
+        (SELECT min(reason) FROM refused WHERE refused.request = requested.request)
+    FROM requested LEFT JOIN held USING (request) ORDER BY requested.request
 """
 # What nearly every record is: a new entry and nothing else. One that is there already is a unique violation, by which nothing is
 # written, and RECORD looks more closely. For one entry _APPEND takes 20 us more of the server than a plain INSERT, RECORD 100.
@@ -132,16 +133,16 @@ _APPEND: Final = f"""
 # one. What is not found here (a lost lease, a parent) is for CLOSE to look at, which takes ten times as long.
 _END: Final = f"""
     WITH held AS MATERIALIZED (
-        SELECT asked.*, coalesce(given_at, (SELECT $clock)) AS at
+        SELECT requested.*, coalesce(caller_time, (SELECT $clock)) AS at
         FROM (
             SELECT * FROM unnest(
                 $2::int[], $3::text[], $4::bigint[], $5::text[], $6::text[], $7::bytea[], $8::bigint[], {_types(9)}
-            ) AS asked (request, run_id, lease_epoch, token, status, outcome, given_at, {ENTRY_COLUMNS})
+            ) AS requested (request, run_id, lease_epoch, token, status, outcome, caller_time, {ENTRY_COLUMNS})
             ORDER BY run_id COLLATE "C", request
-        ) AS asked
+        ) AS requested
         CROSS JOIN LATERAL (
             SELECT id FROM $runs
-            WHERE namespace = $1 AND id = asked.run_id AND epoch = asked.lease_epoch AND lease_token = asked.token
+            WHERE namespace = $1 AND id = requested.run_id AND epoch = requested.lease_epoch AND lease_token = requested.token
                 AND parent_id IS NULL
             FOR NO KEY UPDATE
         ) AS run
@@ -163,10 +164,10 @@ _END: Final = f"""
 # id order. A child whose parent is in the same batch is sent again: one statement changes a row once. `waiting_for` is JSON
 # without spaces, in which ["child","key"] can only be an element: a quote inside a name is written as \".
 CLOSE: Final = f"""
-    WITH asked AS MATERIALIZED (
+    WITH requested AS MATERIALIZED (
         SELECT request, run_id, epoch, token, status, outcome, wake_at, coalesce(at, (SELECT $clock)) AS at, waiting_for
         FROM unnest($2::int[], $3::text[], $4::bigint[], $5::text[], $25::text[], $26::bytea[], $27::bigint[], $28::bigint[],
-            $29::text[]) AS asked (request, run_id, epoch, token, status, outcome, wake_at, at, waiting_for)
+            $29::text[]) AS requested (request, run_id, epoch, token, status, outcome, wake_at, at, waiting_for)
     ),
     awaited AS MATERIALIZED (
         SELECT * FROM unnest($30::int[], $31::text[], $32::text[]) AS awaited (request, kind, name)
@@ -174,19 +175,19 @@ CLOSE: Final = f"""
     locked AS MATERIALIZED (
         SELECT id, epoch, lease_token, status, parent_id, parent_key, cancel_requested, inbox_seq, waiting_for
         FROM $runs WHERE namespace = $1 AND id = ANY ($3::text[] || ARRAY(
-            SELECT child.parent_id FROM asked JOIN $runs AS child ON child.namespace = $1 AND child.id = asked.run_id
-            WHERE child.parent_id IS NOT NULL AND asked.status <> 'suspended'
+            SELECT child.parent_id FROM requested JOIN $runs AS child ON child.namespace = $1 AND child.id = requested.run_id
+            WHERE child.parent_id IS NOT NULL AND requested.status <> 'suspended'
         ))
         ORDER BY id FOR NO KEY UPDATE
     ),
     fenced AS MATERIALIZED (
-        SELECT asked.*, locked.parent_id, locked.parent_key, locked.cancel_requested,
-            CASE WHEN asked.status = 'suspended' THEN locked.inbox_seq > coalesce((
+        SELECT requested.*, locked.parent_id, locked.parent_key, locked.cancel_requested,
+            CASE WHEN requested.status = 'suspended' THEN locked.inbox_seq > coalesce((
                 SELECT max(seq) FROM $signals AS there WHERE there.namespace = $1 AND there.run_id = locked.id
             ), 0)
             ELSE locked.parent_id <> locked.id AND locked.parent_id = ANY ($3::text[]) END IS TRUE AS again
-        FROM asked JOIN locked ON locked.id = asked.run_id
-        WHERE locked.epoch = asked.epoch AND locked.lease_token = asked.token
+        FROM requested JOIN locked ON locked.id = requested.run_id
+        WHERE locked.epoch = requested.epoch AND locked.lease_token = requested.token
     ),
     held AS MATERIALIZED (
         SELECT * FROM fenced WHERE NOT again
@@ -238,11 +239,11 @@ CLOSE: Final = f"""
         ) AS latest
         WHERE run.namespace = $1 AND run.id = latest.run_id
     )
-    SELECT asked.request, fenced.request IS NOT NULL, fenced.again,
-        (SELECT min(reason) FROM refused WHERE refused.request = asked.request),
+    SELECT requested.request, fenced.request IS NOT NULL, fenced.again,
+        (SELECT min(reason) FROM refused WHERE refused.request = requested.request),
         (SELECT pg_notify($33, '') FROM (SELECT count(*) FROM closed) AS any_closed)::text,
         {", ".join(f"arrived.{field}" for field in SIGNAL_FIELDS)}
-    FROM asked LEFT JOIN fenced USING (request) LEFT JOIN arrived USING (request) ORDER BY asked.request, arrived.seq
+    FROM requested LEFT JOIN fenced USING (request) LEFT JOIN arrived USING (request) ORDER BY requested.request, arrived.seq
 """
 
 
@@ -253,12 +254,12 @@ def are_plain(writes: Sequence[Write]) -> bool:
 
 async def append_all(db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:
     """As `record_all`, for plain writes whose entries are new: one that is not is a unique violation, and nothing is written."""
-    given = [
+    parameters = [
         (write.lease.run_id, write.lease.epoch, write.lease.token, *entry_values(entry))
         for write in sorted(writes, key=_run_id)  # in which order the rows are locked
         for entry in write.entries
     ]
-    rows = await fetch_each(db, _APPEND, given)
+    rows = await fetch_each(db, _APPEND, parameters)
     pulses = {(run_id, epoch, token): Pulse(seq, bool(cancelled)) for run_id, epoch, token, seq, cancelled in rows}
     return [
         pulses.get((write.lease.run_id, write.lease.epoch, write.lease.token)) or LeaseLost(write.run_id, write.lease.epoch)
@@ -291,11 +292,11 @@ def are_plain_ends(writes: Sequence[Write]) -> bool:
 
 async def end_all(db: Session, writes: Sequence[Write]) -> list[Reply[list[Signal]]]:
     """As `close_all`, for plain ends whose entries are new: one that is not is a unique violation, and nothing is written."""
-    given: list[tuple[Any, ...]] = []
+    parameters: list[tuple[Any, ...]] = []
     for write, lease in zip(writes, _leases(writes), strict=True):
         end = (*lease, write.status, write.outcome, write.now)
-        given += [(*end, *entry_values(entry)) for entry in write.entries] or [(*end, *_NO_ENTRY)]
-    ended = {row[0] for row in await fetch(db, _END, *columns(given, 7 + len(ENTRY_FIELDS)), channel_name(db.tables))}
+        parameters += [(*end, *entry_values(entry)) for entry in write.entries] or [(*end, *_NO_ENTRY)]
+    ended = {row[0] for row in await fetch(db, _END, *columns(parameters, 7 + len(ENTRY_FIELDS)), channel_name(db.tables))}
     others = [write for number, write in enumerate(writes) if number not in ended]
     answers = iter(await close_all(db, others) if others else [])
     return [[] if number in ended else next(answers) for number in range(len(writes))]
@@ -312,11 +313,11 @@ async def close_all(db: Session, writes: Sequence[Write]) -> list[Reply[list[Sig
         if isinstance(before, list):
             before.append(signal_from(row[5:], db.tables.values))
         else:
-            answers[row[0]] = _closed(db, writes[row[0]], row)
+            answers[row[0]] = _close_reply(db, writes[row[0]], row)
     return [answers[number] for number in range(len(writes))]
 
 
-def _closed(db: Session, write: Write, row: Sequence[Any]) -> Reply[list[Signal]]:
+def _close_reply(db: Session, write: Write, row: Sequence[Any]) -> Reply[list[Signal]]:
     _, is_fenced, again, reason = row[:4]
     if not is_fenced:
         return LeaseLost(write.run_id, write.lease.epoch)

@@ -10,22 +10,26 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from perdure.backends.base.batching import Batcher, Request
+from perdure.backends.base.batching import Batcher, Reply, Request
 from perdure.backends.base.claim_filter import ClaimRequest
 from perdure.backends.base.loop_connections import LoopBatchers, LoopConnections
 from perdure.backends.postgres import claiming
 from perdure.backends.postgres.address import PostgresAddress, parse_address
 from perdure.backends.postgres.batching import make_batchers
+from perdure.backends.postgres.channel import connection_of
 from perdure.backends.postgres.connections import PostgresConnections
 from perdure.backends.postgres.errors import driver
-from perdure.backends.postgres.notifications import POLL_EVERY, NotificationListener, channel_name
-from perdure.backends.postgres.transaction import PostgresTransaction
+from perdure.backends.postgres.notifications import NotificationListener, channel_name
+from perdure.backends.postgres.recording import record_all
+from perdure.backends.sql.recording import Write
+from perdure.backends.sql.session import Session
 from perdure.backends.sql.store import Batchers, SqlStore
-from perdure.model.records import Claims, Lease
+from perdure.backends.sql.transaction import SqlTransaction
+from perdure.model.records import Claims, Lease, Pulse
 
 Q = TypeVar("Q", bound=Request)
 A = TypeVar("A")
@@ -58,7 +62,7 @@ class PostgresStore(SqlStore[PostgresConnections]):
 
     def _on_attach(self) -> None:
         connections = self._connections
-        self._listener = NotificationListener(connections.connect, channel_name(connections.tables), self._lifecycle)
+        self._listener = NotificationListener(connections.connect_listener, channel_name(connections.tables), self._lifecycle)
         self._batchers = make_batchers(connections, self._namespace)
         self._loop_connections = LoopConnections(partial(_open_on_this_loop, connections, self._namespace))
         weakref.finalize(self, self._loop_connections.abandon).atexit = False
@@ -105,23 +109,26 @@ class PostgresStore(SqlStore[PostgresConnections]):
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
         self._reopen_if_forked()
-        watcher = self._lifecycle.watch()  # from here on closing the store ends the wait
-        try:
-            if self._listener.is_live:
-                await asyncio.wait([watcher.future], timeout=max(0.0, timeout))
-                return
-            # A change that was made before there was a connection that listens may be what the caller waits for.
-            starting = asyncio.ensure_future(self._submit(self._listen))
-            starting.add_done_callback(_retrieve_exception)
-            await asyncio.wait([starting], timeout=max(0.0, timeout))
-            if not self._listener.is_live:
-                await asyncio.wait([watcher.future], timeout=max(0.0, min(timeout, POLL_EVERY)))
-        finally:
-            self._lifecycle.unwatch(watcher)
+        await self._watch(self._listener, timeout)
 
-    async def _listen(self) -> None:
-        if self._connections.can_listen:
-            await self._listener.start()
+
+class PostgresTransaction(SqlTransaction):
+    """What `transaction(lease)` gives, usable until the context is left. Values of a statement are `$1`, `$2` and so on."""
+
+    REFUSED: ClassVar[frozenset[str]] = frozenset({
+        "ABORT", "BEGIN", "COMMIT", "DEALLOCATE", "DISCARD", "END", "LISTEN", "PREPARE", "RELEASE", "RESET", "ROLLBACK",
+        "SAVEPOINT", "SET", "START", "UNLISTEN",
+    })  # fmt: skip
+
+    async def _run(self, db: Session, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        rows = await connection_of(db).fetch(sql, *values)
+        return [tuple(row) for row in rows]
+
+    async def _record_all(self, db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:
+        return await record_all(db, writes)
+
+    def _interrupt(self, holding: asyncio.Task[None]) -> None:
+        holding.cancel()  # asyncpg cancels the statement on the server
 
 
 async def _open_on_this_loop(connections: PostgresConnections, namespace: str) -> LoopBatchers[Batchers]:
@@ -133,9 +140,3 @@ async def _open_on_this_loop(connections: PostgresConnections, namespace: str) -
 async def _close(connections: PostgresConnections, listener: NotificationListener) -> None:
     await listener.close()
     await connections.close()
-
-
-def _retrieve_exception(task: asyncio.Task[None]) -> None:
-    """Keep asyncio from logging it: the watcher meets the error, if there was one, at its next verb."""
-    if not task.cancelled():
-        task.exception()

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.backends.base.new_runs import restored_row
+from perdure.backends.base.new_runs import row_after_restore
 from perdure.backends.redis.rows import run_from, signal_from
 from perdure.errors import LeaseHeld, LeaseLost, PersistenceError, RunFinished, RunNotFound
 from perdure.model.records import Lease, Pulse, RunInfo, RunRow, Signal
@@ -34,7 +34,7 @@ def check_holder(reply: list[Any], lease: Lease) -> list[Any]:
     return check_reply(reply, lease.run_id)
 
 
-def arrived_from(reply: Sequence[Any]) -> list[Signal]:
+def arrived_signals_from(reply: Sequence[Any]) -> list[Signal]:
     """The awaited inbox rows that kept a run from being suspended."""
     return [signal_from(stored) for stored in reply[1]] if reply[0] == b"arrived" else []
 
@@ -61,9 +61,9 @@ def line_from(line: Sequence[bytes]) -> RunInfo:
 def to_restore(run: RunRow, inbox: Sequence[Signal]) -> tuple[RunRow, str]:
     """The row that `restore` writes, without the columns that only the server knows, and its wake mode: never, due, now or given.
 
-    The mode says in a word what `restored_row` decides by the present instant, because here the server's clock decides it.
+    The mode says in a word what `row_after_restore` decides by the present instant, because here the server's clock decides it.
     """
-    row = restored_row(run, inbox, None, 0)
+    row = row_after_restore(run, inbox, None, 0)
     if row.ended or row.lacks_input:
         wake = "never"
     elif row.cancel_requested or any(signal.address in row.waiting_for for signal in inbox):

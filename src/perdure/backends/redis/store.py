@@ -16,14 +16,22 @@ from typing import Any, Final
 
 from perdure.backends.base.batching import Batcher
 from perdure.backends.base.leases import lease_microseconds, new_token
-from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start, found_row
+from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, row_after_create
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.redis import rows
 from perdure.backends.redis.address import address_of_client, parse_address
 from perdure.backends.redis.connections import RedisConnections
 from perdure.backends.redis.driver import driver
 from perdure.backends.redis.keys import Keys
-from perdure.backends.redis.replies import arrived_from, check_holder, check_reply, line_from, pulse_from, row_from, to_restore
+from perdure.backends.redis.replies import (
+    arrived_signals_from,
+    check_holder,
+    check_reply,
+    line_from,
+    pulse_from,
+    row_from,
+    to_restore,
+)
 from perdure.backends.redis.rows import Arg, as_list, as_lists, optional
 from perdure.backends.redis.scripts import SCRIPTS, ScriptCall
 from perdure.backends.redis.subscription import RedisSubscription
@@ -109,21 +117,21 @@ class RedisStore(ServerStore[RedisConnections]):
         now: int | None = None,
     ) -> Created:
         """Insert the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
-        new, journal, signals = checked_start(run), checked_journal(entries), checked_inbox(inbox)
+        new, journal, signals = check_start(run), check_journal(entries), check_inbox(inbox)
         length = None if ttl is None else lease_microseconds(ttl)
         args = [optional(now), new.id, optional(length), new_token(), self._owner, optional(created_at)]
         lists = [rows.columns_of(new), rows.entries_of(journal), rows.inbox_of(signals), rows.dedupes_of(signals)]
         kind, whole = await self._call("create", self._keys.of(new.id), [*args, *as_lists(lists)])
         row = row_from(whole[0])
         if kind == b"found":
-            return Created(run=found_row(row, new, row.updated_at), is_new=False)
+            return Created(run=row_after_create(row, new, row.updated_at), is_new=False)
         return Created(run=row, is_new=True, claim=None if length is None else rows.claim_from(whole))
 
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
     ) -> None:
         """Put this whole run in place of what is there."""
-        journal, signals = checked_journal(entries), checked_inbox(inbox)
+        journal, signals = check_journal(entries), check_inbox(inbox)
         row, wake = to_restore(run, signals)
         lists = [rows.columns_of(row), rows.entries_of(journal), rows.inbox_of(signals), rows.dedupes_of(signals)]
         await self._change_once("restore", run.id, [optional(now)], [wake, *as_lists(lists)])
@@ -204,7 +212,7 @@ class RedisStore(ServerStore[RedisConnections]):
         """Record and give up the lease, unless something awaited is there."""
         lists = as_lists([rows.entries_of(entries), [*consume]])
         args = [optional(wake_at), rows.awaited_bytes(waiting_for), *lists]
-        call = self._holders_call("suspend", lease, [optional(now), new_token()], args, _RECORDED, arrived_from)
+        call = self._holders_call("suspend", lease, [optional(now), new_token()], args, _RECORDED, arrived_signals_from)
         return self._enqueue(lambda: self._scripts, call)
 
     def finish(
@@ -318,7 +326,7 @@ class RedisStore(ServerStore[RedisConnections]):
 
     async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
         """Move the schedule on and create its run, once."""
-        new, call = checked_start(run), new_token()
+        new, call = check_start(run), new_token()
         args = [optional(now), call, schedule_id, expected_at, optional(next_at), new.id, *as_list(rows.columns_of(new))]
         reply = await self._call("fire", [self._keys.schedules, self._keys.mark(call), *self._keys.of(new.id)], args)
         return bool(reply[0] == b"ok")

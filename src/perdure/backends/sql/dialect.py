@@ -123,6 +123,9 @@ MYSQL: Final = Dialect(
     unlock_setup="SELECT RELEASE_LOCK(CONCAT('perdure ', ?1))",
 )
 
+# What SQLite's PRAGMA synchronous gives for FULL.
+SYNCHRONOUS_FULL: Final = 2
+
 SQLITE: Final = Dialect(
     name="sqlite",
     label="SQLite",
@@ -269,6 +272,6 @@ class Tables:
         return _FilledTemplate(_PLACE.sub(put, sql), tuple(places))
 
 
-def in_pieces(rows: Sequence[Any], size: int) -> list[Sequence[Any]]:
+def chunks(rows: Sequence[Any], size: int) -> list[Sequence[Any]]:
     """The rows in lists of at most `size`: a statement takes only so many values."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]

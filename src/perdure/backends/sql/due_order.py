@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from perdure.backends.base.claim_filter import ClaimFilter
 from perdure.backends.base.queue_limits import QueueCounter
-from perdure.backends.sql.dialect import Statement, in_pieces
+from perdure.backends.sql.dialect import Statement, chunks
 from perdure.backends.sql.rows import Row
 from perdure.backends.sql.session import Parameters, Session
 from perdure.model.records import WorkflowVersion
@@ -157,7 +157,7 @@ class DueOrder:
 async def due_groups(db: Session, wanted: ClaimFilter) -> list[DueGroup]:
     """Every group that the filter matches and in which a run may come due."""
     find = _groups_step_by_step if db.tables.dialect.name == "mysql" else _groups
-    found = [group for piece in in_pieces(wanted.workflows, _MAX_SELECTS) for group in await find(db, piece)]
+    found = [group for chunk in chunks(wanted.workflows, _MAX_SELECTS) for group in await find(db, chunk)]
     return [group for group in found if wanted.queues is None or group.queue in wanted.queues]
 
 
@@ -203,11 +203,11 @@ def _after(db: Session, group: DueGroup) -> list[Statement]:
 async def next_wake_at(db: Session, groups: Sequence[DueGroup], now: int) -> int | None:
     """The next instant after `now` at which a run of these groups comes due by time alone."""
     wake_ats: list[int] = []
-    for piece in in_pieces(groups, _MAX_SELECTS):
+    for chunk in chunks(groups, _MAX_SELECTS):
         params = Parameters()
         after = params.one(now)
         selects = [
-            f"SELECT min(wake_at) FROM $runs $by_wake WHERE {group.condition(params)} AND wake_at > {after}" for group in piece
+            f"SELECT min(wake_at) FROM $runs $by_wake WHERE {group.condition(params)} AND wake_at > {after}" for group in chunk
         ]
         wake_ats += [int(row[0]) for row in await db.all(" UNION ALL ".join(selects), *params.values) if row[0] is not None]
     return min(wake_ats, default=None)
@@ -218,14 +218,14 @@ async def due_by_group(db: Session, limit: int, now: int | None) -> list[str]:
     name = db.tables.values.name_from
     groups = _groups_from(db, await db.all(_GROUPS.format(_FIRST_OF_ALL, _OF_NEXT_WORKFLOW)))
     due: list[tuple[int, str]] = []
-    for piece in in_pieces(groups, _MAX_SELECTS):
+    for chunk in chunks(groups, _MAX_SELECTS):
         params = Parameters()
         until = "(SELECT $clock)" if now is None else params.one(now)
         most = params.one(limit)
         pages = (
             f"SELECT * FROM (SELECT wake_at, id FROM $runs WHERE {group.condition(params)} AND wake_at <= {until} "
             f"ORDER BY wake_at, id LIMIT {most})"
-            for group in piece
+            for group in chunk
         )
         due += [(int(at), name(run_id)) for at, run_id in await db.all(" UNION ALL ".join(pages), *params.values)]
     return [run_id for _, run_id in sorted(due)[:limit]]

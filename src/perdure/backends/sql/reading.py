@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from perdure.backends.sql import inbox
-from perdure.backends.sql.dialect import in_pieces
+from perdure.backends.sql.dialect import chunks
 from perdure.backends.sql.due_order import due_by_group
 from perdure.backends.sql.rows import ENTRY_COLUMNS, entries_from
 from perdure.backends.sql.session import Parameters, Session
@@ -150,7 +150,7 @@ async def list_runs(
     is_one_group = bool(prefix) and db.tables.dialect.has_few_indexes
     groups = [RunGroup(workflow, status)] if is_one_group else await run_groups(db, status, workflow)
     name, found = db.tables.values.name_from, list[tuple[int, str, str, int, str, str | None]]()
-    for piece in in_pieces(groups, MAX_SELECTS):
+    for chunk in chunks(groups, MAX_SELECTS):
         params = Parameters()
         most = params.one(max(limit, 0))
         newest = (
@@ -159,7 +159,7 @@ async def list_runs(
                 SELECT id, workflow, version, status, updated_at, problem FROM $runs
                 WHERE {group_condition(params, prefix, group, before)} ORDER BY updated_at DESC, id LIMIT {most}
             ) AS newest_{number}"""
-            for number, group in enumerate(piece)
+            for number, group in enumerate(chunk)
         )
         template = f"""
             SELECT id, workflow, version, status, updated_at, problem FROM ({" UNION ALL ".join(newest)}) AS newest
@@ -180,8 +180,8 @@ async def count(db: Session, prefix: str, status: Status | None, workflow: str |
     if not prefix and status is not None:
         groups = await run_groups(db, status, workflow)
     total = 0
-    for piece in in_pieces(groups, MAX_SELECTS):
+    for chunk in chunks(groups, MAX_SELECTS):
         params = Parameters()
-        counts = (f"SELECT count(*) FROM $runs WHERE {group_condition(params, prefix, group)}" for group in piece)
+        counts = (f"SELECT count(*) FROM $runs WHERE {group_condition(params, prefix, group)}" for group in chunk)
         total += sum(int(row[0]) for row in await db.all(" UNION ALL ".join(counts), *params.values))
     return total

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from perdure.backends.base.batching import Reply
 from perdure.backends.base.duplicate_records import check_consumed, missing_entries, missing_items, unique_entries, unique_items
-from perdure.backends.sql.dialect import Statement, Tables, in_pieces
+from perdure.backends.sql.dialect import Statement, Tables, chunks
 from perdure.backends.sql.rows import ENTRY_COLUMNS, ENTRY_FIELDS, entries_from, entry_values
 from perdure.backends.sql.session import Parameters, Result, Session
 from perdure.errors import LeaseLost, PersistenceError
@@ -110,13 +110,13 @@ def record_statements(tables: Tables, namespace: str, writes: Sequence[Write]) -
 
 def _whole_writes(writes: Sequence[Write]) -> list[list[list[Any]]]:
     """The rows to append, in lists that are short enough for a statement. All rows of a write are in one of them."""
-    pieces: list[list[list[Any]]] = []
+    groups: list[list[list[Any]]] = []
     for write in writes:
         rows = _rows_to_append(write) if _is_plain(write) else []
-        if not pieces or len(pieces[-1]) + len(rows) > _MAX_ROWS:
-            pieces.append([])
-        pieces[-1] += rows
-    return [piece for piece in pieces if piece]
+        if not groups or len(groups[-1]) + len(rows) > _MAX_ROWS:
+            groups.append([])
+        groups[-1] += rows
+    return [group for group in groups if group]
 
 
 def first_replies(tables: Tables, writes: Sequence[Write], results: Sequence[Result]) -> list[FirstReply]:
@@ -267,9 +267,9 @@ def append(db: Session, entries: Sequence[tuple[str, Entry]]) -> list[Statement]
 def insert_rows(db: Session, table: str, columns: str, rows: Sequence[Sequence[Any]]) -> list[Statement]:
     """The statements that insert rows, which begin with the namespace."""
     statements = []
-    for piece in in_pieces(rows, _MAX_ROWS):
+    for chunk in chunks(rows, _MAX_ROWS):
         params = Parameters()
-        lines = ", ".join(f"({params.many(row)})" for row in piece)
+        lines = ", ".join(f"({params.many(row)})" for row in chunk)
         statements.append(db.statement(f"INSERT INTO {table} (namespace, {columns}) VALUES {lines}", *params.values))
     return statements
 
@@ -315,12 +315,12 @@ def _seqs(entries: Iterable[Entry]) -> list[int]:
 async def _at(db: Session, selected: str, places: dict[str, list[int]]) -> list[Sequence[Any]]:
     """The rows with these seqs of these runs."""
     rows: list[Sequence[Any]] = []
-    pairs = [(run_id, piece) for run_id, seqs in places.items() for piece in in_pieces(seqs, _MAX_ROWS)]
-    for piece in in_pieces(pairs, _MAX_ROWS):
+    pairs = [(run_id, chunk) for run_id, seqs in places.items() for chunk in chunks(seqs, _MAX_ROWS)]
+    for chunk in chunks(pairs, _MAX_ROWS):
         params = Parameters()
         # With the namespace in each part of it: SQLite looks up the parts of an OR for themselves, by a whole key or not at all.
         wanted = " OR ".join(
-            f"(namespace = ?1 AND run_id = {params.one(run_id)} AND seq IN ({params.many(seqs)}))" for run_id, seqs in piece
+            f"(namespace = ?1 AND run_id = {params.one(run_id)} AND seq IN ({params.many(seqs)}))" for run_id, seqs in chunk
         )
         rows += await db.all(f"SELECT {selected} WHERE {wanted}", *params.values)
     return rows
@@ -329,11 +329,11 @@ async def _at(db: Session, selected: str, places: dict[str, list[int]]) -> list[
 async def _items_at(db: Session, writes: Sequence[Write]) -> list[Sequence[Any]]:
     rows: list[Sequence[Any]] = []
     places = [(write.run_id, item) for write in writes for item in write.items]
-    for piece in in_pieces(places, _MAX_ROWS):
+    for chunk in chunks(places, _MAX_ROWS):
         params = Parameters()
         wanted = " OR ".join(
             "(namespace = ?1 AND run_id = {} AND stream = {} AND n = {})".format(*map(params.one, (run_id, item.stream, item.n)))
-            for run_id, item in piece
+            for run_id, item in chunk
         )
         template = f"SELECT run_id, stream, n, payload FROM $items WHERE {wanted}"
         rows += await db.all(template, *params.values)

@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from perdure.backends.base.batching import SEND_AGAIN, Reply
-from perdure.backends.base.new_runs import found_row, new_row, restored_row
+from perdure.backends.base.new_runs import new_row, row_after_create, row_after_restore
 from perdure.backends.base.process_owner import label_of
 from perdure.backends.sql import inbox, reading
-from perdure.backends.sql.dialect import Statement, in_pieces
+from perdure.backends.sql.dialect import Statement, chunks
 from perdure.backends.sql.inbox import wake_time
 from perdure.backends.sql.recording import append
 from perdure.backends.sql.rows import NO_PROBLEM_SQL, RUN_COLUMNS, RUN_FIELDS, assignments, lease_of, run_from, run_values
@@ -175,14 +175,14 @@ async def _look_up(db: Session, creation: RunCreation) -> Created | None:
     found = run_from(row, db.tables.values)
     if creation.length is not None and row[-1] is not None and db.tables.values.name_from(row[-1]) == creation.token:
         return creation.result_at(found.updated_at)  # created by this request, whose reply was lost
-    return Created(run=found if found.lacks_input else found_row(found, creation.run, 0), is_new=False)
+    return Created(run=found if found.lacks_input else row_after_create(found, creation.run, 0), is_new=False)
 
 
 async def _set_input(db: Session, creation: RunCreation) -> Created | None:
     found, at = await lock_run(db, creation.run.id, creation.now)
     if found is None:
         return None
-    run = found_row(found, creation.run, at)
+    run = row_after_create(found, creation.run, at)
     if run is not found:
         await db.run(_SET_INPUT, run.id, *(getattr(run, name) for name in _INPUT_FIELDS))
     return Created(run=run, is_new=False)
@@ -210,7 +210,7 @@ async def restore(db: Session, run: RunRow, entries: Sequence[Entry], rows: Sequ
     found, at = await lock_run(db, run.id, now)
     if found is not None and found.lease_until is not None and found.lease_until > at:
         raise LeaseHeld(run.id, label_of(found.lease_owner))
-    values: list[Any] = [*run_values(restored_row(run, rows, found, at)), None, last_seq(entries), last_seq(rows)]
+    values: list[Any] = [*run_values(row_after_restore(run, rows, found, at)), None, last_seq(entries), last_seq(rows)]
     if found is None:
         if not await db.run(INSERT, *values):
             return False
@@ -305,7 +305,7 @@ async def purge(db: Session, age: int, limit: int, now: int | None) -> int:
 async def _oldest(db: Session, until: int, limit: int) -> list[str]:
     groups = [group for status in sorted(ENDED) for group in await reading.run_groups(db, status, None)]
     name, found = db.tables.values.name_from, list[tuple[int, str]]()
-    for piece in in_pieces(groups, reading.MAX_SELECTS):
+    for chunk in chunks(groups, reading.MAX_SELECTS):
         params = Parameters()
         last, most = params.one(until), params.one(limit)
         oldest = (
@@ -314,7 +314,7 @@ async def _oldest(db: Session, until: int, limit: int) -> list[str]:
                 SELECT id, updated_at FROM $runs WHERE {reading.group_condition(params, "", group)} AND updated_at <= {last}
                 ORDER BY updated_at, id LIMIT {most}
             ) AS oldest_{number}"""
-            for number, group in enumerate(piece)
+            for number, group in enumerate(chunk)
         )
         template = f"SELECT id, updated_at FROM ({' UNION ALL '.join(oldest)}) AS old ORDER BY updated_at, id LIMIT {most}"
         found += [(int(at), name(run_id)) for run_id, at in await db.all(template, *params.values)]

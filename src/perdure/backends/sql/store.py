@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeVar
 from perdure.backends.base.batching import Batcher, Reply, Request
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, new_token
-from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
+from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.sql import claims, closing, inbox, reading, recording, runs
 from perdure.backends.sql.recording import Write
@@ -89,8 +89,8 @@ class SqlStore(ServerStore[H], SqlVerbs):
     ) -> Awaitable[Created]:
         """Insert the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
         length = None if ttl is None else lease_microseconds(ttl)
-        journal, rows = checked_journal(entries), checked_inbox(inbox)
-        start = runs.check_names(checked_start(run))
+        journal, rows = check_journal(entries), check_inbox(inbox)
+        start = runs.check_names(check_start(run))
         creation = runs.RunCreation(start, length, new_token(), self._owner, journal, rows, created_at, now)
         return self._batch(lambda batchers: batchers.creations, creation)
 
@@ -99,7 +99,7 @@ class SqlStore(ServerStore[H], SqlVerbs):
     ) -> None:
         """Put this whole run in place of what is there."""
         runs.check_names(run)
-        journal, rows = checked_journal(entries), checked_inbox(inbox)
+        journal, rows = check_journal(entries), check_inbox(inbox)
         while not await self._change(lambda db: runs.restore(db, run, journal, rows, now)):
             pass
 
@@ -216,7 +216,7 @@ class SqlStore(ServerStore[H], SqlVerbs):
 
     async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
         """Move the schedule on and create its run, once."""
-        start = runs.check_names(checked_start(run))
+        start = runs.check_names(check_start(run))
         return await super().fire(schedule_id, expected_at=expected_at, next_at=next_at, run=start, now=now)
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:

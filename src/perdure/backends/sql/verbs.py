@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from perdure.backends.base.new_runs import checked_start
+from perdure.backends.base.new_runs import check_start
 from perdure.backends.sql import inbox, reading, recording, runs, schedules
 from perdure.backends.sql.session import Session
 from perdure.model.durations import microseconds
@@ -127,7 +127,7 @@ class SqlVerbs(ABC):
 
     async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
         """Move the schedule on and create its run, once."""
-        start = checked_start(run)
+        start = check_start(run)
         return await self._change(lambda db: schedules.fire(db, schedule_id, expected_at, next_at, start, self._time(now)))
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
-from perdure.backends.sql.dialect import Statement
+from perdure.backends.sql.dialect import SYNCHRONOUS_FULL, Statement
 from perdure.backends.sql.rows import TEXT
 from perdure.backends.sql.session import Channel
 from perdure.errors import PersistenceError
 from perdure.store import Durability
-
-_FULL: Final = 2  # PRAGMA synchronous for FULL
 
 
 async def check_settings(dialect: str, channel: Channel, label: str) -> Durability:
@@ -59,7 +57,7 @@ async def _check_sqlite(channel: Channel, _: str) -> Durability:
         files = [row[2] for row in await _select(channel, "PRAGMA database_list")]
     except Exception:  # noqa: BLE001 - of a service that takes no PRAGMA nothing is promised
         return "process"
-    return "disk" if int(synchronous) >= _FULL and any(files) else "process"
+    return "disk" if int(synchronous) >= SYNCHRONOUS_FULL and any(files) else "process"
 
 
 def _check_isolation(found: str, wanted: str, label: str) -> None:

@@ -86,7 +86,7 @@ class ConnectionThread:
             done.wake()
 
     @property
-    def started(self) -> bool:
+    def is_started(self) -> bool:
         """Whether there is a thread."""
         return self._thread is not None
 

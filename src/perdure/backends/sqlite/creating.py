@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.backends.base.leases import new_token
+from perdure.backends.base.leases import new_token, store_time
 from perdure.backends.base.process_owner import Owners
 from perdure.backends.sql import runs
 from perdure.backends.sql.rows import run_values
-from perdure.backends.sqlite.session import SqliteSession, now_or, run_verb
+from perdure.backends.sqlite.session import SqliteSession, run_verb
 from perdure.backends.sqlite.writer_connection import Fence
 from perdure.errors import RunNotFound
 from perdure.model.journal import Entry
@@ -26,7 +26,7 @@ def create(
     created_at: int | None = None,
 ) -> Created:
     """The run that is there with the same workflow and input, or a new one, leased for `length` microseconds if that is given."""
-    at = now_or(now)
+    at = store_time(now)
     creation = runs.RunCreation(new, length, new_token(), owners.here, entries, inbox, created_at, at)
     created = creation.result_at(at)
     token = None if length is None else creation.token

@@ -100,7 +100,7 @@ class _Registry:
             return False
         self._databases.pop(database.file.path, None)
         self._ending = [thread for thread in self._ending if not thread.has_ended(0)]
-        self._ending += [thread for thread in database.threads if thread.started]
+        self._ending += [thread for thread in database.threads if thread.is_started]
         return True
 
     def add_transaction(self, database: Database, thread: ConnectionThread) -> None:

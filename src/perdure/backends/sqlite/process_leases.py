@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from perdure.backends.base.claim_filter import ClaimRequest
-from perdure.backends.base.leases import new_token
+from perdure.backends.base.leases import new_token, store_time
 from perdure.backends.base.process_owner import Owners
 from perdure.backends.sql import claims, reading, runs
 from perdure.backends.sql.session import Session
-from perdure.backends.sqlite.session import now_or
 from perdure.model.journal import Entry
 from perdure.model.records import Lease, Pulse, RunRow, Signal
 
@@ -42,7 +41,7 @@ _OWNED: Final = """
 
 async def claim(db: Session, request: ClaimRequest, owners: Owners) -> claims.ClaimResult:
     """Lease due runs, also those of processes that have ended."""
-    at = now_or(request.now)
+    at = store_time(request.now)
     await _free(db, owners, at)
     return await claims.claim(db, request._replace(owner=owners.here, now=at))
 
@@ -51,21 +50,21 @@ async def find_nothing_due(db: Session, request: ClaimRequest, owners: Owners) -
     """The empty result of a claim for which nothing is due, found by reading alone; None when there is something to lease."""
     if await _ended_owners(db, owners):
         return None
-    return await claims.find_nothing_due(db, request._replace(now=now_or(request.now)))
+    return await claims.find_nothing_due(db, request._replace(now=store_time(request.now)))
 
 
 async def acquire(
     db: Session, run_id: str, length: int, owners: Owners, now: int | None, *, due_only: bool
 ) -> claims.LeasedRun | None:
     """Lease this run, or None when it has ended, lacks its input or (with `due_only`) is not due."""
-    at = now_or(now)
+    at = store_time(now)
     await _free(db, owners, at)
     return await claims.acquire(db, run_id, length, owners.here, new_token(), at, due_only=due_only)
 
 
 async def renew(db: Session, leases: Sequence[Lease], length: int, owners: Owners, now: int | None) -> list[Pulse | None]:
     """Prolong each lease that is still current, and make it this process's; None for each other."""
-    renewed, _ = await claims.renew_unlocked(db, leases, length, now_or(now), owners.here)
+    renewed, _ = await claims.renew_unlocked(db, leases, length, store_time(now), owners.here)
     return [renewed.get(lease) for lease in leases]
 
 
@@ -73,14 +72,14 @@ async def restore(
     db: Session, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal], owners: Owners, now: int | None
 ) -> None:
     """Put this whole run in place of what is there. Raises `LeaseHeld` while a process drives that."""
-    at = now_or(now)
+    at = store_time(now)
     await _free(db, owners, at)
     await runs.restore(db, run, entries, inbox, at)  # always at the first try: nothing else writes in this transaction
 
 
 async def due(db: Session, limit: int, owners: Owners, now: int | None) -> list[str]:
     """Ids of the runs that may be claimed, longest due first; those of processes that have ended come last."""
-    at = now_or(now)
+    at = store_time(now)
     ids = await reading.due(db, limit, at)
     for owner in await _ended_owners(db, owners):
         ids += [run_id for (run_id,) in await db.all(_OWNED, owner, at)]
@@ -88,7 +87,7 @@ async def due(db: Session, limit: int, owners: Owners, now: int | None) -> list[
 
 
 async def _ended_owners(db: Session, owners: Owners) -> list[str]:
-    return [owner for (owner,) in await db.all(_OWNERS) if owners.gone(owner)]
+    return [owner for (owner,) in await db.all(_OWNERS) if owners.has_ended(owner)]
 
 
 async def _free(db: Session, owners: Owners, at: int) -> None:

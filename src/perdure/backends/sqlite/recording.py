@@ -12,17 +12,11 @@ from typing import Final
 import msgspec
 
 from perdure.backends.base.duplicate_records import check_consumed
+from perdure.backends.base.leases import store_time
 from perdure.backends.sql import inbox
 from perdure.backends.sql.recording import Write, write_all
-from perdure.backends.sql.rows import (
-    ENTRY_COLUMNS,
-    NO_PROBLEM_SQL,
-    SIGNAL_COLUMNS,
-    awaited_text,
-    entry_values,
-    signal_from,
-)
-from perdure.backends.sqlite.session import SqliteSession, SqliteTables, now_or, run_verb
+from perdure.backends.sql.rows import ENTRY_COLUMNS, NO_PROBLEM_SQL, SIGNAL_COLUMNS, awaited_text, entry_values, signal_from
+from perdure.backends.sqlite.session import SqliteSession, SqliteTables, run_verb
 from perdure.backends.sqlite.writer_connection import Fence, WriterConnection
 from perdure.errors import LeaseLost
 from perdure.model.journal import Entry
@@ -127,7 +121,7 @@ def suspend(
     arrived = [row for address in waiting_for for row in db.fetch(_WAITING, lease.run_id, address.kind, address.name)]
     if arrived:
         return [signal_from(row, db.tables.values) for row in sorted(arrived)]
-    at = now_or(now)
+    at = store_time(now)
     if state.pulse.cancel_requested:
         wake_at = inbox.wake_time(wake_at, at)
     values = (wake_at, awaited_text(waiting_for), at, db.namespace, lease.run_id)
@@ -146,7 +140,7 @@ def finish(
 ) -> None:
     """Record, end the run and notify its parent."""
     state = record(db, lease, entries, consume)
-    at = now_or(now)
+    at = store_time(now)
     has_parent = state.parent_id is not None and state.parent_key is not None
     values = (status, bytearray(outcome), at, 1 if has_parent else 0, db.namespace, lease.run_id)
     db.channel.execute_later(db.tables.filled[_FINISH], values)

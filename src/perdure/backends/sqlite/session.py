@@ -7,7 +7,6 @@ carries the result.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -18,11 +17,6 @@ from perdure.backends.sql.session import Session
 from perdure.backends.sqlite.writer_connection import WriterConnection
 
 T = TypeVar("T")
-
-
-def now_or(now: int | None) -> int:
-    """The present instant, or the one a test gave. SQLite's own clock has only milliseconds."""
-    return time.time_ns() // 1000 if now is None else now
 
 
 class SqliteTables(Tables):

@@ -19,18 +19,19 @@ from pathlib import Path
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
-from perdure.backends.base.leases import Release, lease_microseconds
+from perdure.backends.base.leases import Release, lease_microseconds, store_time
 from perdure.backends.base.lifecycle import Lifecycle
-from perdure.backends.base.new_runs import checked_inbox, checked_journal, checked_start
+from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.process_owner import Owners
 from perdure.backends.sql import claims, inbox
+from perdure.backends.sql.dialect import SYNCHRONOUS_FULL
 from perdure.backends.sql.rows import identity
 from perdure.backends.sql.verbs import SqlVerbs
 from perdure.backends.sqlite import creating, process_leases, recording
 from perdure.backends.sqlite.connection_thread import ConnectionThread
 from perdure.backends.sqlite.database import Database, database_at
 from perdure.backends.sqlite.pending_call import PendingCall
-from perdure.backends.sqlite.session import SqliteSession, SqliteTables, now_or, run_at_one_moment, run_verb, set_up_tables
+from perdure.backends.sqlite.session import SqliteSession, SqliteTables, run_at_one_moment, run_verb, set_up_tables
 from perdure.backends.sqlite.transaction import SQLiteTransaction, transaction
 from perdure.backends.sqlite.writer_connection import WriterConnection
 from perdure.errors import PersistenceError
@@ -57,8 +58,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 SqliteVerb: TypeAlias = Callable[[SqliteSession], Coroutine[Any, Any, T]]
 
-_FULL = 2  # what PRAGMA synchronous gives for FULL
-
 
 class SQLiteStore(SqlVerbs, SavesSnapshots):
     """A store in one SQLite file, for all processes of one machine.
@@ -81,7 +80,7 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
         self._tables = SqliteTables(table)
         self._namespace = check_namespace(prefix)
         self._auto_migrate = auto_migrate
-        self._use(database_at(_checked_path(path), full=synchronous == "full"))
+        self._use(database_at(_check_path(path), full=synchronous == "full"))
 
     def _use(self, database: Database) -> None:
         self._database = database
@@ -108,7 +107,7 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
     def durability(self) -> Durability:
         """Whether every commit waits for the disk."""
         in_force = self._database.writer.synchronous
-        full = self._database.file.full if in_force is None else in_force >= _FULL
+        full = self._database.file.full if in_force is None else in_force >= SYNCHRONOUS_FULL
         return "disk" if full else "process"
 
     async def setup(self) -> None:
@@ -150,8 +149,8 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
         now: int | None = None,
     ) -> Awaitable[Created]:
         """Insert the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
-        length, start = None if ttl is None else lease_microseconds(ttl), checked_start(run)
-        journal, rows = checked_journal(entries), checked_inbox(inbox)
+        length, start = None if ttl is None else lease_microseconds(ttl), check_start(run)
+        journal, rows = check_journal(entries), check_inbox(inbox)
         create = self._bind(creating.create, start, length, self._owners, now, journal, rows, created_at)
         return self._hand_over(PendingCall(create, wakes=True, is_certain=True, keeps_fences=True))
 
@@ -159,7 +158,7 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
     ) -> None:
         """Put this whole run in place of what is there. The lease of a process that has ended does not prevent it."""
-        journal, rows = checked_journal(entries), checked_inbox(inbox)
+        journal, rows = check_journal(entries), check_inbox(inbox)
         await self._change(lambda db: process_leases.restore(db, run, journal, rows, self._owners, now))
 
     async def claim(
@@ -296,7 +295,8 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
         return lambda connection: run_verb(verb(self._session(connection)))
 
     def _time(self, now: int | None) -> int:
-        return now_or(now)
+        # The clock of this process: SQLite's own has only milliseconds.
+        return store_time(now)
 
     async def _write(self, verb: SqliteVerb[T]) -> T:
         with self._lifecycle:
@@ -352,7 +352,7 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
         database.ready.add(self._tables.stem)
 
 
-def _checked_path(path: str | Path) -> str:
+def _check_path(path: str | Path) -> str:
     text = os.fspath(path)
     if not isinstance(text, str) or not text or text == ":memory:" or "\0" in text:
         raise ValueError(f"path {path!r} must name a file; for a store without one use stores.memory()")

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from perdure.backends.base.lifecycle import Watcher
+from perdure.backends.sql.dialect import SYNCHRONOUS_FULL
 from perdure.backends.sqlite.connection import DatabaseFile, is_fault
 from perdure.backends.sqlite.connection_thread import ConnectionThread, Message
 from perdure.backends.sqlite.pending_call import PendingCall, deliver
@@ -22,7 +23,6 @@ from perdure.backends.sqlite.writer_connection import WriterConnection
 from perdure.errors import PerdureError
 
 POLL_EVERY: Final = 0.05
-_FULL: Final = 2  # what PRAGMA synchronous gives for FULL
 
 
 class Writer(ConnectionThread):
@@ -45,7 +45,7 @@ class Writer(ConnectionThread):
 
     def _open(self) -> WriterConnection:
         known, opened = self._connection, super()._open()
-        if opened is not known or (self.synchronous != _FULL and self.file.full):
+        if opened is not known or (self.synchronous != SYNCHRONOUS_FULL and self.file.full):
             if self.file.full:
                 opened.connection.execute("PRAGMA synchronous = FULL")
             self.synchronous = int(opened.connection.execute("PRAGMA synchronous").fetchall()[0][0])

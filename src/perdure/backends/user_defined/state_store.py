@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from perdure.aio.named_locks import NamedLocks
 from perdure.aio.pending_write import answered
 from perdure.backends.base.leases import store_time
-from perdure.backends.base.new_runs import restored_row
+from perdure.backends.base.new_runs import row_after_restore
 from perdure.backends.memory.store import MemoryStore
 from perdure.backends.user_defined.extra_columns import ExtraColumns, number_after
 from perdure.errors import PerdureError, PersistenceError, SnapshotFormatError, StoreCapabilityError
@@ -249,7 +249,7 @@ class StateStore(MemoryStore):
             (row, entries, inbox), extra = run_rows(run_id, state), ExtraColumns.read(state)
         consumed = extra.consumed_signals()
         waiting = number_after(consumed, inbox)
-        row = extra.apply_to(restored_row(row, waiting, known, store_time(None)))
+        row = extra.apply_to(row_after_restore(row, waiting, known, store_time(None)))
         with self._lock() as namespace:
             namespace.put(row, entries, [*consumed, *waiting]).claimed_length = extra.claimed_length
         self._loaded[run_id] = state

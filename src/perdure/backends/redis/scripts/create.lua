@@ -1,13 +1,13 @@
 -- now, id, ttl or '', token, owner, created_at or '', columns, entries, inbox, dedupes -> new or found, and the whole run
 local now, id, length, token, owner, created_at = take_now(), take(), take(), take(), take(), take()
-local given, entries, inbox, dedupes = take_list(), take_list(), take_list(), take_list()
+local columns, entries, inbox, dedupes = take_list(), take_list(), take_list(), take_list()
 
 -- What a run that was restored without its input takes from the first `create`.
 local LATE = { 'workflow', 'input', 'input_hash', 'definition_hash', 'queue', 'priority', 'limit_key', 'start_at', 'deadline' }
 
 local new = {}
-for i = 1, #given, 2 do
-  new[given[i]] = given[i + 1]
+for i = 1, #columns, 2 do
+  new[columns[i]] = columns[i + 1]
 end
 
 local found = columns_of(id, { 'workflow', 'version', 'input_hash', 'status', 'cancel_requested', 'parent_id', 'call' })
@@ -40,8 +40,8 @@ if found.status then
 end
 
 local function with(name, value)
-  given[#given + 1] = name
-  given[#given + 1] = value
+  columns[#columns + 1] = name
+  columns[#columns + 1] = value
 end
 
 with('status', 'pending')
@@ -49,7 +49,7 @@ with('wake_at', new.start_at or int(now))
 with('created_at', created_at ~= '' and created_at or int(now))
 with('updated_at', int(now))
 with('call', token)
-insert_run(id, given, entries, inbox, dedupes)
+insert_run(id, columns, entries, inbox, dedupes)
 if length ~= '' then
   lease_run(id, indexed_columns(id), token, owner, tonumber(length), now)
 end

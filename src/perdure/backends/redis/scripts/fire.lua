@@ -1,5 +1,5 @@
 -- now, call, schedule id, expected_at, next_at or '', run id, columns -> ok or stale
-local now, call, schedule, expected_at, next_at, id, given = take_now(), take(), take(), take(), take(), take(), take_list()
+local now, call, schedule, expected_at, next_at, id, columns = take_now(), take(), take(), take(), take(), take(), take_list()
 local stored = redis.call('HGET', root .. ':schedules', schedule)
 if recall(call) then
   return { 'ok' }
@@ -11,15 +11,15 @@ end
 redis.call('HSET', root .. ':schedules', schedule, next_at .. rest)
 if redis.call('EXISTS', key_of('run', id)) == 0 then
   local start_at = int(now)
-  for i = 1, #given, 2 do
-    if given[i] == 'start_at' then
-      start_at = given[i + 1]
+  for i = 1, #columns, 2 do
+    if columns[i] == 'start_at' then
+      start_at = columns[i + 1]
     end
   end
   for _, text in ipairs({ 'status', 'pending', 'wake_at', start_at, 'created_at', int(now), 'updated_at', int(now) }) do
-    given[#given + 1] = text
+    columns[#columns + 1] = text
   end
-  insert_run(id, given, {}, {}, {})
+  insert_run(id, columns, {}, {}, {})
 end
 remember(call, '')
 publish_change()

@@ -31,9 +31,9 @@ local function take_list()
 end
 
 local function take_now()
-  local given = take()
-  if given ~= '' then
-    return tonumber(given)
+  local text = take()
+  if text ~= '' then
+    return tonumber(text)
   end
   local time = redis.call('TIME')
   return tonumber(time[1]) * 1000000 + tonumber(time[2])

@@ -1,6 +1,6 @@
 -- now, call, id, wake (never, due, now or given), columns, entries, inbox, dedupes -> ok or held
 local now, call, id, mode = take_now(), take(), take(), take()
-local given, entries, inbox, dedupes = take_list(), take_list(), take_list(), take_list()
+local columns, entries, inbox, dedupes = take_list(), take_list(), take_list(), take_list()
 
 if recall(call) then
   return { 'ok' }
@@ -11,8 +11,8 @@ if is_leased(found, now) then
 end
 
 local row = {}
-for i = 1, #given, 2 do
-  row[given[i]] = given[i + 1]
+for i = 1, #columns, 2 do
+  row[columns[i]] = columns[i + 1]
 end
 row.epoch = next_epoch(found, now)
 row.updated_at = int(now)
