@@ -129,7 +129,7 @@ class Context(Generic[D]):
         `fn` is async or plain (then it runs in a thread). The key defaults to the name, which defaults to the function's; one
         key is used once in a run. `retry=`, `timeout=` (for each attempt), `at_most_once=True`, `returns=` (the type to
         rebuild, when `fn` is not annotated), and, where there is a cache, `ttl=` and `cache=False` are options, which
-        `@step(...)` can also set.
+        `@step(...)` can also set. A cache shares only steps with `key=`.
         """
         name, fn, args = _split_name(call)
         spec, drive = spec_of(fn), self._drive
@@ -210,7 +210,8 @@ class Context(Generic[D]):
 
         async def each(index: int, item: Any) -> Any:
             item_key = f"{name}[{index}]" if key is None else key(item)
-            return await run_step(self._drive, self._step_call(name, fn, (item,), item_key, plan))
+            call = self._step_call(name, fn, (item,), item_key, plan, may_share=key is not None)
+            return await run_step(self._drive, call)
 
         return await run_map(self._drive, items, each, concurrency, on_error)
 
@@ -300,10 +301,13 @@ class Context(Generic[D]):
             return key  # an imported snapshot of another library has its keys as they are written, without our escapes
         return full_key(self._scope, key)
 
-    def _step_call(self, name: str, fn: Any, args: tuple[Any, ...], key: str | None, plan: StepPlan) -> StepCall:
-        caching = self._drive.caching if plan.may_cache else None
+    def _step_call(
+        self, name: str, fn: Any, args: tuple[Any, ...], key: str | None, plan: StepPlan, *, may_share: bool = True
+    ) -> StepCall:
         if key is None:
-            return StepCall(self._key(name), name, fn, args, plan, caching)
+            return StepCall(self._key(name), name, fn, args, plan)
+        # The user's key names the value for other runs. A name, or an item's number, says nothing about the arguments.
+        caching = self._drive.caching if may_share and plan.may_cache else None
         return StepCall(self._key(key), check_id(name, "a step's name"), fn, args, plan, caching)
 
 
