@@ -21,7 +21,7 @@ from perdure.engine.body_tasks import Branches
 from perdure.engine.drive import Drive
 from perdure.errors import InvalidInput, ValueNotStorable
 from perdure.model.ids import check_id
-from perdure.options import ProcessOptions, RunOptions, check_options
+from perdure.options import RunOptions, WorkflowOptions, check_options
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.snapshots.importer import Arguments
@@ -48,13 +48,13 @@ class Workflow(Generic[P, T_co]):
         self,
         name: str,
         fn: Callable[Concatenate[Context[Any], P], Coroutine[Any, Any, T_co]],
-        **options: Unpack[ProcessOptions],
+        **options: Unpack[WorkflowOptions],
     ) -> None:
         if not inspect.iscoroutinefunction(fn):
             raise TypeError(f"a workflow is an async function: write `async def {getattr(fn, '__name__', name)}(ctx, ...)`")
         self.name = check_id(name, "a workflow's name")
         self.fn = fn
-        self.process_options = check_options(options, ProcessOptions)
+        self.process_options = check_options(options, WorkflowOptions)
         self.__doc__ = fn.__doc__
         self.__name__ = getattr(fn, "__name__", name)
         self.__wrapped__ = fn
@@ -226,7 +226,7 @@ class Configured(Generic[P, T_co]):
 def workflow(fn: Callable[Concatenate[Context[D], P], Coroutine[Any, Any, T]], /) -> Workflow[P, T]: ...
 @overload
 def workflow(
-    *, name: str | None = None, **options: Unpack[ProcessOptions]
+    *, name: str | None = None, **options: Unpack[WorkflowOptions]
 ) -> Callable[[Callable[Concatenate[Context[D], P], Coroutine[Any, Any, T]]], Workflow[P, T]]: ...
 def workflow(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
     """Make an async function whose first parameter is a `Context` a `Workflow`, named after the function or by `name=`."""

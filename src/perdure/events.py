@@ -277,8 +277,8 @@ class ResumeStateCollector:
     """The resume state of a running run: pass `handle_event` as `on_event=` or to `run.subscribe`, and save `resume_state()`.
 
     From the first event on the state includes what the run had recorded before this process drove it, so saving again never loses
-    anything. A collector that hears several runs keeps them apart, each as long as the collector lives, and has to be asked for one
-    by its id. In a process that drives many runs, make one for each: `wf.run(..., on_event=collector.handle_event)`.
+    anything. A collector that hears several runs keeps them apart, each as long as the collector lives, and must be asked for one by
+    its id. In a process that drives many runs, make one for each: `wf.run(..., on_event=collector.handle_event)`.
     """
 
     def __init__(self) -> None:
@@ -293,8 +293,8 @@ class ResumeStateCollector:
         if run_id is None and len(self._views) > 1:
             heard = ", ".join(map(repr, list(self._views)[:5])) + (", ..." if len(self._views) > 5 else "")
             raise ValueError(
-                f"this collector has events of {len(self._views)} runs: {heard}; ask for one with resume_state(run_id), or make a "
-                "collector for each run"
+                f"this collector has events of {len(self._views)} runs: {heard}; ask for one with resume_state(run_id), "
+                "or make a collector for each run"
             )
         view = next(iter(self._views.values()), None) if run_id is None else self._views.get(run_id)
         return ResumeState() if view is None else view.resume_state()

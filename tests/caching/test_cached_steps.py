@@ -233,7 +233,7 @@ async def test_a_step_without_key_is_never_shared_between_runs(store: Store, cac
 
 async def test_a_loop_without_keys_is_a_duplicate_step_also_with_a_cache() -> None:
     async def body(ctx: Context[Any]) -> list[str]:
-        return [await ctx.step("fetchUser", lambda uid=uid: user(uid)) for uid in "abc"]
+        return [await ctx.step("fetchUser", user, uid) for uid in "abc"]
 
     outcome = await flow(body, cache={}).run()
     assert isinstance(outcome, Err)

@@ -39,11 +39,11 @@ def test_every_shape_is_read_and_written_and_read_again(document: dict[str, Any]
 @pytest.mark.parametrize("document", all_states().values(), ids=all_states())
 def test_helpers_take_every_shape_that_run_takes(document: dict[str, Any]) -> None:
     state = parse_state(document)
-    for given in (document, json.dumps(document), json.dumps(document).encode()):
-        assert dump_state(given, note=1) == dump_state(state, note=1)
+    for shape in (document, json.dumps(document), json.dumps(document).encode()):
+        assert dump_state(shape, note=1) == dump_state(state, note=1)
         for key, step in state.steps.items():
-            assert is_step_complete(given, key) is step.ok
-        assert not is_step_complete(given, "nowhere")
+            assert is_step_complete(shape, key) is step.ok
+        assert not is_step_complete(shape, "nowhere")
 
 
 @pytest.mark.parametrize("document", [{}, {"version": 7}, {"steps": {}}, [], 3, "no JSON"])

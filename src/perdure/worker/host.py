@@ -28,7 +28,9 @@ from perdure.model.records import Claim, Claims, Created, NewRun, RunRow
 from perdure.options import EngineSettings, Options, columns_of
 from perdure.result import Outcome, Suspended
 from perdure.snapshots.consistent_view import View, load_view
-from perdure.snapshots.importer import Arguments, RunStart
+from perdure.snapshots.importer import Arguments, RunStart, import_state
+from perdure.snapshots.resume_state import ResumeState
+from perdure.snapshots.snapshot import Snapshot
 from perdure.store import Store
 from perdure.worker.active_runs import ActiveRun, active_runs, drive_key
 from perdure.worker.retry_run import reopen_run
@@ -90,9 +92,17 @@ class Host:
             raise LookupError(f"workflow {name!r} is not registered here (registered: {known}); pass it in workflows=") from None
 
     def new_run(
-        self, workflow: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
+        self,
+        workflow: WorkflowDefinition,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Mapping[str, Any],
+        state: Snapshot | ResumeState | None = None,
     ) -> RunStart:
-        """The run as it is to be created. Raises `InvalidInput` and refuses bad ids; nothing is written."""
+        """The run as it is to be created, from this state if there is one.
+
+        Raises `InvalidInput` or `SnapshotMismatch` and refuses bad ids; nothing is written.
+        """
         encoded, digest, arguments = workflow.encode_input(self.settings.codec, args, kwargs)
         new = NewRun(
             id=check_id(options["id"], "a run's id") if "id" in options else str(uuid.uuid4()),
@@ -103,7 +113,11 @@ class Host:
             definition_hash=workflow.definition_hash,
             **columns_of(options),
         )
-        return RunStart(new, arguments=arguments)
+        if state is None:
+            return RunStart(new, arguments=arguments)
+        on_change = Options.nearest(workflow.process_options, self.process_options, options).on_definition_change
+        without_failed = bool(options.get("retry_failed"))
+        return import_state(new, state, on_change, without_failed=without_failed, is_named="id" in options)
 
     async def create_and_drive(
         self,
