@@ -126,16 +126,16 @@ class Context(Generic[D]):
     async def step(self, *call: Any, key: str | None = None, **options: Any) -> Any:  # type: ignore[misc]  # mypy holds ** against required arguments
         """What `fn(*args)` gives, run once and recorded; on a replay the recorded result, or the recorded error raised.
 
-        `fn` is async or plain (then it runs in a thread). The key defaults to the name, which defaults to the function's; one
-        key is used once in a run. `retry=`, `timeout=` (for each attempt), `at_most_once=True`, `returns=` (the type to
-        rebuild, when `fn` is not annotated), and, where there is a cache, `ttl=` and `cache=False` are options, which
+        `fn` is async or plain (then it runs in a thread). The key defaults to the name, which defaults to the function's, or for a
+        lambda to the key; one key is used once in a run. `retry=`, `timeout=` (for each attempt), `at_most_once=True`, `returns=` (the
+        type to rebuild, when `fn` is not annotated), and, where there is a cache, `ttl=` and `cache=False` are options, which
         `@step(...)` can also set. A cache shares only steps with `key=`.
         """
         name, fn, args = _split_name(call)
         spec, drive = spec_of(fn), self._drive
         plan = spec.plan_with(options) if options else spec.plan
         if name is None:
-            name = _step_name(spec, fn)
+            name = _step_name(spec, fn, key)
         if drive.turnstile.queue and not self._scope and drive.caching is None and not drive.telling.audience:
             entry = drive.calls.next_record(name if key is None else key)
             if entry is not None:
@@ -362,10 +362,15 @@ def _check_positive(number: Any, what: str) -> int:
     return number
 
 
-def _step_name(spec: StepSpec, fn: Any) -> str:
-    if spec.name is None:
-        raise TypeError(f"{fn!r} has no name to be recorded under; pass one before it: ctx.step('charge', lambda: ...)")
-    return spec.name
+def _step_name(spec: StepSpec, fn: Any, key: str | None = None) -> str:
+    """The name under which a step is recorded that was called without one: the function's, or else its key."""
+    name = key if spec.name is None else spec.name
+    if name is None:
+        raise TypeError(
+            f"{fn!r} has no name to be recorded under; pass one before it: ctx.step('charge', lambda: ...), "
+            "or a key: ctx.step(lambda: ..., key='user:1')"
+        )
+    return name
 
 
 def escape(part: str) -> str:

@@ -277,8 +277,8 @@ class ResumeStateCollector:
     """The resume state of a running run: pass `handle_event` as `on_event=` or to `run.subscribe`, and save `resume_state()`.
 
     From the first event on the state includes what the run had recorded before this process drove it, so saving again never loses
-    anything. A collector that hears several runs keeps them apart, each as long as the collector lives, and must be asked for one by
-    its id. In a process that drives many runs, make one for each: `wf.run(..., on_event=collector.handle_event)`.
+    anything. A collector that hears several runs keeps them apart, each as long as the collector lives, and must be asked for one
+    by its id. In a process that drives many runs, make one for each: `wf.run(..., on_event=collector.handle_event)`.
     """
 
     def __init__(self) -> None:

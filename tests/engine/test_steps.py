@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -120,6 +121,121 @@ async def test_the_key_is_the_name_which_is_the_functions(fn: Callable[..., Any]
         assert await here.runtime.run(flow, id="run") == Ok(None)
         assert await here.keys("run") == [*([name] if name else []), "named", "keyed"]
         assert {entry.name for entry in await here.runtime.store.journal("run")} == {"named", *([name] if name else [])}
+
+
+async def test_a_key_names_a_function_without_a_name() -> None:
+    async def body(ctx: Context) -> Any:
+        return [
+            await ctx.step(lambda: double(1), key="user:1"),
+            await ctx.step(lambda: 4, key="user:2"),
+            await ctx.scope("a/b").step(lambda: 6, key="user:1"),
+        ]
+
+    async with world(Workflow("flow", body)) as here:
+        assert await here.runtime.run("flow", id="r") == Ok([2, 4, 6])
+        journal = await here.runtime.store.journal("r")
+    assert [(entry.key, entry.name) for entry in journal] == [
+        ("user:1", "user:1"),
+        ("user:2", "user:2"),
+        ("/a%2Fb/user:1", "user:1"),
+    ]
+
+
+@pytest.mark.parametrize("unnamed", [lambda: 1, mock.Mock(), mock.AsyncMock(), mock.MagicMock(spec=double)])
+async def test_a_function_without_name_and_key_is_refused_with_advice(unnamed: Any) -> None:
+    async def body(ctx: Context) -> None:
+        with pytest.raises(TypeError, match=r"pass one before it.*or a key: ctx\.step\(lambda: \.\.\., key='user:1'\)"):
+            await ctx.step(unnamed)
+
+    await Workflow("flow", body)()
+
+
+class Gateway:
+    async def charge(self, cents: int) -> str:
+        raise AssertionError("the real one was called")
+
+    def look_up(self, cents: int) -> str:
+        raise AssertionError("the real one was called")
+
+
+def autospecced(cls: type) -> Any:
+    fake = mock.create_autospec(cls)
+    fake.return_value.charge.return_value = "paid"
+    return fake
+
+
+MOCKS: dict[str, Callable[[], Any]] = {
+    "Mock": lambda: mock.Mock(name="charge", return_value="paid"),
+    "MagicMock": lambda: mock.MagicMock(name="charge", return_value="paid"),
+    "AsyncMock": lambda: mock.AsyncMock(name="charge", return_value="paid"),
+    "side effects": lambda: mock.AsyncMock(name="charge", side_effect=["paid"]),
+    "of a plain function": lambda: mock.Mock(spec=double_plainly, name="charge", return_value="paid"),
+    "of an async function": lambda: mock.Mock(spec=double, name="charge", return_value="paid"),
+    "of a method": lambda: mock.MagicMock(spec=Gateway().look_up, name="charge", return_value="paid"),
+    "of an async method": lambda: mock.MagicMock(spec=Gateway().charge, name="charge", return_value="paid"),
+    "attribute": lambda: mock.Mock(**{"gateway.charge.return_value": "paid"}).gateway.charge,
+    "attribute of an AsyncMock": lambda: mock.AsyncMock(**{"charge.return_value": "paid"}).charge,
+    "attribute of a class": lambda: autospecced(Gateway)().charge,
+}
+
+
+@pytest.mark.parametrize("make", MOCKS.values(), ids=MOCKS)
+async def test_a_mock_is_a_step_under_its_name_and_replays(make: Callable[[], Any]) -> None:
+    fake = make()
+
+    async def body(ctx: Context) -> Any:
+        found = [await ctx.step(fake, 5)]
+        if fake.side_effect is None:
+            found.append(await ctx.step(functools.partial(fake, 5), key="again"))
+        await ctx.sleep("nap", "1h")
+        return found
+
+    async with world(Workflow("flow", body)) as here:
+        assert isinstance(await here.runtime.run("flow", id="r"), Suspended)
+        calls = fake.call_count
+        outcome = (await here.later("1h"))["r"]
+        keys = await here.keys("r")
+    assert isinstance(outcome, Ok)
+    assert set(outcome.value) == {"paid"}
+    assert (keys[0], len(outcome.value), calls) == ("charge", fake.call_count, fake.call_count)
+    fake.assert_called_with(5)
+    if hasattr(type(fake), "assert_awaited_with"):
+        fake.assert_awaited_with(5)
+
+
+@pytest.mark.parametrize("options", [{}, {"autospec": True}, {"spec": True}])
+async def test_a_patched_function_is_a_step_under_its_name(options: dict[str, Any]) -> None:
+    async def body(ctx: Context) -> Any:
+        return [await ctx.step(double, 1), await ctx.step(double_plainly, 1), await ctx.step(Gateway().charge, 1, key="charge")]
+
+    given = {**options, "return_value": "fake"}
+    with (
+        mock.patch(f"{__name__}.double", **given),
+        mock.patch(f"{__name__}.double_plainly", **given),
+        mock.patch.object(Gateway, "charge", **given),
+    ):
+        async with world(Workflow("flow", body)) as here:
+            assert await here.runtime.run("flow", id="r") == Ok(["fake"] * 3)
+            assert await here.keys("r") == ["double", "double_plainly", "charge"]
+
+
+async def test_what_a_mock_raises_is_the_steps_error() -> None:
+    for fake in (mock.Mock(side_effect=OSError("no")), mock.AsyncMock(side_effect=OSError("no"))):
+
+        async def body(ctx: Context, fake: Any = fake) -> None:
+            await ctx.step("charge", fake)
+
+        with pytest.raises(OSError, match="no"):
+            await Workflow("flow", body)()
+
+
+async def test_a_mock_that_is_not_called_is_no_step() -> None:
+    async def body(ctx: Context) -> None:
+        fake: Any = mock.NonCallableMock(name="charge")
+        with pytest.raises(TypeError, match=r"ctx\.step takes a function"):
+            await ctx.step(fake)
+
+    await Workflow("flow", body)()
 
 
 async def test_a_class_is_a_step_that_makes_its_instance() -> None:
@@ -307,6 +423,31 @@ async def test_a_result_is_rebuilt_by_annotation_or_by_returns() -> None:
 
     expected = ({"p": Point(1, 2)}, [Point(3, 4)], Point(5, 6))
     assert await twice(body) == (expected, expected)
+
+
+async def test_returns_names_the_value_and_the_error_of_a_result() -> None:
+    async def unannotated(is_good: bool):  # type: ignore[no-untyped-def]  # noqa: ANN202 - that is the point
+        return Ok(Point(1, 2)) if is_good else Err(Point(3, 4))
+
+    async def half(is_good: bool) -> Err[Point]:
+        return Ok(Point(1, 2)) if is_good else Err(Point(3, 4))  # type: ignore[return-value]
+
+    async def body(ctx: Context) -> Any:
+        found: list[Any] = []
+        for name, fn, returns in (
+            ("full", unannotated, Ok[Point] | Err[Point]),
+            ("half", half, Ok[Point]),
+            ("value", half, Point),
+        ):
+            found.append(await ctx.step(name, fn, True, key=f"{name} good", returns=returns))
+            try:
+                await ctx.step(name, fn, False, key=f"{name} bad", returns=returns)
+            except StepFailed as failed:
+                found.append(failed.error)
+        return found
+
+    first, second = await twice(body)
+    assert first == second == [Point(1, 2), Point(3, 4)] * 3
 
 
 async def test_a_value_that_cannot_be_stored_fails_its_step_once_with_the_path() -> None:
