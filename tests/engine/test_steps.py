@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import gc
+import re
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from perdure import Context, Err, Ok, PerdureWarning, Retry, Suspended, Workflow, current_step, step, workflow
+from perdure import Context, Err, Ok, PerdureWarning, Retry, Suspended, Workflow, current_step, step, stores, workflow
 from perdure.errors import DuplicateStep, StepChanged, StepFailed, StepTimeout, ValueNotStorable
 from tests.engine.replays import raised, twice
 from tests.engine.worlds import world
@@ -374,6 +376,60 @@ async def test_a_step_knows_itself_in_its_thread_and_in_the_tasks_it_starts() ->
         current_step()
 
 
+@pytest.mark.parametrize("options", [{}, {"timeout": 5}, {"at_most_once": True}, {"retry": 2}])
+async def test_context_variables_that_a_step_sets_never_reach_the_body(options: dict[str, Any]) -> None:
+    who = contextvars.ContextVar("who", default="nobody")
+
+    async def sets() -> str:
+        before = who.get()
+        who.set("set by the step")
+        await asyncio.sleep(0)
+        return f"{before}, {who.get()}"
+
+    async def body(ctx: Context[Any]) -> Any:
+        who.set("the body")
+        return [await ctx.step("s", sets, **options), who.get(), await ctx.step("lambda", lambda: sets()), who.get()]  # noqa: PLW0108
+
+    first, second = await twice(body)
+    assert first == second == ["the body, set by the step", "the body"] * 2
+
+
+async def test_a_context_variable_set_in_one_attempt_does_not_reach_the_next() -> None:
+    tries = contextvars.ContextVar("tries", default=0)
+
+    async def fails_first() -> int:
+        tries.set(tries.get() + 1)
+        if current_step().attempt == 1:
+            raise OSError
+        return tries.get()
+
+    async def body(ctx: Context[Any]) -> Any:
+        return await ctx.step(fails_first, retry=Retry(2, wait_initial=0, wait_jitter=0))
+
+    assert await Workflow("flow", body)() == 1
+
+
+async def test_cancelling_reaches_a_step_and_what_it_raises_then_is_its_own() -> None:
+    seen: list[str] = []
+
+    async def hangs() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    async def body(ctx: Context[Any]) -> None:
+        task = asyncio.ensure_future(ctx.step(hangs))
+        await ctx.step("turn", asyncio.sleep, 0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    await Workflow("flow", body)()
+    assert seen == ["cancelled"]
+
+
 async def test_a_step_in_a_thread_sees_the_bodys_context_variables() -> None:
     user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
 
@@ -532,8 +588,78 @@ async def test_a_raised_error_is_the_same_error_on_replay() -> None:
         assert isinstance(error, Refused)
         return str(error), error.code, error.reason, error.__notes__, repr(error.__cause__)
 
-    expected = ("402: no money", 402, "no money", ["while charging"], "KeyError('inner')")
+    notes = ["while charging", "in step 'fail' of run 'run'"]
+    expected = ("402: no money", 402, "no money", notes, "KeyError('inner')")
     assert await twice(body) == (expected, expected)
+
+
+class Unnotable(Exception):
+    """An error that takes no notes."""
+
+    def add_note(self, note: str) -> None:
+        raise TypeError(note)
+
+
+@pytest.mark.parametrize("kind", [ValueError, Unnotable])
+async def test_a_call_that_fails_names_its_step(kind: type[Exception]) -> None:
+    @step(retry=Retry(2, wait_initial=0, wait_jitter=0))
+    async def charge(number: int) -> None:
+        raise kind(f"no {number}")
+
+    @workflow
+    async def shop(ctx: Context) -> None:
+        for number in range(3):
+            with contextlib.suppress(kind):
+                await ctx.step(charge, number, key=f"handled:{number}")
+        await ctx.step(charge, 7, key="charge:7")
+
+    store = stores.memory()
+    for call in (shop(), await shop.start(id="r", store=store), await shop.start(id="r", store=store)):
+        with pytest.raises(kind, match="no 7") as failed:
+            await call
+        assert re.fullmatch(r"in step 'charge:7' of run '[^']+'", failed.value.__notes__[0])
+        assert len(failed.value.__notes__) == 1
+
+
+async def test_a_call_that_ends_with_an_err_names_the_step_that_returned_it() -> None:
+    async def charge() -> Ok[int] | Err[str]:
+        return Err("no money")
+
+    @workflow
+    async def shop(ctx: Context) -> int:
+        with contextlib.suppress(StepFailed):
+            await ctx.step(charge, key="handled")
+        return await ctx.step(charge, key="charge:7")
+
+    @workflow
+    async def returns_err(ctx: Context) -> Ok[int] | Err[str]:
+        return Err("of the body")
+
+    store = stores.memory()
+    calls: list[Awaitable[int]] = [shop(), await shop.start(id="r", store=store), await shop.start(id="r", store=store)]
+    for call in calls:
+        with pytest.raises(StepFailed) as failed:
+            await call
+        assert (failed.value.key, failed.value.error) == ("charge:7", "no money")
+        assert str(failed.value) == "step 'charge:7' returned Err('no money')"
+    for outcome in (await shop.run(), await shop.run(id="r", store=store)):
+        assert isinstance(outcome, Err)
+        assert (outcome, outcome.step, repr(outcome)) == (Err("no money"), "charge:7", "Err(error='no money', cause=None)")
+    own = await returns_err.run()
+    assert isinstance(own, Err)
+    assert own.step is None
+
+
+async def test_an_error_that_is_raised_again_and_again_does_not_collect_notes() -> None:
+    always = ValueError("no")
+
+    async def body(ctx: Context[Any]) -> list[str]:
+        for number in range(100):
+            with contextlib.suppress(ValueError):
+                await ctx.step("s", mock.Mock(side_effect=always), key=f"{number}")
+        return always.__notes__
+
+    assert len(await Workflow("flow", body)()) <= 10
 
 
 async def test_an_error_whose_class_cannot_be_found_again_is_step_failed_from_the_start() -> None:

@@ -11,15 +11,16 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Final
 
 import msgspec
 
 from perdure import events
 from perdure.codec import dump_error, tree_of
-from perdure.codec.outcomes import error_on_replay, load_failure, store_err, store_exception, store_value
+from perdure.codec.outcomes import error_on_replay, load_failure, note_step, store_err, store_exception, store_value
 from perdure.engine.drive import Drive
 from perdure.engine.keyed_calls import CtxCall
 from perdure.engine.step_cache import Cached, StepCaching
@@ -200,13 +201,15 @@ class _Attempts(msgspec.Struct):
                 await self._tell_start()
             started_at = drive.clock.now()
             try:
-                # The function's own code, and what it starts, runs outside the body.
-                token = place.set(StepInfo(drive.run.id, step.key, self._attempt))
+                # The function's own code, and what it starts, runs outside the body, and in a copy of its context: variables that
+                # it sets reach the body neither on the first run nor on a replay.
+                context = contextvars.copy_context()
+                context.run(place.set, StepInfo(drive.run.id, step.key, self._attempt))
                 drive.executing += 1
                 try:
-                    value = await (step.fn(*step.args) if step.plan.is_bare else self._called())
+                    called = context.run(step.fn, *step.args) if step.plan.is_bare else self._called()
+                    value = await _await_in(context, called)
                 finally:
-                    place.reset(token)
                     drive.executing -= 1
                     if drive.must_stop:
                         drive.look_whether_drained()
@@ -265,6 +268,7 @@ class _Attempts(msgspec.Struct):
         return AttemptResult(True, payload, kept)
 
     def _failed(self, error: Exception, *, is_final: bool = True) -> AttemptResult:
+        note_step(error, self._step.key, self._drive.run.id)
         return AttemptResult(False, store_exception(error), error=error_on_replay(error, self._step.key), is_final=is_final)
 
     def _open(self, payload: bytes) -> Entry:
@@ -362,6 +366,29 @@ class _Attempts(msgspec.Struct):
             raise
         self._lingering = None
         return await value if inspect.isawaitable(value) else value
+
+
+@types.coroutine
+def _await_in(context: contextvars.Context, awaitable: Awaitable[Any]) -> Generator[Any, Any, Any]:
+    """What the awaitable gives, each of its turns run in this context. Unlike a task of its own it costs no turn of the loop."""
+    coroutine: Any = awaitable if type(awaitable) is types.CoroutineType else _awaited(awaitable)
+    resume, value = coroutine.send, None
+    while True:
+        try:
+            waits_for = context.run(resume, value)
+        except StopIteration as ended:
+            return ended.value
+        try:
+            value, resume = (yield waits_for), coroutine.send
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as error:  # noqa: BLE001 - cancelled, or what the awaited future raised
+            value, resume = error, coroutine.throw
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
 
 
 class _NoMoreThreads(Exception):
