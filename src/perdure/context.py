@@ -21,6 +21,7 @@ from perdure.engine.step_replay import replay_step
 from perdure.engine.steps import StepCall, run_step
 from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds, moment
 from perdure.model.ids import check_id
+from perdure.model.records import check_positive
 from perdure.result import Err, Ok
 from perdure.stepspec import StepDefaults, StepInfo, StepOptions, StepPlan, StepSpec, place, spec_of
 
@@ -202,7 +203,7 @@ class Context(Generic[D]):
         spec = spec_of(fn)
         if on_error not in ("raise", "collect"):
             raise ValueError(f'on_error is "raise" or "collect", not {on_error!r}')
-        concurrency = _check_positive(options.pop("concurrency", 32), "concurrency")
+        concurrency = check_positive(options.pop("concurrency", 32), "concurrency")
         key = options.pop("key", None)
         if key is not None and not callable(key):
             raise TypeError(f"key= of ctx.map is a function that makes a key from an item, not {key!r}")
@@ -354,12 +355,6 @@ def _split_map_call(call: tuple[Any, ...]) -> tuple[str, Any, list[Any]]:
     if len(rest) != 1 or not isinstance(rest[0], Iterable):
         raise TypeError("ctx.map takes a function and the items: ctx.map(fn, items) or ctx.map(name, fn, items)")
     return name or _step_name(spec_of(fn), fn), fn, list(rest[0])
-
-
-def _check_positive(number: Any, what: str) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ValueError(f"{what} must be a whole number of at least 1, not {number!r}")
-    return number
 
 
 def _step_name(spec: StepSpec, fn: Any, key: str | None = None) -> str:

@@ -22,7 +22,7 @@ from perdure.errors import OnChange
 from perdure.model.clock import Clock, NotBefore, SystemClock
 from perdure.model.durations import Duration, instant, microseconds, seconds
 from perdure.model.ids import check_id
-from perdure.model.records import STATUSES, RunInfo, Status
+from perdure.model.records import STATUSES, RunInfo, Status, check_positive
 from perdure.options import EngineSettings, ProcessOptions, StoredOptions, check_options, check_stored_options
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
@@ -259,8 +259,7 @@ class Runtime:
         """Runs, last changed first. `cursor` is the last item of the page before."""
         if status is not None and status not in STATUSES:
             raise ValueError(f"status is one of {', '.join(sorted(STATUSES))}, not {status!r}")
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise ValueError(f"limit must be a whole number of at least 1, not {limit!r}")
+        check_positive(limit, "limit")
         name = workflow if workflow is None or isinstance(workflow, str) else self._definition(workflow).name
         before = None if cursor is None else (instant(cursor.updated_at), cursor.id)
         return await self._store.list(prefix=prefix, status=status, workflow=name, before=before, limit=limit)
