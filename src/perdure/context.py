@@ -140,7 +140,8 @@ class Context(Generic[D]):
         if drive.turnstile.queue and not self._scope and drive.caching is None and not drive.telling.audience:
             entry = drive.calls.next_record(name if key is None else key)
             if entry is not None:
-                return replay_step(drive, entry.key, plan, entry, drive.codec.checksum(args) if args else None)
+                args_hash = drive.codec.checksum(args) if args and drive.compares_arguments else None
+                return replay_step(drive, entry.key, plan, entry, args_hash)
         return await run_step(drive, self._step_call(name, fn, args, key, plan))
 
     @overload

@@ -11,13 +11,14 @@ import re
 import threading
 import warnings
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Any
 from unittest import mock
 
 import pytest
 
 from perdure import Context, Err, Ok, PerdureWarning, Retry, Suspended, Workflow, current_step, step, stores, workflow
+from perdure.codec import Codec
 from perdure.errors import DuplicateStep, StepChanged, StepFailed, StepTimeout, ValueNotStorable
 from tests.engine.replays import raised, twice
 from tests.engine.worlds import world
@@ -925,6 +926,33 @@ async def test_changed_arguments_follow_the_policy(policy: Any) -> None:
     warned = [each for each in caught if issubclass(each.category, PerdureWarning)]
     assert len(warned) == (policy in {"warn", None})
     assert all("'double'" in str(each.message) for each in warned)
+
+
+@pytest.mark.parametrize("options", [{}, {"cache": {}}])
+async def test_arguments_that_are_not_compared_are_not_hashed(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    hashed: list[Any] = []
+    monkeypatch.setattr(Codec, "checksum", lambda _, args: hashed.append(args))
+
+    async def body(ctx: Context[Any]) -> Any:
+        return [await ctx.step(double, 1, key="a"), await ctx.step(double, 2), await ctx.map("m", double, [3, 4])]
+
+    assert await twice(body, on_changed_arguments="ignore", **options) == ([2, 4, [6, 8]],) * 2
+    assert hashed == []
+
+
+async def test_a_class_that_got_a_default_field_gives_no_warning() -> None:
+    grown = make_dataclass("Point", [("x", int), ("y", int), ("z", int, 0)])
+    grown.__module__ = __name__
+    kinds: list[Any] = [Point, grown]
+
+    async def use(point: Any) -> int:
+        return int(point.x)
+
+    async def body(ctx: Context[Any]) -> Any:
+        kind = kinds.pop(0)
+        return [await ctx.step(use, kind(1, 2)), await ctx.step("several", use, kind(3, 4))]
+
+    assert await twice(body, on_changed_arguments="error") == ([1, 3], [1, 3])
 
 
 async def test_arguments_that_cannot_be_encoded_are_not_compared() -> None:

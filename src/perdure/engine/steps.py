@@ -20,6 +20,7 @@ import msgspec
 
 from perdure import events
 from perdure.codec import dump_error, tree_of
+from perdure.codec.checksums import have_changed
 from perdure.codec.outcomes import error_on_replay, load_failure, note_step, store_err, store_exception, store_value
 from perdure.engine.drive import Drive
 from perdure.engine.keyed_calls import CtxCall
@@ -67,7 +68,7 @@ async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) 
         await calls.admitted()
     call = calls.begin(step.key, "step")
     # Now, since the body may change what it passed while the call waits.
-    args_hash = drive.codec.checksum(step.args) if step.args and drive.may_be_resumed else None
+    args_hash = drive.codec.checksum(step.args) if step.args and drive.compares_arguments else None
     entry = drive.turnstile.take() if drive.turnstile.queue and drive.turnstile.is_next(step.key) else None
     if entry is None:
         with call:
@@ -88,7 +89,8 @@ async def _run_shared(drive: Drive, step: StepCall) -> Any:
     while (shared := drive.calls.shared.get(step.key)) is not None:
         entry = await drive.calls.same_as(step.key, shared)
         if entry.phase == "close":
-            return replay_step(drive, step.key, step.plan, entry, drive.codec.checksum(step.args))
+            args_hash = drive.codec.checksum(step.args) if drive.compares_arguments else None
+            return replay_step(drive, step.key, step.plan, entry, args_hash)
     with drive.calls.sharing(step.key):
         return await run_step(drive, step, is_first_use=True)
 
@@ -156,7 +158,7 @@ class _Attempts(msgspec.Struct):
         except PersistenceError as failure:
             # Whether the step was done before is not known, so nothing is done now.
             self._drive.stop_because(failure)
-        if cached is not None and cached.args_hash is not None and self._args_hash not in (None, cached.args_hash):
+        if cached is not None and have_changed(cached.args_hash, self._args_hash):
             try:
                 report_changed_arguments(self._drive, self._step.key, " by the run whose result is in the cache")
             except Exception:
