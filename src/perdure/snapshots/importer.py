@@ -45,6 +45,11 @@ class RunStart(NamedTuple):
     arguments: Arguments | None = None
 
 
+def has_state(*levels: Mapping[str, Any]) -> bool:
+    """Whether the options say where the state comes from, so that the caller keeps it elsewhere."""
+    return any("snapshot" in options or "resume_state" in options for options in levels)
+
+
 async def resolve_state(*levels: Mapping[str, Any]) -> Snapshot | ResumeState | None:
     """The state that `snapshot=` or `resume_state=` names, called and awaited if need be, and read in full; None for no state.
 

@@ -28,7 +28,7 @@ from perdure.model.records import Claim, Claims, Created, NewRun, RunRow
 from perdure.options import EngineSettings, Options, columns_of
 from perdure.result import Outcome, Suspended
 from perdure.snapshots.consistent_view import View, load_view
-from perdure.snapshots.importer import Arguments, RunStart, import_state
+from perdure.snapshots.importer import Arguments, RunStart, has_state, import_state
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
 from perdure.store import Store
@@ -51,7 +51,7 @@ def shared_threads() -> ThreadPoolExecutor:
 class Host:
     """Leases runs of one store and drives them.
 
-    `is_implicit`: the store is in memory and the user did not ask for it, so a run that suspends there causes a warning.
+    `is_implicit`: the store is in memory and the user did not ask for it, so a run that has an id or suspends causes a warning.
     """
 
     def __init__(
@@ -103,6 +103,9 @@ class Host:
 
         Raises `InvalidInput` or `SnapshotMismatch` and refuses bad ids; nothing is written.
         """
+        if "id" in options and self._is_implicit and not has_state(workflow.process_options, options):
+            # The caller of wf.run, wf.start, runtime.run or runtime.start.
+            self._warn_of_memory(f"run {options['id']!r} has an id, but there is no store: it is kept in memory", stacklevel=5)
         encoded, digest, arguments = workflow.encode_input(self.settings.codec, args, kwargs)
         new = NewRun(
             id=check_id(options["id"], "a run's id") if "id" in options else str(uuid.uuid4()),
@@ -212,14 +215,15 @@ class Host:
         outcome = None if task.cancelled() or task.exception() is not None else task.result()
         is_suspended = isinstance(outcome, Suspended)
         run.drive.telling.listeners.no_longer_driven(has_ended=outcome is not None and not is_suspended)
-        if is_suspended and self._is_implicit and self.store not in _warned_about:
+        if is_suspended and self._is_implicit:
+            self._warn_of_memory(f"run {run.drive.run.id!r} is suspended in memory", stacklevel=2)
+
+    def _warn_of_memory(self, what: str, stacklevel: int) -> None:
+        """Warn, once for each store, that nothing of it survives this process."""
+        if self.store not in _warned_about:
             _warned_about.add(self.store)
-            warnings.warn(
-                f"run {run.drive.run.id!r} is suspended in memory and gone when this process ends; "
-                'pass store="sqlite:///app.db" or set PERDURE_STORE',
-                PerdureWarning,
-                stacklevel=2,
-            )
+            told = f'{what} and gone when this process ends; pass store="sqlite:///app.db" or set PERDURE_STORE'
+            warnings.warn(told, PerdureWarning, stacklevel)
 
     async def drain(self) -> None:
         """Let the steps that run here end, and give every run back. Calls that wait for one get `Suspended`."""
