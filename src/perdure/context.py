@@ -21,6 +21,7 @@ from perdure.engine.step_replay import replay_step
 from perdure.engine.steps import StepCall, run_step
 from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds, moment
 from perdure.model.ids import check_id
+from perdure.model.records import check_positive
 from perdure.result import Err, Ok
 from perdure.stepspec import StepDefaults, StepInfo, StepOptions, StepPlan, StepSpec, place, spec_of
 
@@ -126,20 +127,21 @@ class Context(Generic[D]):
     async def step(self, *call: Any, key: str | None = None, **options: Any) -> Any:  # type: ignore[misc]  # mypy holds ** against required arguments
         """What `fn(*args)` gives, run once and recorded; on a replay the recorded result, or the recorded error raised.
 
-        `fn` is async or plain (then it runs in a thread). The key defaults to the name, which defaults to the function's; one
-        key is used once in a run. `retry=`, `timeout=` (for each attempt), `at_most_once=True`, `returns=` (the type to
-        rebuild, when `fn` is not annotated), and, where there is a cache, `ttl=` and `cache=False` are options, which
-        `@step(...)` can also set.
+        `fn` is async or plain (then it runs in a thread). The key defaults to the name, which defaults to the function's, or for
+        a lambda to the key; one key is used once in a run. `retry=`, `timeout=` (for each attempt), `at_most_once=True`,
+        `returns=` (the type to rebuild, when `fn` is not annotated), and, where there is a cache, `ttl=` and `cache=False` are
+        options, which `@step(...)` can also set. A cache shares only steps with `key=`.
         """
         name, fn, args = _split_name(call)
         spec, drive = spec_of(fn), self._drive
         plan = spec.plan_with(options) if options else spec.plan
         if name is None:
-            name = _step_name(spec, fn)
+            name = _step_name(spec, fn, key)
         if drive.results.queue and not self._scope and drive.caching is None and not drive.telling.audience:
             entry = drive.calls.next_record(name if key is None else key)
             if entry is not None:
-                return replay_step(drive, entry.key, plan, entry, drive.codec.checksum(args) if args else None)
+                args_hash = drive.codec.checksum(args) if args and drive.compares_arguments else None
+                return replay_step(drive, entry.key, plan, entry, args_hash)
         return await run_step(drive, self._step_call(name, fn, args, key, plan))
 
     @overload
@@ -202,7 +204,7 @@ class Context(Generic[D]):
         spec = spec_of(fn)
         if on_error not in ("raise", "collect"):
             raise ValueError(f'on_error is "raise" or "collect", not {on_error!r}')
-        concurrency = _check_positive(options.pop("concurrency", 32), "concurrency")
+        concurrency = check_positive(options.pop("concurrency", 32), "concurrency")
         key = options.pop("key", None)
         if key is not None and not callable(key):
             raise TypeError(f"key= of ctx.map is a function that makes a key from an item, not {key!r}")
@@ -210,7 +212,8 @@ class Context(Generic[D]):
 
         async def each(index: int, item: Any) -> Any:
             item_key = f"{name}[{index}]" if key is None else key(item)
-            return await run_step(self._drive, self._step_call(name, fn, (item,), item_key, plan))
+            call = self._step_call(name, fn, (item,), item_key, plan, may_share=key is not None)
+            return await run_step(self._drive, call)
 
         return await run_map(self._drive, items, each, concurrency, on_error)
 
@@ -300,10 +303,13 @@ class Context(Generic[D]):
             return key  # an imported snapshot of another library has its keys as they are written, without our escapes
         return full_key(self._scope, key)
 
-    def _step_call(self, name: str, fn: Any, args: tuple[Any, ...], key: str | None, plan: StepPlan) -> StepCall:
-        caching = self._drive.caching if plan.may_cache else None
+    def _step_call(
+        self, name: str, fn: Any, args: tuple[Any, ...], key: str | None, plan: StepPlan, *, may_share: bool = True
+    ) -> StepCall:
         if key is None:
-            return StepCall(self._key(name), name, fn, args, plan, caching)
+            return StepCall(self._key(name), name, fn, args, plan)
+        # The user's key names the value for other runs. A name, or an item's number, says nothing about the arguments.
+        caching = self._drive.caching if may_share and plan.may_cache else None
         return StepCall(self._key(key), check_id(name, "a step's name"), fn, args, plan, caching)
 
 
@@ -352,16 +358,15 @@ def _split_map_call(call: tuple[Any, ...]) -> tuple[str, Any, list[Any]]:
     return name or _step_name(spec_of(fn), fn), fn, list(rest[0])
 
 
-def _check_positive(number: Any, what: str) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ValueError(f"{what} must be a whole number of at least 1, not {number!r}")
-    return number
-
-
-def _step_name(spec: StepSpec, fn: Any) -> str:
-    if spec.name is None:
-        raise TypeError(f"{fn!r} has no name to be recorded under; pass one before it: ctx.step('charge', lambda: ...)")
-    return spec.name
+def _step_name(spec: StepSpec, fn: Any, key: str | None = None) -> str:
+    """The name under which a step is recorded that was called without one: the function's, or else its key."""
+    name = key if spec.name is None else spec.name
+    if name is None:
+        raise TypeError(
+            f"{fn!r} has no name to be recorded under; pass one before it: ctx.step('charge', lambda: ...), "
+            "or a key: ctx.step(lambda: ..., key='user:1')"
+        )
+    return name
 
 
 def escape(part: str) -> str:

@@ -22,7 +22,7 @@ from perdure.engine.drive import Drive
 from perdure.errors import InvalidInput, ValueNotStorable
 from perdure.model.ids import check_id
 from perdure.model.records import check_version
-from perdure.options import ProcessOptions, RunOptions, check_options
+from perdure.options import RunOptions, WorkflowOptions, check_options
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.snapshots.importer import Arguments
@@ -51,14 +51,14 @@ class Workflow(Generic[P, T_co]):
         fn: Callable[Concatenate[Context[Any], P], Coroutine[Any, Any, T_co]],
         *,
         version: int = 1,
-        **options: Unpack[ProcessOptions],
+        **options: Unpack[WorkflowOptions],
     ) -> None:
         if not inspect.iscoroutinefunction(fn):
             raise TypeError(f"a workflow is an async function: write `async def {getattr(fn, '__name__', name)}(ctx, ...)`")
         self.name = check_id(name, "a workflow's name")
         self.version = check_version(version)
         self.fn = fn
-        self.process_options = check_options(options, ProcessOptions)
+        self.process_options = check_options(options, WorkflowOptions)
         self.__doc__ = fn.__doc__
         self.__name__ = getattr(fn, "__name__", name)
         self.__wrapped__ = fn
@@ -230,7 +230,7 @@ class Configured(Generic[P, T_co]):
 def workflow(fn: Callable[Concatenate[Context[D], P], Coroutine[Any, Any, T]], /) -> Workflow[P, T]: ...
 @overload
 def workflow(
-    *, name: str | None = None, version: int = 1, **options: Unpack[ProcessOptions]
+    *, name: str | None = None, version: int = 1, **options: Unpack[WorkflowOptions]
 ) -> Callable[[Callable[Concatenate[Context[D], P], Coroutine[Any, Any, T]]], Workflow[P, T]]: ...
 def workflow(fn: Any = None, /, *, name: str | None = None, version: int = 1, **options: Any) -> Any:
     """Make an async function whose first parameter is a `Context` a `Workflow`, named after the function or by `name=`.

@@ -44,6 +44,13 @@ _MAX_SHOWN_ERRORS: Final = 20
 class PerdureError(Exception):
     """Base of all errors that perdure raises on purpose."""
 
+    def __repr__(self) -> str:
+        # The values alone do not tell what happened. They are shown only when no sentence can be made of them.
+        try:
+            return f"{type(self).__name__}({str(self)!r})"
+        except Exception:  # noqa: BLE001 - rebuilt from a record of another version
+            return super().__repr__()
+
 
 class RunNotFound(PerdureError):
     """No run has this id."""

@@ -24,7 +24,7 @@ import msgspec
 
 from perdure.snapshots.consistent_view import View
 from perdure.snapshots.parts import StepResult
-from perdure.snapshots.resume_state import ResumeState
+from perdure.snapshots.resume_state import ResumeState, parse_state
 from perdure.snapshots.snapshot import Snapshot
 
 EventType: TypeAlias = Literal[
@@ -259,12 +259,17 @@ Listener: TypeAlias = Callable[[Event], Any]
 @overload
 def is_step_complete(state: Event, /) -> TypeGuard[StepCompleteEvent]: ...
 @overload
-def is_step_complete(state: ResumeState | Snapshot | None, key: str) -> bool: ...
+def is_step_complete(state: ResumeState | Snapshot | dict[str, Any] | str | bytes | None, key: str) -> bool: ...
 def is_step_complete(state: Any, key: str | None = None) -> bool:
-    """Whether the step `key` is recorded in a state, as a success; with an event alone, whether it is a `step_complete`."""
+    """Whether the step `key` is recorded in a state, as a success; with an event alone, whether it is a `step_complete`.
+
+    A state may be its dict or JSON text too, which is read in full: `SnapshotFormatError` when it is no state.
+    """
     if key is None:
         return getattr(state, "type", None) == "step_complete"
-    result = None if state is None else state.steps.get(key)
+    if state is None:
+        return False
+    result = (state if isinstance(state, ResumeState | Snapshot) else parse_state(state)).steps.get(key)
     return result is not None and result.ok
 
 
@@ -272,16 +277,24 @@ class ResumeStateCollector:
     """The resume state of a running run: pass `handle_event` as `on_event=` or to `run.subscribe`, and save `resume_state()`.
 
     From the first event on the state includes what the run had recorded before this process drove it, so saving again never loses
-    anything. A collector is for one run; given the events of several, it has the state of the run of the last event.
+    anything. A collector that hears several runs keeps them apart, each as long as the collector lives, and must be asked for one
+    by its id. In a process that drives many runs, make one for each: `wf.run(..., on_event=collector.handle_event)`.
     """
 
     def __init__(self) -> None:
-        self._view: View | None = None
+        self._views: dict[str, View] = {}
 
     def handle_event(self, event: Event) -> None:
         """Remember what is recorded by now."""
-        self._view = event.view
+        self._views[event.run_id] = event.view
 
-    def resume_state(self) -> ResumeState:
-        """The results of all steps that are recorded; empty before the first event."""
-        return ResumeState() if self._view is None else self._view.resume_state()
+    def resume_state(self, run_id: str | None = None) -> ResumeState:
+        """The results of all recorded steps of the run; empty before its first event. ValueError if it is not clear which run."""
+        if run_id is None and len(self._views) > 1:
+            heard = ", ".join(map(repr, list(self._views)[:5])) + (", ..." if len(self._views) > 5 else "")
+            raise ValueError(
+                f"this collector has events of {len(self._views)} runs: {heard}; ask for one with resume_state(run_id), "
+                "or make a collector for each run"
+            )
+        view = next(iter(self._views.values()), None) if run_id is None else self._views.get(run_id)
+        return ResumeState() if view is None else view.resume_state()

@@ -1,7 +1,8 @@
 """Options: those stored with a run, those that hold in this process only, and where each may be set.
 
 Another worker may take a run over, so `runtime.start` takes stored options only. Process options belong to the workflow,
-the runtime and `wf.run`; the nearest one that is set wins.
+the runtime and `wf.run`; the nearest one that is set wins. The state that a new run starts from belongs to the workflow and
+`wf.run`.
 """
 
 from __future__ import annotations
@@ -52,12 +53,17 @@ class ProcessOptions(TypedDict, total=False):
     on_divergence: OnDivergence
 
 
-class RunOptions(StoredOptions, ProcessOptions, total=False):
+class WorkflowOptions(ProcessOptions, total=False):
+    """Options of `@workflow(...)` and `Workflow(...)`. The state, one of two names for it, is for every new run."""
+
+    snapshot: StateSource
+    resume_state: StateSource
+
+
+class RunOptions(StoredOptions, WorkflowOptions, total=False):
     """Options of `wf.run` and `wf.start`."""
 
     store: Store | StateKeeper | str
-    snapshot: StateSource
-    resume_state: StateSource
     retry_failed: bool
     wait: bool
 
@@ -95,6 +101,8 @@ def check_options(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
             f"unknown option {', '.join(sorted(options.keys() - known))}; there are {', '.join(sorted(known))} "
             "(a workflow's own keyword arguments go through wf.options(...).run(...))"
         )
+    if "snapshot" in options and "resume_state" in options:
+        raise TypeError("snapshot= and resume_state= are two names for one option; pass one of them")
     for name, value in options.items():
         check = _CHECKS.get(name)
         if check is not None:

@@ -8,7 +8,7 @@ match await checkout.run(order, id="order-1"):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
@@ -29,10 +29,14 @@ class Ok(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class Err(Generic[E_co]):
-    """A failure; `error` is an exception, or the value that the function put into `Err`."""
+    """A failure; `error` is an exception, or the value that the function put into `Err`.
+
+    Of a run's outcome, `step` is the key of the step that ended the run, if it was one.
+    """
 
     error: E_co
     cause: Any = None
+    step: str | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     def unwrap(self) -> NoReturn:
         """Raise the error; one that is no exception is raised inside `StepFailed`."""
@@ -40,7 +44,7 @@ class Err(Generic[E_co]):
             raise self.error
         from perdure.errors import StepFailed
 
-        raise StepFailed("result", self.error) from (self.cause if isinstance(self.cause, BaseException) else None)
+        raise StepFailed(self.step or "result", self.error) from (self.cause if isinstance(self.cause, BaseException) else None)
 
 
 @dataclass(frozen=True, slots=True)

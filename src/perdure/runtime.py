@@ -22,11 +22,12 @@ from perdure.errors import OnChange
 from perdure.model.clock import Clock, NotBefore, SystemClock
 from perdure.model.durations import Duration, instant, microseconds, seconds
 from perdure.model.ids import check_id
-from perdure.model.records import STATUSES, RunInfo, Status
+from perdure.model.records import STATUSES, RunInfo, Status, check_positive
 from perdure.options import EngineSettings, ProcessOptions, StoredOptions, check_options, check_stored_options
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.simple_stores import WorkflowStore
+from perdure.snapshots.importer import RunStart, resolve_state
 from perdure.store import Store, require
 from perdure.stores import choose_store
 from perdure.worker.host import STEP_THREADS, Host
@@ -197,7 +198,7 @@ class Runtime:
     async def start(self, workflow: Any, /, *args: Any, **options: Any) -> Run[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
         """A new run, at once; a worker drives it. The same id with the same input is the same run."""
         definition = self._definition(workflow)
-        start = self._host.new_run(definition, args, {}, check_stored_options(options))
+        start = await self._new_run(definition, args, options)
         worker = self._worker
         # The run is leased as it is created if the worker has room, so that a start costs one write; otherwise it is claimed.
         may_drive = worker is not None and worker.has_room() and self._serves(start.new.queue)
@@ -227,7 +228,7 @@ class Runtime:
     async def run(self, workflow: Any, /, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
         """The outcome of a run, created or found, that is driven here until it ends or suspends."""
         definition = self._definition(workflow)
-        start = self._host.new_run(definition, args, {}, check_stored_options(options))
+        start = await self._new_run(definition, args, options)
         return await run_to_outcome(self._host, definition, start, {})
 
     async def resume(self, run_id: str) -> Outcome[Any]:
@@ -258,8 +259,7 @@ class Runtime:
         """Runs, last changed first. `cursor` is the last item of the page before."""
         if status is not None and status not in STATUSES:
             raise ValueError(f"status is one of {', '.join(sorted(STATUSES))}, not {status!r}")
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise ValueError(f"limit must be a whole number of at least 1, not {limit!r}")
+        check_positive(limit, "limit")
         name = workflow if workflow is None or isinstance(workflow, str) else self._definition(workflow).name
         before = None if cursor is None else (instant(cursor.updated_at), cursor.id)
         return await self._store.list(prefix=prefix, status=status, workflow=name, before=before, limit=limit)
@@ -291,6 +291,11 @@ class Runtime:
         while deleted := await store.purge(age, now=self._host.clock.store_now()):
             total += deleted
         return total
+
+    async def _new_run(self, workflow: WorkflowDefinition, args: tuple[Any, ...], options: dict[str, Any]) -> RunStart:
+        """The run as it is to be created, from the state that the workflow has for new runs."""
+        stored = check_stored_options(options)
+        return self._host.new_run(workflow, args, {}, stored, await resolve_state(workflow.process_options))
 
     def _definition(self, workflow: Any) -> WorkflowDefinition:
         if isinstance(workflow, str):

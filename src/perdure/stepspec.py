@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import random
+import sys
 import types
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -117,10 +118,14 @@ class StepSpec:
         options = {**self.options, **options}
         check_options(options)
         timeout, ttl = options.get("timeout"), options.get("ttl")
+        returns, fails_with = self.returns, self.fails_with
+        if "returns" in options:
+            returns, error = split_result(options["returns"])
+            fails_with = fails_with if error is Any else error
         return StepPlan(
             is_async=self.is_async,
-            returns=options.get("returns", self.returns),
-            fails_with=self.fails_with,
+            returns=returns,
+            fails_with=fails_with,
             retry=Retry.of(options.get("retry")),
             timeout=None if timeout is None else seconds(timeout, what="timeout"),
             abandon=bool(options.get("abandon")),
@@ -167,6 +172,8 @@ def _inspect(fn: Any) -> StepSpec:
         )
     if not callable(fn):
         raise TypeError(f"ctx.step takes a function, not {fn!r}")
+    if _is_mock(fn):
+        return _inspect_mock(fn)
     if getattr(fn, "is_perdure_workflow", False):
         raise TypeError(f"{fn!r} is a workflow, not a step; call the function it wraps, or start it as a run of its own")
     name = getattr(fn, "__name__", None)
@@ -181,11 +188,29 @@ def _inspect(fn: Any) -> StepSpec:
     )
 
 
+def _is_mock(fn: Any) -> bool:
+    unittest_mock = sys.modules.get("unittest.mock")
+    return unittest_mock is not None and isinstance(fn, unittest_mock.NonCallableMock)
+
+
+def _inspect_mock(fn: Any) -> StepSpec:
+    """The spec of a `Mock`. It has any attribute that is asked for, so what others tell about themselves means nothing here.
+
+    It is called as a plain function: what an `AsyncMock` returns is awaited.
+    """
+    # "charge" of Mock(name="charge"), mock.patch("shop.charge") and Mock().gateway.charge. Only a repr shows it otherwise.
+    name: str = fn._extract_mock_name().rpartition(".")[2]  # noqa: SLF001
+    is_named = name not in ("mock", "mock()")
+    options = dict(vars(fn).get(_ATTRIBUTE, {}))
+    return StepSpec(name if is_named else None, is_async=False, returns=Any, fails_with=Any, options=options)
+
+
 def _innermost_function(fn: Any) -> Any:
     while True:
-        if isinstance(fn, functools.partial):
+        # By its type, because a mock of a method has the method's class.
+        if issubclass(type(fn), functools.partial):
             fn = fn.func
-        elif isinstance(fn, types.MethodType):
+        elif type(fn) is types.MethodType:
             fn = fn.__func__
         else:
             return fn

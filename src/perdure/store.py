@@ -227,7 +227,10 @@ class Store(Protocol):
         before: tuple[int, str] | None = None,
         limit: int = 100,
     ) -> list[RunInfo]:
-        """Runs, last changed first, ties by id. `prefix` is literal. `before` is the (updated_at, id) of the last line seen."""
+        """Runs, last changed first, ties by id. `prefix` is literal. `before` is the (updated_at, id) of the last line seen.
+
+        Raises `ValueError` for a `limit` that is not a whole number of at least 1.
+        """
 
     async def watch(self, timeout: float) -> None:
         """Return when a run may have become due or ended since the call, at the latest after `timeout` seconds."""

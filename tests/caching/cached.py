@@ -132,10 +132,10 @@ async def entry_of(store: Store, run_id: str, key: str) -> Entry:
 
 
 def one_step(fn: Any, *args: Any, **options: Any) -> Body:
-    """A body of one step called `s`, with these options."""
+    """A body of one step called `s`, with the key `s` and these options."""
 
     async def body(ctx: Context[Any]) -> Any:
-        return await ctx.step("s", fn, *args, **options)
+        return await ctx.step("s", fn, *args, **{"key": "s", **options})
 
     return body
 

@@ -44,8 +44,8 @@ def no_flight_is_left() -> Iterator[None]:
 
 async def test_without_a_cache_a_second_use_is_a_duplicate_step() -> None:
     async def body(ctx: Context[Any]) -> None:
-        await ctx.step("s", Counted())
-        await ctx.step("s", Counted())
+        await ctx.step("s", Counted(), key="s")
+        await ctx.step("s", Counted(), key="s")
 
     for wf in (flow(body), flow(body, cache=None)):
         outcome = await wf.run()
@@ -57,11 +57,11 @@ async def test_without_a_cache_a_second_use_is_a_duplicate_step() -> None:
 async def test_a_use_outside_the_cache_and_one_inside_are_a_duplicate_step(first: bool) -> None:
     async def body(ctx: Context[Any]) -> None:
         for is_cached in (first, not first):
-            await (ctx.step("s", Counted()) if is_cached else ctx.step("s", Counted(), cache=False))
+            await (ctx.step("s", Counted(), key="s") if is_cached else ctx.step("s", Counted(), cache=False))
 
     async def with_sleep(ctx: Context[Any]) -> None:
         await ctx.sleep("s", 0)
-        await ctx.step("s", Counted())
+        await ctx.step("s", Counted(), key="s")
 
     for each in (body, with_sleep):
         outcome = await flow(each, cache={}).run()
@@ -73,9 +73,9 @@ async def test_a_second_use_returns_the_first_result_and_adds_no_entry(store: St
     fn = Counted()
 
     async def body(ctx: Context[Any]) -> Any:
-        found = [await ctx.step("s", fn), await ctx.step("other", fn), await ctx.step("s", fn)]
+        found = [await ctx.step("s", fn, key="s"), await ctx.step("other", fn, key="other"), await ctx.step("s", fn, key="s")]
         await ctx.sleep("nap", "1h")
-        return [*found, await ctx.step("s", fn)]
+        return [*found, await ctx.step("s", fn, key="s")]
 
     async with world(flow(body, cache=cache), store=store) as here:
         await here.runtime.run("flow", id="r")
@@ -110,9 +110,9 @@ async def test_uses_at_once_get_the_first_result_in_the_order_in_which_they_came
 
         async def user(n: int) -> None:
             await seen.use(f"before {n}", ctx.step("plain", Counted(), key=f"before {n}"))
-            await seen.use(f"user {n}", ctx.step("s", fn))
+            await seen.use(f"user {n}", ctx.step("s", fn, key="s"))
             await seen.use(f"after {n}", ctx.step("plain", Counted(), key=f"after {n} {len(seen.log)}"))
-            await seen.use(f"again {n}", ctx.step("s", fn))
+            await seen.use(f"again {n}", ctx.step("s", fn, key="s"))
 
         await asyncio.gather(*map(user, range(uses)))
         return seen.log
@@ -130,8 +130,8 @@ async def test_calls_that_wait_get_the_record_right_after_the_first_and_before_a
 
     async def body(ctx: Context[Any]) -> Any:
         seen = Seen()
-        uses = [seen.use(f"user {n}", ctx.step("s", gate)) for n in range(4)]
-        tasks = [asyncio.ensure_future(use) for use in [*uses, seen.use("other", ctx.step("other", lets_go))]]
+        uses = [seen.use(f"user {n}", ctx.step("s", gate, key="s")) for n in range(4)]
+        tasks = [asyncio.ensure_future(use) for use in [*uses, seen.use("other", ctx.step("other", lets_go, key="other"))]]
         await asyncio.gather(*tasks)
         return [who for who, _ in seen.log]
 
@@ -180,22 +180,22 @@ async def test_when_the_first_user_is_cancelled_another_takes_over(ends_by: str,
 
         async def first() -> None:
             if ends_by == "race":
-                await ctx.race(ctx.step("s", fn), ctx.step("quick", all_wait.wait))
+                await ctx.race(ctx.step("s", fn, key="s"), ctx.step("quick", all_wait.wait, key="quick"))
             elif ends_by == "time limit":
                 with contextlib.suppress(TimeoutError):
                     async with ctx.timeout("limit", "1m"):
-                        await ctx.step("s", fn)
+                        await ctx.step("s", fn, key="s")
             else:
-                task = asyncio.ensure_future(ctx.step("s", fn))
-                await ctx.step("quick", all_wait.wait)
+                task = asyncio.ensure_future(ctx.step("s", fn, key="s"))
+                await ctx.step("quick", all_wait.wait, key="quick")
                 task.cancel()
                 await asyncio.wait([task])
             seen.log.append(("first", None))
 
         leading = asyncio.ensure_future(first())
-        await ctx.step("the first is under way", Counted())
-        users = [asyncio.ensure_future(seen.use(f"user {n}", ctx.step("s", fn))) for n in range(others)]
-        await ctx.step("all wait", Counted())
+        await ctx.step("the first is under way", Counted(), key="the first is under way")
+        users = [asyncio.ensure_future(seen.use(f"user {n}", ctx.step("s", fn, key="s"))) for n in range(others)]
+        await ctx.step("all wait", Counted(), key="all wait")
         all_wait.set()
         await asyncio.gather(leading, *users)
         return seen.log
@@ -232,15 +232,15 @@ async def test_waiting_uses_that_are_cancelled_hold_up_nobody() -> None:
 
     async def body(ctx: Context[Any]) -> Any:
         seen = Seen()
-        tasks = [asyncio.ensure_future(seen.use(f"user {n}", ctx.step("s", gate))) for n in range(5)]
-        await ctx.step("quick", Counted())
+        tasks = [asyncio.ensure_future(seen.use(f"user {n}", ctx.step("s", gate, key="s"))) for n in range(5)]
+        await ctx.step("quick", Counted(), key="quick")
         for n in (1, 3):
             tasks[n].cancel()
-        await ctx.step("quick 2", Counted())
+        await ctx.step("quick 2", Counted(), key="quick 2")
         tasks[0].cancel()
         gate.may_end.set()
         await asyncio.gather(*tasks, return_exceptions=True)
-        return [*seen.log, await ctx.step("s", gate), await ctx.step("last", Counted())]
+        return [*seen.log, await ctx.step("s", gate, key="s"), await ctx.step("last", Counted(), key="last")]
 
     first, second = await twice(body, cache={})
     assert first == second
@@ -251,7 +251,7 @@ async def test_a_run_leaves_memory_while_a_second_use_waits_for_a_first_that_pau
     fn = Counted(OSError("not yet"), "well")
 
     async def body(ctx: Context[Any]) -> Any:
-        return await asyncio.gather(*(ctx.step("s", fn, retry=HOURLY) for _ in range(3)))
+        return await asyncio.gather(*(ctx.step("s", fn, retry=HOURLY, key="s") for _ in range(3)))
 
     async with world(flow(body, cache={}), store=store) as here:
         suspended = await asyncio.wait_for(here.runtime.run("flow", id="r"), 5)
@@ -266,9 +266,9 @@ async def test_a_second_use_that_comes_late_does_not_keep_the_run_in_memory(stor
     async def body(ctx: Context[Any]) -> Any:
         async def late() -> Any:
             await arrives.wait()  # something of the body's own
-            return await ctx.step("s", fn, retry=HOURLY)
+            return await ctx.step("s", fn, retry=HOURLY, key="s")
 
-        return await ctx.race(late(), late(), ctx.step("s", fn, retry=HOURLY))
+        return await ctx.race(late(), late(), ctx.step("s", fn, retry=HOURLY, key="s"))
 
     async with world(flow(body, cache={}), store=store, unload_grace="1m") as here:
         driving = asyncio.ensure_future(here.runtime.run("flow", id="r"))
@@ -283,17 +283,17 @@ async def test_a_second_use_that_comes_late_does_not_keep_the_run_in_memory(stor
 async def test_ctx_is_refused_inside_a_steps_function_also_for_a_key_in_use() -> None:
     async def body(ctx: Context[Any]) -> Any:
         async def inside() -> Any:
-            return await ctx.step("s", Counted())
+            return await ctx.step("s", Counted(), key="s")
 
-        return await ctx.step("s", inside)
+        return await ctx.step("s", inside, key="s")
 
     async def later(ctx: Context[Any]) -> Any:
-        await ctx.step("s", Counted())
+        await ctx.step("s", Counted(), key="s")
 
         async def inside() -> Any:
-            return await ctx.step("s", Counted())
+            return await ctx.step("s", Counted(), key="s")
 
-        return await ctx.step("t", inside)
+        return await ctx.step("t", inside, key="t")
 
     for each in (body, later):
         outcome = await asyncio.wait_for(flow(each, cache={}).run(), 5)
@@ -307,11 +307,11 @@ async def test_a_second_use_after_the_body_has_ended_is_refused() -> None:
 
     async def body(ctx: Context[Any]) -> None:
         kept.append(ctx)
-        await ctx.step("s", Counted())
+        await ctx.step("s", Counted(), key="s")
 
     assert await flow(body, cache={}).run() == Ok(None)
     with pytest.raises(Exception, match="its body has returned"):
-        await kept[0].step("s", Counted())
+        await kept[0].step("s", Counted(), key="s")
 
 
 async def test_a_key_that_failed_ends_the_run_as_failed_because_of_it_whichever_use_raised(store: Store) -> None:
@@ -319,10 +319,10 @@ async def test_a_key_that_failed_ends_the_run_as_failed_because_of_it_whichever_
 
     async def body(ctx: Context[Any]) -> Any:
         with contextlib.suppress(ValueError):
-            await ctx.step("handled", Counted(ValueError("handled")))
+            await ctx.step("handled", Counted(ValueError("handled")), key="handled")
         with contextlib.suppress(ValueError):
-            await ctx.step("s", fn)
-        return await ctx.step("s", fn)
+            await ctx.step("s", fn, key="s")
+        return await ctx.step("s", fn, key="s")
 
     wf = flow(body, cache=cache)
     assert isinstance(await wf.run(id="r", store=store), Err)
@@ -337,7 +337,7 @@ async def test_keys_of_different_scopes_are_different_keys_in_the_cache_too() ->
 
     async def body(ctx: Context[Any]) -> Any:
         scopes = [ctx, ctx.scope("a"), ctx.scope("a"), ctx.scope("b")]
-        return [await scope.step("s", fn) for scope in scopes]
+        return [await scope.step("s", fn, key="s") for scope in scopes]
 
     assert await flow(body, cache=cache).run() == Ok(["first", "second", "second", "third"])
     assert sorted(cache) == ["/a/s", "/b/s", "s"]
@@ -349,7 +349,7 @@ def test_now_is_the_same_on_a_replay_whoever_used_the_key_first() -> None:
 
         async def user(n: int) -> None:
             await ctx.sleep("nap", n, key=f"nap {n}")
-            await ctx.step("s", asyncio.sleep, 1.5)
+            await ctx.step("s", asyncio.sleep, 1.5, key="s")
             seen.append(f"{n} {ctx.now()}")
 
         await asyncio.gather(*map(user, range(4)))

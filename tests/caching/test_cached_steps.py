@@ -21,7 +21,16 @@ import pytest
 
 from perdure import Context, Err, Ok, Runtime, Suspended, Workflow, current_step, step, stores, workflow
 from perdure.engine import step_cache as caching
-from perdure.errors import PerdureWarning, PersistenceError, RunCancelled, StepChanged, StepFailed, StepTimeout, ValueNotStorable
+from perdure.errors import (
+    DuplicateStep,
+    PerdureWarning,
+    PersistenceError,
+    RunCancelled,
+    StepChanged,
+    StepFailed,
+    StepTimeout,
+    ValueNotStorable,
+)
 from perdure.events import Event, StepEvent
 from perdure.state import FileCache, MemoryCache
 from perdure.store import Store
@@ -38,6 +47,7 @@ from tests.caching.cached import (
     entry_of,
     flow,
     forget,
+    has,
     one_step,
     until,
     waiting_for_a_turn,
@@ -128,7 +138,7 @@ async def test_the_order_is_journal_cache_call(store: Store) -> None:
         return await fn()
 
     async def body(ctx: Context[Any]) -> Any:
-        value = await ctx.step("s", noted)
+        value = await ctx.step("s", noted, key="s")
         await ctx.sleep("nap", "1h")
         return value
 
@@ -146,7 +156,7 @@ async def test_a_hit_is_journaled_like_any_result_and_replays_without_the_cache(
     fn, cache = Counted(), dict[str, str]()
 
     async def body(ctx: Context[Any], number: int) -> Any:
-        value = await ctx.step("s", fn, 7)
+        value = await ctx.step("s", fn, 7, key="s")
         await ctx.sleep("nap", "1h")
         return [value, number]
 
@@ -172,7 +182,7 @@ async def test_an_error_that_was_a_hit_replays_without_the_cache(store: Store) -
 
     async def body(ctx: Context[Any]) -> None:
         try:
-            await ctx.step("s", fn)
+            await ctx.step("s", fn, key="s")
         except KeyError as error:
             seen.append(error)
         await ctx.sleep("nap", "1h")
@@ -194,7 +204,7 @@ async def test_events_tell_a_miss_a_hit_and_nothing_of_a_second_use() -> None:
             heard.append(f"{event.type} {event.attempt}")
 
     async def body(ctx: Context[Any]) -> Any:
-        return [await ctx.step("s", Counted()), await ctx.step("s", Counted())]
+        return [await ctx.step("s", Counted(), key="s"), await ctx.step("s", Counted(), key="s")]
 
     wf = flow(body, cache={}, on_event=listen)
     assert await wf.run() == Ok(["first", "first"])
@@ -205,6 +215,56 @@ async def test_events_tell_a_miss_a_hit_and_nothing_of_a_second_use() -> None:
 
 
 # What is not cached.
+
+
+async def user(uid: str) -> str:
+    return f"the record of {uid}"
+
+
+async def test_a_step_without_key_is_never_shared_between_runs(store: Store, cache: Any) -> None:
+    async def body(ctx: Context[Any], uid: str) -> str:
+        return await ctx.step("fetchUser", lambda: user(uid))
+
+    wf = Workflow("flow", body, cache=cache)
+    assert await wf.run("alice", id="r1", store=store) == Ok("the record of alice")
+    assert await wf.run("bob", id="r2", store=store) == Ok("the record of bob")
+    assert not await has(cache, "fetchUser")
+
+
+async def test_a_loop_without_keys_is_a_duplicate_step_also_with_a_cache() -> None:
+    async def body(ctx: Context[Any]) -> list[str]:
+        return [await ctx.step("fetchUser", user, uid) for uid in "abc"]
+
+    outcome = await flow(body, cache={}).run()
+    assert isinstance(outcome, Err)
+    assert isinstance(outcome.error, DuplicateStep)
+    assert "pass key= to tell them apart" in str(outcome.error)
+
+
+async def test_a_key_used_with_and_without_key_option_is_a_duplicate_step() -> None:
+    for options in ([{}, {"key": "s"}], [{"key": "s"}, {}]):
+
+        async def body(ctx: Context[Any], options: list[Any] = options) -> None:
+            for each in options:
+                await ctx.step("s", Counted(), **each)
+
+        outcome = await flow(body, cache={}).run()
+        assert isinstance(outcome, Err)
+        assert isinstance(outcome.error, DuplicateStep)
+
+
+async def test_steps_without_key_replay_in_a_run_that_has_a_cache(store: Store) -> None:
+    fn, cache = Counted(), OwnCache()
+
+    async def body(ctx: Context[Any]) -> Any:
+        found = [await ctx.step("a", fn), await ctx.step("b", fn, key="b")]
+        await ctx.sleep("nap", "1h")
+        return found
+
+    async with world(flow(body, cache=cache), store=store) as here:
+        assert isinstance(await here.runtime.run("flow", id="r"), Suspended)
+        assert await here.later("1h") == {"r": Ok(["first", "second"])}
+    assert (fn.calls, cache.log) == (2, ["get b", "set b"])
 
 
 async def test_a_cancelled_step_is_not_cached(store: Store) -> None:
@@ -259,7 +319,7 @@ async def test_suspending_before_during_and_after_a_step_caches_nothing_but_its_
 
     async def body(ctx: Context[Any]) -> Any:
         await ctx.sleep("before", "1h")
-        value = await ctx.step("s", fn, retry=HOURLY)
+        value = await ctx.step("s", fn, retry=HOURLY, key="s")
         await ctx.wait_for_signal("after")
         return value
 
@@ -281,7 +341,7 @@ async def test_a_run_that_begins_with_a_state_neither_asks_the_cache_for_it_nor_
     fn, cache = Counted(), OwnCache()
 
     async def body(ctx: Context[Any]) -> Any:
-        return [await ctx.step("a", fn), await ctx.step("b", fn), await ctx.step("a", fn)]
+        return [await ctx.step("a", fn, key="a"), await ctx.step("b", fn, key="b"), await ctx.step("a", fn, key="a")]
 
     wf = flow(body)
     run = await flow(body, cache={}).start()
@@ -300,18 +360,20 @@ async def test_nothing_but_outcomes_of_steps_is_written_into_the_cache(store: St
     cache = OwnCache()
 
     async def body(ctx: Context[Any]) -> Any:
-        await ctx.step("flaky", Counted(OSError("not yet"), 1), retry=AT_ONCE)
-        await ctx.step("once", Counted(2), at_most_once=True)
+        await ctx.step("flaky", Counted(OSError("not yet"), 1), retry=AT_ONCE, key="flaky")
+        await ctx.step("once", Counted(2), at_most_once=True, key="once")
         await ctx.sleep("nap", 0)
-        await ctx.race(ctx.step("a", Counted(3)), ctx.wait_for_signal("never"))
-        await ctx.map("each", Counted(4), [1, 2])
-        await ctx.scope("of/a").step("s", Counted(5))
+        await ctx.race(ctx.step("a", Counted(3), key="a"), ctx.wait_for_signal("never"))
+        await ctx.map("each", Counted(4), [1, 2], key=lambda n: f"each:{n}")
+        await ctx.map("unnamed", Counted(4), [1, 2])
+        await ctx.step("unnamed", Counted(4))
+        await ctx.scope("of/a").step("s", Counted(5), key="s")
         await ctx.step("private", Counted(6), cache=False)
 
     wf = flow(body, cache=cache)
     assert await wf.run(id="r", store=store) == Ok(None)
     assert await wf.run(id="r", store=store) == Ok(None)
-    assert sorted(cache.kept) == ["/of%2Fa/s", "a", "each[0]", "each[1]", "flaky", "once"]
+    assert sorted(cache.kept) == ["/of%2Fa/s", "a", "each:1", "each:2", "flaky", "once"]
     for text in cache.kept.values():
         tree = json.loads(text)
         assert (tree.keys(), tree["version"]) == ({"version", "step"}, 1)
@@ -325,7 +387,7 @@ async def test_a_failed_durable_run_goes_on_and_calls_only_what_failed(store: St
     good, bad = Counted(), Counted(ValueError("no"), "well")
 
     async def body(ctx: Context[Any]) -> Any:
-        return [await ctx.step("good", good), await ctx.step("bad", bad)]
+        return [await ctx.step("good", good, key="good"), await ctx.step("bad", bad, key="bad")]
 
     wf = flow(body)
     assert isinstance(await wf.run(id="r", store=store), Err)
@@ -338,7 +400,7 @@ async def test_a_failed_run_with_a_cache_gets_the_error_again_until_its_key_is_d
     good, bad = Counted(), Counted(ValueError("no"), "well")
 
     async def body(ctx: Context[Any]) -> Any:
-        return [await ctx.step("good", good), await ctx.step("bad", bad)]
+        return [await ctx.step("good", good, key="good"), await ctx.step("bad", bad, key="bad")]
 
     wf = flow(body, cache=cache)
     for _ in range(2):
@@ -390,8 +452,8 @@ async def test_a_value_is_the_same_when_made_when_hit_and_when_the_hit_is_replay
     fn, given = Counted(value), list[Any]()
 
     async def body(ctx: Context[Any]) -> None:
-        given.append(await ctx.step("s", fn, returns=hint))
-        given.append(await ctx.step("s", fn, returns=hint))
+        given.append(await ctx.step("s", fn, returns=hint, key="s"))
+        given.append(await ctx.step("s", fn, returns=hint, key="s"))
         await ctx.sleep("nap", "1h")
 
     async with world(flow(body, cache={})) as here:
@@ -412,7 +474,7 @@ async def test_a_dataclass_is_rebuilt_from_the_annotation_in_every_store_and_cac
 
     @workflow(cache=cache)
     async def located(ctx: Context, x: int) -> list[Point]:
-        return await ctx.step(locate, x)
+        return await ctx.step(locate, x, key="locate")
 
     for run_id in ("r1", "r2", "r1"):
         assert await located.run(5, id=run_id, store=store) == Ok([Point(5, NOON)])
@@ -450,7 +512,7 @@ async def test_an_err_keeps_its_payload_and_an_exception_its_class(store: Store,
     async def body(ctx: Context[Any]) -> None:
         for fn in (reject, refuse, reject, refuse):
             try:
-                await ctx.step(fn)
+                await ctx.step(fn, key=fn.__name__)
             except (StepFailed, Refused) as error:
                 seen.append(error)
         await ctx.sleep("nap", "1h")
@@ -478,7 +540,7 @@ async def test_an_exception_whose_class_cannot_be_rebuilt_is_step_failed_everywh
     async def body(ctx: Context[Any]) -> None:
         for _ in range(2):
             try:
-                await ctx.step("s", fn)
+                await ctx.step("s", fn, key="s")
             except Exception as error:
                 seen.append((type(error), error.args[:2]))
 
@@ -494,11 +556,11 @@ async def test_what_a_body_does_to_a_value_changes_nobody_elses() -> None:
     fn = Counted({"items": [1]})
 
     async def body(ctx: Context[Any]) -> Any:
-        first = await ctx.step("s", fn)
+        first = await ctx.step("s", fn, key="s")
         first["items"].append(2)
-        second = await ctx.step("s", fn)
+        second = await ctx.step("s", fn, key="s")
         second["more"] = 3
-        return await ctx.step("s", fn)
+        return await ctx.step("s", fn, key="s")
 
     wf = flow(body, cache={})
     assert [await wf.run() for _ in range(2)] == [Ok({"items": [1]})] * 2
@@ -510,7 +572,7 @@ async def test_a_lossy_value_is_lossy_in_every_run_and_its_snapshot_says_so() ->
     fn, cache = Counted({"a": 1, "b": object()}), dict[str, str]()
 
     async def body(ctx: Context[Any]) -> Any:
-        return [await ctx.step("s", fn), await ctx.step("s", fn)]
+        return [await ctx.step("s", fn, key="s"), await ctx.step("s", fn, key="s")]
 
     wf = flow(body, cache=cache, strict=False)
     first = await wf.start()
@@ -555,7 +617,7 @@ def by_argument(**options: Any) -> tuple[Counted, Workflow[[int], Any]]:
     fn = Counted()
 
     async def body(ctx: Context[Any], number: int) -> Any:
-        return await ctx.step("s", fn, number)
+        return await ctx.step("s", fn, number, key="s")
 
     return fn, Workflow("flow", body, cache={}, **options)
 
@@ -599,7 +661,7 @@ async def test_arguments_that_have_no_hash_are_not_compared() -> None:
 async def test_a_second_use_with_other_arguments_follows_the_same_option(uses: list[int]) -> None:
     def body_of(gathered: bool) -> Body:
         async def body(ctx: Context[Any]) -> Any:
-            calls = [ctx.step("s", Counted(), number) for number in uses]
+            calls = [ctx.step("s", Counted(), number, key="s") for number in uses]
             found = await asyncio.gather(*calls, return_exceptions=True) if gathered else [await call for call in calls]
             return [each if isinstance(each, str) else type(each).__name__ for each in found]
 
@@ -619,7 +681,7 @@ async def test_uses_that_are_refused_for_their_arguments_are_refused_alike() -> 
     await flow(one_step(fn, 1), cache=cache).run()
 
     async def body(ctx: Context[Any]) -> Any:
-        found = await asyncio.gather(*(ctx.step("s", fn, n) for n in (2, 3, 1, 2)), return_exceptions=True)
+        found = await asyncio.gather(*(ctx.step("s", fn, n, key="s") for n in (2, 3, 1, 2)), return_exceptions=True)
         return [each if isinstance(each, str) else type(each).__name__ for each in found]
 
     outcome = await flow(body, cache=cache, on_changed_arguments="error").run()
@@ -635,7 +697,11 @@ async def test_a_ttl_counts_from_when_the_result_is_kept_in_any_cache(kind: str,
     fn, cache = Counted(), CACHES[kind](tmp_path)
 
     async def body(ctx: Context[Any]) -> Any:
-        return [await ctx.step("short", fn, ttl="10s"), await ctx.step("long", fn, ttl="1m"), await ctx.step("good", fn)]
+        return [
+            await ctx.step("short", fn, ttl="10s", key="short"),
+            await ctx.step("long", fn, ttl="1m", key="long"),
+            await ctx.step("good", fn, key="good"),
+        ]
 
     definition = flow(body, cache=cache)
     async with world(definition) as here:
@@ -659,7 +725,7 @@ async def test_the_ttl_of_a_cache_is_for_steps_without_one_of_their_own(tmp_path
         fn = Counted()
 
         async def body(ctx: Context[Any], fn: Any = fn) -> Any:
-            return [await ctx.step("a", fn), await ctx.step("b", fn, ttl="3h")]
+            return [await ctx.step("a", fn, key="a"), await ctx.step("b", fn, ttl="3h", key="b")]
 
         clock = ManualClock()
         wf: Workflow[[], Any] = flow(body, cache=make(ttl="1h", clock=clock))
@@ -687,9 +753,9 @@ async def test_an_expired_result_stays_in_the_runs_that_have_it(store: Store) ->
     fn = Counted()
 
     async def body(ctx: Context[Any]) -> Any:
-        before = await ctx.step("s", fn, ttl="1m")
+        before = await ctx.step("s", fn, ttl="1m", key="s")
         await ctx.sleep("nap", "1h")
-        return [before, await ctx.step("s", fn, ttl="1m")]
+        return [before, await ctx.step("s", fn, ttl="1m", key="s")]
 
     async with world(flow(body, cache={}), store=store) as here:
         await here.runtime.run("flow", id="r")
@@ -711,9 +777,9 @@ async def test_options_beside_the_function_count_and_those_of_the_call_win() -> 
         return 1
 
     async def body(ctx: Context[Any]) -> None:
-        await ctx.step(private)
-        await ctx.step(short)
-        await ctx.step("long", short, ttl="2m")
+        await ctx.step(private, key="private")
+        await ctx.step(short, key="short")
+        await ctx.step("long", short, ttl="2m", key="long")
 
     async with world(flow(body, cache={})) as here:
         for number in range(3):
@@ -1076,7 +1142,7 @@ async def test_a_plain_function_is_called_once_in_a_thread_for_all(store: Store,
         return Point(number)
 
     async def body(ctx: Context[Any]) -> Any:
-        return [point.x for point in await asyncio.gather(*(ctx.step(plain, 4) for _ in range(3)))]
+        return [point.x for point in await asyncio.gather(*(ctx.step(plain, 4, key="plain") for _ in range(3)))]
 
     wf = flow(body, cache=cache)
     assert await asyncio.gather(*(wf.run(id=f"r{n}", store=store) for n in range(10))) == [Ok([4, 4, 4])] * 10
@@ -1111,7 +1177,7 @@ async def test_a_cache_that_cannot_be_asked_stops_the_run_which_can_be_driven_ag
     async def body(ctx: Context[Any]) -> Any:
         before = await ctx.step("before", Counted("b"), cache=False)
         try:
-            return [before, await ctx.step("s", fn), await ctx.step("s", fn)]
+            return [before, await ctx.step("s", fn, key="s"), await ctx.step("s", fn, key="s")]
         except BaseException as error:
             caught.append(error)
             raise
@@ -1139,9 +1205,9 @@ async def test_a_cache_that_cannot_be_asked_does_not_stop_runs_that_wait_for_not
     cache = Failing()
 
     async def body(ctx: Context[Any]) -> Any:
-        value = await ctx.step("s", Counted())
+        value = await ctx.step("s", Counted(), key="s")
         await ctx.sleep("nap", "1h")
-        return [value, await ctx.step("s", Counted())]
+        return [value, await ctx.step("s", Counted(), key="s")]
 
     async with world(flow(body, cache=cache), store=store) as here:
         await here.runtime.run("flow", id="r")
@@ -1153,7 +1219,7 @@ async def test_a_cache_that_does_not_keep_is_a_warning_and_the_run_goes_on(store
     fn, cache = Counted(), Failing("set")
 
     async def body(ctx: Context[Any]) -> Any:
-        return [await ctx.step("s", fn), await ctx.step("s", fn)]
+        return [await ctx.step("s", fn, key="s"), await ctx.step("s", fn, key="s")]
 
     wf = flow(body, cache=cache)
     with pytest.warns(PerdureWarning, match=r"did not keep step 's' \(ConnectionError: refused\)"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, make_dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Any, Literal, NamedTuple, NewType, Optional, TypeVar
 
@@ -46,6 +46,39 @@ codec = Codec()
 
 class Text(str):
     __slots__ = ()
+
+
+class Meeting(pydantic.BaseModel):
+    at: datetime
+    others: list[datetime] = []
+
+
+@pytest.mark.parametrize("offset", ["Z", "+00:00", "+02:00", "-09:30", "+23:59"])
+def test_a_pydantic_model_with_an_aware_datetime_from_json_round_trips(offset: str) -> None:
+    text = f'{{"at": "2024-01-31T12:00:00.5{offset}", "others": ["2024-01-31T12:00:00{offset}"]}}'
+    meeting = Meeting.model_validate_json(text)
+    data, kept = codec.dump(meeting, Meeting)
+    for copy in (kept, codec.load(data, Meeting)):
+        assert copy == meeting
+        assert copy.at.isoformat() == meeting.at.isoformat()
+        assert type(copy.at.tzinfo) is type(meeting.at.tzinfo)
+        assert copy.at.tzinfo == meeting.at.tzinfo
+    assert codec.digest(meeting) == codec.digest(kept) is not None
+
+
+def test_an_offset_of_pydantic_is_an_equal_one_where_pydantic_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Meeting.model_validate_json('{"at": "2024-01-31T12:00:00+02:00"}').at
+    data, _ = codec.dump(at)
+    monkeypatch.delitem(sys.modules, "pydantic_core")
+    there = codec.load(data)
+    assert there == at
+    assert there.utcoffset() == at.utcoffset() == timedelta(hours=2)
+
+
+@pytest.mark.parametrize("bad", [b"90000", b'"2"', b"null", b"1.5", b"-86400"])
+def test_an_offset_of_pydantic_that_is_none_is_refused(bad: bytes) -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        codec.load(b'{"$datetime":{"iso":"2024-01-31T12:00:00","pydantic":' + bad + b"}}")
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
+from dataclasses import dataclass, field, make_dataclass
 from decimal import Decimal, localcontext
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.codec import Codec
+from perdure.codec.checksums import have_changed
 from tests.codec.models import Color, Item, Level, Order, Point
 from tests.codec.same import same
 from tests.codec.test_refusals import SHARED_TOO_OFTEN
@@ -129,6 +133,97 @@ def test_the_checksum_of_arguments_does_not_depend_on_the_way_it_is_taken() -> N
     for args in ((), (1,), (5, "x"), (None, True, "é", 2**60), ("$",), ('"$',), (1.5,), ([1, 2], {"a": 1}), ((1,),)):
         assert short.checksum(args) == long.checksum(args) is not None, args
         assert len(short.checksum(args) or b"") == 4
+
+
+@dataclass
+class Message:
+    role: str
+    content: str
+
+
+@dataclass
+class Thread:
+    messages: list[Message]
+    tags: dict[str, Any]
+
+
+def _grown(cls: type, *fields: Any, **hints: Any) -> Any:
+    """The class after a deploy: with these fields too, each with a default."""
+    annotations = [(name, hints.get(name, hint)) for name, hint in get_type_hints(cls).items()]
+    made = make_dataclass(cls.__name__, [*annotations, *fields])
+    made.__module__, made.__qualname__ = cls.__module__, cls.__qualname__
+    return made
+
+
+def test_a_default_field_added_to_a_class_proves_no_other_arguments() -> None:
+    now = _grown(Message, ("tool", str, None), ("parts", list, field(default_factory=list)))
+    later = _grown(Thread, messages=types.GenericAlias(list, now))
+    for before, after in (
+        (Message("user", "hi"), now("user", "hi")),
+        ([Message("user", "hi")], [now("user", "hi")]),
+        ({"messages": [1, [Message("user", "hi")]]}, {"messages": [1, [now("user", "hi")]]}),
+        (Thread([Message("user", "hi")], {}), later([now("user", "hi")], {})),
+    ):
+        assert not have_changed(codec.checksum((1, before)), codec.checksum((1, after)))
+        assert codec.checksum((1, before)) is not None
+
+
+@pytest.mark.parametrize("wrap", [lambda each: each, lambda each: [each], lambda each: {"a": [1, (each,)]}])
+def test_other_fields_of_an_object_prove_other_arguments(wrap: Any) -> None:
+    for left, right in (
+        (Message("user", "hi"), Message("user", "ho")),
+        (Thread([Message("user", "hi")], {}), Thread([Message("user", "ho")], {})),
+        (Thread([], {"a": {1, 2}}), Thread([], {"a": {1, 3}})),
+        (Thread([], {"a": object}), Thread([], {"a": {1, 3}})),
+        (Item("a"), Item("b")),
+        (Color.BLUE, Color.RED),
+    ):
+        is_comparable = codec.checksum((wrap(left),)) is not None
+        assert have_changed(codec.checksum((wrap(left),)), codec.checksum((wrap(right),))) is is_comparable
+        assert not have_changed(codec.checksum((wrap(right),)), codec.checksum((wrap(right),)))
+
+
+def test_a_checksum_of_many_objects_takes_as_many_calls_as_of_few() -> None:
+    def calls(number: int) -> int:
+        messages = [Message("user", f"message {n}") for n in range(number)]
+        codec.checksum((messages,))
+        count = 0
+
+        def note(_frame: Any, event: str, _arg: Any) -> None:
+            nonlocal count
+            count += event in {"call", "c_call"}
+
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            codec.checksum((messages,))
+        finally:
+            sys.setprofile(before)
+        return count
+
+    # Only the buffer grows, a few times.
+    assert calls(1000) <= calls(2) + 20 < 100
+
+
+def test_checksums_do_not_depend_on_the_hash_seed() -> None:
+    source = str(Path(__file__).parents[2] / "src")
+    program = PROGRAM.replace("Codec().digest(value)", "Codec().checksum((value, [value]))")
+    shown = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={"PYTHONPATH": source, "PYTHONHASHSEED": str(seed)},
+        ).stdout
+        for seed in range(10)
+    }
+    assert len(shown) == 1
+
+
+@given(VALUES)
+def test_a_checksum_of_a_copy_proves_nothing(value: Any) -> None:
+    assert not have_changed(codec.checksum((value,)), codec.checksum((codec.dump(value)[1],)))
 
 
 def test_other_arguments_have_another_checksum() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure import errors
 from perdure.codec import dump_error, is_rebuildable, load_error
 from perdure.errors import PerdureError, RunConflict, StepFailed, StepTimeout
 from tests.codec.models import Item
@@ -557,3 +559,22 @@ def test_a_note_that_only_claims_to_be_text_does_not_spoil_the_record() -> None:
     record = json.loads(dump_error(error))
     assert record["notes"] == ["<unknown>", "fine"]
     assert "_raised" in record["traceback"]
+
+
+EXAMPLES = {"seconds": 2.5, "epoch": 3, "attempts": 3, "limit": 3, "errors": [("$.steps", "is missing")]}
+
+
+KINDS = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, PerdureError)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_repr_of_every_error_of_perdure_shows_its_sentence(kind: type[PerdureError]) -> None:
+    parameters = [] if kind.__init__ is Exception.__init__ else list(inspect.signature(kind).parameters)
+    error = kind(*(EXAMPLES.get(name, f"the {name}") for name in parameters if name not in ("args", "kwargs")))
+    assert repr(error) == f"{kind.__name__}({str(error)!r})"
+    assert repr(load_error(dump_error(error), "key")) == repr(error)
+
+
+def test_an_error_without_a_sentence_still_has_a_repr() -> None:
+    error = RunConflict.__new__(RunConflict, "only one")
+    assert repr(error) == "RunConflict('only one')"

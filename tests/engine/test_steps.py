@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import gc
+import re
 import threading
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, make_dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from perdure import Context, Err, Ok, PerdureWarning, Retry, Suspended, Workflow, current_step, step, workflow
+from perdure import Context, Err, Ok, PerdureWarning, Retry, Suspended, Workflow, current_step, step, stores, workflow
+from perdure.codec import Codec
 from perdure.errors import DuplicateStep, StepChanged, StepFailed, StepTimeout, ValueNotStorable
 from tests.engine.replays import raised, twice
 from tests.engine.worlds import world
@@ -120,6 +124,121 @@ async def test_the_key_is_the_name_which_is_the_functions(fn: Callable[..., Any]
         assert await here.runtime.run(flow, id="run") == Ok(None)
         assert await here.keys("run") == [*([name] if name else []), "named", "keyed"]
         assert {entry.name for entry in await here.runtime.store.journal("run")} == {"named", *([name] if name else [])}
+
+
+async def test_a_key_names_a_function_without_a_name() -> None:
+    async def body(ctx: Context) -> Any:
+        return [
+            await ctx.step(lambda: double(1), key="user:1"),
+            await ctx.step(lambda: 4, key="user:2"),
+            await ctx.scope("a/b").step(lambda: 6, key="user:1"),
+        ]
+
+    async with world(Workflow("flow", body)) as here:
+        assert await here.runtime.run("flow", id="r") == Ok([2, 4, 6])
+        journal = await here.runtime.store.journal("r")
+    assert [(entry.key, entry.name) for entry in journal] == [
+        ("user:1", "user:1"),
+        ("user:2", "user:2"),
+        ("/a%2Fb/user:1", "user:1"),
+    ]
+
+
+@pytest.mark.parametrize("unnamed", [lambda: 1, mock.Mock(), mock.AsyncMock(), mock.MagicMock(spec=double)])
+async def test_a_function_without_name_and_key_is_refused_with_advice(unnamed: Any) -> None:
+    async def body(ctx: Context) -> None:
+        with pytest.raises(TypeError, match=r"pass one before it.*or a key: ctx\.step\(lambda: \.\.\., key='user:1'\)"):
+            await ctx.step(unnamed)
+
+    await Workflow("flow", body)()
+
+
+class Gateway:
+    async def charge(self, cents: int) -> str:
+        raise AssertionError("the real one was called")
+
+    def look_up(self, cents: int) -> str:
+        raise AssertionError("the real one was called")
+
+
+def autospecced(cls: type) -> Any:
+    fake = mock.create_autospec(cls)
+    fake.return_value.charge.return_value = "paid"
+    return fake
+
+
+MOCKS: dict[str, Callable[[], Any]] = {
+    "Mock": lambda: mock.Mock(name="charge", return_value="paid"),
+    "MagicMock": lambda: mock.MagicMock(name="charge", return_value="paid"),
+    "AsyncMock": lambda: mock.AsyncMock(name="charge", return_value="paid"),
+    "side effects": lambda: mock.AsyncMock(name="charge", side_effect=["paid"]),
+    "of a plain function": lambda: mock.Mock(spec=double_plainly, name="charge", return_value="paid"),
+    "of an async function": lambda: mock.Mock(spec=double, name="charge", return_value="paid"),
+    "of a method": lambda: mock.MagicMock(spec=Gateway().look_up, name="charge", return_value="paid"),
+    "of an async method": lambda: mock.MagicMock(spec=Gateway().charge, name="charge", return_value="paid"),
+    "attribute": lambda: mock.Mock(**{"gateway.charge.return_value": "paid"}).gateway.charge,
+    "attribute of an AsyncMock": lambda: mock.AsyncMock(**{"charge.return_value": "paid"}).charge,
+    "attribute of a class": lambda: autospecced(Gateway)().charge,
+}
+
+
+@pytest.mark.parametrize("make", MOCKS.values(), ids=MOCKS)
+async def test_a_mock_is_a_step_under_its_name_and_replays(make: Callable[[], Any]) -> None:
+    fake = make()
+
+    async def body(ctx: Context) -> Any:
+        found = [await ctx.step(fake, 5)]
+        if fake.side_effect is None:
+            found.append(await ctx.step(functools.partial(fake, 5), key="again"))
+        await ctx.sleep("nap", "1h")
+        return found
+
+    async with world(Workflow("flow", body)) as here:
+        assert isinstance(await here.runtime.run("flow", id="r"), Suspended)
+        calls = fake.call_count
+        outcome = (await here.later("1h"))["r"]
+        keys = await here.keys("r")
+    assert isinstance(outcome, Ok)
+    assert set(outcome.value) == {"paid"}
+    assert (keys[0], len(outcome.value), calls) == ("charge", fake.call_count, fake.call_count)
+    fake.assert_called_with(5)
+    if hasattr(type(fake), "assert_awaited_with"):
+        fake.assert_awaited_with(5)
+
+
+@pytest.mark.parametrize("options", [{}, {"autospec": True}, {"spec": True}])
+async def test_a_patched_function_is_a_step_under_its_name(options: dict[str, Any]) -> None:
+    async def body(ctx: Context) -> Any:
+        return [await ctx.step(double, 1), await ctx.step(double_plainly, 1), await ctx.step(Gateway().charge, 1, key="charge")]
+
+    given = {**options, "return_value": "fake"}
+    with (
+        mock.patch(f"{__name__}.double", **given),
+        mock.patch(f"{__name__}.double_plainly", **given),
+        mock.patch.object(Gateway, "charge", **given),
+    ):
+        async with world(Workflow("flow", body)) as here:
+            assert await here.runtime.run("flow", id="r") == Ok(["fake"] * 3)
+            assert await here.keys("r") == ["double", "double_plainly", "charge"]
+
+
+async def test_what_a_mock_raises_is_the_steps_error() -> None:
+    for fake in (mock.Mock(side_effect=OSError("no")), mock.AsyncMock(side_effect=OSError("no"))):
+
+        async def body(ctx: Context, fake: Any = fake) -> None:
+            await ctx.step("charge", fake)
+
+        with pytest.raises(OSError, match="no"):
+            await Workflow("flow", body)()
+
+
+async def test_a_mock_that_is_not_called_is_no_step() -> None:
+    async def body(ctx: Context) -> None:
+        fake: Any = mock.NonCallableMock(name="charge")
+        with pytest.raises(TypeError, match=r"ctx\.step takes a function"):
+            await ctx.step(fake)
+
+    await Workflow("flow", body)()
 
 
 async def test_a_class_is_a_step_that_makes_its_instance() -> None:
@@ -258,6 +377,60 @@ async def test_a_step_knows_itself_in_its_thread_and_in_the_tasks_it_starts() ->
         current_step()
 
 
+@pytest.mark.parametrize("options", [{}, {"timeout": 5}, {"at_most_once": True}, {"retry": 2}])
+async def test_context_variables_that_a_step_sets_never_reach_the_body(options: dict[str, Any]) -> None:
+    who = contextvars.ContextVar("who", default="nobody")
+
+    async def sets() -> str:
+        before = who.get()
+        who.set("set by the step")
+        await asyncio.sleep(0)
+        return f"{before}, {who.get()}"
+
+    async def body(ctx: Context[Any]) -> Any:
+        who.set("the body")
+        return [await ctx.step("s", sets, **options), who.get(), await ctx.step("lambda", lambda: sets()), who.get()]  # noqa: PLW0108
+
+    first, second = await twice(body)
+    assert first == second == ["the body, set by the step", "the body"] * 2
+
+
+async def test_a_context_variable_set_in_one_attempt_does_not_reach_the_next() -> None:
+    tries = contextvars.ContextVar("tries", default=0)
+
+    async def fails_first() -> int:
+        tries.set(tries.get() + 1)
+        if current_step().attempt == 1:
+            raise OSError
+        return tries.get()
+
+    async def body(ctx: Context[Any]) -> Any:
+        return await ctx.step(fails_first, retry=Retry(2, wait_initial=0, wait_jitter=0))
+
+    assert await Workflow("flow", body)() == 1
+
+
+async def test_cancelling_reaches_a_step_and_what_it_raises_then_is_its_own() -> None:
+    seen: list[str] = []
+
+    async def hangs() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    async def body(ctx: Context[Any]) -> None:
+        task = asyncio.ensure_future(ctx.step(hangs))
+        await ctx.step("turn", asyncio.sleep, 0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    await Workflow("flow", body)()
+    assert seen == ["cancelled"]
+
+
 async def test_a_step_in_a_thread_sees_the_bodys_context_variables() -> None:
     user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
 
@@ -307,6 +480,31 @@ async def test_a_result_is_rebuilt_by_annotation_or_by_returns() -> None:
 
     expected = ({"p": Point(1, 2)}, [Point(3, 4)], Point(5, 6))
     assert await twice(body) == (expected, expected)
+
+
+async def test_returns_names_the_value_and_the_error_of_a_result() -> None:
+    async def unannotated(is_good: bool):  # type: ignore[no-untyped-def]  # noqa: ANN202 - that is the point
+        return Ok(Point(1, 2)) if is_good else Err(Point(3, 4))
+
+    async def half(is_good: bool) -> Err[Point]:
+        return Ok(Point(1, 2)) if is_good else Err(Point(3, 4))  # type: ignore[return-value]
+
+    async def body(ctx: Context) -> Any:
+        found: list[Any] = []
+        for name, fn, returns in (
+            ("full", unannotated, Ok[Point] | Err[Point]),
+            ("half", half, Ok[Point]),
+            ("value", half, Point),
+        ):
+            found.append(await ctx.step(name, fn, True, key=f"{name} good", returns=returns))
+            try:
+                await ctx.step(name, fn, False, key=f"{name} bad", returns=returns)
+            except StepFailed as failed:
+                found.append(failed.error)
+        return found
+
+    first, second = await twice(body)
+    assert first == second == [Point(1, 2), Point(3, 4)] * 3
 
 
 async def test_a_value_that_cannot_be_stored_fails_its_step_once_with_the_path() -> None:
@@ -391,8 +589,78 @@ async def test_a_raised_error_is_the_same_error_on_replay() -> None:
         assert isinstance(error, Refused)
         return str(error), error.code, error.reason, error.__notes__, repr(error.__cause__)
 
-    expected = ("402: no money", 402, "no money", ["while charging"], "KeyError('inner')")
+    notes = ["while charging", "in step 'fail' of run 'run'"]
+    expected = ("402: no money", 402, "no money", notes, "KeyError('inner')")
     assert await twice(body) == (expected, expected)
+
+
+class Unnotable(Exception):
+    """An error that takes no notes."""
+
+    def add_note(self, note: str) -> None:
+        raise TypeError(note)
+
+
+@pytest.mark.parametrize("kind", [ValueError, Unnotable])
+async def test_a_call_that_fails_names_its_step(kind: type[Exception]) -> None:
+    @step(retry=Retry(2, wait_initial=0, wait_jitter=0))
+    async def charge(number: int) -> None:
+        raise kind(f"no {number}")
+
+    @workflow
+    async def shop(ctx: Context) -> None:
+        for number in range(3):
+            with contextlib.suppress(kind):
+                await ctx.step(charge, number, key=f"handled:{number}")
+        await ctx.step(charge, 7, key="charge:7")
+
+    store = stores.memory()
+    for call in (shop(), await shop.start(id="r", store=store), await shop.start(id="r", store=store)):
+        with pytest.raises(kind, match="no 7") as failed:
+            await call
+        assert re.fullmatch(r"in step 'charge:7' of run '[^']+'", failed.value.__notes__[0])
+        assert len(failed.value.__notes__) == 1
+
+
+async def test_a_call_that_ends_with_an_err_names_the_step_that_returned_it() -> None:
+    async def charge() -> Ok[int] | Err[str]:
+        return Err("no money")
+
+    @workflow
+    async def shop(ctx: Context) -> int:
+        with contextlib.suppress(StepFailed):
+            await ctx.step(charge, key="handled")
+        return await ctx.step(charge, key="charge:7")
+
+    @workflow
+    async def returns_err(ctx: Context) -> Ok[int] | Err[str]:
+        return Err("of the body")
+
+    store = stores.memory()
+    calls: list[Awaitable[int]] = [shop(), await shop.start(id="r", store=store), await shop.start(id="r", store=store)]
+    for call in calls:
+        with pytest.raises(StepFailed) as failed:
+            await call
+        assert (failed.value.key, failed.value.error) == ("charge:7", "no money")
+        assert str(failed.value) == "step 'charge:7' returned Err('no money')"
+    for outcome in (await shop.run(), await shop.run(id="r", store=store)):
+        assert isinstance(outcome, Err)
+        assert (outcome, outcome.step, repr(outcome)) == (Err("no money"), "charge:7", "Err(error='no money', cause=None)")
+    own = await returns_err.run()
+    assert isinstance(own, Err)
+    assert own.step is None
+
+
+async def test_an_error_that_is_raised_again_and_again_does_not_collect_notes() -> None:
+    always = ValueError("no")
+
+    async def body(ctx: Context[Any]) -> list[str]:
+        for number in range(100):
+            with contextlib.suppress(ValueError):
+                await ctx.step("s", mock.Mock(side_effect=always), key=f"{number}")
+        return always.__notes__
+
+    assert len(await Workflow("flow", body)()) <= 10
 
 
 async def test_an_error_whose_class_cannot_be_found_again_is_step_failed_from_the_start() -> None:
@@ -631,6 +899,33 @@ async def test_changed_arguments_follow_the_policy(policy: Any) -> None:
     warned = [each for each in caught if issubclass(each.category, PerdureWarning)]
     assert len(warned) == (policy in {"warn", None})
     assert all("'double'" in str(each.message) for each in warned)
+
+
+@pytest.mark.parametrize("options", [{}, {"cache": {}}])
+async def test_arguments_that_are_not_compared_are_not_hashed(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    hashed: list[Any] = []
+    monkeypatch.setattr(Codec, "checksum", lambda _, args: hashed.append(args))
+
+    async def body(ctx: Context[Any]) -> Any:
+        return [await ctx.step(double, 1, key="a"), await ctx.step(double, 2), await ctx.map("m", double, [3, 4])]
+
+    assert await twice(body, on_changed_arguments="ignore", **options) == ([2, 4, [6, 8]],) * 2
+    assert hashed == []
+
+
+async def test_a_class_that_got_a_default_field_gives_no_warning() -> None:
+    grown = make_dataclass("Point", [("x", int), ("y", int), ("z", int, 0)])
+    grown.__module__ = __name__
+    kinds: list[Any] = [Point, grown]
+
+    async def use(point: Any) -> int:
+        return int(point.x)
+
+    async def body(ctx: Context[Any]) -> Any:
+        kind = kinds.pop(0)
+        return [await ctx.step(use, kind(1, 2)), await ctx.step("several", use, kind(3, 4))]
+
+    assert await twice(body, on_changed_arguments="error") == ([1, 3], [1, 3])
 
 
 async def test_arguments_that_cannot_be_encoded_are_not_compared() -> None:

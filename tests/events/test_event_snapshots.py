@@ -325,13 +325,31 @@ async def test_a_collector_has_what_was_recorded_together_with_giving_the_run_ba
     assert [entry.key for entry in await store.journal("run")] == ["is quick", "waits"]
 
 
-async def test_of_several_runs_a_collector_knows_the_one_it_heard_of_last() -> None:
-    collector = ResumeStateCollector()
+async def test_a_collector_keeps_the_runs_that_it_hears_apart() -> None:
+    collector, both_are_under_way = ResumeStateCollector(), asyncio.Barrier(2)
 
     @workflow(on_event=collector.handle_event)
     async def flow(ctx: Context[Any], key: str) -> None:
         await ctx.step("work", work, key=key)
+        await ctx.step("both", both_are_under_way.wait)
 
-    await flow("a")
-    await flow("b")
-    assert list(collector.resume_state().steps) == ["b"]
+    runs = [await flow.start(key, id=f"run-{key}", store=stores.memory()) for key in "ab"]
+    await asyncio.gather(*runs)
+    for key in "ab":
+        assert list(collector.resume_state(f"run-{key}").steps) == [key, "both"]
+    with pytest.raises(ValueError, match=r"events of 2 runs: 'run-a', 'run-b'.*resume_state\(run_id\)"):
+        collector.resume_state()
+    assert collector.resume_state("run-c") == ResumeState()
+
+
+async def test_a_collector_of_one_run_needs_no_id() -> None:
+    collector = ResumeStateCollector()
+
+    @workflow(on_event=collector.handle_event)
+    async def flow(ctx: Context[Any]) -> None:
+        await ctx.step("work", work)
+
+    assert collector.resume_state() == ResumeState()
+    run = await flow.start(id="run", store=stores.memory())
+    await run
+    assert collector.resume_state() == collector.resume_state("run") == await run.resume_state()

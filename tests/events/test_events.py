@@ -442,7 +442,7 @@ async def test_a_cached_step_is_a_miss_and_then_a_hit(store: FullStore) -> None:
 
     @workflow(cache={})
     async def flow(ctx: Context[Any]) -> Any:
-        return await ctx.step("a", work, 1)
+        return await ctx.step("a", work, 1, key="a")
 
     async with world(flow, store=store, on_event=heard) as here:
         await here.runtime.run(flow, id="one")

@@ -135,7 +135,7 @@ async def test_row_cache_map_memory_file_survives_runs_keeps_errors_and_delete_r
 
     @workflow(cache=cache)
     async def failing(ctx: Context) -> int:
-        return await ctx.step(counted.fails)
+        return await ctx.step(counted.fails, key="fails")
 
     counted.calls.clear()
     for _ in range(3):

@@ -123,7 +123,9 @@ class TestValuesOfOurOwn:
             assert (type(again), str(again), repr(again.args)) == (type(first), str(first), repr(first.args))
         own, missing, group = seen[3:]
         assert isinstance(own, Elsewhere)
-        assert (own.code, own.__notes__, type(own.__cause__)) == (7, ["look there"], KeyError)
+        note, of_step = own.__notes__
+        assert (own.code, note, type(own.__cause__)) == (7, "look there", KeyError)
+        assert of_step.startswith("in step 'own' of run ")
         assert isinstance(missing, FileNotFoundError)
         assert missing.filename == "/nowhere/at/all"
         assert isinstance(group, ExceptionGroup)

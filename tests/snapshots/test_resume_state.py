@@ -36,6 +36,24 @@ def test_every_shape_is_read_and_written_and_read_again(document: dict[str, Any]
     assert document == before
 
 
+@pytest.mark.parametrize("document", all_states().values(), ids=all_states())
+def test_helpers_take_every_shape_that_run_takes(document: dict[str, Any]) -> None:
+    state = parse_state(document)
+    for shape in (document, json.dumps(document), json.dumps(document).encode()):
+        assert dump_state(shape, note=1) == dump_state(state, note=1)
+        for key, step in state.steps.items():
+            assert is_step_complete(shape, key) is step.ok
+        assert not is_step_complete(shape, "nowhere")
+
+
+@pytest.mark.parametrize("document", [{}, {"version": 7}, {"steps": {}}, [], 3, "no JSON"])
+def test_helpers_refuse_what_is_no_state(document: Any) -> None:
+    with pytest.raises(SnapshotFormatError):
+        dump_state(document)
+    with pytest.raises(SnapshotFormatError):
+        is_step_complete(document, "a")
+
+
 @pytest.mark.parametrize("document", [ENTRIES, *fixtures("resume-state-v1*.json").values()])
 def test_the_version_1_form_is_written_as_it_was_read(document: dict[str, Any]) -> None:
     assert json.loads(dump_state(parse_state(document))) == document

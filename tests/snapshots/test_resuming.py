@@ -20,7 +20,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from perdure import Context, Err, Ok, Retry, Suspended, Workflow, stores
+from perdure import Context, Err, Ok, Retry, Runtime, Suspended, Workflow, stores
 from perdure.errors import PerdureError, PerdureWarning, SnapshotCorrupt, SnapshotFormatError, SnapshotMismatch, StepFailed
 from perdure.snapshots.snapshot import Snapshot
 from perdure.state import ResumeState, StepResult, dump_state, merge_snapshots, parse_state
@@ -93,6 +93,90 @@ class TestWhatMayBeGiven:
                 assert (seen_by(flow), called) == ([("a", 1), ("b", "<b>")], ["b"])
                 await (await flow.start(**{name: given_as}))
                 assert (seen_by(flow), called) == ([("a", 1), ("b", "<b>")], ["b", "b"])
+
+    @pytest.mark.parametrize("make", GIVEN.values(), ids=GIVEN)
+    async def test_every_form_of_a_state_is_taken_by_the_workflow_for_all_its_runs(self, make: Callable[[], Any]) -> None:
+        async def later() -> Any:
+            return make()
+
+        for given_as in (make(), make, later):
+            for name in ("snapshot", "resume_state"):
+                options: dict[str, Any] = {name: given_as}
+                flow, called = asking("a", "b", **options)
+                await flow()
+                assert (seen_by(flow), called) == ([("a", 1), ("b", "<b>")], ["b"])
+                await flow.run()
+                await (await flow.start())
+                async with Runtime(stores.memory(), [flow]) as runtime:
+                    await runtime.run(flow)
+                    await (await runtime.start(flow))
+                assert (seen_by(flow), called) == ([("a", 1), ("b", "<b>")], ["b"] * 5)
+
+    async def test_a_function_of_the_workflow_is_called_once_for_each_run(self) -> None:
+        loaded: list[str] = []
+
+        def load() -> ResumeState:
+            loaded.append("load")
+            return ONE_STEP
+
+        flow, called = asking("a", "b", resume_state=load)
+        assert loaded == []
+        await asyncio.gather(flow(), flow.run(), flow.run(id="run", store=stores.memory()))
+        assert (loaded, called) == (["load"] * 3, ["b"] * 3)
+
+    async def test_the_state_of_a_run_wins_over_that_of_its_workflow_whatever_their_names(self) -> None:
+        other = ResumeState({"b": StepResult(ok=True, value=2)})
+        for of_workflow in ("snapshot", "resume_state"):
+            for of_run in ("snapshot", "resume_state"):
+                options: dict[str, Any] = {of_workflow: ONE_STEP}
+                flow, called = asking("a", "b", **options)
+                state: dict[str, Any] = {of_run: other}
+                await flow.run(**state)
+                assert (seen_by(flow), called) == ([("a", "<a>"), ("b", 2)], ["a"])
+                state = {of_run: None}
+                await flow.run(**state)
+                assert called == ["a", "a", "b"]
+
+    async def test_a_run_that_exists_goes_on_from_its_own_record_whatever_the_workflow_says(self) -> None:
+        flow, called = asking("a", "b", resume_state=ONE_STEP)
+        store = stores.memory()
+        for _ in range(2):
+            await flow.run(id="run", store=store)
+        assert called == ["b"]
+
+    async def test_a_call_from_a_snapshot_is_checked_as_a_run_is(self) -> None:
+        flow, _ = asking("a")
+        run = await flow.start(id="run", store=stores.memory())
+        await run
+        snapshot = await run.snapshot()
+        again, called = asking("a", snapshot=snapshot)
+        await again()
+        assert called == []
+        elsewhere, _ = asking("a", name="elsewhere", snapshot=snapshot)
+        with pytest.raises(SnapshotMismatch, match="is of workflow"):
+            await elsewhere()
+        document = {**snapshot.to_dict(), "metadata": {**(snapshot.metadata or {}), "definitionHash": "ast1:other"}}
+        changed, _ = asking("a", snapshot=document)
+        with pytest.warns(PerdureWarning, match="has changed"):
+            await changed()
+        refusing, _ = asking("a", snapshot=document, on_definition_change="error")
+        with pytest.raises(SnapshotMismatch, match="has changed"):
+            await refusing()
+
+    async def test_signals_in_a_snapshot_reach_a_call(self) -> None:
+        async def body(ctx: Context) -> Any:
+            return await ctx.wait_for_signal("go")
+
+        store = stores.memory()
+        runtime = Runtime(store, [Workflow("flow", body)], concurrency=0)
+        run = await runtime.start("flow", id="run")
+        await runtime.signal("run", "go", 7)
+        assert await Workflow("flow", body, snapshot=await run.snapshot())() == 7
+        await runtime.close()
+
+    def test_both_names_at_once_are_refused_where_the_workflow_is_made(self) -> None:
+        with pytest.raises(TypeError, match="two names for one option"):
+            asking("a", snapshot=None, resume_state=ONE_STEP)
 
     async def test_none_starts_afresh_also_from_a_function(self) -> None:
         async def later() -> None:

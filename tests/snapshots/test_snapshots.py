@@ -156,6 +156,15 @@ def test_merging_keeps_recorded_order_and_lets_the_delta_win() -> None:
     assert [(key, step.value) for key, step in merged.steps.items()] == [("a", 1), ("b", 5), ("c", 3), ("d", 4)]
 
 
+def test_merging_takes_dicts_and_texts_as_run_does() -> None:
+    base, delta = _snapshot(a=1, b=2), _snapshot(b=3)
+    merged = merge_snapshots(base, delta)
+    for shape in (Snapshot.to_dict, lambda each: json.dumps(each.to_dict()), lambda each: json.dumps(each.to_dict()).encode()):
+        assert merge_snapshots(shape(base), shape(delta)) == merge_snapshots(base, shape(delta)) == merged
+    with pytest.raises(SnapshotFormatError, match="formatVersion"):
+        merge_snapshots({"steps": {}}, delta)
+
+
 def test_merging_takes_execution_from_the_delta_and_merges_metadata_one_level() -> None:
     base = replace(_snapshot(), metadata={"a": {"x": 1}, "b": 1}, workflow_name="w", extra={"x": 1, "y": 1})
     delta = replace(_snapshot(), execution=Execution(status="failed", last_updated=AT, completed_at=AT), extra={"y": 2})

@@ -54,6 +54,11 @@ async def plain(ctx: Context[Any], number: int) -> int:
     return number + len(ctx.run_id)
 
 
+@workflow(resume_state=lambda: None)
+async def resumed(ctx: Context, number: int) -> int:
+    return number + len(ctx.run_id)
+
+
 by_hand = Workflow("by-hand", plain, deps={"url": "https://example.org"}, strict=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,38 @@ async def test_a_perdure_store_that_cannot_be_opened_is_an_error_without_its_pas
     assert "hunter2" not in str(refused.value)
 
 
+async def test_an_id_without_any_store_is_said_once_to_survive_nothing() -> None:
+    async def use_ids() -> None:
+        assert await greet.options(id="g1").run("Ada") == Ok("hello Ada!")
+        await (await greet.options(id="g2").start("Ada"))
+        assert isinstance(await ask.run(id="a1"), Suspended)
+        async with Runtime(workflows=[greet], concurrency=0) as runtime:
+            await runtime.run(greet, "Ada", id="g3")
+
+    with pytest.warns(PerdureWarning) as said:
+        await use_ids()
+    (warning,) = said
+    assert warning.filename == __file__
+    assert str(warning.message) == (
+        "run 'g1' has an id, but there is no store: it is kept in memory and gone when this process ends; "
+        'pass store="sqlite:///app.db" or set PERDURE_STORE'
+    )
+
+
+async def test_a_run_whose_state_the_caller_keeps_is_not_warned_about() -> None:
+    for options in ({"resume_state": None}, {"snapshot": lambda: None}):
+        assert await greet.options(id=f"g {list(options)}", **options).run("Ada") == Ok("hello Ada!")
+
+
+@pytest.mark.parametrize("verb", ["run", "start"])
+async def test_a_runtime_without_a_store_says_that_a_run_with_an_id_survives_nothing(verb: str) -> None:
+    async with Runtime(workflows=[greet], concurrency=0) as runtime:
+        await getattr(runtime, verb)(greet, "Ada")
+        with pytest.warns(PerdureWarning, match="run 'g1' has an id, but there is no store"):
+            await getattr(runtime, verb)(greet, "Ada", id="g1")
+
+
+@pytest.mark.filterwarnings("ignore:run 'g1' has an id")
 async def test_runs_with_an_id_and_no_store_share_one_memory_in_the_process() -> None:
     assert await greet.options(id="g1").run("Ada") == Ok("hello Ada!")
     async with Runtime(concurrency=0) as runtime:
@@ -69,6 +102,7 @@ async def test_a_run_without_id_and_store_leaves_nothing_behind() -> None:
         assert await runtime.list() == []
 
 
+@pytest.mark.filterwarnings("ignore:run 'g1' has an id")
 def test_no_file_is_created_implicitly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert greet.run_sync("Ada") == Ok("hello Ada!")
@@ -80,16 +114,17 @@ def test_no_file_is_created_implicitly(tmp_path: Path, monkeypatch: pytest.Monke
 
 async def test_suspending_in_a_memory_nobody_asked_for_is_said_once() -> None:
     async def suspend_often() -> None:
-        for number in range(3):
-            assert isinstance(await ask.run(id=f"a{number}"), Suspended)
         async with Runtime(workflows=[ask], concurrency=0, unload_grace=0) as runtime:
-            assert isinstance(await runtime.run(ask), Suspended)
+            for _ in range(3):
+                assert isinstance(await runtime.run(ask), Suspended)
 
     with pytest.warns(PerdureWarning) as said:
         await suspend_often()
     (warning,) = said
-    assert str(warning.message) == (
-        "run 'a0' is suspended in memory and gone when this process ends; pass store=\"sqlite:///app.db\" or set PERDURE_STORE"
+    assert re.fullmatch(
+        r"run '[-0-9a-f]+' is suspended in memory and gone when this process ends; "
+        r'pass store="sqlite:///app\.db" or set PERDURE_STORE',
+        str(warning.message),
     )
 
 
@@ -103,7 +138,7 @@ async def test_where_warnings_are_errors_whoever_waits_for_the_run_hears_of_it_a
     asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(str(context["exception"])))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert isinstance(await asyncio.wait_for(ask.run(id="a1"), 10), Suspended)
+        assert isinstance(await asyncio.wait_for(ask.run(), 10), Suspended)
     assert len(said) == 1
     assert "is suspended in memory" in said[0]
 

@@ -5,7 +5,9 @@ A success is the encoded value. A failure records its origin: an `Err` that was 
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -21,6 +23,7 @@ register(Err)
 
 # In place of a step's key when the body itself failed.
 BODY: Final = "body"
+_MAX_NOTES: Final = 10
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -95,6 +98,16 @@ def load_failure(codec: Codec, payload: bytes, key: str, hint: Any = Any) -> Exc
     return StepFailed(key, load_error(data, key) if failure.is_exception else codec.load(data, hint))
 
 
+def note_step(error: BaseException, key: str, run_id: str) -> None:
+    """Add to the error in which step of which run it was raised. A traceback shows it, and the record keeps it."""
+    note = f"in step {key!r} of run {run_id!r}"
+    with contextlib.suppress(Exception):  # `__notes__` may be anything in a user's class
+        notes = getattr(error, "__notes__", ())
+        # One object that is raised again and again would collect a note each time.
+        if note not in notes and len(notes) < _MAX_NOTES:
+            BaseException.add_note(error, note)
+
+
 def error_on_replay(error: Exception, key: str) -> Exception:
     """What the first run raises for `error`: itself if a replay would raise the same class, else what a replay would raise."""
     if is_rebuildable(error):
@@ -119,7 +132,12 @@ def run_ending(codec: Codec, result: Any, hints: Hints, keys: list[str] | None =
     if keys is None or ending.status != "failed":
         return ending
     failure = msgspec.json.decode(ending.payload, type=Failure)
-    return ending._replace(payload=msgspec.json.encode(msgspec.structs.replace(failure, keys=keys)))
+    outcome = replace(ending.outcome, step=_only(keys)) if isinstance(ending.outcome, Err) else ending.outcome
+    return ending._replace(payload=msgspec.json.encode(msgspec.structs.replace(failure, keys=keys)), outcome=outcome)
+
+
+def _only(keys: list[str] | None) -> str | None:
+    return keys[0] if keys is not None and len(keys) == 1 else None
 
 
 def _run_ending(codec: Codec, result: Any, hints: Hints, *, is_strict: bool) -> Ending:
@@ -166,6 +184,7 @@ def outcome_of(codec: Codec, run: RunRow, hints: Hints = Hints()) -> Ok[Any] | E
         if run.status == "cancelled":
             return Err(RunCancelled(run.id))
         error = load_failure(codec, payload, BODY, hints.error)
+        step = _only(msgspec.json.decode(payload, type=Failure).keys)
     except (ValueError, msgspec.MsgspecError) as reason:
         raise SnapshotCorrupt(run.id, "the outcome", str(reason)) from reason
-    return Err(error.error if isinstance(error, StepFailed) and error.was_returned else error)
+    return Err(error.error if isinstance(error, StepFailed) and error.was_returned else error, step=step)

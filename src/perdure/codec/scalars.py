@@ -134,10 +134,10 @@ def write_moment(value: datetime | time) -> Any:
 def read_moment(content: Any, parse: Callable[[str], T]) -> T:
     if type(content) is str:
         return parse(content)
-    if type(content) is not dict or not content.keys() <= {"iso", "fold", "zone", "offset", "name"}:
+    if type(content) is not dict or not content.keys() <= {"iso", "fold", "zone", "offset", "name", "pydantic"}:
         raise ValueError("a date or time is malformed")
     value = parse(text(content.get("iso")))
-    if content.keys() & {"zone", "offset"}:
+    if content.keys() & {"zone", "offset", "pydantic"}:
         value = value.replace(tzinfo=_read_zone(content))
     if "fold" in content:
         value = value.replace(fold=whole(content["fold"]))
@@ -145,7 +145,7 @@ def read_moment(content: Any, parse: Callable[[str], T]) -> T:
 
 
 def _write_zone(zone: Any) -> dict[str, Any] | None:
-    """What ISO text leaves out about a zone: nothing, its key, or its offset and name; None when it cannot be rebuilt."""
+    """What ISO text leaves out about a zone: nothing, its key, its offset and name, or its class; None for a foreign one."""
     if zone is None:
         return {}
     if type(zone) is timezone:
@@ -157,10 +157,17 @@ def _write_zone(zone: Any) -> dict[str, Any] | None:
             return {"offset": offset, "name": name} if type(name) is str and is_text(name) else None
         # datetime.fromisoformat may drop the fraction of a second of an offset.
         return {"offset": offset} if offset % 1_000_000 else {}
+    if type(zone) is _pydantic_zone():
+        return {"pydantic": zone.utcoffset(None) // timedelta(seconds=1)}
     zoneinfo = sys.modules.get("zoneinfo")
     if zoneinfo is None or type(zone) is not zoneinfo.ZoneInfo or not _is_named(zone):
         return None
     return {"zone": zone.key}
+
+
+def _pydantic_zone() -> Any:
+    """The class of the fixed offsets that pydantic reads from JSON; None where pydantic is not loaded."""
+    return getattr(sys.modules.get("pydantic_core"), "TzInfo", None)
 
 
 def _is_named(zone: Any) -> bool:
@@ -173,6 +180,10 @@ def _is_named(zone: Any) -> bool:
 
 
 def _read_zone(content: dict[str, Any]) -> tzinfo:
+    if "pydantic" in content:
+        seconds, make = whole(content["pydantic"]), _pydantic_zone()
+        fixed: tzinfo = timezone(timedelta(seconds=seconds)) if make is None else make(seconds)  # which are equal
+        return fixed
     if "offset" in content:
         offset = timedelta(microseconds=whole(content["offset"]))
         return timezone(offset, text(content["name"])) if "name" in content else timezone(offset)

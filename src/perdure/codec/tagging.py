@@ -7,7 +7,7 @@
     $class   [name, {field: value}, {more}?]         $enum        [name, member name, or the number of a Flag]
     $int     hexadecimal, past 640 digits            $float       nan, inf, -inf
     $str     base64, when it has lone surrogates     $bytes $bytearray   base64
-    $datetime $time   ISO, or {iso, zone | offset + name, fold}          $date   ISO
+    $datetime $time   ISO, or {iso, zone | offset + name | pydantic, fold}     $date   ISO
     $timedelta [days, seconds, microseconds]   $decimal $uuid   text   $path [kind, text]   $unset   null
     $lost    non-json, circular or encode-failed: a part that could not be stored, which reads as None (`losses`)
 

@@ -18,14 +18,15 @@ kept, on either way: that two parts were one object, and the payload bits of a N
 from __future__ import annotations
 
 import marshal
+from collections.abc import Callable
 from hashlib import blake2b
-from struct import Struct
 from typing import Any
 from zlib import crc32
 
 import msgspec
 
 from perdure.codec.checking import conform
+from perdure.codec.checksums import find_types, four_bytes, pack_checksum
 from perdure.codec.hints import class_for, name_for
 from perdure.codec.losses import LOST, Loss
 from perdure.codec.shapes import error_text, name_of
@@ -45,11 +46,13 @@ _TAG = b'"$'
 # The first buffer of `encode_bounded` fits nearly every value. With this growth, writing a part of a larger value in vain and
 # clearing a buffer that is too large for it cost about the same.
 _FIRST_BUFFER, _BUFFER_GROWTH = 1024, 8
+_PER_ITEM = 128
 _encode_into = msgspec.json.Encoder().encode_into
+_encode_sorted_into = msgspec.json.Encoder(order="deterministic").encode_into
+_SETS = frozenset({set, frozenset})
 # A tuple's tree is this, its items and a brace.
 _TUPLE = b'{"$tuple":'
 _CRC_OF_TUPLE = crc32(_TUPLE)
-_four_bytes = Struct(">I").pack
 
 
 class Codec:
@@ -105,17 +108,37 @@ class Codec:
             return None
 
     def checksum(self, args: tuple[Any, ...]) -> bytes | None:
-        """As `digest`, in four bytes and half the time: another sum proves that a step is called with other arguments.
+        """A short sum for `have_changed`, which may prove that a step is called with other arguments. None if there is none.
 
         An equal sum proves nothing. Arguments that differ within four consecutive bytes always have different sums; of all others
         one pair in 2**32 has the same.
         """
         try:
             short = self._few_scalars(args)
-            # The same bytes either way, and without the brace that ends them.
-            return _four_bytes(crc32(self._canonical(args)[:-1]) if short is None else crc32(short, _CRC_OF_TUPLE))
+            if short is not None:
+                return four_bytes(crc32(short, _CRC_OF_TUPLE))
+            types = find_types(args)
+            return pack_checksum(self._sum(args, types), types)
         except Exception:  # noqa: BLE001 - as above
             return None
+
+    def _sum(self, args: tuple[Any, ...], types: set[type]) -> int:
+        """The sum of the arguments as msgspec writes them, objects included, or else in their canonical form.
+
+        msgspec sorts sets by `<`, which does not order every kind of element.
+        """
+        if types.isdisjoint(_SETS):
+            try:
+                # A long list, such as an agent's history, gets a buffer into which it probably fits.
+                size = _FIRST_BUFFER + _PER_ITEM * sum([len(arg) for arg in args if type(arg) is list])
+                data = encode_bounded(args, self.max_bytes, min(size, self.max_bytes), encode_into=_encode_sorted_into)
+            except Exception:  # noqa: BLE001 - of a kind that it does not write
+                data = None
+            if data is not None:
+                # In JSON a tuple is a list.
+                kinds = ",".join([type(arg).__name__ for arg in args if type(arg) not in _EXACT])
+                return crc32(data, crc32(kinds.encode("utf-8", "surrogatepass"), _CRC_OF_TUPLE))
+        return crc32(self._canonical(args)[:-1])
 
     def conform(self, value: Any, hint: Any) -> Any:
         """A value from outside as its annotation describes it; `ValueError` with path and reason when it does not fit."""
@@ -218,7 +241,9 @@ def _has_long_number(data: bytes) -> bool:
     return len(data) > 640 and any(data[start : start + 320].isdigit() for start in range(0, len(data), 320))
 
 
-def encode_bounded(value: Any, limit: int, size: int = _FIRST_BUFFER) -> bytes | None:
+def encode_bounded(
+    value: Any, limit: int, size: int = _FIRST_BUFFER, *, encode_into: Callable[[Any, bytearray], None] = _encode_into
+) -> bytes | None:
     """The value's JSON, or None when it is much longer than `limit`; memory for many times the limit is never taken.
 
     JSON that is only a little longer is returned, so the caller can report its length.
@@ -230,11 +255,13 @@ def encode_bounded(value: Any, limit: int, size: int = _FIRST_BUFFER) -> bytes |
     buffer = bytearray(size)
     _export = memoryview(buffer)
     try:
-        _encode_into(value, buffer)
+        encode_into(value, buffer)
     except BufferError:
         # msgspec asks for some room before it knows what it needs, hence twice.
         enough = 2 * limit + _FIRST_BUFFER
-        return encode_bounded(value, limit, min(size * _BUFFER_GROWTH, enough)) if size < enough else None
+        if size >= enough:
+            return None
+        return encode_bounded(value, limit, min(size * _BUFFER_GROWTH, enough), encode_into=encode_into)
     return bytes(buffer)
 
 

@@ -81,10 +81,10 @@ class Drive:
         "calls",
         "clock",
         "codec",
+        "compares_arguments",
         "executing",
         "is_resumed",
         "is_strict",
-        "may_be_resumed",
         "must_stop",
         "options",
         "recorder",
@@ -116,8 +116,9 @@ class Drive:
         self.codec = settings.codec
         self.clock = settings.clock
         self.is_strict = options.strict if options.strict is not None else store is not None
-        # Whether anybody may ever compare the arguments of a step with those that are recorded here.
-        self.may_be_resumed = store is not None or options.on_event is not None or options.cache is not None
+        # Whether the arguments of a step are compared with those that are recorded, now or when the run is resumed.
+        is_resumable = store is not None or options.on_event is not None or options.cache is not None
+        self.compares_arguments = is_resumable and options.on_changed_arguments != "ignore"
         self._body = body
         self._hints = hints
         self._lease = claim.lease

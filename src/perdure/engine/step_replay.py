@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from perdure.codec.checksums import have_changed
 from perdure.engine.drive import Drive
 from perdure.errors import StepChanged
 from perdure.model.journal import Entry
@@ -15,7 +16,7 @@ from perdure.stepspec import StepPlan
 
 def replay_step(drive: Drive, key: str, plan: StepPlan, entry: Entry, args_hash: bytes | None) -> Any:
     """What a recorded step gives the body."""
-    if entry.args_hash != args_hash and entry.args_hash is not None and args_hash is not None:
+    if entry.args_hash != args_hash and have_changed(entry.args_hash, args_hash):
         report_changed_arguments(drive, key)
     try:
         if entry.ok:

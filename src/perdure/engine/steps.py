@@ -11,15 +11,17 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Final
 
 import msgspec
 
 from perdure import events
 from perdure.codec import dump_error, tree_of
-from perdure.codec.outcomes import error_on_replay, load_failure, store_err, store_exception, store_value
+from perdure.codec.checksums import have_changed
+from perdure.codec.outcomes import error_on_replay, load_failure, note_step, store_err, store_exception, store_value
 from perdure.engine.drive import Drive
 from perdure.engine.keyed_calls import CtxCall
 from perdure.engine.step_cache import Cached, StepCaching
@@ -66,7 +68,7 @@ async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) 
         await calls.admitted()
     call = calls.begin(step.key, "step")
     # Now, since the body may change what it passed while the call waits.
-    args_hash = drive.codec.checksum(step.args) if step.args and drive.may_be_resumed else None
+    args_hash = drive.codec.checksum(step.args) if step.args and drive.compares_arguments else None
     entry = drive.results.take() if drive.results.is_next(step.key) and not call.was_cancelled else None
     if entry is None:
         with call:
@@ -87,7 +89,8 @@ async def _run_shared(drive: Drive, step: StepCall) -> Any:
     while (shared := drive.calls.shared.get(step.key)) is not None:
         entry = await drive.calls.same_as(step.key, shared)
         if entry.phase == "close":
-            return replay_step(drive, step.key, step.plan, entry, drive.codec.checksum(step.args))
+            args_hash = drive.codec.checksum(step.args) if drive.compares_arguments else None
+            return replay_step(drive, step.key, step.plan, entry, args_hash)
     with drive.calls.sharing(step.key):
         return await run_step(drive, step, is_first_use=True)
 
@@ -155,7 +158,7 @@ class _Attempts(msgspec.Struct):
         except PersistenceError as failure:
             # Whether the step was done before is not known, so nothing is done now.
             self._drive.stop_because(failure)
-        if cached is not None and cached.args_hash is not None and self._args_hash not in (None, cached.args_hash):
+        if cached is not None and have_changed(cached.args_hash, self._args_hash):
             who = "called with other arguments by the run whose result is in the cache"
             error = StepChanged(self._drive.run.id, self._step.key, who, "called with these")
             try:
@@ -200,13 +203,15 @@ class _Attempts(msgspec.Struct):
                 await self._tell_start()
             started_at = drive.clock.now()
             try:
-                # The function's own code, and what it starts, runs outside the body.
-                token = place.set(StepInfo(drive.run.id, step.key, self._attempt))
+                # The function's own code, and what it starts, runs outside the body, and in a copy of its context: variables that
+                # it sets reach the body neither on the first run nor on a replay.
+                context = contextvars.copy_context()
+                context.run(place.set, StepInfo(drive.run.id, step.key, self._attempt))
                 drive.executing += 1
                 try:
-                    value = await (step.fn(*step.args) if step.plan.is_bare else self._called())
+                    called = context.run(step.fn, *step.args) if step.plan.is_bare else self._called()
+                    value = await _await_in(context, called)
                 finally:
-                    place.reset(token)
                     drive.executing -= 1
                     if drive.must_stop:
                         drive.look_whether_drained()
@@ -265,6 +270,7 @@ class _Attempts(msgspec.Struct):
         return AttemptResult(True, payload, kept)
 
     def _failed(self, error: Exception, *, is_final: bool = True) -> AttemptResult:
+        note_step(error, self._step.key, self._drive.run.id)
         return AttemptResult(False, store_exception(error), error=error_on_replay(error, self._step.key), is_final=is_final)
 
     def _open(self, payload: bytes) -> Entry:
@@ -362,6 +368,29 @@ class _Attempts(msgspec.Struct):
             raise
         self._lingering = None
         return await value if inspect.isawaitable(value) else value
+
+
+@types.coroutine
+def _await_in(context: contextvars.Context, awaitable: Awaitable[Any]) -> Generator[Any, Any, Any]:
+    """What the awaitable gives, each of its turns run in this context. Unlike a task of its own it costs no turn of the loop."""
+    coroutine: Any = awaitable if type(awaitable) is types.CoroutineType else _awaited(awaitable)
+    resume, value = coroutine.send, None
+    while True:
+        try:
+            waits_for = context.run(resume, value)
+        except StopIteration as ended:
+            return ended.value
+        try:
+            value, resume = (yield waits_for), coroutine.send
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as error:  # noqa: BLE001 - cancelled, or what the awaited future raised
+            value, resume = error, coroutine.throw
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
 
 
 class _NoMoreThreads(Exception):

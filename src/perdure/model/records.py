@@ -227,6 +227,13 @@ def check_priority(number: Any) -> int:
     return number
 
 
+def check_positive(number: Any, what: str) -> int:
+    """The number, if it is a whole one of at least 1; otherwise ValueError."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(f"{what} must be a whole number of at least 1, not {number!r}")
+    return number
+
+
 def encode_metadata(metadata: Any) -> bytes:
     """Metadata as JSON: a dict that reads back as it is."""
     if not isinstance(metadata, dict):

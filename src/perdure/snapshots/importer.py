@@ -45,17 +45,23 @@ class RunStart(NamedTuple):
     arguments: Arguments | None = None
 
 
-def has_state(options: Mapping[str, Any]) -> bool:
-    """Whether the options give a state to start from."""
-    return "snapshot" in options or "resume_state" in options
+def has_state(*levels: Mapping[str, Any]) -> bool:
+    """Whether the options say where the state comes from, so that the caller keeps it elsewhere."""
+    return any("snapshot" in options or "resume_state" in options for options in levels)
 
 
-async def resolve_state(options: Mapping[str, Any]) -> Snapshot | ResumeState | None:
-    """The state that `snapshot=` or `resume_state=` names, called and awaited if need be, and read in full; None for no state."""
-    if "snapshot" in options and "resume_state" in options:
-        raise TypeError("snapshot= and resume_state= are two names for one option; pass one of them")
-    given = options.get("snapshot", options.get("resume_state"))
-    if callable(given):
+async def resolve_state(*levels: Mapping[str, Any]) -> Snapshot | ResumeState | None:
+    """The state that `snapshot=` or `resume_state=` names, called and awaited if need be, and read in full; None for no state.
+
+    The levels of options go from the farthest to the nearest, which wins.
+    """
+    given: Any = None
+    for options in levels:
+        if "snapshot" in options:
+            given = options["snapshot"]
+        elif "resume_state" in options:
+            given = options["resume_state"]
+    if given is not None and callable(given):
         given = given()
         if inspect.isawaitable(given):
             given = await given
@@ -87,7 +93,7 @@ def _check_results(steps: Mapping[Any, Any]) -> None:
 
 
 def import_state(
-    new: NewRun, state: Snapshot | ResumeState, on_change: OnChange, *, without_failed: bool, is_named: bool
+    new: NewRun, state: Snapshot | ResumeState, on_change: OnChange, *, without_failed: bool = False, is_named: bool = False
 ) -> RunStart:
     """The run `new` with this state as its journal. Raises `SnapshotMismatch` when the state belongs to another workflow.
 

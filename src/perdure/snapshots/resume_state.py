@@ -52,13 +52,16 @@ class ResumeState:
         return Snapshot(steps=self.steps, execution=execution, metadata=self.metadata or None, workflow_name=workflow_name)
 
 
-def dump_state(state: ResumeState | Snapshot, /, **metadata: Any) -> str:
+def dump_state(state: ResumeState | Snapshot | dict[str, Any] | str | bytes, /, **metadata: Any) -> str:
     """The state as JSON text that `parse_state` and the TypeScript library read; `metadata` is added to the state's own.
 
-    `SnapshotFormatError` when a part of it is no plain JSON.
+    A dict or JSON text of any shape that `parse_state` reads will do too. `SnapshotFormatError` when it is none, or a part of it
+    is no plain JSON.
     """
     if isinstance(state, Snapshot):
         state = ResumeState.from_snapshot(state)
+    elif not isinstance(state, ResumeState):
+        state = parse_state(state)
     try:
         return write_text(check_and_copy(_tree(state, metadata), around=_AROUND_VALUES, what=_WHAT))
     except RecursionError:

@@ -88,12 +88,13 @@ def _rebuild(
     )
 
 
-def merge_snapshots(base: Snapshot, delta: Snapshot) -> Snapshot:
-    """`base` updated by `delta`: what `delta` has wins, what only `base` has stays.
+def merge_snapshots(base: Snapshot | dict[str, Any] | str | bytes, delta: Snapshot | dict[str, Any] | str | bytes) -> Snapshot:
+    """`base` updated by `delta`: what `delta` has wins, what only `base` has stays. Either may be its dict or JSON text.
 
     Steps keep the order of `base`, new ones follow. The warnings of a step that `delta` has too are those of `delta`. The state
-    of the run comes from `delta` alone.
+    of the run comes from `delta` alone. `SnapshotFormatError` when one of them is no snapshot.
     """
+    base, delta = (each if isinstance(each, Snapshot) else assert_valid_snapshot(each) for each in (base, delta))
     kept = (warning for warning in base.warnings if warning.step_id not in delta.steps)
     return Snapshot(
         steps={**base.steps, **delta.steps},

@@ -28,7 +28,9 @@ from perdure.model.records import Claim, Claims, Created, NewRun, RunRow, Workfl
 from perdure.options import EngineSettings, Options, columns_of
 from perdure.result import Outcome, Suspended
 from perdure.snapshots.consistent_view import View, load_view
-from perdure.snapshots.importer import Arguments, RunStart
+from perdure.snapshots.importer import Arguments, RunStart, has_state, import_state
+from perdure.snapshots.resume_state import ResumeState
+from perdure.snapshots.snapshot import Snapshot
 from perdure.store import Store
 from perdure.worker.active_runs import ActiveRun, active_runs, drive_key
 from perdure.worker.retry_run import reopen_run
@@ -49,7 +51,7 @@ def shared_threads() -> ThreadPoolExecutor:
 class Host:
     """Leases runs of one store and drives them.
 
-    `is_implicit`: the store is in memory and the user did not ask for it, so a run that suspends there causes a warning.
+    `is_implicit`: the store is in memory and the user did not ask for it, so a run that has an id or suspends causes a warning.
     """
 
     def __init__(
@@ -110,9 +112,20 @@ class Host:
         return f"{'version' if len(versions) == 1 else 'versions'} {', '.join(map(str, versions))}"
 
     def new_run(
-        self, workflow: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
+        self,
+        workflow: WorkflowDefinition,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Mapping[str, Any],
+        state: Snapshot | ResumeState | None = None,
     ) -> RunStart:
-        """The run as it is to be created. Raises `InvalidInput` and refuses bad ids; nothing is written."""
+        """The run as it is to be created, from this state if there is one.
+
+        Raises `InvalidInput` or `SnapshotMismatch` and refuses bad ids; nothing is written.
+        """
+        if "id" in options and self._is_implicit and not has_state(workflow.process_options, options):
+            # The caller of wf.run, wf.start, runtime.run or runtime.start.
+            self._warn_of_memory(f"run {options['id']!r} has an id, but there is no store: it is kept in memory", stacklevel=5)
         encoded, digest, arguments = workflow.encode_input(self.settings.codec, args, kwargs)
         new = NewRun(
             id=check_id(options["id"], "a run's id") if "id" in options else str(uuid.uuid4()),
@@ -124,7 +137,11 @@ class Host:
             definition_hash=workflow.definition_hash,
             **columns_of(options),
         )
-        return RunStart(new, arguments=arguments)
+        if state is None:
+            return RunStart(new, arguments=arguments)
+        on_change = Options.nearest(workflow.process_options, self.process_options, options).on_definition_change
+        without_failed = bool(options.get("retry_failed"))
+        return import_state(new, state, on_change, without_failed=without_failed, is_named="id" in options)
 
     async def create_and_drive(
         self,
@@ -220,14 +237,15 @@ class Host:
         outcome = None if task.cancelled() or task.exception() is not None else task.result()
         is_suspended = isinstance(outcome, Suspended)
         run.drive.telling.listeners.no_longer_driven(has_ended=outcome is not None and not is_suspended)
-        if is_suspended and self._is_implicit and self.store not in _warned_about:
+        if is_suspended and self._is_implicit:
+            self._warn_of_memory(f"run {run.drive.run.id!r} is suspended in memory", stacklevel=2)
+
+    def _warn_of_memory(self, what: str, stacklevel: int) -> None:
+        """Warn, once for each store, that nothing of it survives this process."""
+        if self.store not in _warned_about:
             _warned_about.add(self.store)
-            warnings.warn(
-                f"run {run.drive.run.id!r} is suspended in memory and gone when this process ends; "
-                'pass store="sqlite:///app.db" or set PERDURE_STORE',
-                PerdureWarning,
-                stacklevel=2,
-            )
+            told = f'{what} and gone when this process ends; pass store="sqlite:///app.db" or set PERDURE_STORE'
+            warnings.warn(told, PerdureWarning, stacklevel)
 
     async def drain(self) -> None:
         """Let the steps that run here end, and give every run back. Calls that wait for one get `Suspended`."""

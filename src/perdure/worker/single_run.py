@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable, Coroutine
 from functools import lru_cache
 from typing import Any, Final
+
+import msgspec
 
 from perdure.engine.drive import Drive
 from perdure.model.ids import random_bytes
 from perdure.model.records import Claim, Lease, RunRow
 from perdure.options import EngineSettings, Options
 from perdure.result import Outcome
-from perdure.snapshots.importer import RunStart, has_state, import_state, resolve_state
-from perdure.snapshots.resume_state import ResumeState
-from perdure.snapshots.snapshot import Snapshot
+from perdure.snapshots.importer import Arguments, RunStart, import_state, resolve_state
 from perdure.store import Store
 from perdure.stores import choose_store
 from perdure.worker.active_runs import active_runs
 from perdure.worker.host import Host, shared_threads
 from perdure.worker.outcomes import drive_whenever_due, run_to_outcome
-from perdure.worker.workflow_body import WorkflowDefinition
+from perdure.worker.workflow_body import WorkflowDefinition, body_with
 
 LEASE_TTL: Final = 30.0
 
@@ -28,11 +29,11 @@ async def run_once(
     workflow: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
 ) -> Outcome[Any]:
     """`wf.run(...)`: one run, driven here, on the store that `store=` or PERDURE_STORE names."""
-    state = await resolve_state(options) if has_state(options) else None
+    state = await resolve_state(workflow.process_options, options)
     store, is_owned, is_implicit = choose_store(options.get("store"), is_anonymous="id" not in options)
     host = _host_for(workflow, store, is_implicit=is_implicit)
     try:
-        start = _new_run(host, workflow, args, kwargs, state, options)
+        start = host.new_run(workflow, args, kwargs, options, state)
         retry_failed, wait = options.get("retry_failed", False), options.get("wait", True)
         return await run_to_outcome(host, workflow, start, options, retry_failed=retry_failed, wait=wait)
     finally:
@@ -44,11 +45,11 @@ async def start_once(
     workflow: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
 ) -> tuple[Host, str]:
     """`wf.start(...)`: one run, driven in the background of this process by the host that is returned with its id."""
-    state = await resolve_state(options) if has_state(options) else None
+    state = await resolve_state(workflow.process_options, options)
     is_private = "id" not in options and options.get("store") is None
     store, _, is_implicit = choose_store(options.get("store"), is_anonymous=is_private)
     host = _host_for(workflow, store, is_implicit=is_implicit and not is_private)
-    start = _new_run(host, workflow, args, kwargs, state, options)
+    start = host.new_run(workflow, args, kwargs, options, state)
     run_id = start.new.id
     await store.setup()
     retry_failed = options.get("retry_failed", False)
@@ -57,21 +58,6 @@ async def start_once(
         host.definition_of(row)  # a run of another version cannot be driven here, and the caller should know
     active_runs.keep_driving(run_id, drive_whenever_due(host, run_id, options))
     return host, run_id
-
-
-def _new_run(
-    host: Host,
-    workflow: WorkflowDefinition,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    state: Snapshot | ResumeState | None,
-    options: dict[str, Any],
-) -> RunStart:
-    start = host.new_run(workflow, args, kwargs, options)
-    if state is None:
-        return start
-    on_change = Options.nearest(workflow.process_options, options).on_definition_change
-    return import_state(start.new, state, on_change, without_failed=bool(options.get("retry_failed")), is_named="id" in options)
 
 
 def _host_for(workflow: WorkflowDefinition, store: Store, *, is_implicit: bool) -> Host:
@@ -88,15 +74,15 @@ def _settings() -> EngineSettings:
 
 async def call_in_memory(workflow: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The workflow's value, or its exception. Nothing is stored: the run ends with this call."""
-    settings = EngineSettings()
-    drive = Drive(
-        lambda drive: workflow.body(drive, args, kwargs),
-        workflow.hints,
-        _claim_without_store(workflow, settings.clock.now()),
-        settings,
-        Options.nearest(workflow.process_options),
-    )
-    return (await drive.drive()).unwrap()
+    settings, options = EngineSettings(), Options.nearest(workflow.process_options)
+    claim = _claim_without_store(workflow, settings.clock.now())
+    body: Callable[[Drive], Coroutine[Any, Any, Any]] = lambda drive: workflow.body(drive, args, kwargs)  # noqa: E731
+    state = await resolve_state(workflow.process_options)
+    if state is not None:
+        run = msgspec.structs.replace(claim.run, definition_hash=workflow.definition_hash)
+        claim = _claim_from(claim, import_state(run, state, options.on_definition_change))
+        body = body_with(workflow, Arguments(args, kwargs), claim.run.definition_hash)
+    return (await Drive(body, workflow.hints, claim, settings, options).drive()).unwrap()
 
 
 def _claim_without_store(workflow: WorkflowDefinition, now: int) -> Claim:
@@ -115,3 +101,16 @@ def _claim_without_store(workflow: WorkflowDefinition, now: int) -> Claim:
     )
     lease = Lease(run_id=run.id, epoch=0, token="", until=0)
     return Claim(lease=lease, run=run, journal=[], inbox=[], inbox_seq=0, item_counts={})
+
+
+def _claim_from(claim: Claim, start: RunStart) -> Claim:
+    """The claim with the state that the run starts with."""
+    run = msgspec.structs.replace(
+        claim.run,
+        seed=start.new.seed,
+        definition_hash=start.new.definition_hash,
+        metadata=start.new.metadata,
+        created_at=claim.run.created_at if start.created_at is None else start.created_at,
+    )
+    last = max((signal.seq for signal in start.inbox), default=0)
+    return msgspec.structs.replace(claim, run=run, journal=list(start.entries), inbox=list(start.inbox), inbox_seq=last)

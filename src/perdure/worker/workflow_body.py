@@ -48,7 +48,14 @@ def body_of(workflow: WorkflowDefinition, claim: Claim, codec: Codec) -> Callabl
         arguments = workflow.decode_input(codec, claim.run.input)
     except ValueError as reason:
         return partial(_refuse, SnapshotCorrupt(claim.run.id, "the input", str(reason)))
-    if is_changed(claim.run.definition_hash, workflow.definition_hash):
+    return body_with(workflow, arguments, claim.run.definition_hash)
+
+
+def body_with(
+    workflow: WorkflowDefinition, arguments: Arguments, recorded_hash: str | None
+) -> Callable[[Drive], Coroutine[Any, Any, Any]]:
+    """The body with these arguments. It reacts if the code has another definition hash than the recorded one."""
+    if is_changed(recorded_hash, workflow.definition_hash):
         return partial(_call_changed_body, workflow, arguments)
     return partial(call_body, workflow, arguments)
 

@@ -49,6 +49,13 @@ class ListsTiesOnce(MemoryStore):
         return await super().list(prefix=prefix, limit=limit, **{**options, "before": before})
 
 
+@breaks("lists_refuse_a_limit_that_is_no_positive_number")
+class ListsNothingForABadLimit(MemoryStore):
+    async def list(self, *, limit: int = 100, **options: Any) -> list[RunInfo]:
+        is_good = isinstance(limit, int) and limit > 0
+        return await super().list(limit=limit, **options) if is_good else []
+
+
 @breaks("a_run_is_counted_while_it_changes")
 class CountsStatusByStatus(MemoryStore):
     """A run that goes from one to the other meanwhile is counted twice or not at all."""

@@ -52,6 +52,7 @@ from perdure.model.records import (
     Signal,
     Status,
     WorkflowVersion,
+    check_positive,
 )
 from perdure.snapshots.save_load import SavesSnapshots
 from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
@@ -294,6 +295,7 @@ class FilesStore(SavesSnapshots):
         limit: int = 100,
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first."""
+        check_positive(limit, "limit")
         return await self._do(partial(listing.list_runs, self._files, prefix, status, workflow, before, limit))
 
     async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:

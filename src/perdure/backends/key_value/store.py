@@ -49,6 +49,7 @@ from perdure.model.records import (
     Signal,
     Status,
     WorkflowVersion,
+    check_positive,
 )
 from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 
@@ -314,6 +315,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         limit: int = 100,
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first. All due keys are listed, and only the documents of the runs that are returned are read."""
+        check_positive(limit, "limit")
         wanted = ListFilter(prefix, status, workflow)
         return await self._do(lambda services: lookup.list_runs(services.claimer.lookup, wanted, before, limit))
 

@@ -40,6 +40,7 @@ from perdure.model.records import (
     Signal,
     Status,
     WorkflowVersion,
+    check_positive,
 )
 from perdure.snapshots.save_load import SavesSnapshots
 from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
@@ -266,6 +267,7 @@ class MemoryStore(SavesSnapshots):
         before: tuple[int, str] | None = None,
         limit: int = 100,
     ) -> list[RunInfo]:
+        check_positive(limit, "limit")
         with self._lock() as namespace:
             rows = sorted(_select(namespace, prefix, status, workflow), key=_newest_first)
         if before is not None:

@@ -44,6 +44,7 @@ from perdure.model.records import (
     Signal,
     Status,
     WorkflowVersion,
+    check_positive,
 )
 from perdure.store import STANDARD_PARTS, Capability, Transaction
 
@@ -261,6 +262,7 @@ class MongoStore(ServerStore[MongoConnections]):
         limit: int = 100,
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first."""
+        check_positive(limit, "limit")
         return await self._do(reading.list_runs, prefix, status, workflow, before, limit)
 
     async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:

@@ -55,6 +55,7 @@ from perdure.model.records import (
     Signal,
     Status,
     WorkflowVersion,
+    check_positive,
 )
 from perdure.store import STANDARD_PARTS, Capability, Transaction
 
@@ -271,7 +272,7 @@ class RedisStore(ServerStore[RedisConnections]):
 
     async def items(self, run_id: str, stream: str, *, after: int = -1, limit: int = 100) -> builtins.list[Item]:
         """Items of a stream, in order."""
-        args: builtins.list[Arg] = [run_id, stream, after, max(limit, 0)]
+        args: builtins.list[Arg] = [run_id, stream, after, limit]
         return [rows.item_from(stream, item) for item in await self._call("items", self._keys.of(run_id, "items"), args)]
 
     async def list(
@@ -284,6 +285,7 @@ class RedisStore(ServerStore[RedisConnections]):
         limit: int = 100,
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first."""
+        check_positive(limit, "limit")
         seen: tuple[Arg, Arg] = ("", "") if before is None else before
         args = [prefix, optional(status), int(workflow is not None), optional(workflow), *seen, max(limit, 0)]
         return [line_from(line) for line in await self._call("list", (), args)]

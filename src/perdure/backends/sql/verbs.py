@@ -16,7 +16,7 @@ from perdure.backends.sql import inbox, reading, recording, runs, schedules
 from perdure.backends.sql.session import Session
 from perdure.model.durations import microseconds
 from perdure.model.journal import Entry
-from perdure.model.records import Item, Lease, NewRun, QueueLimits, RunInfo, RunRow, Schedule, Signal, Status
+from perdure.model.records import Item, Lease, NewRun, QueueLimits, RunInfo, RunRow, Schedule, Signal, Status, check_positive
 from perdure.store import STANDARD_PARTS, Capability
 
 T = TypeVar("T")
@@ -98,6 +98,7 @@ class SqlVerbs(ABC):
         limit: int = 100,
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first."""
+        check_positive(limit, "limit")
         return await self._read_at_one_moment(lambda db: reading.list_runs(db, prefix, status, workflow, before, limit))
 
     async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:

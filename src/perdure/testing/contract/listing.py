@@ -9,7 +9,7 @@ from typing import Any, Final
 from perdure.model.durations import moment
 from perdure.model.records import RunInfo, RunRow
 from perdure.testing.contract.cases import promise
-from perdure.testing.contract.world import NOW, World, at, equal, holds, new_run
+from perdure.testing.contract.world import NOW, World, at, equal, holds, new_run, refused
 
 _TOP: Final = "\U0010ffff"
 # Ids, and prefixes to look for them by: what some database takes for a pattern, and the end of a range of code points.
@@ -107,6 +107,16 @@ async def lists_have_a_limit_by_default(world: World) -> None:
     for n in range(103):
         await world.a.create(new_run(f"run-{n}"), now=NOW)
     equal((len(await world.b.list()), len(await world.b.list(limit=200))), (100, 103), "lengths")
+
+
+@promise
+async def lists_refuse_a_limit_that_is_no_positive_number(world: World) -> None:
+    """`list` takes a whole number of at least 1 as its limit, and refuses anything else with `ValueError`."""
+    await world.a.create(new_run(), now=NOW)
+    limits: list[Any] = [0, -1, True, False, "3", 2.5, 1.0, None]
+    for limit in limits:
+        with refused(ValueError, f"list(limit={limit!r})"):
+            await world.b.list(limit=limit)
 
 
 @promise
