@@ -7,6 +7,7 @@ state is the names of its scope.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
@@ -17,6 +18,7 @@ from perdure.engine.body_tasks import Branches
 from perdure.engine.ctx_waits import MISSING, TimeLimit, sleep, wait_for_signal
 from perdure.engine.drive import Drive
 from perdure.engine.fanout import OnError, run_map, run_race
+from perdure.engine.patches import is_patched
 from perdure.engine.step_replay import replay_step
 from perdure.engine.steps import StepCall, run_step
 from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds, moment
@@ -137,12 +139,13 @@ class Context(Generic[D]):
         plan = spec.plan_with(options) if options else spec.plan
         if name is None:
             name = _step_name(spec, fn, key)
-        if drive.results.queue and not self._scope and drive.caching is None and not drive.telling.audience:
+        if drive.results.queue and not self._scope and not plan.aliases and drive.caching is None and not drive.telling.audience:
             entry = drive.calls.next_record(name if key is None else key)
             if entry is not None:
                 args_hash = drive.codec.checksum(args) if args and drive.compares_arguments else None
                 return replay_step(drive, entry.key, plan, entry, args_hash)
-        return await run_step(drive, self._step_call(name, fn, args, key, plan))
+        aliases = plan.aliases if key is None or "aliases" in options else ()
+        return await run_step(drive, self._step_call(name, fn, args, key, plan, aliases))
 
     @overload
     async def map(
@@ -210,9 +213,15 @@ class Context(Generic[D]):
             raise TypeError(f"key= of ctx.map is a function that makes a key from an item, not {key!r}")
         plan = spec.plan_with(options) if options else spec.plan
 
+        if self._drive.calls.missing:
+            with contextlib.suppress(Exception):  # what `key` raises for an item is raised by that item's call
+                self._drive.calls.expect(self._key(each) for each in _map_keys((name, *plan.aliases), items, key))
+
         async def each(index: int, item: Any) -> Any:
-            item_key = f"{name}[{index}]" if key is None else key(item)
-            call = self._step_call(name, fn, (item,), item_key, plan, may_share=key is not None)
+            if key is not None:
+                return await run_step(self._drive, self._step_call(name, fn, (item,), key(item), plan))
+            aliases = tuple(f"{alias}[{index}]" for alias in plan.aliases)
+            call = self._step_call(name, fn, (item,), f"{name}[{index}]", plan, aliases, may_share=False)
             return await run_step(self._drive, call)
 
         return await run_map(self._drive, items, each, concurrency, on_error)
@@ -272,6 +281,15 @@ class Context(Generic[D]):
         length = microseconds(duration, what="timeout")
         return TimeLimit(self._drive, self._key(name if key is None else key), name, lambda: self._drive.clock.now() + length)
 
+    async def patched(self, name: str) -> bool:
+        """Whether this run takes the new code: `if await ctx.patched("fraud-check"):` around steps that were inserted.
+
+        False for a run whose journal is already past this point, True for all others. True is recorded, so a run decides once;
+        asked again under the same name, it gives the same.
+        """
+        check_id(name, "a patch's name")
+        return await is_patched(self._drive, self._key(f"patched:{name}"), name)
+
     def now(self) -> datetime:
         """The time of the last recorded result that reached the body: the same on every replay."""
         return moment(self._drive.results.last_at)
@@ -304,13 +322,30 @@ class Context(Generic[D]):
         return full_key(self._scope, key)
 
     def _step_call(
-        self, name: str, fn: Any, args: tuple[Any, ...], key: str | None, plan: StepPlan, *, may_share: bool = True
+        self,
+        name: str,
+        fn: Any,
+        args: tuple[Any, ...],
+        key: str | None,
+        plan: StepPlan,
+        aliases: tuple[str, ...] = (),
+        *,
+        may_share: bool = True,
     ) -> StepCall:
+        recorded_key, oldest_key = self._key(name if key is None else key), None
+        if aliases:
+            recorded_key, oldest_key = self._former_key(recorded_key, aliases)
         if key is None:
-            return StepCall(self._key(name), name, fn, args, plan)
+            return StepCall(recorded_key, name, fn, args, plan, None, oldest_key)
         # The user's key names the value for other runs. A name, or an item's number, says nothing about the arguments.
         caching = self._drive.caching if may_share and plan.may_cache else None
-        return StepCall(self._key(key), check_id(name, "a step's name"), fn, args, plan, caching)
+        return StepCall(recorded_key, check_id(name, "a step's name"), fn, args, plan, caching, oldest_key)
+
+    def _former_key(self, key: str, aliases: tuple[str, ...]) -> tuple[str, str]:
+        """The key under which this run knows the step, and the one under its oldest name."""
+        former = [self._key(alias) for alias in aliases]
+        calls = self._drive.calls
+        return key if calls.is_known(key) else calls.find_former_key(former) or key, former[0]
 
 
 class _Attributes(Mapping[str, Any]):
@@ -356,6 +391,13 @@ def _split_map_call(call: tuple[Any, ...]) -> tuple[str, Any, list[Any]]:
     if len(rest) != 1 or not isinstance(rest[0], Iterable):
         raise TypeError("ctx.map takes a function and the items: ctx.map(fn, items) or ctx.map(name, fn, items)")
     return name or _step_name(spec_of(fn), fn), fn, list(rest[0])
+
+
+def _map_keys(names: tuple[str, ...], items: list[Any], key: Callable[[Any], str] | None) -> list[str]:
+    """The keys under which the items of a map are recorded."""
+    if key is not None:
+        return [key(item) for item in items]
+    return [f"{name}[{index}]" for name in names for index in range(len(items))]
 
 
 def _step_name(spec: StepSpec, fn: Any, key: str | None = None) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import textwrap
 import typing
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
 
 from perdure.aio.loop_thread import block_on
@@ -26,7 +26,7 @@ from perdure.options import RunOptions, WorkflowOptions, check_options
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.snapshots.importer import Arguments
-from perdure.stepspec import place, split_result
+from perdure.stepspec import check_aliases, place, split_result
 from perdure.worker.single_run import call_in_memory, run_once, start_once
 from perdure.worker.workflow_body import WorkflowInput
 
@@ -51,12 +51,16 @@ class Workflow(Generic[P, T_co]):
         fn: Callable[Concatenate[Context[Any], P], Coroutine[Any, Any, T_co]],
         *,
         version: int = 1,
+        aliases: Sequence[str] = (),
+        retired: Collection[str] = (),
         **options: Unpack[WorkflowOptions],
     ) -> None:
         if not inspect.iscoroutinefunction(fn):
             raise TypeError(f"a workflow is an async function: write `async def {getattr(fn, '__name__', name)}(ctx, ...)`")
         self.name = check_id(name, "a workflow's name")
         self.version = check_version(version)
+        self.aliases = check_aliases(aliases)
+        self.retired = _check_retired(retired)
         self.fn = fn
         self.process_options = check_options(options, WorkflowOptions)
         self.__doc__ = fn.__doc__
@@ -230,21 +234,33 @@ class Configured(Generic[P, T_co]):
 def workflow(fn: Callable[Concatenate[Context[D], P], Coroutine[Any, Any, T]], /) -> Workflow[P, T]: ...
 @overload
 def workflow(
-    *, name: str | None = None, version: int = 1, **options: Unpack[WorkflowOptions]
+    *,
+    name: str | None = None,
+    version: int = 1,
+    aliases: Sequence[str] = (),
+    retired: Collection[str] = (),
+    **options: Unpack[WorkflowOptions],
 ) -> Callable[[Callable[Concatenate[Context[D], P], Coroutine[Any, Any, T]]], Workflow[P, T]]: ...
-def workflow(fn: Any = None, /, *, name: str | None = None, version: int = 1, **options: Any) -> Any:
+def workflow(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
     """Make an async function whose first parameter is a `Context` a `Workflow`, named after the function or by `name=`.
 
-    A run goes on in the `version` in which it was started; a `Runtime` takes several versions of one name.
+    A run goes on in the `version` in which it was started; a `Runtime` takes several versions of one name. `aliases` are former
+    names, whose runs go on here; `retired` names recorded steps that the code no longer has.
     """
 
     def make(function: Any) -> Workflow[Any, Any]:
         if not callable(function):
             raise TypeError(f"@workflow decorates a function, not {function!r}; a name is given as @workflow(name=...)")
         default = str(getattr(function, "__name__", type(function).__name__))
-        return Workflow(default if name is None else name, function, version=version, **options)
+        return Workflow(default if name is None else name, function, **options)
 
     return make if fn is None else make(fn)
+
+
+def _check_retired(retired: Any) -> frozenset[str]:
+    if isinstance(retired, str) or not isinstance(retired, Collection):
+        raise TypeError(f"retired= takes the names of steps that the code no longer has: {{{retired!r}}}")
+    return frozenset(check_id(name, "a retired step") for name in retired)
 
 
 def _plain_parameters(signature: inspect.Signature) -> tuple[list[str], int]:

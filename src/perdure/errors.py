@@ -138,8 +138,8 @@ class DuplicateStep(PerdureError):
 class RunDiverged(PerdureError):
     """The code asks for something new while the run's journal holds results that the code has not asked for.
 
-    The run was stopped before anything happened; it goes on when the code fits it again. `asked` is the new key, `missing` are the
-    recorded ones.
+    The run was stopped before anything happened; it goes on when the code fits it again. `asked` is the new key, `missing`
+    has the recorded ones.
     """
 
     def __init__(self, run_id: str, asked: str, missing: Iterable[str]) -> None:
@@ -158,8 +158,8 @@ class RunDiverged(PerdureError):
         shown = ", ".join(map(repr, missing[:_MAX_SHOWN_ERRORS])) + (" and others" if len(missing) > _MAX_SHOWN_ERRORS else "")
         first = missing[0]
         return (
-            f"run {run_id!r} was stopped before {asked!r}, which is new, because {shown} is recorded and this code does not ask for "
-            f"it. Renamed: pass aliases=[{first!r}] for {asked!r}. Removed: @workflow(retired={{{first!r}}}). Inserted: "
+            f"run {run_id!r} was stopped before {asked!r}, which is new: {shown} is recorded and this code does not ask for it. "
+            f"Renamed: pass aliases=[{first!r}] for {asked!r}. Removed: @workflow(retired={{{first!r}}}). Inserted: "
             f'`if await ctx.patched("..."):` around {asked!r}. on_divergence="run" goes on regardless'
         )
 

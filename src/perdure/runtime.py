@@ -18,7 +18,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 
-from perdure.errors import OnChange
+from perdure.errors import OnChange, OnDivergence
 from perdure.model.clock import Clock, NotBefore, SystemClock
 from perdure.model.durations import Duration, instant, microseconds, seconds
 from perdure.model.ids import check_id
@@ -69,6 +69,7 @@ class Runtime:
         on_changed_arguments: OnChange | None = None,
         on_unknown_steps: OnChange | None = None,
         on_definition_change: OnChange | None = None,
+        on_divergence: OnDivergence | None = None,
         concurrency: int = 100,
         lease_ttl: Duration = "30s",
         queues: Collection[str] | None = None,
@@ -96,6 +97,7 @@ class Runtime:
             "on_changed_arguments": on_changed_arguments,
             "on_unknown_steps": on_unknown_steps,
             "on_definition_change": on_definition_change,
+            "on_divergence": on_divergence,
         }
         process_options = check_options({name: value for name, value in options.items() if value is not None}, ProcessOptions)
         self._host = Host(

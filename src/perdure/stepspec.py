@@ -8,7 +8,7 @@ import random
 import sys
 import types
 import typing
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import FunctionType as _Function
@@ -18,6 +18,7 @@ from weakref import ref
 import msgspec
 
 from perdure.model.durations import Duration, seconds
+from perdure.model.ids import check_id
 from perdure.result import Err, Ok
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,6 +34,7 @@ class StepDefaults(TypedDict, total=False):
     at_most_once: bool
     cache: Literal[False]
     ttl: Duration | None
+    aliases: Sequence[str]
 
 
 class StepOptions(StepDefaults, total=False):
@@ -78,9 +80,17 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise TypeError(
             "a step takes only cache=False, to leave the cache alone; the cache itself belongs to the workflow or the run"
         )
+    check_aliases(options.get("aliases", ()))
     ttl = options.get("ttl")
     if ttl is not None and seconds(ttl, what="ttl") == 0:
         raise ValueError("ttl must be longer than zero; cache=False keeps a step out of the cache")
+
+
+def check_aliases(aliases: Any) -> tuple[str, ...]:
+    """Former names, the oldest first. Raises TypeError and ValueError."""
+    if isinstance(aliases, str) or not isinstance(aliases, Sequence):
+        raise TypeError(f"aliases= takes a list of former names, the oldest first: [{aliases!r}]")
+    return tuple(check_id(alias, "an alias") for alias in aliases)
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -97,6 +107,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     ttl: float | None
     # Whether the function is only called and awaited: no thread, no timeout, no intent to record.
     is_bare: bool
+    # Former names, the oldest first.
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +145,7 @@ class StepSpec:
             may_cache=options.get("cache") is not False,
             ttl=None if ttl is None else seconds(ttl, what="ttl"),
             is_bare=self.is_async and timeout is None and not options.get("at_most_once"),
+            aliases=tuple(options.get("aliases", ())),
         )
 
 
@@ -313,11 +326,13 @@ class StepInfo(msgspec.Struct, frozen=True, gc=False):
     run_id: str
     key: str
     attempt: int
+    # The key under the step's oldest name, where it was renamed: the step may have run under that name and its result be lost.
+    oldest_key: str | None = None
 
     @property
     def idempotency_key(self) -> str:
         """A text to hand to services that tell repeated requests apart."""
-        return f"{self.run_id}/{self.key}"
+        return f"{self.run_id}/{self.oldest_key or self.key}"
 
 
 # In a step's function its StepInfo, in a run's body that body's Branches, elsewhere None.

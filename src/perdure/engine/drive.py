@@ -133,7 +133,16 @@ class Drive:
         self.branches = Branches()
         self.results = self._new_results(recorded)
         self.waits.on_change = self.branches.changed = self.results.look_soon
-        self.calls = Calls(claim.run.id, recorded, self.branches, self.results, self.waits, retired, on_cancelled=self._note_cancelled, on_misfit=self.misfit)
+        self.calls = Calls(
+            claim.run.id,
+            recorded,
+            self.branches,
+            self.results,
+            self.waits,
+            retired,
+            on_cancelled=self._note_cancelled,
+            on_misfit=self.misfit,
+        )
         self.telling = Telling(self, options.on_event, Listeners() if listeners is None else listeners)
         self.caching = None if options.cache is None else StepCaching(options.cache, self.clock)
         journal, pulsed = list(claim.journal), self._pulsed

@@ -152,10 +152,10 @@ class Calls:
         self._waits = waits
         self._kinds = recorded.kinds
         self._closed_keys = {entry.key for entry in recorded.closes} if recorded.closes else set()
-        # Results that unchanged code asks for, and that the body has not asked for so far. While there are some, nothing new begins.
+        # Results that unchanged code asks for and this body has not asked for so far. While there are some, nothing new begins.
         self.missing = recorded.owed
-        if retired:
-            self.missing = {key: entry for key, entry in recorded.owed.items() if key not in retired and entry.name not in retired}
+        for entry in [each for each in recorded.owed.values() if each.key in retired or each.name in retired]:
+            del self.missing[entry.key]
         self._used: set[str] = set()
         # How many calls of each key were cancelled before they had a result.
         self._cancelled = recorded.cancelled

@@ -45,6 +45,8 @@ class StepCall(msgspec.Struct, frozen=True):
     args: tuple[Any, ...]
     plan: StepPlan
     caching: StepCaching | None = None
+    # The key under the oldest of its aliases, if it has some.
+    oldest_key: str | None = None
 
 
 class AttemptResult(msgspec.Struct):
@@ -206,7 +208,7 @@ class _Attempts(msgspec.Struct):
                 # The function's own code, and what it starts, runs outside the body, and in a copy of its context: variables that
                 # it sets reach the body neither on the first run nor on a replay.
                 context = contextvars.copy_context()
-                context.run(place.set, StepInfo(drive.run.id, step.key, self._attempt))
+                context.run(place.set, StepInfo(drive.run.id, step.key, self._attempt, step.oldest_key))
                 drive.executing += 1
                 try:
                     called = context.run(step.fn, *step.args) if step.plan.is_bare else self._called()

@@ -78,14 +78,15 @@ class Host:
         """Let runs of this workflow be driven here, in its version."""
         if not getattr(workflow, "is_perdure_workflow", False):
             raise TypeError(f"{workflow!r} is not a workflow; decorate the function with @workflow")
-        version = workflow.name, workflow.version
-        known = self.workflows.setdefault(version, workflow)
-        if known is not workflow and known.fn is not workflow.fn:
-            raise ValueError(
-                f"two workflows are called {workflow.name!r} and have version {workflow.version}; "
-                "give one another name or version: @workflow(name=..., version=...)"
-            )
-        self.workflows[version] = workflow
+        for name in (workflow.name, *workflow.aliases):
+            version = name, workflow.version
+            known = self.workflows.setdefault(version, workflow)
+            if known is not workflow and known.fn is not workflow.fn:
+                raise ValueError(
+                    f"two workflows are called {name!r} and have version {workflow.version}; "
+                    "give one another name or version: @workflow(name=..., version=...)"
+                )
+            self.workflows[version] = workflow
 
     def definition(self, name: str) -> WorkflowDefinition:
         """The newest version of the workflow with this name that is registered."""
@@ -228,6 +229,7 @@ class Host:
             ttl=self.lease_ttl,
             asked_at=elapsed() if asked_at is None else asked_at,
             listeners=listeners_of(key),
+            retired=workflow.retired,
         )
         return active_runs.start(drive, key, self, is_background=is_background)
 

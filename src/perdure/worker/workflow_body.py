@@ -30,6 +30,10 @@ class WorkflowDefinition(Protocol):
     @property
     def version(self) -> int: ...
     @property
+    def aliases(self) -> tuple[str, ...]: ...
+    @property
+    def retired(self) -> frozenset[str]: ...
+    @property
     def fn(self) -> Callable[..., Any]: ...
     @property
     def hints(self) -> Hints: ...
@@ -43,7 +47,7 @@ class WorkflowDefinition(Protocol):
 
 
 def body_of(workflow: WorkflowDefinition, claim: Claim, codec: Codec) -> Callable[[Drive], Coroutine[Any, Any, Any]]:
-    """The body with the stored arguments. The run is a misfit if these cannot be read; `on_definition_change` says what happens if the code has changed."""
+    """The body with the stored arguments. If these cannot be read, the run does not fit the code and is stopped."""
     try:
         arguments = workflow.decode_input(codec, claim.run.input)
     except ValueError as reason:
