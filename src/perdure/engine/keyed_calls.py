@@ -157,6 +157,7 @@ class Calls:
         for entry in [each for each in recorded.owed.values() if each.key in retired or each.name in retired]:
             del self.missing[entry.key]
         self._used: set[str] = set()
+        self._freed: set[str] = set()
         # How many calls of each key were cancelled before they had a result.
         self._cancelled = recorded.cancelled
         self._on_cancelled = on_cancelled
@@ -198,7 +199,10 @@ class Calls:
             raise DuplicateStep(self._run_id, key)
         recorded = self._kinds.setdefault(key, kind)
         if recorded != kind and recorded != "foreign":  # noqa: PLR1714 - a tuple would be made for every step
-            self._on_misfit(StepChanged(self._run_id, key, f"a {recorded}", f"a {kind}"))
+            changed = StepChanged(self._run_id, key, f"a {recorded}", f"a {kind}")
+            if key in self._freed:  # this code has used it as both
+                raise changed
+            self._on_misfit(changed)
         self._used.add(key)
         if self.unasked:
             self.unasked.discard(key)
@@ -364,8 +368,9 @@ class Calls:
             self._on_cancelled(call)
 
     def free(self, key: str) -> None:
-        """Let the key be used again."""
+        """Let the key be used again, for the same kind of call."""
         self._used.discard(key)
+        self._freed.add(key)
 
     async def wait(self, call: CtxCall, wait: Wait) -> Entry:
         """The record that resolves `wait`. While it waits the run may leave memory."""

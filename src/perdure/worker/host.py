@@ -186,10 +186,10 @@ class Host:
         self._asked_at.update((claim.lease.token, asked_at) for claim in claims.claims)
         return claims
 
-    async def acquire(self, run_id: str) -> Claim | None:
-        """Lease this run if it is due."""
+    async def acquire(self, run_id: str, *, due_only: bool = True) -> Claim | None:
+        """Lease this run if it is due, or at any time."""
         asked_at = elapsed()
-        acquire = self.store.acquire(run_id, self.lease_ttl, now=self.clock.store_now())
+        acquire = self.store.acquire(run_id, self.lease_ttl, due_only=due_only, now=self.clock.store_now())
         claim = await answered(acquire, self._give_back)
         if claim is not None:
             self._asked_at[claim.lease.token] = asked_at

@@ -63,7 +63,8 @@ async def resume(host: Host, run_id: str, options: dict[str, Any], *, wait: bool
             raise InvalidInput(row.workflow or "of this run", reason)
         definition = host.definition_of(row)
         try:
-            claim = await host.acquire(run_id)
+            # A run that did not fit the code is tried at once: the caller may have mended the code.
+            claim = await host.acquire(run_id, due_only=row.problem is None)
         except LeaseHeld:
             if not wait or row.held:
                 raise
