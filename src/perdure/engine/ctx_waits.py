@@ -73,11 +73,15 @@ async def _pause(
         return call, drive.turnstile.take()
     opened = drive.calls.take_opened(key)
     with call:
-        recorded = await drive.calls.turn(call)
-        if recorded is not None:
-            return call, recorded
-        opened = opened or _open(drive, call, name, deadline)
-        return call, await drive.calls.wait(call, _wait(drive, call, opened, address))
+        try:
+            recorded = await drive.calls.turn(call)
+            if recorded is not None:
+                return call, recorded
+            opened = opened or _open(drive, call, name, deadline)
+            return call, await drive.calls.wait(call, _wait(drive, call, opened, address))
+        except asyncio.CancelledError:
+            await call.wait_to_leave()
+            raise
 
 
 def _wait(drive: Drive, call: CtxCall, opened: Entry, address: Awaited | None) -> Wait:

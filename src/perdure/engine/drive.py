@@ -125,7 +125,7 @@ class Drive:
         self.is_resumed = bool(claim.journal)
         recorded, self._unreadable = _readable(claim)
         self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq)
-        self.branches = Branches()
+        self.branches = Branches(claim.run.seed)
         self.turnstile = self._new_turnstile(recorded)
         self.waits.on_change = self.branches.changed = self.turnstile.look_soon
         self.calls = Calls(claim.run.id, recorded, self.branches, self.turnstile, self.waits)

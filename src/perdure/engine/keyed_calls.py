@@ -27,21 +27,22 @@ MOST_REFUSALS: Final = 100
 
 
 class Parked(asyncio.Future[Any]):
-    """What a branch waits for inside a ctx call. A branch whose wait is cancelled is about to run again, and no longer ours."""
+    """What a branch waits for inside a ctx call."""
 
     branch: Branch | None = None
 
     def cancel(self, msg: Any | None = None) -> bool:
         cancelled = super().cancel(msg)
         if cancelled and self.branch is not None:
-            self.branch.leave()
+            self.branch.note_cancel()
         return cancelled
 
 
 class CtxCall(msgspec.Struct, eq=False):
     """One ctx call under way: a key, the branch that made it, and the future it waits on.
 
-    Inside `with call:` its branch waits for us. A call that is cancelled there frees its key, which is one of `used`.
+    Inside `with call:` its branch waits for us. A call that is cancelled there awaits `wait_to_leave` and frees its key, which is
+    one of `used`.
     """
 
     key: str
@@ -60,6 +61,11 @@ class CtxCall(msgspec.Struct, eq=False):
         if kind is not None and issubclass(kind, asyncio.CancelledError):
             self.free()
 
+    async def wait_to_leave(self) -> None:
+        """Return when this call, which was cancelled, may return to the body: in the order of cancellation, as on a replay."""
+        if self.branch is not None:
+            await self.branch.wait_to_leave()
+
     def left(self) -> None:
         """Its branch has what it asked for, and is about to run its own code again."""
         if self.branch is not None:
@@ -70,11 +76,11 @@ class CtxCall(msgspec.Struct, eq=False):
         self.used.discard(self.key)
 
     def park(self) -> Parked:
-        """A new future for this call to wait on."""
-        if self.branch is not None:
-            self.branch.wound_up()
+        """A new future for this call to wait on; cancelled if the call was and the step's function let that pass."""
         self.future = Parked()
         self.future.branch = self.branch
+        if self.branch is not None and self.branch.confirm_cancel():
+            self.future.cancel()
         return self.future
 
     @property
@@ -217,7 +223,11 @@ class Calls:
         shared.waiting.append(call)
         with call:
             self._turnstile.touch()
-            entry: Entry = await self.parked(call, call.park())
+            try:
+                entry: Entry = await self.parked(call, call.park())
+            except asyncio.CancelledError:
+                await call.wait_to_leave()
+                raise
         return entry
 
     def got(self, entry: Entry) -> None:

@@ -102,7 +102,7 @@ class Turnstile:
 
     def is_next(self, key: str) -> bool:
         """Whether the record of `key` is next, and no other branch could tell the difference if it were handed over at once."""
-        return bool(self.queue) and self.queue[0].key == key and not self._asked and self._branches.others_ours()
+        return bool(self.queue) and self.queue[0].key == key and not self._asked and self._branches.only_one_moves()
 
     def take(self) -> Entry:
         """The next record: a sequential body needs only this."""
@@ -137,7 +137,7 @@ class Turnstile:
 
     def pass_through(self, entry: Entry) -> bool:
         """Whether this new record may go to the running branch at once: nothing is before it, nothing else moves."""
-        if self.queue or not self._branches.others_ours():
+        if self.queue or not self._branches.only_one_moves():
             return False
         self.last_at = max(self.last_at, entry.ended_at)
         return True
@@ -160,6 +160,7 @@ class Turnstile:
     def close(self) -> None:
         """Hand over nothing more, and tell nobody anything more."""
         self._closed = True
+        self._branches.open_exits()
         self._on_live = self._on_idle = nothing
         self._has_event = self._next_event = _never
         if self._grace_timer is not None:
@@ -184,11 +185,17 @@ class Turnstile:
 
     def _look(self) -> None:
         self._look_due = False
-        if self._closed or self._held or self._branches.unwinding or self._is_waiting_for_steps():
+        leaving = self._branches.leaving
+        if self._closed or self._held or (self._branches.is_unwinding() if leaving else self._is_waiting_for_steps()):
             return
         if not self._at_rest():
             self._look_due = True
             self._loop.call_soon(self._look)
+            return
+        if leaving:
+            self._ended = self._branches.ended
+            self._branches.let_leave()
+            self.look_soon()
             return
         entry = self._next()
         if entry is not None:

@@ -11,8 +11,9 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final
 
 import msgspec
@@ -70,10 +71,14 @@ async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) 
     entry = drive.turnstile.take() if drive.turnstile.queue and drive.turnstile.is_next(step.key) else None
     if entry is None:
         with call:
-            if not calls.may_go_ahead(call):
-                entry = await calls.turn(call)
-            if entry is None:
-                return await _Attempts(drive, call, step, args_hash).run()
+            try:
+                if not calls.may_go_ahead(call):
+                    entry = await calls.turn(call)
+                if entry is None:
+                    return await _Attempts(drive, call, step, args_hash).run()
+            except asyncio.CancelledError:
+                await call.wait_to_leave()
+                raise
     if calls.shared:
         calls.got(entry)
     if drive.telling.audience:
@@ -200,13 +205,15 @@ class _Attempts(msgspec.Struct):
                 await self._tell_start()
             started_at = drive.clock.now()
             try:
-                # The function's own code, and what it starts, runs outside the body.
-                token = place.set(StepInfo(drive.run.id, step.key, self._attempt))
+                # The function's own code, and what it starts, runs outside the body: context variables that it sets do not reach
+                # the body, where they would be missing on a replay.
+                context = contextvars.copy_context()
+                context.run(place.set, StepInfo(drive.run.id, step.key, self._attempt))
                 drive.executing += 1
                 try:
-                    value = await (step.fn(*step.args) if step.plan.is_bare else self._called())
+                    work = context.run(step.fn, *step.args) if step.plan.is_bare else self._called()
+                    value = await _run_in(context, work)
                 finally:
-                    place.reset(token)
                     drive.executing -= 1
                     if drive.must_stop:
                         drive.look_whether_drained()
@@ -362,6 +369,24 @@ class _Attempts(msgspec.Struct):
             raise
         self._lingering = None
         return await value if inspect.isawaitable(value) else value
+
+
+@types.coroutine
+def _run_in(context: contextvars.Context, work: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """What `work` gives. Its code runs in `context`, in the task that awaits this."""
+    advance, value = work.send, None
+    while True:
+        try:
+            waited = context.run(advance, value)
+        except StopIteration as ended:
+            return ended.value
+        try:
+            advance, value = work.send, (yield waited)
+        except GeneratorExit:
+            context.run(work.close)
+            raise
+        except BaseException as error:  # noqa: BLE001 - thrown into the work
+            advance, value = work.throw, error
 
 
 class _NoMoreThreads(Exception):
