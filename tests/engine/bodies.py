@@ -32,6 +32,18 @@ class World:
         await asyncio.sleep(self.pace * self.rng.choice([0, 0.001, self.rng.random() * 0.01]))
         return f"<{label}>"
 
+    async def hang(self, label: str) -> None:
+        """Run until it is cancelled, which takes a while to get through."""
+        self.ran[label] += 1
+        depth, clean_up = self.rng.randrange(4), self.rng.choice([0, 0.003])
+        inner: Awaitable[Any] = asyncio.sleep(3600)
+        for _ in range(depth):
+            inner = asyncio.gather(inner)
+        try:
+            await inner
+        finally:
+            await asyncio.sleep(self.pace * clean_up)
+
     async def step(self, ctx: Context[Any], key: str) -> str:
         """A step whose key is also its argument."""
         value: str = await self.saw(key, ctx.step("work", self.work, key, key=key))
@@ -159,7 +171,99 @@ async def mixed_waits(world: World, ctx: Context[Any]) -> Any:
     return log, results
 
 
-BODIES = [chains, as_completed, first_completed, queue, lock, nested, mixed_waits]
+async def as_completed_at_a_lock(world: World, ctx: Context[Any]) -> Any:
+    """The order in which coroutines are started says which of them gets the lock."""
+    mutex = asyncio.Lock()
+    log: list[str] = []
+
+    async def branch(name: str) -> None:
+        async with mutex:
+            key = f"{name}#{len(log)}"
+            log.append(key)
+            await world.step(ctx, key)
+
+    # Their addresses are in another order each time.
+    branches = {name: branch(name) for name in random.Random().sample("abcdef", 6)}
+    for done in asyncio.as_completed([branches[name] for name in "abcdef"]):
+        await done
+    return log
+
+
+async def failing_group(world: World, ctx: Context[Any]) -> Any:
+    """A child fails, and the others are cancelled at a lock or in a step."""
+    mutex = asyncio.Lock()
+    log: list[str] = []
+
+    async def child(name: str) -> None:
+        await world.step(ctx, name)
+        try:
+            async with mutex:
+                await ctx.step("hang", world.hang, f"{name}-hang", key=f"{name}-hang")
+        except asyncio.CancelledError:
+            log.append(f"{name}-undo@{len(log)}")
+            raise
+
+    async def failing() -> None:
+        await world.step(ctx, "nearly")
+        await world.step(ctx, "failed")
+        raise ValueError
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for name in "abcdef":
+                group.create_task(child(name))
+            group.create_task(failing())
+    except* ValueError:
+        for key in log:
+            await world.step(ctx, key)
+    return log
+
+
+async def cancelled_steps(world: World, ctx: Context[Any]) -> Any:
+    """Branches are cancelled while their steps run, or in a time limit, each of which takes another while to unwind."""
+    log: list[str] = []
+
+    async def undo(name: str) -> None:
+        key = f"{name}-undo@{len(log)}"
+        log.append(key)
+        await world.step(ctx, key)
+
+    async def cancelled(name: str) -> None:
+        try:
+            await ctx.step("hang", world.hang, name, key=name)
+        except asyncio.CancelledError:
+            await undo(name)
+            raise
+
+    async def limited(name: str) -> None:
+        try:
+            async with ctx.timeout(f"{name}-limit", 0.004):
+                await cancelled(name)
+        except TimeoutError:
+            await undo(f"{name}-late")
+
+    tasks = [asyncio.ensure_future(cancelled(name)) for name in "abc"]
+    limits = [asyncio.ensure_future(limited(name)) for name in "de"]
+    for n in range(3):
+        await world.step(ctx, f"main{n}")
+    for task in reversed(tasks):
+        task.cancel()
+    await asyncio.wait([*tasks, *limits])
+    return log
+
+
+BODIES = [
+    chains,
+    as_completed,
+    first_completed,
+    queue,
+    lock,
+    nested,
+    mixed_waits,
+    as_completed_at_a_lock,
+    failing_group,
+    cancelled_steps,
+]
 
 
 def flow_of(body: Body, world: World) -> Workflow[[], Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from perdure.errors import PerdureError, RunDiverged, SnapshotCorrupt
 from perdure.store import FullStore
 from tests.engine.worlds import world
 
-Body = Callable[[Context[Any]], Awaitable[Any]]
+Body = Callable[[Context[Any]], Coroutine[Any, Any, Any]]
 
 
 class Effects:

@@ -443,6 +443,31 @@ async def test_a_step_in_a_thread_sees_the_bodys_context_variables() -> None:
     assert user.get() == "nobody"
 
 
+@pytest.mark.parametrize("options", [{}, {"timeout": 60}], ids=["plain", "with a time limit"])
+async def test_context_variables_that_a_step_sets_stay_in_the_step(options: dict[str, Any]) -> None:
+    user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
+
+    async def who() -> str:
+        return user.get()
+
+    async def log_in() -> list[str]:
+        seen = [user.get()]
+        user.set("eve")
+        seen.append(await asyncio.create_task(who()))
+        try:
+            await asyncio.wait_for(asyncio.sleep(60), 0)
+        except TimeoutError:
+            seen.append(user.get())
+        return seen
+
+    async def body(ctx: Context[Any]) -> tuple[list[str], str]:
+        user.set("ada")
+        return await ctx.step(log_in, **options), user.get()
+
+    expected = (["ada", "eve", "eve"], "ada")
+    assert await twice(body) == (expected, expected)
+
+
 async def test_a_result_is_a_copy_with_its_types() -> None:
     kept: list[Any] = []
 

@@ -374,7 +374,7 @@ async def test_changes_that_are_ignored_or_errors_are_no_warnings(store: FullSto
     async with world(Workflow("flow", second_version, **options), store=store, on_event=heard) as here:
         await here.later("1h")
     assert "warning" not in heard.said
-    assert heard.said[-1] == ("run_complete" if choice == "ignore" else "run_error")
+    assert heard.said[-1] == ("run_complete" if choice == "ignore" else "run_suspended")
 
 
 async def test_a_changed_definition_of_a_snapshot_is_a_warning_and_an_event() -> None:
@@ -487,8 +487,8 @@ async def test_a_run_that_cannot_be_read() -> None:
         heard.take()
         spoil(here, "a", b"{")
         await here.later("1h")
-    assert heard.said == [*BEGUN, *skipped("a"), "run_error"]
-    assert isinstance(heard.one(events.RunErrorEvent).error, SnapshotCorrupt)
+    assert heard.said == [*BEGUN, *skipped("a"), "lease released", "run_suspended"]
+    assert isinstance(heard.one(events.RunSuspendedEvent).error, SnapshotCorrupt)
     with pytest.raises(SnapshotCorrupt):
         _ = heard.one(events.StepCompleteEvent).snapshot
 

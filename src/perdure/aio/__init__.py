@@ -1,1 +1,1 @@
-"""What the engine and the stores share of asyncio: a reply that survives cancellation, an event loop in a thread, named locks."""
+"""What is built on asyncio alone: a reply that survives cancellation, a loop in a thread, named locks, the order of tasks."""

@@ -4,7 +4,11 @@ Replay hands over one recorded result at a time and lets the body come to rest b
 when all its tasks wait for us. Both need to know what the body's tasks are doing. A drive runs its body in a context of its
 own; a wrapper around the loop's task factory notices tasks created in that context and wraps their coroutines in a `Branch`,
 which sees every time the task runs and what it then waits for. Step functions run outside that context, so what they start is
-no branch. Only public interfaces are used: the task factory, context variables and the coroutine protocol.
+no branch. Only public interfaces are used: the task factory, context variables, subclasses of Task and the coroutine protocol.
+
+A cancelled call could return at once while it waits for a record, as on a replay, but not while a step's function runs, which
+has to unwind first. So cancelled calls return to the body together, in the order in which they were cancelled, when all of them
+have unwound and the body is at rest. No result is handed over before that.
 """
 
 from __future__ import annotations
@@ -12,19 +16,36 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType, coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+from perdure.aio.task_order import TaskCreator
 from perdure.stepspec import place
 
 T = TypeVar("T")
 
+# None before Python 3.12.
+_EAGER_TASK_FACTORY: Final = getattr(asyncio, "eager_task_factory", None)
 
-class Branches:
+
+class Branches(TaskCreator):
     """The living tasks of one body."""
 
-    __slots__ = ("alive", "changed", "ended", "joining", "ours", "outside", "running", "stirs", "unwinding")
+    __slots__ = (
+        "alive",
+        "are_exits_open",
+        "changed",
+        "ended",
+        "joining",
+        "leaving",
+        "ours",
+        "outside",
+        "running",
+        "stirs",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, seed: bytes = b"") -> None:
+        # Another for each run: asyncio keeps all tasks of a loop in one set, where equal hashes are compared one by one.
+        super().__init__(int.from_bytes(seed[:4], "big"))
         # Told when a branch has come to a wait of its own, or to its end.
         self.changed: Callable[[], None] = nothing
         self.alive: set[Branch] = set()
@@ -35,8 +56,10 @@ class Branches:
         # What each of the others waits for; None is a bare yield.
         self.outside: dict[Branch, Any] = {}
         self.running: Branch | None = None
-        # How many were cancelled inside a ctx call and are not out of it yet: a step's clean-up may take a while.
-        self.unwinding = 0
+        # Cancelled inside a ctx call and not out of it yet, in the order in which they were cancelled.
+        self.leaving: list[Branch] = []
+        # Whether cancelled calls return at once: the body has ended or is being unloaded, so nothing that follows is replayed.
+        self.are_exits_open = False
         # Grows whenever a branch runs; `ended` whenever one ends.
         self.stirs = 0
         self.ended = 0
@@ -45,14 +68,30 @@ class Branches:
         """Whether every branch waits for us, so that nothing but us can move the body."""
         return len(self.alive) == self.ours
 
-    def others_ours(self) -> bool:
-        """Whether every branch but the one that runs waits for us."""
+    def only_one_moves(self) -> bool:
+        """Whether every branch but the one that runs waits for us, and none of them was cancelled."""
         running = self.running
-        return running is not None and len(self.alive) == self.ours + (not running.is_ours)
+        return running is not None and len(self.alive) == self.ours + (not running.is_ours) and not self.leaving
 
     def all_parked(self) -> bool:
         """Whether every branch waits for us or for other branches."""
         return len(self.alive) == self.ours + self.joining
+
+    def is_unwinding(self) -> bool:
+        """Whether a cancelled call cannot return yet: its step's clean-up takes a while."""
+        return any(branch.exit is None for branch in self.leaving)
+
+    def let_leave(self) -> None:
+        """Let the cancelled calls return to the body, in the order in which they were cancelled."""
+        leaving, self.leaving = self.leaving, []
+        for branch in leaving:
+            branch.let_leave()
+
+    def open_exits(self) -> None:
+        """Let cancelled calls return at once from now on."""
+        self.are_exits_open = True
+        if self.leaving:
+            self.let_leave()
 
     def can_move(self) -> bool:
         """Whether some branch is about to run as far as can be seen; a callback on its way to one cannot be seen."""
@@ -82,7 +121,7 @@ def nothing(*_: object) -> None:
     """What is called when nobody has to be told any more."""
 
 
-class Branch(Coroutine[Any, Any, Any]):
+class Branch(TaskCreator, Coroutine[Any, Any, Any]):
     """The coroutine of one of the body's tasks, telling `Branches` what it does."""
 
     __slots__ = (
@@ -92,16 +131,26 @@ class Branch(Coroutine[Any, Any, Any]):
         "_coro",
         "_deferred_cancel",
         "called",
+        "exit",
+        "has_result",
+        "is_cancelled_by_ctx",
+        "is_leaving",
         "is_ours",
-        "is_unwinding",
         "task",
     )
 
-    def __init__(self, branches: Branches, coro: Coroutine[Any, Any, Any]) -> None:
+    def __init__(self, branches: Branches, coro: Coroutine[Any, Any, Any], number: int) -> None:
+        super().__init__(number)
         self._branches = branches
         self._coro = coro
         self.is_ours = False
-        self.is_unwinding = False
+        # Whether it was cancelled inside a ctx call. `exit` is what it waits for once the call has unwound.
+        self.is_leaving = False
+        self.exit: _Exit | None = None
+        # Whether the call that it is inside has a recorded result: cancelling takes effect after that was delivered.
+        self.has_result = False
+        # Whether ctx.race, ctx.map or ctx.timeout cancelled it, which a replay does as well.
+        self.is_cancelled_by_ctx = False
         self._cancel_requests_before = 0
         # How many cancellations were requested when one was deferred; 0 when none is.
         self._deferred_cancel = 0
@@ -119,18 +168,37 @@ class Branch(Coroutine[Any, Any, Any]):
 
     def leave(self) -> None:
         """It is about to run its own code again."""
+        self.has_result = False
         if self.is_ours:
             self.is_ours = False
             self._branches.ours -= 1
-        if self.is_unwinding:
-            self.wound_up()
+        if self.is_leaving:
+            self._stay()
 
-    def wound_up(self) -> None:
-        """It is no longer on its way out of a call."""
-        if self.is_unwinding:
-            self.is_unwinding = False
-            self._branches.unwinding -= 1
-            self._branches.changed()
+    def note_cancel(self) -> None:
+        """Its task was cancelled. If it is inside a ctx call without a result, nothing is delivered until that has returned."""
+        if self.is_ours and not self.is_leaving and not self.has_result:
+            self.is_leaving = True
+            self._branches.leaving.append(self)
+
+    def confirm_cancel(self) -> bool:
+        """Whether it was cancelled inside this ctx call by the body, and not by a time limit inside the step, which goes on."""
+        if self.is_leaving and self.exit is None:
+            requests = 0 if self.task is None else self.task.cancelling()
+            if requests <= self._cancel_requests_before:
+                self._stay()
+        return self.is_leaving
+
+    def _stay(self) -> None:
+        self.is_leaving = False
+        self._branches.leaving.remove(self)
+        self._branches.changed()
+
+    def note_result(self) -> None:
+        """The call that it is inside has a recorded result, which it will get even if it was cancelled."""
+        self.has_result = True
+        if self.is_leaving:
+            self._stay()
 
     def defer_cancellation(self) -> None:
         """A ctx call gives its result although its task may have been cancelled meanwhile: cancel at the next await instead."""
@@ -161,17 +229,27 @@ class Branch(Coroutine[Any, Any, Any]):
         requests, self._deferred_cancel = self._deferred_cancel, 0
         return 0 < requests <= (0 if self.task is None else self.task.cancelling())
 
-    def _unwind(self) -> None:
-        """It was cancelled inside a ctx call: nothing is handed over to others until it is out of it, as on a replay."""
-        if self.is_ours and not self.is_unwinding:
-            self.is_unwinding = True
-            self._branches.unwinding += 1
+    async def wait_to_leave(self) -> None:
+        """Return when the cancelled call that it is inside may return to the body."""
+        self.note_cancel()
+        if self.is_leaving and not self._branches.are_exits_open:
+            self.exit = _Exit()
+            self._branches.changed()
+            await self.exit
+
+    def let_leave(self) -> None:
+        """Let the cancelled call return."""
+        self.is_leaving = False
+        self.leave()
+        if self.exit is not None:
+            self.exit.set_result(None)
+            self.exit = None
 
     def send(self, value: Any) -> Any:
         return self._step(self._coro.send, value)
 
     def throw(self, typ: Any, val: BaseException | object = None, tb: TracebackType | None = None) -> Any:
-        self._unwind()
+        self.note_cancel()
         return self._step(self._coro.throw, typ) if val is None and tb is None else self._step(self._coro.throw, typ, val, tb)
 
     def _step(self, advance: Callable[..., Any], *args: Any) -> Any:
@@ -189,8 +267,8 @@ class Branch(Coroutine[Any, Any, Any]):
             branches.end(self)
             raise
         branches.running = interrupted
-        if self.is_unwinding and (self.task is None or self.task.cancelling() <= self._cancel_requests_before):
-            self.wound_up()  # it was not the body that cancelled, but a time limit inside the step, which goes on
+        if self.is_leaving:
+            self.confirm_cancel()
         if not self.is_ours:
             branches.waits_outside(self, waited)
         return waited
@@ -223,6 +301,38 @@ class Branch(Coroutine[Any, Any, Any]):
         return f"<Branch {getattr(self._coro, '__qualname__', self._coro)!s}>"
 
 
+class _Exit(asyncio.Future[None]):
+    """What a cancelled call waits for. Cancelling it again changes nothing: it is on its way out already."""
+
+    def cancel(self, msg: Any | None = None) -> bool:  # noqa: ARG002 - always refused
+        return True
+
+
+class ReplayableTask(asyncio.Task[Any]):
+    """A task of a body: sets of them iterate in the same order on every replay, and it is known at once when it is cancelled."""
+
+    def __init__(self, branch: Branch, **options: Any) -> None:
+        self.branch = branch  # first: asyncio puts the new task into a set
+        branch.task = self
+        super().__init__(branch, **options)
+
+    def __hash__(self) -> int:
+        return self.branch.number
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        is_requested = super().cancel(msg)
+        if is_requested:
+            self.branch.note_cancel()
+        return is_requested
+
+
+def cancel_by_ctx(task: asyncio.Future[Any]) -> bool:
+    """Cancel a task of the body for a reason that a replay meets again."""
+    if isinstance(task, ReplayableTask):
+        task.branch.is_cancelled_by_ctx = True
+    return task.cancel()
+
+
 class _NotingFactory:
     """A task factory that wraps coroutines started by a body, and leaves the rest to the factory that was there."""
 
@@ -232,11 +342,17 @@ class _NotingFactory:
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         context = options.get("context")
         branches = place.get() if context is None else context.get(place)
-        work = Branch(branches, coro) if isinstance(branches, Branches) else coro
-        task = asyncio.Task(work, loop=loop, **options) if self.previous is None else self.previous(loop, work, **options)
-        if work is not coro:
-            work.task = task
-        return task
+        if not isinstance(branches, Branches):
+            return asyncio.Task(coro, loop=loop, **options) if self.previous is None else self.previous(loop, coro, **options)
+        creator = branches.running or branches
+        branch = Branch(branches, creator.next_to_start(coro), creator.number_child())
+        if self.previous is None:
+            return ReplayableTask(branch, loop=loop, **options)
+        if self.previous is _EAGER_TASK_FACTORY:
+            return ReplayableTask(branch, loop=loop, eager_start=True, **options)
+        # Tasks of another class hash by address, and that one was cancelled is known only when it runs again.
+        branch.task = self.previous(loop, branch, **options)
+        return branch.task
 
 
 def note_tasks(loop: asyncio.AbstractEventLoop) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from perdure.engine.body_tasks import cancel_by_ctx
 from perdure.engine.drive import Drive
 from perdure.engine.keyed_calls import CtxCall
 from perdure.engine.timers_and_signals import Wait
@@ -166,7 +167,7 @@ class TimeLimit:
         """The deadline has passed, and it is this record's turn."""
         del entry
         self._is_over = True
-        return self._task is not None and self._task.cancel()
+        return self._task is not None and cancel_by_ctx(self._task)
 
     def abandon(self) -> None:
         """Nothing to do: the block can be cancelled at any time."""

@@ -130,7 +130,7 @@ class Drive:
         if options.on_divergence == "run":
             recorded.owed.clear()
         self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq)
-        self.branches = Branches()
+        self.branches = Branches(claim.run.seed)
         self.results = self._new_results(recorded)
         self.waits.on_change = self.branches.changed = self.results.look_soon
         self.calls = Calls(
@@ -564,7 +564,9 @@ class Drive:
 
     def _note_cancelled(self, call: CtxCall) -> None:
         now = self.clock.now()
-        self.recorder.append(call.key, "", kind=call.kind, phase="cancel", started_at=now, ended_at=now)
+        # Not ok: what cancelled a step may come earlier or later on a replay, so that the body goes another way.
+        ok = call.kind != "step" or (call.branch is not None and call.branch.is_cancelled_by_ctx)
+        self.recorder.append(call.key, "", kind=call.kind, phase="cancel", ok=ok, started_at=now, ended_at=now)
 
     def _pulsed(self, pulse: Pulse) -> None:
         if pulse.cancel_requested and not self._cancel_requested:

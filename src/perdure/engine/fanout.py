@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from perdure.engine.body_tasks import cancel_by_ctx
 from perdure.engine.drive import Drive
 from perdure.engine.keyed_calls import CtxCall
 from perdure.errors import StepChanged
@@ -123,7 +124,7 @@ async def _cancel(tasks: list[asyncio.Future[Any]]) -> None:
     """Cancel what has not ended, and wait until it has."""
     pending = [task for task in tasks if not task.done()]
     for task in pending:
-        task.cancel()
+        cancel_by_ctx(task)
     if pending:
         await asyncio.wait(pending)
     for task in tasks:

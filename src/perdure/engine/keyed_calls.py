@@ -33,7 +33,7 @@ MOST_REFUSALS: Final = 100
 
 
 class Parked(asyncio.Future[Any]):
-    """What a branch waits for inside a ctx call. A branch whose wait is cancelled is about to run again, and no longer ours.
+    """What a branch waits for inside a ctx call.
 
     Shielded, it refuses: `Task.cancel` then throws CancelledError when the result has come, and `Calls.parked` returns that.
     """
@@ -46,7 +46,7 @@ class Parked(asyncio.Future[Any]):
             return False
         cancelled = super().cancel(msg)
         if cancelled and self.branch is not None:
-            self.branch.leave()
+            self.branch.note_cancel()
         return cancelled
 
 
@@ -77,6 +77,11 @@ class CtxCall(msgspec.Struct, eq=False):
         elif branch is not None:
             branch.defer_cancellation()
 
+    async def wait_to_leave(self) -> None:
+        """Return when this call, which was cancelled, may return to the body: in the order of cancellation, as on a replay."""
+        if self.branch is not None:
+            await self.branch.wait_to_leave()
+
     def left(self) -> None:
         """Its branch has what it asked for, and is about to run its own code again."""
         if self.branch is not None:
@@ -87,23 +92,29 @@ class CtxCall(msgspec.Struct, eq=False):
         self.calls.free(self.key)
 
     def park(self, *, is_shielded: bool = False) -> Parked:
-        """A new future for this call to wait on."""
-        if self.branch is not None and self.branch.is_unwinding:
-            self.branch.wound_up()
+        """A new future for this call to wait on; cancelled if the call was and the step's function let that pass."""
+        branch = self.branch
         self.future = future = Parked()
-        future.branch = self.branch
-        future.is_shielded = is_shielded
+        future.branch = branch
+        if is_shielded:
+            self.shield()
+        elif branch is not None and branch.is_leaving and branch.confirm_cancel():
+            future.cancel()
         return future
 
     def shield(self) -> None:
         """Its result is recorded: cancelling it takes effect after that was delivered."""
         if self.future is not None:
             self.future.is_shielded = True
+        if self.branch is not None:
+            self.branch.note_result()
 
     def abandon(self) -> None:
         """No result will be delivered: it can be cancelled."""
         if self.future is not None:
             self.future.is_shielded = False
+        if self.branch is not None:
+            self.branch.has_result = False
 
     @property
     def is_waiting(self) -> bool:
@@ -357,6 +368,7 @@ class Calls:
             self._results.withdraw(call.key)
             if call in self._live_waiters:
                 self._live_waiters.remove(call)
+            await call.wait_to_leave()
             if self.closed == "unloaded":
                 self.refuse()
             raise

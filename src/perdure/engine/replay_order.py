@@ -134,7 +134,7 @@ class ResultQueue:
             and queue[0].key == key
             and queue[0].seq <= self._acknowledged
             and not self._asked
-            and self._branches.others_ours()
+            and self._branches.only_one_moves()
         )
 
     def take(self) -> Entry:
@@ -173,7 +173,7 @@ class ResultQueue:
 
     def reaches_body_at_once(self, entry: Entry) -> bool:
         """Whether this new record may go to the running branch at once: acknowledged, first in the queue, and nothing moves."""
-        if entry.seq > self._acknowledged or self.queue or not self._branches.others_ours():
+        if entry.seq > self._acknowledged or self.queue or not self._branches.only_one_moves():
             return False
         self.last_at = max(self.last_at, entry.ended_at)
         return True
@@ -208,6 +208,7 @@ class ResultQueue:
     def close(self) -> None:
         """Deliver nothing more, and tell the owner nothing more."""
         self._closed = True
+        self._branches.open_exits()
         self._on_live = self._on_rest = self._on_idle = nothing
         self._has_event = self._next_event = self._decide_patch = _never
         self._find_divergence, self._on_diverged = nothing, nothing
@@ -244,25 +245,37 @@ class ResultQueue:
         self._look()
 
     def _look(self) -> None:
-        """Deliver the next record if the body rests; otherwise look again in the next turn of the loop."""
-        if self._closed or self._held or self._branches.unwinding:
+        """Let cancelled calls return, or deliver the next record, if the body rests; otherwise look again in the next turn."""
+        if self._closed or self._held or not self._has_something_to_do():
             return
-        if self._is_waiting_for_steps():
-            self._on_rest()
-            return
-        if self.queue and self.queue[0].seq > self._acknowledged:
-            return  # `acknowledge` looks again
         if not self._at_rest():
             if not self._look_due:
                 self._look_due = True
                 self._loop.call_soon(self._look_now)
-            return
-        entry = self._next()
-        if entry is not None:
+        elif self._branches.leaving:
+            self._ended = self._branches.ended
+            self._branches.let_leave()
+            self.look_soon()
+        elif (entry := self._next()) is not None:
             self._deliver(entry)
-        elif self.queue and self.queue[0].seq > self._acknowledged:
-            return
-        elif not self.queue and not self._skipped and not self.is_live:
+        elif not self._is_unacknowledged():
+            self._go_on_without_record()
+
+    def _has_something_to_do(self) -> bool:
+        if self._branches.leaving:
+            return not self._branches.is_unwinding()
+        if self._is_waiting_for_steps():
+            self._on_rest()
+            return False
+        return not self._is_unacknowledged()  # `acknowledge` looks again
+
+    def _is_unacknowledged(self) -> bool:
+        """Whether the next record is not in the store yet."""
+        return bool(self.queue) and self.queue[0].seq > self._acknowledged
+
+    def _go_on_without_record(self) -> None:
+        """The body rests and there is no record to deliver: go live, take a timer or a signal, or rest."""
+        if not self.queue and not self._skipped and not self.is_live:
             self._go_live()  # and not before: the last record may be what cancels the calls that would go live
         elif self.is_live and self._next_event():
             self.look_soon()

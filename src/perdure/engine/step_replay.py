@@ -15,9 +15,14 @@ from perdure.stepspec import StepPlan
 
 
 def replay_step(drive: Drive, key: str, plan: StepPlan, entry: Entry, args_hash: bytes | None) -> Any:
-    """What a recorded step gives the body."""
+    """What a recorded step gives the body. With other arguments, it follows `on_changed_arguments`."""
     if entry.args_hash != args_hash and have_changed(entry.args_hash, args_hash):
-        report_changed_arguments(drive, key)
+        drive.react(drive.options.on_changed_arguments, changed_arguments(drive, key))
+    return load_result(drive, key, plan, entry)
+
+
+def load_result(drive: Drive, key: str, plan: StepPlan, entry: Entry) -> Any:
+    """The recorded value, or the recorded error raised."""
     try:
         if entry.ok:
             return load_value(drive.codec, entry, plan.returns)
@@ -28,7 +33,6 @@ def replay_step(drive: Drive, key: str, plan: StepPlan, entry: Entry, args_hash:
     raise error
 
 
-def report_changed_arguments(drive: Drive, key: str) -> None:
-    """Do what `on_changed_arguments` says about a step that is recorded with other arguments."""
-    error = StepChanged(drive.run.id, key, "called with other arguments", "called with these")
-    drive.react(drive.options.on_changed_arguments, error)
+def changed_arguments(drive: Drive, key: str, by: str = "") -> StepChanged:
+    """The error of a step that was called with other arguments than those that are recorded."""
+    return StepChanged(drive.run.id, key, f"called with other arguments{by}", "called with these")

@@ -25,9 +25,9 @@ from perdure.codec.outcomes import error_on_replay, load_failure, note_step, sto
 from perdure.engine.drive import Drive
 from perdure.engine.keyed_calls import CtxCall
 from perdure.engine.step_cache import Cached, StepCaching
-from perdure.engine.step_replay import replay_step
+from perdure.engine.step_replay import changed_arguments, load_result, replay_step
 from perdure.engine.timers_and_signals import Wait
-from perdure.errors import PerdureWarning, PersistenceError, StepChanged, StepFailed, StepTimeout, ValueNotStorable
+from perdure.errors import PerdureWarning, PersistenceError, StepFailed, StepTimeout, ValueNotStorable
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry, NextTry
 from perdure.result import Err, Ok
@@ -92,7 +92,9 @@ async def _run_shared(drive: Drive, step: StepCall) -> Any:
         entry = await drive.calls.same_as(step.key, shared)
         if entry.phase == "close":
             args_hash = drive.codec.checksum(step.args) if drive.compares_arguments else None
-            return replay_step(drive, step.key, step.plan, entry, args_hash)
+            if have_changed(entry.args_hash, args_hash):  # by the same code, which may handle it
+                drive.warn_or_raise(drive.options.on_changed_arguments, changed_arguments(drive, step.key))
+            return load_result(drive, step.key, step.plan, entry)
     with drive.calls.sharing(step.key):
         return await run_step(drive, step, is_first_use=True)
 
@@ -113,6 +115,9 @@ class _Attempts(msgspec.Struct):
         drive.results.begin_work()
         try:
             result = await (self._until_done() if step.caching is None else self._cached(step.caching))
+        except asyncio.CancelledError:
+            await self._call.wait_to_leave()
+            raise
         finally:
             drive.results.end_work()
         entry = drive.recorder.append(
@@ -161,8 +166,7 @@ class _Attempts(msgspec.Struct):
             # Whether the step was done before is not known, so nothing is done now.
             self._drive.stop_because(failure)
         if cached is not None and have_changed(cached.args_hash, self._args_hash):
-            who = "called with other arguments by the run whose result is in the cache"
-            error = StepChanged(self._drive.run.id, self._step.key, who, "called with these")
+            error = changed_arguments(self._drive, self._step.key, " by the run whose result is in the cache")
             try:
                 self._drive.warn_or_raise(self._drive.options.on_changed_arguments, error)
             except Exception:

@@ -100,7 +100,7 @@ def _owed(entries: Iterable[Entry], kept: list[Entry]) -> dict[str, Entry]:
     """The results that unchanged code asks for again.
 
     Not owed are: what was imported from a snapshot, which may lack steps; what came after a failure that `retry` set aside, since
-    the body goes another way without that failure; and what came after a call that something outside the journal cancelled.
+    the body goes another way without that failure; and what came after a step that something outside the journal cancelled.
     """
     windows: list[tuple[int, int]] = []
     for drop in entries:
