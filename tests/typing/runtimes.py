@@ -81,6 +81,7 @@ async def the_other_verbs(runtime: Runtime) -> None:
 
 async def of_a_run(run: Run[str]) -> None:
     assert_type(await run.status(), Status)
+    assert_type(await run.problem(), str | None)
     assert_type(await run.outcome(), Outcome[str])
     assert_type(await run, str)
 
@@ -92,6 +93,7 @@ def blocking() -> None:
         assert_type(run, SyncRun[str])
         assert_type(run.result(), str)
         assert_type(run.status(), Status)
+        assert_type(run.problem(), str | None)
         assert_type(run.outcome(), Outcome[str])
         assert_type(runtime.start(review, 1), SyncRun[int])
         assert_type(runtime.start("greet", "Ada"), SyncRun[Any])

@@ -61,6 +61,7 @@ class Worker:
                 finally:
                     watch.cancel()
         finally:
+            self._missing_versions.stop()
             await self._host.drain()
 
     def stop(self) -> None:
@@ -88,7 +89,7 @@ class Worker:
         if len(claims.claims) == room:
             self._wake.set()
         else:
-            await self._missing_versions.look(host)
+            self._missing_versions.look_soon(host)
         return claims.next_wake_at
 
     async def _store_failed(self, failure: Exception) -> None:
@@ -135,18 +136,29 @@ class Worker:
 class _MissingVersions:
     """Looks for unfinished runs of versions that are not registered here, and logs each version once.
 
-    Such runs are left alone by `claim`. It looks when the worker has room for more runs than are due, at most once a minute.
+    Such runs are left alone by `claim`. It looks when the worker has room for more runs than are due, at most once a minute, and
+    in a task of its own: neither a claim nor a drain waits for it.
     """
 
     def __init__(self) -> None:
-        self._looked_at = -LOOK_FOR_VERSIONS_SECONDS
+        self._looked_at: float | None = None
         self._logged: set[WorkflowVersion] = set()
+        self._task: asyncio.Task[None] | None = None
 
-    async def look(self, host: Host) -> None:
+    def look_soon(self, host: Host) -> None:
         """Look again, if it is time to."""
-        if elapsed() - self._looked_at < LOOK_FOR_VERSIONS_SECONDS:
-            return
-        self._looked_at = elapsed()
+        now = elapsed()
+        if self._looked_at is None or now - self._looked_at >= LOOK_FOR_VERSIONS_SECONDS:
+            self._looked_at = now
+            self.stop()
+            self._task = asyncio.get_running_loop().create_task(self._look(host), name="perdure-versions")
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _look(self, host: Host) -> None:
         with contextlib.suppress(Exception):  # a store without lists, or one that is down: the next claim reports that
             for name in sorted({name for name, _ in host.workflows}):
                 for status in UNFINISHED:

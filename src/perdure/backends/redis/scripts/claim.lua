@@ -1,8 +1,9 @@
--- now, limit, ttl, token, owner, workflows each with its version, whether queues are given, queues -> the next wake_at after now, and whole runs
+-- now, limit, ttl, token, owner, workflows each with its version, whether queues are given, queues
+--   -> the next wake_at after now, and whole runs
 --
 -- Runs that may come due lie in one sorted set by wake_at for each (workflow, version, queue, priority, limit key). A claim
--- reads only groups that have due runs, and skips a group whose queue or limit key is full: its cost does not depend on how many runs
--- sleep, or wait behind a limit.
+-- reads only groups that have due runs, and skips a group whose queue or limit key is full: its cost does not depend on how many
+-- runs sleep, or wait behind a limit.
 local now, limit, length, token, owner = take_now(), tonumber(take()), tonumber(take()), take(), take()
 local wanted, any_queue, queues = take_list(), take() == '', set_of(take_list())
 local PAGE = 32

@@ -1,7 +1,7 @@
 -- now, call, id, epoch, token, status, outcome, entries, consume -> ok, lost or refused
 local now, call, id, epoch, token, status, outcome = take_now(), take(), take(), take(), take(), take(), take()
 local entries, consume = take_list(), take_list()
-local row = columns_of(id, { 'call', 'parent_id', 'parent_key' })
+local row = columns_of(id, { 'call', 'parent_id', 'parent_key', 'problem' })
 if row.call == call then
   return { 'ok' }
 end
@@ -12,7 +12,7 @@ local refusal = write(id, entries, consume, {})
 if refusal then
   return refusal
 end
-release_lease(id, indexed_columns(id), without_problem({
+release_lease(id, indexed_columns(id), clear_problem(row, {
   status = status, outcome = outcome, wake_at = NONE, updated_at = int(now), call = call,
 }))
 if row.parent_id and row.parent_key then

@@ -13,7 +13,9 @@ local NONE = {}
 local ENDED = { completed = true, failed = true, cancelled = true, dead = true }
 local PARTS = { 'run', 'steps', 'inbox', 'consumed', 'dedupes', 'items', 'streams' }
 -- The columns by which runs are found.
-local INDEXED = { 'workflow', 'version', 'status', 'queue', 'priority', 'limit_key', 'wake_at', 'held', 'updated_at', 'lease_until' }
+local INDEXED = {
+  'workflow', 'version', 'status', 'queue', 'priority', 'limit_key', 'wake_at', 'held', 'updated_at', 'lease_until',
+}
 
 local cursor = 0
 
@@ -198,10 +200,10 @@ local function release_lease(id, row, changes)
   change_run(id, row, changes)
 end
 
--- The changes, which also clear the columns of a problem that they do not set.
-local function without_problem(changes)
-  for _, name in ipairs({ 'problem', 'problem_at', 'problem_count' }) do
-    changes[name] = changes[name] or NONE
+-- The changes; if the run's `row` has a problem they clear it.
+local function clear_problem(row, changes)
+  if row.problem then
+    changes.problem, changes.problem_at, changes.problem_count = NONE, NONE, NONE
   end
   return changes
 end

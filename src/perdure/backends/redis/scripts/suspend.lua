@@ -1,7 +1,7 @@
 -- now, call, id, epoch, token, wake_at or '', waiting_for, entries, consume -> ok, lost, refused, or arrived and the rows
 local now, call, id, epoch, token, wake_at, waiting_for = take_now(), take(), take(), take(), take(), take(), take()
 local entries, consume = take_list(), take_list()
-local row = columns_of(id, { 'call', 'cancel_requested' })
+local row = columns_of(id, { 'call', 'cancel_requested', 'problem' })
 if row.call == call then
   return { 'ok' }
 end
@@ -32,7 +32,7 @@ end
 if row.cancel_requested == '1' and (wake_at == '' or tonumber(wake_at) > now) then
   wake_at = int(now)
 end
-release_lease(id, indexed_columns(id), without_problem({
+release_lease(id, indexed_columns(id), clear_problem(row, {
   status = 'suspended', wake_at = wake_at ~= '' and wake_at or NONE, attempts = '0', updated_at = int(now),
   waiting_for = waiting_for ~= '' and waiting_for or NONE, call = call,
 }))
