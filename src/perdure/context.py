@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, Required, TypeAlias, TypeVar, TypeVarTuple, Unpack, cast, overload
 
-from perdure.engine.body_tasks import Branches
+from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.ctx_waits import MISSING, TimeLimit, sleep, wait_for_signal
 from perdure.engine.drive import Drive
 from perdure.engine.fanout import OnError, run_map, run_race
@@ -25,7 +25,7 @@ from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds
 from perdure.model.ids import check_id
 from perdure.model.records import check_positive
 from perdure.result import Err, Ok
-from perdure.stepspec import StepDefaults, StepInfo, StepOptions, StepPlan, StepSpec, place, spec_of
+from perdure.stepspec import StepDefaults, StepInfo, StepOptions, StepPlan, StepSpec, current, spec_of
 
 if TYPE_CHECKING:
     # Known to checkers without being installed: a bare `Context` is `Context[Any]`.
@@ -139,7 +139,13 @@ class Context(Generic[D]):
         plan = spec.plan_with(options) if options else spec.plan
         if name is None:
             name = _step_name(spec, fn, key)
-        if drive.results.queue and not self._scope and not plan.aliases and drive.caching is None and not drive.telling.audience:
+        if (
+            drive.results.queue
+            and not self._scope
+            and not plan.aliases
+            and drive.caching is None
+            and not drive.publisher.audience
+        ):
             entry = drive.calls.next_record(name if key is None else key)
             if entry is not None:
                 args_hash = drive.codec.checksum(args) if args and drive.compares_arguments else None
@@ -303,8 +309,8 @@ class Context(Generic[D]):
         return int.from_bytes(self._derive("random", key, 7), "big") / (1 << 56)
 
     def _derive(self, what: str, key: str | None, size: int) -> bytes:
-        here = place.get()
-        if not isinstance(here, Branches):
+        here = current.get()
+        if not isinstance(here, BodyTasks):
             raise RuntimeError(f"ctx.{what}() belongs in the body of a workflow; in a step use the standard library")
         if key is None:
             number = self._drive.calls.counters.get((self._scope, what), 0)

@@ -17,7 +17,7 @@ from perdure.aio.loop_thread import block_on
 from perdure.codec import Codec
 from perdure.codec.outcomes import Hints
 from perdure.context import Context
-from perdure.engine.body_tasks import Branches
+from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.drive import Drive
 from perdure.errors import InvalidInput, ValueNotStorable
 from perdure.model.ids import check_id
@@ -26,7 +26,7 @@ from perdure.options import RunOptions, WorkflowOptions, check_options
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.snapshots.importer import Arguments
-from perdure.stepspec import check_aliases, place, split_result
+from perdure.stepspec import check_aliases, current, split_result
 from perdure.worker.single_run import call_in_memory, run_once, start_once
 from perdure.worker.workflow_body import WorkflowInput
 
@@ -80,7 +80,7 @@ class Workflow(Generic[P, T_co]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T_co]:
         """Run it here and now, in memory: the value, or the exception."""
-        if isinstance(place.get(), Branches):
+        if isinstance(current.get(), BodyTasks):
             raise RuntimeError(
                 f"workflow {self.name!r} was called in another workflow's body, where it would not be recorded; "
                 "start it as a run of its own from a step"

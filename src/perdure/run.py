@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any, Generic, TypeVar
 
-from perdure.engine.subscriptions import Coalesce, Mode, Subscription, listeners_of
+from perdure.engine.subscriptions import Coalesce, Mode, Subscription, subscriptions_of
 from perdure.events import Listener
 from perdure.model.records import Status
 from perdure.result import Outcome
@@ -70,7 +70,7 @@ class Run(Generic[T_co]):
         In mode `sync` the run waits for the listener, also for an async one; in mode `async` events are queued, and
         `coalesce="latest"` leaves only the newest in the queue. Nothing that a listener raises changes the run.
         """
-        return Subscription(listener, mode, coalesce).join(listeners_of(drive_key(self._host.store, self.id)))
+        return Subscription(listener, mode, coalesce).join(subscriptions_of(drive_key(self._host.store, self.id)))
 
     async def signal(self, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
         """Put a signal into the run's inbox; the run gets it exactly once. `dedupe` makes repeating this call harmless."""

@@ -335,13 +335,13 @@ class StepInfo(msgspec.Struct, frozen=True, gc=False):
         return f"{self.run_id}/{self.oldest_key or self.key}"
 
 
-# In a step's function its StepInfo, in a run's body that body's Branches, elsewhere None.
-place: Final[ContextVar[object]] = ContextVar("perdure_place", default=None)
+# In a step's function its StepInfo, in a run's body that body's BodyTasks, elsewhere None.
+current: Final[ContextVar[object]] = ContextVar("perdure_current", default=None)
 
 
 def current_step() -> StepInfo:
     """What the running step may know about itself; raises outside a step's function."""
-    here = place.get()
+    here = current.get()
     if isinstance(here, StepInfo):
         return here
     raise RuntimeError("current_step() was called outside a step's function; it only works in a function run by ctx.step")

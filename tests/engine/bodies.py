@@ -220,7 +220,7 @@ async def failing_group(world: World, ctx: Context[Any]) -> Any:
 
 
 async def cancelled_steps(world: World, ctx: Context[Any]) -> Any:
-    """Branches are cancelled while their steps run, or in a time limit, each of which takes another while to unwind."""
+    """BodyTasks are cancelled while their steps run, or in a time limit, each of which takes another while to unwind."""
     log: list[str] = []
 
     async def undo(name: str) -> None:

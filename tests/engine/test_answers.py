@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from perdure.aio.pending_write import Answer, answered, done
+from perdure.aio.pending_write import PendingWrite, await_reply, wait_for_reply
 from perdure.engine.recorder import NextTurn, next_turn_of
 
 
-def give(answer: Answer[Any], outcome: Any) -> None:
+def give(answer: PendingWrite[Any], outcome: Any) -> None:
     if isinstance(outcome, Exception):
         answer.set_exception(outcome)
     else:
@@ -21,13 +21,13 @@ def give(answer: Answer[Any], outcome: Any) -> None:
 
 @pytest.mark.parametrize("outcome", [7, ValueError("no")])
 async def test_whoever_is_cancelled_while_he_waits_is_so_after_the_answer(outcome: Any) -> None:
-    answer: Answer[int] = Answer()
+    answer: PendingWrite[int] = PendingWrite()
     undone: list[int] = []
 
     async def undo(value: int) -> None:
         undone.append(value)
 
-    waiting = asyncio.create_task(answered(answer, undo))
+    waiting = asyncio.create_task(await_reply(answer, undo))
     await asyncio.sleep(0)
     waiting.cancel()
     for _ in range(5):
@@ -42,11 +42,11 @@ async def test_whoever_is_cancelled_while_he_waits_is_so_after_the_answer(outcom
 @pytest.mark.parametrize("outcome", [7, ValueError("no")])
 async def test_then_is_called_before_whoever_waits_goes_on(outcome: Any) -> None:
     order: list[str] = []
-    answer: Answer[Any] = Answer()
-    answer.then = lambda same: order.append(f"then {same is answer}")
+    answer: PendingWrite[Any] = PendingWrite()
+    answer.on_resolved = lambda same: order.append(f"then {same is answer}")
 
     async def wait() -> None:
-        await done(answer)
+        await wait_for_reply(answer)
         order.append("waited")
 
     waiting = asyncio.create_task(wait())
@@ -67,8 +67,8 @@ def test_what_then_raises_keeps_nobody_else_from_his_answer(error: BaseException
     def raises(_: object) -> None:
         raise error
 
-    answers: list[Answer[int]] = [Answer(loop) for _ in range(2)]
-    answers[0].then = raises
+    answers: list[PendingWrite[int]] = [PendingWrite(loop) for _ in range(2)]
+    answers[0].on_resolved = raises
     try:
         for answer in answers:
             answer.set_result(1)

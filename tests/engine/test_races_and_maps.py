@@ -1,4 +1,4 @@
-"""Branches that ctx knows of: who wins, who is cancelled, how many run at once, and that nobody runs twice."""
+"""BodyTasks that ctx knows of: who wins, who is cancelled, how many run at once, and that nobody runs twice."""
 
 from __future__ import annotations
 

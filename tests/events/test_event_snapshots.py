@@ -253,7 +253,7 @@ class Watched:
 
 
 def branching(until: int) -> Workflow[[], None]:
-    """Branches, a failure that is handled, and more steps."""
+    """BodyTasks, a failure that is handled, and more steps."""
 
     async def flow(ctx: Context[Any]) -> None:
         await asyncio.gather(*(ctx.step("work", work, key=f"{number}") for number in range(4)))

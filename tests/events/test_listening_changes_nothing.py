@@ -1,4 +1,4 @@
-"""Listeners, however slow, do not change what the body sees: on the first run and on a replay."""
+"""Subscriptions, however slow, do not change what the body sees: on the first run and on a replay."""
 
 from __future__ import annotations
 

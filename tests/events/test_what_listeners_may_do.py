@@ -246,7 +246,7 @@ async def test_what_a_listener_makes_happen_is_told_after_what_it_is_told_of() -
             among.tell(second, None)
         told.append(f"one {event.type}")
 
-    among = listeners.Listeners()
+    among = listeners.Subscriptions()
     listeners.Subscription(one).join(among)
     listeners.Subscription(lambda event: told.append(f"two {event.type}")).join(among)
     among.tell(first, None)

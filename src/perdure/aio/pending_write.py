@@ -1,4 +1,4 @@
-"""Store verbs whose answer must be known, whatever happens to the task that asked."""
+"""Writes whose reply must be known, whatever happens to the task that waits for it."""
 
 from __future__ import annotations
 
@@ -10,76 +10,77 @@ from typing import Any, Generic, TypeVar, cast
 T = TypeVar("T")
 
 
-class _Coming(asyncio.Future[None]):
-    """Done when an answer has come. Who is cancelled while he waits for it is so after that."""
+class _UncancellableFuture(asyncio.Future[None]):
+    """Cancelling a waiter takes effect only after the reply has arrived."""
 
     def cancel(self, msg: Any | None = None) -> bool:  # noqa: ARG002 - always refused
         return False
 
 
-class Answer(Generic[T]):
-    """The answer to a write that is on its way and takes place whatever becomes of whoever waits: it cannot be cancelled.
+class PendingWrite(Generic[T]):
+    """The reply to a write that is in flight. The write takes place whatever becomes of the waiter, so it cannot be cancelled.
 
-    `then` is called with it at once, before anybody who waits goes on: a callback would come a turn of the loop later. Every step
-    has one of these, and nearly always it is only told so; so it is no future, and makes one when it is awaited before it came.
+    `on_resolved` is called as soon as the reply is there, before any waiter goes on: a future's callback would come a turn of the
+    loop later. There is one for each step and nearly always only `on_resolved` is used, so it is no future itself, and makes one
+    when it is awaited before the reply has arrived.
     """
 
-    __slots__ = ("_coming", "_is_done", "error", "loop", "then", "value")
+    __slots__ = ("_is_done", "_waiter", "error", "loop", "on_resolved", "value")
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.loop = asyncio.get_running_loop() if loop is None else loop
-        self.then: Callable[[Answer[T]], None] | None = None
-        # What it says. Whoever works in another thread puts it here, and has it `come` on the loop.
+        self.on_resolved: Callable[[PendingWrite[T]], None] | None = None
+        # The reply. Another thread may set one of these and have `resolve` called on the loop.
         self.value: T | None = None
         self.error: BaseException | None = None
         self._is_done = False
-        self._coming: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self._is_done:
-            if self._coming is None:
-                self._coming = self._new_coming()
-            yield from self._coming
+            if self._waiter is None:
+                self._waiter = self._new_waiter()
+            yield from self._waiter
         return self.result()
 
-    def _new_coming(self) -> asyncio.Future[None]:
-        return _Coming(loop=self.loop)
+    def _new_waiter(self) -> asyncio.Future[None]:
+        return _UncancellableFuture(loop=self.loop)
 
     def done(self) -> bool:
-        """Whether it has come."""
+        """Whether the reply has arrived."""
         return self._is_done
 
     def exception(self) -> BaseException | None:
-        """The error that came instead of it."""
+        """The error that is the reply, if it is one."""
         return self.error
 
     def result(self) -> T:
-        """What it says, or the error raised."""
+        """The value of the reply, or its error raised."""
         if self.error is not None:
             raise self.error
         return cast("T", self.value)
 
     def set_result(self, value: T) -> None:
-        """It has come, and says this."""
+        """Resolve with this value."""
         self.value = value
-        self.come()
+        self.resolve()
 
     def set_exception(self, error: BaseException) -> None:
-        """It has come: there is none but this error."""
+        """Resolve with this error."""
         self.error = error
-        self.come()
+        self.resolve()
 
-    def come(self) -> None:
-        """It is known by now. On its loop; a second time changes nothing."""
+    def resolve(self) -> None:
+        """The reply is in `value` or `error`. Called on the loop; a second call changes nothing."""
         if self._is_done:
             return
         self._is_done = True
-        if self._coming is not None and not self._coming.done():
-            self._coming.set_result(None)
-        if self.then is not None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        if self.on_resolved is not None:
             try:
-                self.then(self)
-            except BaseException as error:  # noqa: BLE001 - as what a callback raises: many answers come at once, and all have to
+                self.on_resolved(self)
+            except BaseException as error:  # noqa: BLE001 - many writes are resolved at once, and one must not keep the others back
                 self.loop.call_soon(_raise, error)
 
 
@@ -87,50 +88,50 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-async def answered(verb: Awaitable[T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:
-    """What `verb` gives. Cancelled meanwhile, the cancellation goes on only when the verb was answered, and `undo` is done."""
-    asking = under_way(verb)
+async def await_reply(verb: Awaitable[T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:
+    """What `verb` gives. A cancellation meanwhile is raised only after the reply has arrived and `undo` has undone it."""
+    write = in_flight(verb)
     try:
-        return await (asking if isinstance(asking, Answer) else asyncio.shield(asking))
+        return await (write if isinstance(write, PendingWrite) else asyncio.shield(write))
     except asyncio.CancelledError:
-        await _ended(asking)
-        if undo is not None and took_place(asking):
-            await _ended(asyncio.ensure_future(undo(asking.result())))
+        await _wait_uncancelled(write)
+        if undo is not None and is_committed(write):
+            await _wait_uncancelled(asyncio.ensure_future(undo(write.result())))
         raise
 
 
-def under_way(verb: Awaitable[T]) -> Answer[T] | asyncio.Future[T]:
-    """The verb on its way: an answer and a future are that already."""
-    return verb if isinstance(verb, Answer | asyncio.Future) else asyncio.ensure_future(verb)
+def in_flight(verb: Awaitable[T]) -> PendingWrite[T] | asyncio.Future[T]:
+    """The verb, started: a pending write and a future are that already."""
+    return verb if isinstance(verb, PendingWrite | asyncio.Future) else asyncio.ensure_future(verb)
 
 
-def took_place(asking: Answer[Any] | asyncio.Future[Any]) -> bool:
-    """Whether the verb was answered, and did not fail."""
-    return asking.done() and not was_cut_off(asking) and asking.exception() is None
+def is_committed(write: PendingWrite[Any] | asyncio.Future[Any]) -> bool:
+    """Whether the reply has arrived and is no error."""
+    return write.done() and not is_unknown(write) and write.exception() is None
 
 
-def was_cut_off(asking: Answer[Any] | asyncio.Future[Any]) -> bool:
-    """Whether nobody will ever know how it went: a task that the loop cancelled as it was shut down."""
-    return isinstance(asking, asyncio.Future) and asking.cancelled()
+def is_unknown(write: PendingWrite[Any] | asyncio.Future[Any]) -> bool:
+    """Whether the reply will never be known: the loop cancelled the task of the write as it was shut down."""
+    return isinstance(write, asyncio.Future) and write.cancelled()
 
 
-async def finished(work: Coroutine[Any, Any, None]) -> None:
-    """Do this to the end, however often the task that asked for it is cancelled meanwhile."""
+async def run_to_end(work: Coroutine[Any, Any, None]) -> None:
+    """Do this to its end, however often the calling task is cancelled meanwhile."""
     task = asyncio.ensure_future(work)
-    await _ended(task)
+    await _wait_uncancelled(task)
     task.result()
 
 
-async def done(asking: Answer[Any] | asyncio.Future[Any]) -> None:
-    """Return when it is done, whatever it gives."""
-    if isinstance(asking, Answer):
+async def wait_for_reply(write: PendingWrite[Any] | asyncio.Future[Any]) -> None:
+    """Return when the reply has arrived, whatever it is."""
+    if isinstance(write, PendingWrite):
         with contextlib.suppress(Exception):
-            await asking
+            await write
     else:
-        await asyncio.wait([asking])
+        await asyncio.wait([write])
 
 
-async def _ended(asking: Answer[Any] | asyncio.Future[Any]) -> None:
-    while not asking.done():
-        with contextlib.suppress(asyncio.CancelledError):  # one is on its way already
-            await done(asking)
+async def _wait_uncancelled(write: PendingWrite[Any] | asyncio.Future[Any]) -> None:
+    while not write.done():
+        with contextlib.suppress(asyncio.CancelledError):  # one is raised already
+            await wait_for_reply(write)

@@ -2,7 +2,7 @@
 
 Replay hands over one recorded result at a time and lets the body come to rest before the next, and a run may leave memory
 when all its tasks wait for us. Both need to know what the body's tasks are doing. A drive runs its body in a context of its
-own; a wrapper around the loop's task factory notices tasks created in that context and wraps their coroutines in a `Branch`,
+own; a wrapper around the loop's task factory notices tasks created in that context and wraps their coroutines in a `BodyTask`,
 which sees every time the task runs and what it then waits for. Step functions run outside that context, so what they start is
 no branch. Only public interfaces are used: the task factory, context variables, subclasses of Task and the coroutine protocol.
 
@@ -19,7 +19,7 @@ from types import TracebackType, coroutine
 from typing import Any, Final, TypeVar
 
 from perdure.aio.task_order import TaskCreator
-from perdure.stepspec import place
+from perdure.stepspec import current
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 _EAGER_TASK_FACTORY: Final = getattr(asyncio, "eager_task_factory", None)
 
 
-class Branches(TaskCreator):
+class BodyTasks(TaskCreator):
     """The living tasks of one body."""
 
     __slots__ = (
@@ -48,16 +48,16 @@ class Branches(TaskCreator):
         super().__init__(int.from_bytes(seed[:4], "big"))
         # Told when a branch has come to a wait of its own, or to its end.
         self.changed: Callable[[], None] = nothing
-        self.alive: set[Branch] = set()
+        self.alive: set[BodyTask] = set()
         # How many are inside a ctx call, waiting for us. The rest are about to run, or in `outside`.
         self.ours = 0
         # How many wait, through ctx.map or ctx.race, for nothing but other branches. They are in `outside` too.
         self.joining = 0
         # What each of the others waits for; None is a bare yield.
-        self.outside: dict[Branch, Any] = {}
-        self.running: Branch | None = None
+        self.outside: dict[BodyTask, Any] = {}
+        self.running: BodyTask | None = None
         # Cancelled inside a ctx call and not out of it yet, in the order in which they were cancelled.
-        self.leaving: list[Branch] = []
+        self.leaving: list[BodyTask] = []
         # Whether cancelled calls return at once: the body has ended or is being unloaded, so nothing that follows is replayed.
         self.are_exits_open = False
         # Grows whenever a branch runs; `ended` whenever one ends.
@@ -99,12 +99,12 @@ class Branches(TaskCreator):
             return True
         return any(waited is None or waited.done() for waited in self.outside.values())
 
-    def waits_outside(self, branch: Branch, waited: Any) -> None:
+    def waits_outside(self, branch: BodyTask, waited: Any) -> None:
         """`branch` waits for `waited` now, which is none of our calls."""
         self.outside[branch] = waited if waited is None or hasattr(waited, "done") else None
         self.changed()
 
-    def end(self, branch: Branch) -> None:
+    def end(self, branch: BodyTask) -> None:
         """`branch` has ended."""
         self.ended += 1
         branch.leave()
@@ -121,8 +121,8 @@ def nothing(*_: object) -> None:
     """What is called when nobody has to be told any more."""
 
 
-class Branch(TaskCreator, Coroutine[Any, Any, Any]):
-    """The coroutine of one of the body's tasks, telling `Branches` what it does."""
+class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
+    """The coroutine of one of the body's tasks, telling `BodyTasks` what it does."""
 
     __slots__ = (
         "__weakref__",
@@ -139,7 +139,7 @@ class Branch(TaskCreator, Coroutine[Any, Any, Any]):
         "task",
     )
 
-    def __init__(self, branches: Branches, coro: Coroutine[Any, Any, Any], number: int) -> None:
+    def __init__(self, branches: BodyTasks, coro: Coroutine[Any, Any, Any], number: int) -> None:
         super().__init__(number)
         self._branches = branches
         self._coro = coro
@@ -298,7 +298,7 @@ class Branch(TaskCreator, Coroutine[Any, Any, Any]):
         return bool(getattr(self._coro, "cr_running", False))
 
     def __repr__(self) -> str:
-        return f"<Branch {getattr(self._coro, '__qualname__', self._coro)!s}>"
+        return f"<BodyTask {getattr(self._coro, '__qualname__', self._coro)!s}>"
 
 
 class _Exit(asyncio.Future[None]):
@@ -311,7 +311,7 @@ class _Exit(asyncio.Future[None]):
 class ReplayableTask(asyncio.Task[Any]):
     """A task of a body: sets of them iterate in the same order on every replay, and it is known at once when it is cancelled."""
 
-    def __init__(self, branch: Branch, **options: Any) -> None:
+    def __init__(self, branch: BodyTask, **options: Any) -> None:
         self.branch = branch  # first: asyncio puts the new task into a set
         branch.task = self
         super().__init__(branch, **options)
@@ -341,11 +341,11 @@ class _NotingFactory:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         context = options.get("context")
-        branches = place.get() if context is None else context.get(place)
-        if not isinstance(branches, Branches):
+        branches = current.get() if context is None else context.get(current)
+        if not isinstance(branches, BodyTasks):
             return asyncio.Task(coro, loop=loop, **options) if self.previous is None else self.previous(loop, coro, **options)
         creator = branches.running or branches
-        branch = Branch(branches, creator.next_to_start(coro), creator.number_child())
+        branch = BodyTask(branches, creator.next_to_start(coro), creator.number_child())
         if self.previous is None:
             return ReplayableTask(branch, loop=loop, **options)
         if self.previous is _EAGER_TASK_FACTORY:

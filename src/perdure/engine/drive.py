@@ -1,7 +1,7 @@
 """Driving one attempt of a run: the body runs from the top, and what it recorded before is handed to it again.
 
 A `Drive` owns the body's task and everything around it: `Calls` (what the body asked for), `Turnstile` (when a result reaches
-it), `Recorder` (what the store has), `Waits` (timers and signals), `Branches` (what the body's tasks do). It ends in one of five
+it), `Recorder` (what the store has), `Waits` (timers and signals), `BodyTasks` (what the body's tasks do). It ends in one of five
 ways: the body ended, the run suspended, it was cancelled, it was stopped (a deploy), or it failed to record and gave up. After
 that whatever the body still does is discarded, and every ctx call in it raises.
 
@@ -20,17 +20,17 @@ from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
-from perdure.aio.pending_write import answered, finished
+from perdure.aio.pending_write import await_reply, run_to_end
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
-from perdure.engine.body_tasks import Branches, begun, first_step, note_tasks
+from perdure.engine.body_tasks import BodyTasks, begun, first_step, note_tasks
 from perdure.engine.endings import ending_of_body, ending_of_dead_run
-from perdure.engine.event_publisher import Telling
+from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.heartbeat import Heartbeat, HeldLease
 from perdure.engine.keyed_calls import Calls, CtxCall
 from perdure.engine.recorder import Recorder, Unrecorded
 from perdure.engine.replay_order import ResultQueue
 from perdure.engine.step_cache import StepCaching
-from perdure.engine.subscriptions import Listeners
+from perdure.engine.subscriptions import Subscriptions
 from perdure.engine.timers_and_signals import Waits
 from perdure.engine.unloading import can_leave_memory, cancel_tasks
 from perdure.errors import (
@@ -47,7 +47,7 @@ from perdure.model.records import Claim, Pulse, misfit_pause, problem_text
 from perdure.options import EngineSettings, Options
 from perdure.result import Err, Outcome, Suspended
 from perdure.snapshots.consistent_view import View
-from perdure.stepspec import place
+from perdure.stepspec import current
 from perdure.store import Store
 
 # Looks into inboxes that are under way: the loop alone would let go of them.
@@ -76,7 +76,6 @@ class Drive:
         "_problem",
         "_store",
         "_unreadable",
-        "branches",
         "caching",
         "calls",
         "clock",
@@ -87,11 +86,12 @@ class Drive:
         "is_strict",
         "must_stop",
         "options",
+        "publisher",
         "recorder",
         "results",
         "run",
         "settings",
-        "telling",
+        "tasks",
         "waits",
     )
 
@@ -107,7 +107,7 @@ class Drive:
         heartbeat: Heartbeat | None = None,
         ttl: float = 0.0,
         asked_at: float = 0.0,
-        listeners: Listeners | None = None,
+        listeners: Subscriptions | None = None,
         retired: Collection[str] = (),
     ) -> None:
         self.run = claim.run
@@ -130,20 +130,20 @@ class Drive:
         if options.on_divergence == "run":
             recorded.owed.clear()
         self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq)
-        self.branches = Branches(claim.run.seed)
+        self.tasks = BodyTasks(claim.run.seed)
         self.results = self._new_results(recorded)
-        self.waits.on_change = self.branches.changed = self.results.look_soon
+        self.waits.on_change = self.tasks.changed = self.results.look_soon
         self.calls = Calls(
             claim.run.id,
             recorded,
-            self.branches,
+            self.tasks,
             self.results,
             self.waits,
             retired,
             on_cancelled=self._note_cancelled,
             on_misfit=self.misfit,
         )
-        self.telling = Telling(self, options.on_event, Listeners() if listeners is None else listeners)
+        self.publisher = EventPublisher(self, options.on_event, Subscriptions() if listeners is None else listeners)
         self.caching = None if options.cache is None else StepCaching(options.cache, self.clock)
         journal, pulsed = list(claim.journal), self._pulsed
         self.recorder = Unrecorded(journal) if store is None else self._new_recorder(store, journal, pulsed)
@@ -170,7 +170,7 @@ class Drive:
 
     def _new_results(self, recorded: JournalIndex) -> ResultQueue:
         results = ResultQueue(
-            self.branches,
+            self.tasks,
             self.clock,
             self.settings.unload_grace,
             recorded.closes,
@@ -196,7 +196,7 @@ class Drive:
             self._lease,
             self.clock,
             journal,
-            self.branches,
+            self.tasks,
             on_pulse=pulsed,
             on_failure=self._give_up,
             on_written=self._written,
@@ -230,14 +230,14 @@ class Drive:
         try:
             outcome = await self._until_over()
         except asyncio.CancelledError:
-            await finished(self._abandon())
+            await run_to_end(self._abandon())
             ended = self._ending.outcome if self._ending is not None and self.run.ended else None
-            await self.telling.abandoned(ended, self._failure)
+            await self.publisher.abandoned(ended, self._failure)
             raise
         except BaseException as failure:
             self._failure = failure
-            await finished(self._let_go())
-            await self.telling.given_up(failure)
+            await run_to_end(self._let_go())
+            await self.publisher.given_up(failure)
             raise
         finally:
             self._close("ended")
@@ -245,14 +245,14 @@ class Drive:
                 self._heartbeat.drop(self._held)
             # Nothing that the drive has refers to it any more, so that it goes with whoever has it, and not with a collection.
             self._held = None
-            self.branches.forget_owner()
+            self.tasks.forget_owner()
             self.recorder.forget_owner()
-        await self.telling.ended(outcome)
+        await self.publisher.ended(outcome)
         self._ending = None  # an error's traceback refers to the frames that it went through, and by that to the drive
         return outcome
 
     async def _until_over(self) -> Outcome[Any]:
-        await self.telling.started()
+        await self.publisher.started()
         if self.run.attempts > self.settings.max_attempts:
             return await self._finish(ending_of_dead_run(self.run, self.codec, self._hints))
         if self._unreadable is not None:
@@ -283,7 +283,7 @@ class Drive:
         """Start no step any more; when those that run have ended, or were given time enough, give the run back."""
         self.must_stop = True
         self._loop.call_later(self.settings.drain_after, self._drain_is_over)
-        self.telling.hurry(self.settings.drain_after)
+        self.publisher.hurry(self.settings.drain_after)
         self._attend()
 
     def _drain_is_over(self) -> None:
@@ -371,7 +371,7 @@ class Drive:
     def warn_or_raise(self, choice: OnChange, error: PerdureError) -> None:
         """As `react`, for an error that the body may handle."""
         if choice == "warn":
-            self.telling.warned(str(error))
+            self.publisher.warned(str(error))
         react(choice, error)
 
     def corrupt(self, what: str, reason: Exception) -> NoReturn:
@@ -383,7 +383,7 @@ class Drive:
     def _start_body(self) -> None:
         note_tasks(self._loop)
         context = contextvars.copy_context()
-        context.run(place.set, self.branches)
+        context.run(current.set, self.tasks)
         self._main = self._loop.create_task(begun(self._run_body()), context=context, name=f"perdure:{self.run.id}")
         if not self.results.is_live:
             self.results.look_soon()
@@ -427,7 +427,7 @@ class Drive:
         self._ending = ending
         self._close("ended")
         self.recorder.take_over()
-        if self.branches.alive:
+        if self.tasks.alive:
             await self._end_body()
         try:
             await self.recorder.finish(ending.status, ending.payload)
@@ -476,8 +476,8 @@ class Drive:
             return
         # Whatever a failing store raises now: the lease expires by itself, and the failure that is being raised says why.
         with contextlib.suppress(Exception):
-            await answered(self._release_as_it_was(self._store))
-            self.telling.released()
+            await await_reply(self._release_as_it_was(self._store))
+            self.publisher.released()
 
     def _release_as_it_was(self, store: Store) -> Awaitable[None]:
         if self._problem is None:
@@ -501,7 +501,7 @@ class Drive:
         """Give the run back, due at once."""
         await self.recorder.release()
         self._stands(status="pending", wake_at=self.clock.now())
-        self.telling.released()
+        self.publisher.released()
 
     def _stands(self, **changed: Any) -> None:
         """This is how the run stands in the store from now on."""
@@ -513,7 +513,7 @@ class Drive:
             await cancel_tasks(self.run.id, [self._main])
         elif isinstance(self._failure, KeyboardInterrupt | SystemExit) and self._main is not None:
             self._main.exception()  # which the loop has raised: nobody need say that it was not looked at
-        if called := [branch.task for branch in self.branches.alive if branch.called and branch.task is not None]:
+        if called := [branch.task for branch in self.tasks.alive if branch.called and branch.task is not None]:
             await cancel_tasks(self.run.id, called)
 
     def _close(self, why: Literal["unloaded", "ended"]) -> None:
@@ -547,7 +547,7 @@ class Drive:
         is_open = self.calls.suspending is None and self.calls.closed is None and self._ending is None
         if self._store is None or not is_open:
             return
-        if can_leave_memory(self.branches, self.waits, self.clock.now(), self.settings.unload_grace):
+        if can_leave_memory(self.tasks, self.waits, self.clock.now(), self.settings.unload_grace):
             self._must_suspend = True
             self._attend()
         else:
@@ -558,8 +558,8 @@ class Drive:
         self.recorder.flush()
 
     def _written(self, seq: int) -> None:
-        if self.telling.audience:
-            self.telling.persisted(seq)
+        if self.publisher.audience:
+            self.publisher.persisted(seq)
         self.results.acknowledge(seq)
 
     def _note_cancelled(self, call: CtxCall) -> None:

@@ -3,7 +3,7 @@
 Every drive is told from `run_start` to one of `run_complete`, `run_error`, `run_suspended` and `run_cancelled`. Events are made
 only when somebody listens. Whoever causes one waits until it was told, where that is possible; elsewhere the next one waits.
 
-Listeners change nothing that the body sees. The outcome of a step is told when its record is acknowledged and has reached its
+Subscriptions change nothing that the body sees. The outcome of a step is told when its record is acknowledged and has reached its
 branch, and until that was told nothing else is handed over: a listener takes time, and the body comes to rest as without one.
 """
 
@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from perdure import events
 from perdure.codec import Codec
-from perdure.engine.body_tasks import Branches
+from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.replay_order import ResultQueue
-from perdure.engine.subscriptions import Listeners, Subscription
+from perdure.engine.subscriptions import Subscription, Subscriptions
 from perdure.engine.unloading import CLOSING_SECONDS
 from perdure.errors import LeaseLost
 from perdure.events import Event, Listener
@@ -46,7 +46,7 @@ class PublishedDrive(Protocol):
     @property
     def results(self) -> ResultQueue: ...
     @property
-    def branches(self) -> Branches: ...
+    def tasks(self) -> BodyTasks: ...
     @property
     def has_lease(self) -> bool: ...
     @property
@@ -68,10 +68,10 @@ class PublishedStep(Protocol):
     def plan(self) -> StepPlan: ...
 
 
-class Telling:
+class EventPublisher:
     """The listeners of one drive: `on_event`, and whoever subscribed to the run."""
 
-    def __init__(self, drive: PublishedDrive, on_event: Listener | None, listeners: Listeners) -> None:
+    def __init__(self, drive: PublishedDrive, on_event: Listener | None, listeners: Subscriptions) -> None:
         self._drive_of = weakref.ref(drive)  # which has this: nothing here shall wait for a collection
         self._on_event = None if on_event is None else Subscription(on_event)
         self.listeners = listeners
@@ -196,7 +196,7 @@ class Telling:
             try:
                 yield
             except asyncio.CancelledError:
-                branch = self._drive.branches.running
+                branch = self._drive.tasks.running
                 if self._drive.is_closed or branch is None:
                     raise
                 branch.cancel_at_next_await()

@@ -106,7 +106,7 @@ def _recorded_winner(drive: Drive, key: str, racers: int) -> int | None:
 
 async def _join(drive: Drive, tasks: list[asyncio.Future[Any]], until: str) -> None:
     """Wait for branches of our own until enough of them have ended."""
-    branches = drive.branches
+    branches = drive.tasks
     is_branch = branches.running is not None
     branches.joining += is_branch
     try:

@@ -18,13 +18,13 @@ from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
-from perdure.engine.body_tasks import Branch, Branches, nothing
+from perdure.engine.body_tasks import BodyTask, BodyTasks, nothing
 from perdure.engine.replay_order import Receiver, ResultQueue
 from perdure.engine.timers_and_signals import Wait, Waits
 from perdure.errors import DuplicateStep, PerdureError, RunDiverged, RunFinished, StepChanged, Unloaded
 from perdure.model.journal import Entry, JournalIndex, Kind
 from perdure.result import Err
-from perdure.stepspec import StepInfo, place
+from perdure.stepspec import StepInfo, current
 
 # What a call of ctx.patched gets when the journal goes on after it.
 _JOURNAL_GOES_ON: Final = object()
@@ -38,7 +38,7 @@ class Parked(asyncio.Future[Any]):
     Shielded, it refuses: `Task.cancel` then throws CancelledError when the result has come, and `Calls.parked` returns that.
     """
 
-    branch: Branch | None = None
+    branch: BodyTask | None = None
     is_shielded = False
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -58,7 +58,7 @@ class CtxCall(msgspec.Struct, eq=False):
 
     key: str
     kind: Kind
-    branch: Branch | None
+    branch: BodyTask | None
     calls: Calls
     # Whether an earlier attempt recorded that this call was cancelled, so a result under its key is that of a later call.
     was_cancelled: bool = False
@@ -147,7 +147,7 @@ class Calls:
         self,
         run_id: str,
         recorded: JournalIndex,
-        branches: Branches,
+        branches: BodyTasks,
         results: ResultQueue,
         waits: Waits,
         retired: Collection[str],
@@ -198,9 +198,9 @@ class Calls:
         branch = self._use(key, kind)
         return CtxCall(key, kind, branch, self, bool(self._cancelled) and self._was_cancelled(key))
 
-    def _use(self, key: str, kind: Kind) -> Branch | None:
+    def _use(self, key: str, kind: Kind) -> BodyTask | None:
         """The branch that uses the key from now on."""
-        if isinstance(place.get(), StepInfo):
+        if isinstance(current.get(), StepInfo):
             raise _out_of_place(key)
         branch = self._branches.running
         if branch is not None:
@@ -298,7 +298,7 @@ class Calls:
     async def same_as(self, key: str, shared: Shared) -> Entry:
         """The record of the first use of `key`, after it reached the body; an open entry when there will be none."""
         self.check()
-        if isinstance(place.get(), StepInfo):
+        if isinstance(current.get(), StepInfo):
             raise _out_of_place(key)
         branch = self._branches.running
         if branch is not None:

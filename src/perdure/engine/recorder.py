@@ -15,8 +15,8 @@ import weakref
 from collections.abc import Awaitable, Callable, Collection
 from typing import ClassVar, Final, TypeVar
 
-from perdure.aio.pending_write import Answer, answered, done, took_place, under_way, was_cut_off
-from perdure.engine.body_tasks import Branches, nothing
+from perdure.aio.pending_write import PendingWrite, await_reply, in_flight, is_committed, is_unknown, wait_for_reply
+from perdure.engine.body_tasks import BodyTasks, nothing
 from perdure.errors import LeaseLost, PerdureError, PersistenceError
 from perdure.model.clock import Clock
 from perdure.model.journal import Entry, Kind, Phase
@@ -129,7 +129,7 @@ class Recorder(Unrecorded):
         lease: Lease,
         clock: Clock,
         journal: list[Entry],
-        branches: Branches,
+        branches: BodyTasks,
         *,
         on_pulse: Callable[[Pulse], None],
         on_failure: Callable[[PerdureError], None],
@@ -151,7 +151,7 @@ class Recorder(Unrecorded):
         self._consume: list[int] = []
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         # The write under way, and what it writes.
-        self._writing: Answer[Pulse] | asyncio.Future[Pulse] | None = None
+        self._writing: PendingWrite[Pulse] | asyncio.Future[Pulse] | None = None
         self._written: tuple[list[Entry], list[int]]
         self._is_write_due = False
         # Set when finish, suspend or stop take over what is left; then nothing more is written from here.
@@ -222,7 +222,7 @@ class Recorder(Unrecorded):
         self.take_over()
         writing = self._writing
         if writing is not None:
-            await done(writing)
+            await wait_for_reply(writing)
             self._answered(writing)
 
     def forget_owner(self) -> None:
@@ -253,20 +253,20 @@ class Recorder(Unrecorded):
             except Exception as error:  # noqa: BLE001 - as if it had been awaited: whoever is here now only has something to record
                 write = self._loop.create_future()
                 write.set_exception(error)
-            if isinstance(write, Answer) and not write.done():
+            if isinstance(write, PendingWrite) and not write.done():
                 self._writing = write
-                write.then = self._answered
+                write.on_resolved = self._answered
             else:
                 self._writing = writing = self._context.run(asyncio.ensure_future, write)
                 writing.add_done_callback(self._answered, context=contextvars.Context())
 
-    def _answered(self, writing: Answer[Pulse] | asyncio.Future[Pulse]) -> None:
+    def _answered(self, writing: PendingWrite[Pulse] | asyncio.Future[Pulse]) -> None:
         """Told by the write itself, and before that perhaps by somebody who waited for it."""
         if writing is not self._writing:
             return
         self._writing = None
         entries, consume = self._written
-        if was_cut_off(writing):
+        if is_unknown(writing):
             # The loop is being shut down. Whether it took place nobody knows, but sent twice it is recorded once.
             self._entries, self._consume = entries + self._entries, consume + self._consume
         elif (error := writing.exception()) is not None:
@@ -311,16 +311,16 @@ class Recorder(Unrecorded):
 
     async def _answer(self, verb: Awaitable[T], then: Callable[[T], None]) -> T:
         """What the verb gives, after `then` was told that, also when whoever waits was cancelled meanwhile."""
-        asking = under_way(verb)
+        asking = in_flight(verb)
         try:
-            return await answered(asking)
+            return await await_reply(asking)
         except Exception as error:
             failure = self._as_failure(error)
             if failure is error:
                 raise
             raise failure from error
         finally:
-            if took_place(asking):
+            if is_committed(asking):
                 then(asking.result())
 
 

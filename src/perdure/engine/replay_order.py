@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-from perdure.engine.body_tasks import Branches, nothing
+from perdure.engine.body_tasks import BodyTasks, nothing
 from perdure.errors import PerdureError
 from perdure.model.clock import Clock, Timer
 from perdure.model.durations import MICROSECOND
@@ -57,7 +57,7 @@ class ResultQueue:
 
     def __init__(
         self,
-        branches: Branches,
+        branches: BodyTasks,
         clock: Clock,
         grace: int,
         recorded: Iterable[Entry],

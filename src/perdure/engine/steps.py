@@ -31,7 +31,7 @@ from perdure.errors import PerdureWarning, PersistenceError, StepFailed, StepTim
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry, NextTry
 from perdure.result import Err, Ok
-from perdure.stepspec import StepInfo, StepPlan, place
+from perdure.stepspec import StepInfo, StepPlan, current
 
 _OUTCOMES: Final = (Ok, Err)
 
@@ -80,8 +80,8 @@ async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) 
                 return await _Attempts(drive, call, step, args_hash).run()
     if calls.shared:
         calls.got(entry)
-    if drive.telling.audience:
-        await drive.telling.step_replayed(step, entry)
+    if drive.publisher.audience:
+        await drive.publisher.step_replayed(step, entry)
     return replay_step(drive, step.key, step.plan, entry, args_hash)
 
 
@@ -134,9 +134,9 @@ class _Attempts(msgspec.Struct):
             await drive.calls.wait_for_delivery(self._call, entry)
         if drive.calls.shared:
             drive.calls.got(entry)
-        if drive.telling.audience:
+        if drive.publisher.audience:
             self._call.left()
-            await drive.telling.step_ended(step, entry, result.error)
+            await drive.publisher.step_ended(step, entry, result.error)
         if result.error is not None:
             drive.calls.raised(step.key, result.error)
             raise result.error
@@ -189,8 +189,8 @@ class _Attempts(msgspec.Struct):
             return None
 
     async def _tell(self, kind: type[events.StepEvent], **fields: Any) -> None:
-        if self._drive.telling.audience:
-            await self._drive.telling.of_step(kind, self._step, self._attempt, **fields)
+        if self._drive.publisher.audience:
+            await self._drive.publisher.of_step(kind, self._step, self._attempt, **fields)
 
     async def _tell_start(self) -> None:
         await self._tell(events.StepStartEvent)
@@ -205,14 +205,14 @@ class _Attempts(msgspec.Struct):
         while True:
             if not drive.may_start_now():
                 await drive.may_start()
-            if drive.telling.audience:
+            if drive.publisher.audience:
                 await self._tell_start()
             started_at = drive.clock.now()
             try:
                 # The function's own code, and what it starts, runs outside the body, and in a copy of its context: variables that
                 # it sets reach the body neither on the first run nor on a replay.
                 context = contextvars.copy_context()
-                context.run(place.set, StepInfo(drive.run.id, step.key, self._attempt, step.oldest_key))
+                context.run(current.set, StepInfo(drive.run.id, step.key, self._attempt, step.oldest_key))
                 drive.executing += 1
                 try:
                     called = context.run(step.fn, *step.args) if step.plan.is_bare else self._called()
@@ -300,9 +300,9 @@ class _Attempts(msgspec.Struct):
         at = self._drive.clock.now() + round(self._step.plan.retry.wait_after(self._attempt) * MICROSECOND)
         failed, self._attempt = self._attempt, self._attempt + 1
         opened = self._open(msgspec.json.encode(NextTry(at, msgspec.Raw(dump_error(error)))))
-        if self._drive.telling.audience:
+        if self._drive.publisher.audience:
             await self._drive.recorded()
-            await self._drive.telling.of_step(events.StepRetryEvent, self._step, failed, error=error, next_at=moment(at))
+            await self._drive.publisher.of_step(events.StepRetryEvent, self._step, failed, error=error, next_at=moment(at))
         await self._wait_until(at, opened.seq)
         if self._lingering is not None and not self._step.plan.abandon:
             await asyncio.wait([self._lingering])

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self, TypeAlias, get_args
 
 from perdure.events import Event, Listener
-from perdure.stepspec import place
+from perdure.stepspec import current
 
 # How a drive is known: by event loop, database and run id.
 DriveKey: TypeAlias = tuple[int, tuple[str, ...], str]
@@ -54,7 +54,7 @@ class Subscription:
         self._queue: deque[Event] = deque()
         self._working: asyncio.Task[None] | None = None
         self._is_over = False
-        self._listeners: Listeners | None = None
+        self._listeners: Subscriptions | None = None
 
     def __call__(self) -> None:
         """Unsubscribe: nothing more is delivered. Doing it again does nothing."""
@@ -69,7 +69,7 @@ class Subscription:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self()
 
-    def join(self, listeners: Listeners) -> Self:
+    def join(self, listeners: Subscriptions) -> Self:
         """This subscription, one of these from now on."""
         self._listeners = listeners
         listeners.subscriptions.append(self)
@@ -154,7 +154,7 @@ def _raise(error: BaseException) -> NoReturn:
 
 def _outside(context: contextvars.Context) -> contextvars.Context:
     """The context, in which nothing belongs to a body."""
-    context.run(place.set, None)
+    context.run(current.set, None)
     return context
 
 
@@ -163,7 +163,7 @@ def _start(work: Any, context: contextvars.Context) -> asyncio.Task[None]:
     return task
 
 
-class Listeners:
+class Subscriptions:
     """Those who listen to one run in this process, and what they have not been told yet.
 
     Events are told one at a time, in the order in which they happened, also across two drives of a run that follow closely.
@@ -287,16 +287,16 @@ class Listeners:
 
 # The listeners of each run, in this process. Not part of the worker's registry of drives: a listener may subscribe before the
 # first drive, and stays subscribed while the run is suspended and not driven at all.
-_listening: dict[DriveKey, Listeners] = {}
+_listening: dict[DriveKey, Subscriptions] = {}
 # The loops on which runs were driven or subscribed to.
 _loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
-def listeners_of(key: DriveKey) -> Listeners:
+def subscriptions_of(key: DriveKey) -> Subscriptions:
     """The listeners of a run, now and later."""
     listeners = _listening.get(key)
     if listeners is None:
-        listeners = _listening[key] = Listeners(key)
+        listeners = _listening[key] = Subscriptions(key)
         _seen(listeners.loop)
     return listeners
 

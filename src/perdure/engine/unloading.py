@@ -6,7 +6,7 @@ import asyncio
 import warnings
 from typing import Any, Final
 
-from perdure.engine.body_tasks import Branches
+from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.timers_and_signals import Waits
 from perdure.errors import PerdureWarning
 
@@ -14,7 +14,7 @@ from perdure.errors import PerdureWarning
 CLOSING_SECONDS: Final = 5.0
 
 
-def can_leave_memory(branches: Branches, waits: Waits, now: int, grace: int) -> bool:
+def can_leave_memory(branches: BodyTasks, waits: Waits, now: int, grace: int) -> bool:
     """Whether a run at rest need not stay in memory: only a timer that is not due soon, or a signal, can move its body.
 
     When no branch waits for either, the body is busy with something of its own, and nothing in the store would wake it.

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from perdure.aio.pending_write import answered
+from perdure.aio.pending_write import await_reply
 from perdure.backends.base.connections import ServerConnections
 from perdure.backends.base.server_store import ServerBacked
 from perdure.errors import PersistenceError
@@ -45,12 +45,12 @@ class ServerKeyValueStore(ServerBacked[H], ABC):
         """Store the text, for `ttl` or without expiry."""
         data, length = encode_value(check_key(key), value, most=self.most_bytes), lifetime(ttl)
         # A cancelled `set` ends only when its reply has arrived, so that it cannot overwrite a later `set` of the key.
-        await answered(self._call(lambda _: self._set(key, data, length)))
+        await await_reply(self._call(lambda _: self._set(key, data, length)))
 
     async def delete(self, key: str) -> bool:
         """Whether there was anything to delete."""
         name = check_key(key)
-        return await answered(self._call(lambda repeated: self._delete_once(name, repeated=repeated)))
+        return await await_reply(self._call(lambda repeated: self._delete_once(name, repeated=repeated)))
 
     async def exists(self, key: str) -> bool:
         """Whether there is text under `key`."""

@@ -16,11 +16,11 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Final
 
-from perdure.aio.pending_write import answered
+from perdure.aio.pending_write import await_reply
 from perdure.codec.outcomes import Hints, outcome_of
 from perdure.engine.drive import Drive
 from perdure.engine.heartbeat import heartbeat_of
-from perdure.engine.subscriptions import listeners_of
+from perdure.engine.subscriptions import subscriptions_of
 from perdure.errors import InvalidInput, PerdureWarning, RunNotFound, ValueNotStorable
 from perdure.model.clock import elapsed
 from perdure.model.ids import check_id, random_bytes
@@ -169,7 +169,7 @@ class Host:
             created_at=start.created_at,
             now=self.clock.store_now(),
         )
-        created = await answered(create, self._give_back)
+        created = await await_reply(create, self._give_back)
         if created.claim is not None:
             self._asked_at[created.claim.lease.token] = asked_at
             return self.drive(workflow, created.claim, options, arguments=start.arguments, is_background=is_background)
@@ -182,7 +182,7 @@ class Host:
         """Claim due runs of the workflows known here."""
         asked_at = elapsed()
         claim = self.store.claim(limit, self.lease_ttl, tuple(self.workflows), queues, now=self.clock.store_now())
-        claims = await answered(claim, self._give_back)
+        claims = await await_reply(claim, self._give_back)
         self._asked_at.update((claim.lease.token, asked_at) for claim in claims.claims)
         return claims
 
@@ -190,7 +190,7 @@ class Host:
         """Lease this run if it is due, or at any time."""
         asked_at = elapsed()
         acquire = self.store.acquire(run_id, self.lease_ttl, due_only=due_only, now=self.clock.store_now())
-        claim = await answered(acquire, self._give_back)
+        claim = await await_reply(acquire, self._give_back)
         if claim is not None:
             self._asked_at[claim.lease.token] = asked_at
         return claim
@@ -228,7 +228,7 @@ class Host:
             heartbeat=self._heartbeat,
             ttl=self.lease_ttl,
             asked_at=elapsed() if asked_at is None else asked_at,
-            listeners=listeners_of(key),
+            listeners=subscriptions_of(key),
             retired=workflow.retired,
         )
         return active_runs.start(drive, key, self, is_background=is_background)
@@ -238,7 +238,7 @@ class Host:
         task = run.task
         outcome = None if task.cancelled() or task.exception() is not None else task.result()
         is_suspended = isinstance(outcome, Suspended)
-        run.drive.telling.listeners.no_longer_driven(has_ended=outcome is not None and not is_suspended)
+        run.drive.publisher.listeners.no_longer_driven(has_ended=outcome is not None and not is_suspended)
         if is_suspended and self._is_implicit:
             self._warn_of_memory(f"run {run.drive.run.id!r} is suspended in memory", stacklevel=2)
 
@@ -261,7 +261,7 @@ class Host:
         """Close the store, after the drives of this host that other calls have joined."""
         driven = active_runs.of(self)
         if driven:
-            await answered(asyncio.wait([run.task for run in driven]))
+            await await_reply(asyncio.wait([run.task for run in driven]))
         await self.store.close()
 
     async def view(self, run_id: str) -> View:

@@ -15,7 +15,7 @@ import asyncpg  # type: ignore[import-untyped]  # it ships no types
 from asyncmy.constants import CLIENT
 
 T = TypeVar("T")
-Answer = tuple[list[Any], int]
+PendingWrite = tuple[list[Any], int]
 
 
 class SqliteQueries:
@@ -28,7 +28,7 @@ class SqliteQueries:
         self._thread = ThreadPoolExecutor(1)
         self._connection: sqlite3.Connection | None = None
 
-    async def query(self, sql: str, params: Sequence[Any]) -> Answer:
+    async def query(self, sql: str, params: Sequence[Any]) -> PendingWrite:
         return await self._run(lambda connection: _query(connection, sql, params))
 
     async def close(self) -> None:
@@ -50,7 +50,7 @@ class SqliteQueries:
         self.steps += 1
 
 
-def _query(connection: sqlite3.Connection, sql: str, params: Sequence[Any]) -> Answer:
+def _query(connection: sqlite3.Connection, sql: str, params: Sequence[Any]) -> PendingWrite:
     cursor = connection.execute(sql, params)
     return cursor.fetchall(), cursor.rowcount
 
@@ -70,7 +70,7 @@ class SqliteClient:
         """How much SQLite did so far."""
         return self._reading.steps + self._writing.steps
 
-    async def query(self, sql: str, params: Sequence[Any]) -> Answer:
+    async def query(self, sql: str, params: Sequence[Any]) -> PendingWrite:
         return await self._reading.query(sql, params)
 
     @asynccontextmanager
@@ -95,7 +95,7 @@ class PostgresQueries:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
-    async def query(self, sql: str, params: Sequence[Any]) -> Answer:
+    async def query(self, sql: str, params: Sequence[Any]) -> PendingWrite:
         statement = await self._connection.prepare(sql)
         rows = await statement.fetch(*params)
         number = statement.get_statusmsg().rpartition(" ")[2]
@@ -114,7 +114,7 @@ class PostgresClient:
         async with self._opening:
             return await self._pool  # which opens it, once
 
-    async def query(self, sql: str, params: Sequence[Any]) -> Answer:
+    async def query(self, sql: str, params: Sequence[Any]) -> PendingWrite:
         async with (await self._get_pool()).acquire() as connection:
             return await PostgresQueries(connection).query(sql, params)
 
@@ -133,7 +133,7 @@ class MysqlQueries:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
-    async def query(self, sql: str, params: Sequence[Any]) -> Answer:
+    async def query(self, sql: str, params: Sequence[Any]) -> PendingWrite:
         async with self._connection.cursor() as cursor:
             await cursor.execute(sql, tuple(params) or None)
             rows = await cursor.fetchall() if cursor.description else []
@@ -168,7 +168,7 @@ class MysqlClient:
                 self._pool = await asyncmy.create_pool(minsize=0, maxsize=5, **self._options)
             return self._pool
 
-    async def query(self, sql: str, params: Sequence[Any]) -> Answer:
+    async def query(self, sql: str, params: Sequence[Any]) -> PendingWrite:
         async with (await self._get_pool()).acquire() as connection:
             return await MysqlQueries(connection).query(sql, params)
 

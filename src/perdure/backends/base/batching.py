@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
-from perdure.aio.pending_write import Answer
+from perdure.aio.pending_write import PendingWrite
 from perdure.errors import PersistenceError
 
 MAX_REQUESTS: Final = 500
@@ -59,7 +59,7 @@ A = TypeVar("A")
 Reply: TypeAlias = A | BaseException | _Again
 
 
-class _QueuedRequest(Answer[A], Generic[Q, A]):
+class _QueuedRequest(PendingWrite[A], Generic[Q, A]):
     """A request, and the reply to it on the caller's loop. `on_reply` is called on the batcher's loop before that."""
 
     __slots__ = ("on_reply", "request")
@@ -102,7 +102,7 @@ class Batcher(Generic[Q, A]):
         self._has_timer = False
         self.statements = 0
 
-    def put(self, request: Q, on_reply: Callable[[], None] | None = None) -> Answer[A]:
+    def put(self, request: Q, on_reply: Callable[[], None] | None = None) -> PendingWrite[A]:
         """The reply to the request, once its write is committed. On the batcher's own loop."""
         queued: _QueuedRequest[Q, A] = _QueuedRequest(request, on_reply)
         self._waiting.append(queued)
@@ -112,7 +112,7 @@ class Batcher(Generic[Q, A]):
 
     def put_threadsafe(
         self, request: Q, call: Callable[[Callable[[], None]], object], on_reply: Callable[[], None] | None = None
-    ) -> Answer[A]:
+    ) -> PendingWrite[A]:
         """As `put`, from any loop: the reply comes on that loop. `call` runs a callback on the batcher's loop, or raises."""
         queued: _QueuedRequest[Q, A] = _QueuedRequest(request, on_reply)
         with self._lock:

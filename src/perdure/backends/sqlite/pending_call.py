@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from perdure.aio.pending_write import Answer
+from perdure.aio.pending_write import PendingWrite
 from perdure.backends.sqlite.connection import map_error
 from perdure.backends.sqlite.writer_connection import WriterConnection
 
 T = TypeVar("T")
 
 
-class PendingCall(Answer[T]):
+class PendingCall(PendingWrite[T]):
     """A verb in flight, and its result. `probe` may find the result by a plain read, without a transaction.
 
     A call that `is_certain` shields its waiter: cancelling takes effect only after the result has arrived. One that
@@ -44,8 +44,8 @@ class PendingCall(Answer[T]):
         self.keeps_fences = keeps_fences
         self.probe = probe
 
-    def _new_coming(self) -> asyncio.Future[None]:
-        return super()._new_coming() if self.is_certain else self.loop.create_future()
+    def _new_waiter(self) -> asyncio.Future[None]:
+        return super()._new_waiter() if self.is_certain else self.loop.create_future()
 
     def fail(self, error: BaseException, path: str) -> None:
         """Set the error that the caller gets."""
@@ -70,7 +70,7 @@ def _resolve_all(calls: Sequence[PendingCall[Any]]) -> None:
     """Resolve these calls, on their loop."""
     try:
         for call in calls:
-            call.come()
+            call.resolve()
     except BaseException:  # KeyboardInterrupt ends the loop here: the other calls are resolved while it shuts down
         calls[0].loop.call_soon(_resolve_all, calls)
         raise

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from perdure.aio.named_locks import NamedLocks
-from perdure.aio.pending_write import answered
+from perdure.aio.pending_write import await_reply
 from perdure.backends.base.leases import store_time
 from perdure.backends.base.new_runs import row_after_restore
 from perdure.backends.memory.store import MemoryStore
@@ -261,7 +261,7 @@ class StateStore(MemoryStore):
             extra = ExtraColumns.of(run)
         self._loaded.pop(run_id, None)
         # Shielded from cancellation: a save that goes on by itself could replace a later one.
-        await answered(self._save(view.row, extra.add_to(view.snapshot())))
+        await await_reply(self._save(view.row, extra.add_to(view.snapshot())))
 
     async def _save_or_forget(self, run_id: str) -> None:
         """Save a run that was just created or leased. If that fails the caller gets no lease, so none may stay in memory."""

@@ -12,7 +12,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from perdure.aio.pending_write import answered
+from perdure.aio.pending_write import await_reply
 from perdure.backends.user_defined.state_store import call_user_method
 from perdure.errors import PersistenceError
 from perdure.model.clock import elapsed
@@ -45,7 +45,7 @@ class UserStoreLeases:
 
     async def acquire(self, run_id: str, ttl: float) -> bool:
         """Whether the run is ours now. If the caller is cancelled meanwhile, it is released again."""
-        return await answered(self._acquire(run_id, ttl), lambda is_ours: self.release(run_id) if is_ours else _nothing())
+        return await await_reply(self._acquire(run_id, ttl), lambda is_ours: self.release(run_id) if is_ours else _nothing())
 
     async def _acquire(self, run_id: str, ttl: float) -> bool:
         held = _HeldLease(secrets.token_hex(16), asyncio.get_running_loop(), elapsed() + ttl)
@@ -87,7 +87,7 @@ class UserStoreLeases:
         held = self._held.pop(run_id, None)
         if held is not None:
             try:
-                await answered(self._call_release(run_id, held.token))
+                await await_reply(self._call_release(run_id, held.token))
             except PersistenceError:
                 return
 
