@@ -100,7 +100,7 @@ async def test_a_pause_shorter_than_the_grace_stays_in_memory() -> None:
         return await ctx.step("flaky", flaky, retry=steady(2, 0.002))
 
     assert await flow() == "done"
-    assert await flow.run(id="short pause") == Ok("done")
+    assert await flow.run(id="short pause", store=stores.memory()) == Ok("done")
 
 
 async def go_on(store: Any, flow: Workflow[[], Any]) -> Outcome[Any] | None:
