@@ -168,7 +168,7 @@ async def refuse_second_process(
     """Write the name of this process where the last one wrote its own, which `read` gives; "" if there is none.
 
     Raises `StoreCapabilityError` if that is another process of this machine that has not ended: without `lacks` nothing fences
-    one of them off, so both would drive the same runs. A process elsewhere cannot be looked up: that is the user's responsibility.
+    one of them off, so both would drive the same runs. A process elsewhere cannot be looked up.
     """
     owners = Owners()
     here = await asyncio.to_thread(lambda: owners.here)
