@@ -226,7 +226,7 @@ async def test_row_state_persistence_is_a_store() -> None:
 
 
 async def test_row_workflow_snapshot_v1() -> None:
-    run = await feed(Counted()).start("1", id="wf-1", metadata={"userId": "7"})
+    run = await feed(Counted()).start("1", id="wf-1", store=stores.memory(), metadata={"userId": "7"})
     await run
     snapshot = await run.snapshot()
     tree = snapshot.to_dict()

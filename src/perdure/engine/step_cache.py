@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from perdure.errors import PerdureWarning, PersistenceError
-from perdure.kv.protocol import maybe_await
+from perdure.kv.protocol import as_text, maybe_await
 from perdure.model.clock import Clock
 from perdure.model.durations import microseconds
 
@@ -96,7 +96,7 @@ class StepCaching:
         if text is None:
             return None
         try:
-            cached = Cached.from_text(text)
+            cached = Cached.from_text(as_text(text))
         except ValueError as error:
             told = f"what the cache has under {key!r} cannot be read, so that the step runs again: {error}"
             warnings.warn(told, PerdureWarning, stacklevel=2)

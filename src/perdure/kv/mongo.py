@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from perdure.backends.mongo.address import address_of_client, parse_address, settings_for
+from perdure.backends.mongo.address import address_of_client, check_source, parse_address, settings_for
 from perdure.backends.mongo.connections import MongoConnections
 from perdure.backends.mongo.errors import driver
 from perdure.backends.mongo.schema import check_stem
@@ -60,9 +60,8 @@ class MongoKeyValueStore(ServerKeyValueStore[MongoKvConnections]):
         collection: str = "perdure",
         namespace: str = "",
     ) -> None:
-        if (url is None) == (client is None):
-            raise ValueError("pass either the URL of a MongoDB server or client=")
         driver()
+        check_source(url, client)
         address = address_of_client(client, database) if url is None else parse_address(url, database)
         self._before = f"{escape_namespace(check_namespace(namespace))}:"
         super().__init__(MongoKvConnections(address, check_stem(collection), url=url, client=client))

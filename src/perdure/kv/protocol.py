@@ -37,6 +37,11 @@ class KeyValueStore(Protocol):
         ...
 
 
+def as_text(value: str | bytes) -> str:
+    """The text of a key-value store. A client of Redis is one too, and gives bytes unless it was made to decode them."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
 async def maybe_await(result: Awaitable[T] | T) -> T:
     """The result of a method that may be plain or async."""
     return await cast("Awaitable[T]", result) if inspect.isawaitable(result) else result

@@ -10,7 +10,7 @@ import warnings
 from typing import Any, ClassVar, Final
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.redis.address import address_of_client, parse_address
+from perdure.backends.redis.address import address_of_client, check_source, parse_address
 from perdure.backends.redis.connections import RedisConnections
 from perdure.backends.redis.driver import driver
 from perdure.backends.redis.keys import Keys
@@ -61,10 +61,9 @@ class RedisKeyValueStore(ServerKeyValueStore[RedisKvConnections]):
     def __init__(
         self, url: str | None = None, *, client: Any = None, table: str = "perdure", namespace: str = "", cluster: bool = False
     ) -> None:
-        if (url is None) == (client is None):
-            raise ValueError("pass either the URL of a Redis server or client=")
         keys = Keys(table, "")
         driver()
+        check_source(url, client)
         address = address_of_client(client) if url is None else parse_address(url)
         self._before = f"{keys.stem}:values:{escape_namespace(check_namespace(namespace))}:".encode()
         super().__init__(RedisKvConnections(address, keys, url=url, client=client, cluster=cluster))

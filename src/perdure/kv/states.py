@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from perdure.errors import SnapshotFormatError
 from perdure.kv.dsns import open_key_value_store
-from perdure.kv.protocol import KeyValueStore, maybe_await
+from perdure.kv.protocol import KeyValueStore, as_text, maybe_await
 from perdure.model.ids import check_id
 from perdure.snapshots.resume_state import ResumeState, dump_state, parse_state
 from perdure.snapshots.snapshot import Snapshot
@@ -67,7 +67,8 @@ class StatePersistence:
 
     async def load_raw(self, id: str) -> str | None:  # noqa: A002 - as above
         """The text that was saved, not parsed."""
-        return await maybe_await(self._kv.get(self._key(id)))
+        text = await maybe_await(self._kv.get(self._key(id)))
+        return None if text is None else as_text(text)
 
     async def delete(self, id: str) -> bool:  # noqa: A002 - as above
         """Whether there was a state to delete."""
@@ -76,7 +77,7 @@ class StatePersistence:
     async def list(self) -> list[str]:
         """The ids under which something is saved, sorted."""
         # A star in the prefix matches more than itself, so the keys are checked once more.
-        found = await maybe_await(self._kv.keys(f"{self._prefix}*"))
+        found = [as_text(key) for key in await maybe_await(self._kv.keys(f"{self._prefix}*"))]
         return sorted(key.removeprefix(self._prefix) for key in found if key.startswith(self._prefix))
 
     def _key(self, id: str) -> str:  # noqa: A002 - as above

@@ -124,9 +124,6 @@ class Host:
 
         Raises `InvalidInput` or `SnapshotMismatch` and refuses bad ids; nothing is written.
         """
-        if "id" in options and self._is_implicit and not has_state(workflow.process_options, options):
-            # The caller of wf.run, wf.start, runtime.run or runtime.start.
-            self._warn_of_memory(f"run {options['id']!r} has an id, but there is no store: it is kept in memory", stacklevel=5)
         encoded, digest, arguments = workflow.encode_input(self.settings.codec, args, kwargs)
         new = NewRun(
             id=check_id(options["id"], "a run's id") if "id" in options else str(uuid.uuid4()),
@@ -138,6 +135,9 @@ class Host:
             definition_hash=workflow.definition_hash,
             **columns_of(options),
         )
+        if "id" in options and self._is_implicit and not has_state(workflow.process_options, options):
+            # At the caller of wf.run, wf.start, runtime.run or runtime.start.
+            self._warn_of_memory(f"run {new.id!r} has an id, but there is no store: it is kept in memory", stacklevel=5)
         if state is None:
             return RunStart(new, arguments=arguments)
         on_change = Options.nearest(workflow.process_options, self.process_options, options).on_definition_change

@@ -1,10 +1,15 @@
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
+import pymongo
 import pytest
 
+from perdure import stores
 from perdure.backends.mongo import MongoStore
 from perdure.backends.mongo.address import parse_address, settings_for
 from perdure.errors import PersistenceError
+from perdure.kv import MongoKeyValueStore
 from perdure.testing.contract.world import NOW, new_run, outcomes
 from tests.backends.operators import PASSWORD
 from tests.servers.mongo import MongoServer
@@ -43,9 +48,22 @@ async def test_a_password_that_is_not_escaped_is_never_shown(monkeypatch: pytest
     assert PASSWORD not in f"{store!r} {answer!r} {answer.__cause__!r}"
 
 
-def test_a_store_takes_a_url_or_a_client() -> None:
+@pytest.mark.parametrize("make", [stores.mongo, MongoStore, MongoKeyValueStore])
+def test_a_store_takes_a_url_or_an_asynchronous_client_and_says_so(make: Callable[..., Any]) -> None:
+    plain: Any = pymongo.MongoClient(connect=False)
+    client: Any = pymongo.AsyncMongoClient(connect=False)
     with pytest.raises(ValueError, match="a URL or a client"):
-        MongoStore()
+        make()
+    with pytest.raises(ValueError, match="a URL or a client, not both: with client=, database= names the database"):
+        make("mongodb://localhost/app", client=client)
+    with pytest.raises(
+        TypeError, match=r"a MongoClient cannot be used; pass client=pymongo\.AsyncMongoClient\(url\), or the URL"
+    ):
+        make(client=plain)
+    for positional in (plain, client):
+        with pytest.raises(TypeError, match=r"the URL of a MongoDB server, not a \w+; pass a client as client="):
+            make(positional)
+    plain.close()
 
 
 async def test_a_server_that_stands_alone_is_refused_with_what_to_do() -> None:

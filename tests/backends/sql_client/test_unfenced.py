@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +16,7 @@ import pytest
 from perdure import Context, Ok, Runtime, Suspended, workflow
 from perdure.backends.sql_client import sql_client
 from perdure.backends.sql_client.unfenced import SqlWorkflowStore
-from perdure.errors import PerdureWarning, PersistenceError
+from perdure.errors import PerdureWarning, PersistenceError, StoreCapabilityError
 from perdure.model.durations import moment
 from perdure.simple_stores import StoredRun
 from perdure.testing.contract.identity import NAMES
@@ -81,6 +86,75 @@ async def test_without_leave_nothing_is_created(here: Place) -> None:
         await store.load("run")
     await store.setup()
     assert await store.load("run") is None
+
+
+CHILD = """
+import asyncio, sys, warnings
+from perdure import Context, workflow
+from perdure.backends.sql_client import sql_client
+from tests.backends.sql_client.places import CLIENTS
+from tests.backends.sql_client.test_unfenced import QueryOnly
+
+@workflow
+async def flow(ctx: Context) -> int:
+    return 1
+
+async def main(dialect, where):
+    warnings.simplefilter("ignore")
+    client = CLIENTS[dialect](where)
+    try:
+        print(await flow.run(id="run", store=sql_client(QueryOnly(client), dialect)), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+    await client.close()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def start_child(here: Place) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", CHILD, here.dialect, here.where]
+    return subprocess.Popen(command, cwd=Path(__file__).parents[3], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def first_line(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+async def test_a_second_process_is_refused_until_the_first_has_ended(here: Place) -> None:
+    first = await asyncio.to_thread(start_child, here)
+    try:
+        assert await asyncio.to_thread(first_line, first) == "Ok(value=1)"
+        told = rf"the sql_client store has no way to serve two processes without transaction\(\), and process {first.pid} on host"
+        store, _ = unfenced(here)
+        for _ in range(2):
+            with pytest.raises(StoreCapabilityError, match=told):
+                await store.load("run")
+        with pytest.raises(StoreCapabilityError, match=told):
+            await store.setup()
+        second = await asyncio.to_thread(start_child, here)
+        refused, _ = await asyncio.to_thread(second.communicate)
+        assert re.match(f"StoreCapabilityError {told}", refused)
+    finally:
+        first.kill()
+        await asyncio.to_thread(first.communicate)
+    kept = await store.load("run")
+    assert kept is not None
+    assert kept.status == "completed"
+    assert await store.due(moment(NOW + 10**9), 10) == []
+
+
+async def test_another_prefix_is_another_place(here: Place) -> None:
+    first = await asyncio.to_thread(start_child, here)
+    try:
+        assert await asyncio.to_thread(first_line, first) == "Ok(value=1)"
+        store, _ = unfenced(here, prefix="other")
+        assert await store.load("run") is None
+    finally:
+        first.kill()
+        await asyncio.to_thread(first.communicate)
 
 
 async def test_a_workflow_goes_on_from_it(here: Place) -> None:

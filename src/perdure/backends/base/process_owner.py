@@ -3,15 +3,21 @@
 An owner is `host/boot/namespaces/pid/start`. A process can be looked up only from the same host, boot and PID namespace (and
 time namespace: start times are shown shifted by it). A process that cannot be looked up counts as alive, and only expiry ends its
 lease: a live process must never be taken for a dead one.
+
+A store that only one process may use names its process in the same way, and refuses a second one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 from urllib.parse import quote
+
+from perdure.errors import StoreCapabilityError
 
 _PROC: Final = "/proc"
 _UNKNOWN: Final = "-"
@@ -154,3 +160,27 @@ def _exists(pid: int) -> bool:
     except (OSError, OverflowError):
         return True
     return True
+
+
+async def refuse_second_process(
+    store: str, lacks: str, read: Callable[[], Awaitable[str]], write: Callable[[str], Awaitable[None]]
+) -> None:
+    """Write the name of this process where the last one wrote its own, which `read` gives; "" if there is none.
+
+    Raises `StoreCapabilityError` if that is another process of this machine that has not ended: without `lacks` nothing fences
+    one of them off, so both would drive the same runs. A process elsewhere cannot be looked up.
+    """
+    owners = Owners()
+    here = await asyncio.to_thread(lambda: owners.here)
+    other = await read()
+    if other not in ("", here) and await asyncio.to_thread(_is_alive_here, owners, other):
+        raise StoreCapabilityError(store, f"way to serve two processes without {lacks}, and {label_of(other)} has it open")
+    await write(here)
+
+
+def _is_alive_here(owners: Owners, text: str) -> bool:
+    """Whether this surely is a process of this machine that has not ended."""
+    owner, here = Owner.parse(text), Owner.parse(owners.here)
+    if owner is None or here is None or _UNKNOWN in (owner.boot, owner.start, owner.namespaces):
+        return False
+    return owner[:3] == here[:3] and not owners.has_ended(text)

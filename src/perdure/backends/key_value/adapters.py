@@ -44,7 +44,8 @@ class KeyValueStoreBackend:
     async def read(self, key: str) -> bytes | None:
         """What is stored, or None."""
         text = await maybe_await(self._kv.get(_flatten(key)))
-        return None if text is None else text.encode()
+        # A client of Redis is such a store too, and gives bytes.
+        return text.encode() if isinstance(text, str) else text
 
     async def write(self, key: str, data: bytes) -> None:
         """Store this in place of what is there."""

@@ -17,7 +17,7 @@ from weakref import WeakSet, WeakValueDictionary
 from perdure.aio.loop_thread import LoopThread
 from perdure.backends.base.connections import ServerConnections
 from perdure.backends.base.lifecycle import Lifecycle
-from perdure.backends.base.process_owner import Owner, Owners
+from perdure.backends.base.process_owner import refuse_second_process
 from perdure.backends.base.retries import WriteFailure
 from perdure.backends.key_value.adapters import backend_of
 from perdure.backends.key_value.backend import Backend, KeyValueTraits, NameIndex
@@ -155,14 +155,17 @@ def _is_in_use(token: str) -> bool:
 class KeyValueConnections(ServerConnections):
     """The event loop of one store.
 
-    A key-value store with coroutine functions may belong to the loop where it was made; all others are used on a loop of ours.
+    A key-value store with coroutine functions, or an asynchronous context manager, may belong to the loop where it was made; all
+    others are used on a loop of ours.
     """
 
     THREAD: ClassVar[LoopThread] = LoopThread("perdure-key-value")
 
     def __init__(self, by_loop: ServicesByLoop) -> None:
         self.by_loop = by_loop
-        is_borrowed = any(inspect.iscoroutinefunction(getattr(by_loop.kv, name, None)) for name in ("get", "read"))
+        is_async = any(inspect.iscoroutinefunction(getattr(by_loop.kv, name, None)) for name in ("get", "read"))
+        # The methods of a client of redis-py are plain functions that return awaitables.
+        is_borrowed = is_async or hasattr(type(by_loop.kv), "__aenter__")
         super().__init__(f"the key-value store {type(by_loop.kv).__name__}", is_borrowed=is_borrowed)
         self.durability = by_loop.traits.durability
 
@@ -214,29 +217,19 @@ class KeyValueConnections(ServerConnections):
 
 
 async def refuse_second_user(by_loop: ServicesByLoop, backend: Backend, key: str) -> None:
-    """Raise `StoreCapabilityError` if this namespace, which only one process may use through one object, is known to be in use.
-
-    That is certain only of processes on this machine; that there is none elsewhere is the user's responsibility.
-    """
-    owners = Owners()
-    here = await asyncio.to_thread(lambda: owners.here)
+    """Raise `StoreCapabilityError` if this namespace, for one process and one object in it, is known to be in use."""
     found = await backend.read(key)
     other, _, token = ("" if found is None else found.data.decode()).partition(" ")
-    if other == here and token != by_loop.token and _is_in_use(token):
-        raise StoreCapabilityError(STORE, "way to serve one place through two objects; open both stores over the same one")
-    if other not in ("", here) and await asyncio.to_thread(_is_alive_here, owners, other):
-        known = Owner.parse(other)
-        who = other if known is None else known.label
-        raise StoreCapabilityError(STORE, f"way to serve two processes without compare-and-swap, and {who} has it open")
-    await backend.write(key, f"{here} {by_loop.token}".encode())
 
+    async def read() -> str:
+        return other
 
-def _is_alive_here(owners: Owners, text: str) -> bool:
-    """Whether this surely is a process of this machine that has not ended."""
-    owner, here = Owner.parse(text), Owner.parse(owners.here)
-    if owner is None or here is None or "-" in (owner.boot, owner.start, owner.namespaces):
-        return False
-    return owner[:3] == here[:3] and not owners.has_ended(text)
+    async def write(here: str) -> None:
+        if other == here and token != by_loop.token and _is_in_use(token):
+            raise StoreCapabilityError(STORE, "way to serve one place through two objects; open both stores over the same one")
+        await backend.write(key, f"{here} {by_loop.token}".encode())
+
+    await refuse_second_process(STORE, "compare-and-swap", read, write)
 
 
 async def refuse_ignored_conditions(backend: Backend, key: str) -> None:

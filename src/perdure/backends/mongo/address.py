@@ -47,6 +47,22 @@ def parse_address(url: str, database: str | None) -> MongoAddress:
     )
 
 
+def check_source(url: object, client: object) -> None:
+    """Raise TypeError or ValueError, with what to pass instead, unless there is a URL or an asynchronous client."""
+    if url is not None and not isinstance(url, str):
+        kind = type(url).__name__
+        raise TypeError(f"the first argument is the URL of a MongoDB server, not a {kind}; pass a client as client=")
+    if url is not None and client is not None:
+        raise ValueError("pass a URL or a client, not both: with client=, database= names the database, 'perdure' by default")
+    if url is None and client is None:
+        raise ValueError("pass a URL or a client: stores.mongo(url) or stores.mongo(client=...)")
+    import pymongo
+
+    if isinstance(client, pymongo.MongoClient) or type(client).__name__ == "AsyncIOMotorClient":
+        kind = type(client).__name__
+        raise TypeError(f"a {kind} cannot be used; pass client=pymongo.AsyncMongoClient(url), or the URL itself")
+
+
 def address_of_client(client: object, database: str | None) -> MongoAddress:
     """The address of a borrowed client, which need not know its hosts yet."""
     return MongoAddress(f"client {id(client)}", database or DEFAULT_DATABASE, None)

@@ -31,16 +31,34 @@ def parse_address(url: str) -> RedisAddress:
     return RedisAddress(parts.host or "localhost", str(parts.port or _DEFAULT_PORT), parts.path.strip("/") or db)
 
 
+def check_source(url: object, client: object) -> None:
+    """Raise TypeError or ValueError, with what to pass instead, unless there is a URL or an asynchronous client."""
+    if url is not None and not isinstance(url, str):
+        kind = type(url).__name__
+        raise TypeError(f"the first argument is the URL of a Redis server, not a {kind}; pass a client as client=")
+    if url is not None and client is not None:
+        raise ValueError("pass either the URL of a Redis server or client=, not both: a client has its server already")
+    if url is None and client is None:
+        raise ValueError("pass either the URL of a Redis server or client=")
+    import redis
+
+    if isinstance(client, redis.Redis | redis.RedisCluster):
+        kind = type(client).__name__
+        raise TypeError(f"redis.{kind} is synchronous; pass redis.asyncio.{kind}.from_url(url), or the URL itself")
+
+
 def address_of_client(client: Any) -> RedisAddress:
     """Where a borrowed client leads. Raises `ValueError` when the client would give text instead of bytes."""
-    kwargs = getattr(getattr(client, "connection_pool", None), "connection_kwargs", None)
-    if kwargs is None:  # a cluster's client has no single pool
+    # A cluster's client has no single pool, and the settings itself.
+    pool = getattr(client, "connection_pool", None)
+    kwargs = getattr(pool, "connection_kwargs", None)
+    if (kwargs or getattr(client, "connection_kwargs", {})).get("decode_responses"):
+        raise ValueError("client= was made with decode_responses=True, but runs are bytes; make it without")
+    if kwargs is None:
         node = getattr(client, "get_default_node", lambda: None)()
         if node is not None and getattr(node, "host", None):
             return RedisAddress(str(node.host), str(node.port), "0")
         return RedisAddress(f"client {id(client)}", "", "0")
-    if kwargs.get("decode_responses"):
-        raise ValueError("client= was made with decode_responses=True, but runs are bytes; make it without")
     if "path" in kwargs:
         return RedisAddress(str(kwargs["path"]), "", str(kwargs.get("db") or 0))
     return RedisAddress(str(kwargs.get("host", "localhost")), str(kwargs.get("port", 6379)), str(kwargs.get("db") or 0))

@@ -19,7 +19,7 @@ from perdure.backends.base.leases import lease_microseconds, new_token
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, row_after_create
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.redis import rows
-from perdure.backends.redis.address import address_of_client, parse_address
+from perdure.backends.redis.address import address_of_client, check_source, parse_address
 from perdure.backends.redis.connections import RedisConnections
 from perdure.backends.redis.driver import driver
 from perdure.backends.redis.keys import Keys
@@ -75,9 +75,8 @@ class RedisStore(ServerStore[RedisConnections]):
     def __init__(
         self, url: str | None = None, *, client: Any = None, table: str = "perdure", prefix: str = "", cluster: bool = False
     ) -> None:
-        if (url is None) == (client is None):
-            raise ValueError("pass either the URL of a Redis server or client=")
         driver()
+        check_source(url, client)
         keys = Keys(table, prefix)
         address = address_of_client(client) if url is None else parse_address(url)
         connections = RedisConnections(address, keys, url=url, client=client, cluster=cluster)

@@ -1,14 +1,17 @@
 """Whole runs through a client without transactions: the four methods of a `WorkflowStore`, one statement each.
 
-Without transactions nothing can be fenced, so this is driven like any `WorkflowStore` of a user: in one process, unfenced.
+Without transactions nothing can be fenced, so this is driven like any `WorkflowStore` of a user: in one process, unfenced. The
+row with an empty id, which no run has, names the process that has the store open, and a second one is refused.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime
 from typing import Any, Final, cast
 
+from perdure.backends.base.process_owner import refuse_second_process
 from perdure.backends.sql.dialect import Dialect, Tables
 from perdure.backends.sql.rows import TEXT, Row
 from perdure.backends.sql.session import Session
@@ -55,6 +58,7 @@ _OR_REPLACE: Final = {
     + ", ".join(f"{column} = excluded.{column}" for column in _COLUMNS),
 }
 _LOAD: Final = f"SELECT {', '.join(_COLUMNS)} FROM $snapshots WHERE namespace = ?1 AND run_id = ?2"
+_OWNER_ID: Final = ""
 _DELETE: Final = "DELETE FROM $snapshots WHERE namespace = ?1 AND run_id = ?2"
 _DUE: Final = "SELECT run_id FROM $snapshots WHERE namespace = ?1 AND wake_at <= ?2 ORDER BY wake_at, run_id LIMIT ?3"
 
@@ -69,7 +73,8 @@ class SqlWorkflowStore:
         self._label = f"sql_client ({dialect.label}, without transactions)"
         self._db = Session(ClientChannel(client, self._label), self._tables, check_namespace(prefix))
         self._auto_migrate = auto_migrate
-        self._is_ready = False
+        # The process that found the table and is its only user. A forked child is another.
+        self._ready_in: int | None = None
 
     def __repr__(self) -> str:
         name, stem = self._tables.dialect.name, self._tables.stem
@@ -79,12 +84,11 @@ class SqlWorkflowStore:
         """Create the table, also with `auto_migrate=False`."""
         for statement in _CREATE[self._tables.dialect.name].split(";\n"):
             await self._db.run(statement)
-        self._is_ready = True
+        await self._own()
 
     async def save(self, run: StoredRun) -> None:
         """Write the run, in place of one with the same id."""
         db = await self._open()
-        or_replace = _OR_REPLACE.get(self._tables.dialect.name, _OR_REPLACE["sqlite"])
         wake_at = None if run.wake_at is None else instant(run.wake_at)
         columns = (
             run.run_id,
@@ -95,7 +99,7 @@ class SqlWorkflowStore:
             instant(run.updated_at),
             _snapshot_text(run.snapshot),
         )
-        await db.run(_INSERT + or_replace, *columns)
+        await db.run(self._insert_or_replace, *columns)
 
     async def load(self, run_id: str) -> StoredRun | None:
         """The run that was saved last under this id, or None."""
@@ -111,16 +115,33 @@ class SqlWorkflowStore:
         rows = await (await self._open()).all(_DUE, instant(now), max(limit, 0))
         return [TEXT.name_from(row[0]) for row in rows]
 
+    @property
+    def _insert_or_replace(self) -> str:
+        return _INSERT + _OR_REPLACE.get(self._tables.dialect.name, _OR_REPLACE["sqlite"])
+
     async def _open(self) -> Session:
-        if not self._is_ready:
+        if self._ready_in != os.getpid():
             await self._find_or_create_table()
         return self._db
+
+    async def _own(self) -> None:
+        """Enter this process as the user of the table. Raises `StoreCapabilityError` if another one of this machine is."""
+
+        async def read() -> str:
+            row = await self._db.one(_LOAD, _OWNER_ID)
+            return "" if row is None else TEXT.name_from(row[0])
+
+        async def write(owner: str) -> None:
+            await self._db.run(self._insert_or_replace, _OWNER_ID, owner, "owner", None, None, 0, "")
+
+        await refuse_second_process("sql_client", "transaction()", read, write)
+        self._ready_in = os.getpid()
 
     async def _find_or_create_table(self) -> None:
         has_table = self._tables.statement(self._tables.dialect.has_table, f"{self._tables.stem}_snapshots")
         (result,) = await self._db.send([has_table])
         if int(result.rows[0][0]):
-            self._is_ready = True
+            await self._own()
         elif self._auto_migrate:
             await self.setup()
         else:
