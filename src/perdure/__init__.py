@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from perdure.errors import RunCancelled as RunCancelled
     from perdure.errors import RunConflict as RunConflict
     from perdure.errors import RunDead as RunDead
+    from perdure.errors import RunDiverged as RunDiverged
     from perdure.errors import RunFinished as RunFinished
     from perdure.errors import RunNotFound as RunNotFound
     from perdure.errors import SnapshotCorrupt as SnapshotCorrupt
@@ -180,6 +181,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "RunCancelled",
         "RunConflict",
         "RunDead",
+        "RunDiverged",
         "RunFinished",
         "RunNotFound",
         "SnapshotCorrupt",

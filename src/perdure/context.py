@@ -19,8 +19,7 @@ from perdure.engine.ctx_waits import MISSING, TimeLimit, sleep, wait_for_signal
 from perdure.engine.drive import Drive
 from perdure.engine.fanout import OnError, run_map, run_race
 from perdure.engine.patches import is_patched
-from perdure.engine.step_replay import replay_step
-from perdure.engine.steps import StepCall, run_step
+from perdure.engine.steps import StepCall, replay_step, run_step
 from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds, moment
 from perdure.model.ids import check_id
 from perdure.model.records import check_positive

@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from perdure import Outcome, Run, Runtime, Workflow, stores
+from perdure import Err, Outcome, Run, Runtime, Workflow, stores
+from perdure.errors import SnapshotCorrupt, StepChanged
 from perdure.snapshots.snapshot import Snapshot
 from perdure.state import dump_state
 from perdure.testing import ManualClock
@@ -21,8 +22,12 @@ class There:
         self.runtime = Runtime(self.store, clock=clock, concurrency=0, unload_grace=0)
 
     async def begin(self, flow: Workflow[..., Any], *args: Any, **options: Any) -> Outcome[Any]:
+        """The outcome; an `Err` also when the state does not fit the code, which is raised."""
         self.runtime.register(flow)
-        return await flow.run(*args, id="there", store=self.store, **options)
+        try:
+            return await flow.run(*args, id="there", store=self.store, **options)
+        except (StepChanged, SnapshotCorrupt) as misfit:
+            return Err(misfit)
 
     async def later(self, duration: str) -> Outcome[Any]:
         self.clock.advance(duration)

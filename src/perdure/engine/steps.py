@@ -25,12 +25,12 @@ from perdure.codec.outcomes import error_on_replay, load_failure, note_step, sto
 from perdure.engine.drive import Drive
 from perdure.engine.keyed_calls import CtxCall
 from perdure.engine.step_cache import Cached, StepCaching
-from perdure.engine.step_replay import changed_arguments, load_result, replay_step
 from perdure.engine.timers_and_signals import Wait
-from perdure.errors import PerdureWarning, PersistenceError, StepFailed, StepTimeout, ValueNotStorable
+from perdure.errors import PerdureWarning, PersistenceError, StepChanged, StepFailed, StepTimeout, ValueNotStorable
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry, NextTry
 from perdure.result import Err, Ok
+from perdure.snapshots.step_results import load_error_of, load_value
 from perdure.stepspec import StepInfo, StepPlan, current
 
 _OUTCOMES: Final = (Ok, Err)
@@ -97,6 +97,30 @@ async def _run_shared(drive: Drive, step: StepCall) -> Any:
             return load_result(drive, step.key, step.plan, entry)
     with drive.calls.sharing(step.key):
         return await run_step(drive, step, is_first_use=True)
+
+
+def replay_step(drive: Drive, key: str, plan: StepPlan, entry: Entry, args_hash: bytes | None) -> Any:
+    """What a recorded step gives the body. With other arguments, it follows `on_changed_arguments`."""
+    if entry.args_hash != args_hash and have_changed(entry.args_hash, args_hash):
+        drive.react(drive.options.on_changed_arguments, changed_arguments(drive, key))
+    return load_result(drive, key, plan, entry)
+
+
+def load_result(drive: Drive, key: str, plan: StepPlan, entry: Entry) -> Any:
+    """The recorded value, or the recorded error raised."""
+    try:
+        if entry.ok:
+            return load_value(drive.codec, entry, plan.returns)
+        error = load_error_of(drive.codec, entry, key, plan.fails_with)
+    except (ValueError, msgspec.MsgspecError) as reason:
+        drive.corrupt(f"the record of step {key!r}", reason)
+    drive.calls.raised(key, error)
+    raise error
+
+
+def changed_arguments(drive: Drive, key: str, by: str = "") -> StepChanged:
+    """The error of a step that was called with other arguments than those that are recorded."""
+    return StepChanged(drive.run.id, key, f"called with other arguments{by}", "called with these")
 
 
 class _Attempts(msgspec.Struct):
