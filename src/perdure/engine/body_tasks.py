@@ -129,8 +129,8 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
         "_branches",
         "_cancel_requests_before",
         "_coro",
-        "_deferred_cancel",
         "called",
+        "deferred_cancel",
         "exit",
         "has_result",
         "is_cancelled_by_ctx",
@@ -153,7 +153,7 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
         self.is_cancelled_by_ctx = False
         self._cancel_requests_before = 0
         # How many cancellations were requested when one was deferred; 0 when none is.
-        self._deferred_cancel = 0
+        self.deferred_cancel = 0
         # Whether it ever made a ctx call: only such tasks are cancelled when the run leaves memory.
         self.called = False
         self.task: asyncio.Task[Any] | None = None
@@ -211,12 +211,12 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
         `asyncio.timeout`, `ctx.timeout` and TaskGroup withdraw theirs at the end of the block.
         """
         if self.task is not None:
-            self._deferred_cancel = self.task.cancelling()
+            self.deferred_cancel = self.task.cancelling()
             self.task.get_loop().call_soon(self._cancel_if_deferred)
 
     def check_cancellation(self) -> None:
         """Raise CancelledError if one was deferred, now that the task has come to another ctx call."""
-        if self._deferred_cancel and self._take_deferred():
+        if self._take_deferred():
             raise asyncio.CancelledError
 
     def _cancel_if_deferred(self) -> None:
@@ -226,7 +226,7 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
             task.cancel()
 
     def _take_deferred(self) -> bool:
-        requests, self._deferred_cancel = self._deferred_cancel, 0
+        requests, self.deferred_cancel = self.deferred_cancel, 0
         return 0 < requests <= (0 if self.task is None else self.task.cancelling())
 
     async def wait_to_leave(self) -> None:

@@ -87,7 +87,7 @@ async def _record_winner(drive: Drive, call: CtxCall, name: str, winner: int) ->
     now = drive.clock.now()
     payload = msgspec.json.encode(winner)
     entry = drive.recorder.append(call.key, name, kind="race", payload=payload, started_at=now, ended_at=now)
-    if not drive.calls.reaches_body_at_once(entry):
+    if not drive.results.reaches_body_at_once(entry):
         await drive.calls.wait_for_delivery(call, entry)
 
 

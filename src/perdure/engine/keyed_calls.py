@@ -11,7 +11,7 @@ cancelled before it had a result leaves a `cancel` entry, by which a replay tell
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn
@@ -97,7 +97,9 @@ class CtxCall(msgspec.Struct, eq=False):
         self.future = future = Parked()
         future.branch = branch
         if is_shielded:
-            self.shield()
+            future.is_shielded = True
+            if branch is not None:
+                branch.note_result()
         elif branch is not None and branch.is_leaving and branch.confirm_cancel():
             future.cancel()
         return future
@@ -125,7 +127,8 @@ class CtxCall(msgspec.Struct, eq=False):
         """Let the call go on, and its branch with it; False when it was cancelled."""
         if self.future is None or self.future.done():
             return False
-        self.left()
+        if self.branch is not None:
+            self.branch.leave()
         self.future.set_result(entry)
         return True
 
@@ -204,7 +207,8 @@ class Calls:
             raise _out_of_place(key)
         branch = self._branches.running
         if branch is not None:
-            branch.check_cancellation()
+            if branch.deferred_cancel:
+                branch.check_cancellation()
             branch.called = True
         if key in self._used:
             raise DuplicateStep(self._run_id, key)
@@ -273,16 +277,12 @@ class Calls:
         self._results.note_call()
         return None
 
-    def reaches_body_at_once(self, entry: Entry) -> bool:
-        """Whether the result just recorded may reach the body at once. Otherwise `wait_for_delivery`."""
+    def wait_for_delivery(self, call: CtxCall, entry: Entry) -> Coroutine[Any, Any, Any]:
+        """Done when the result just recorded is acknowledged and may reach the body."""
         self._closed_keys.add(entry.key)
-        return self._results.reaches_body_at_once(entry)
-
-    async def wait_for_delivery(self, call: CtxCall, entry: Entry) -> None:
-        """Return when the result just recorded is acknowledged and may reach the body."""
         future = call.park(is_shielded=True)
         self._results.add(entry, call)
-        await self.parked(call, future)
+        return self.parked(call, future)
 
     @contextmanager
     def sharing(self, key: str) -> Iterator[None]:

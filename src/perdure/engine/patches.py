@@ -31,6 +31,6 @@ async def is_patched(drive: Drive, key: str, name: str) -> bool:
 async def _record(drive: Drive, call: CtxCall, name: str) -> bool:
     now = drive.clock.now()
     entry = drive.recorder.append(call.key, name, kind="patch", payload=b"true", started_at=now, ended_at=now)
-    if not drive.calls.reaches_body_at_once(entry):
+    if not drive.results.reaches_body_at_once(entry):
         await drive.calls.wait_for_delivery(call, entry)
     return True

@@ -267,7 +267,7 @@ class Recorder(Unrecorded):
         self._writing = None
         entries, consume = self._written
         if is_unknown(writing):
-            # The loop is being shut down. Whether it took place nobody knows, but sent twice it is recorded once.
+            # The loop is being shut down. Whether it was committed is unknown, but sent twice it is recorded once.
             self._entries, self._consume = entries + self._entries, consume + self._consume
         elif (error := writing.exception()) is not None:
             self._failure = failure = self._as_failure(error)

@@ -161,15 +161,11 @@ class ResultQueue:
             self.look_soon()
 
     def begin_work(self) -> None:
-        """A call does something live from now on, so the run is not idle until `end_work`."""
+        """A call does something live from now on; its end counts `running` down."""
         self._calls += 1
         self.running += 1
         if self._asked or not self.is_live:
             self.look_soon()
-
-    def end_work(self) -> None:
-        """The live call has a record, or was cancelled."""
-        self.running -= 1
 
     def reaches_body_at_once(self, entry: Entry) -> bool:
         """Whether this new record may go to the running branch at once: acknowledged, first in the queue, and nothing moves."""
@@ -246,13 +242,17 @@ class ResultQueue:
 
     def _look(self) -> None:
         """Let cancelled calls return, or deliver the next record, if the body rests; otherwise look again in the next turn."""
-        if self._closed or self._held or not self._has_something_to_do():
+        if self._closed or self._held or (self._branches.leaving and self._branches.is_unwinding()):
             return
-        if not self._at_rest():
-            if not self._look_due:
-                self._look_due = True
-                self._loop.call_soon(self._look_now)
-        elif self._branches.leaving:
+        if self.running or not self._branches.all_ours():
+            if not self._has_something_to_do():
+                return
+            if not self._is_quiet():
+                if not self._look_due:
+                    self._look_due = True
+                    self._loop.call_soon(self._look_now)
+                return
+        if self._branches.leaving:
             self._ended = self._branches.ended
             self._branches.let_leave()
             self.look_soon()
@@ -262,8 +262,9 @@ class ResultQueue:
             self._go_on_without_record()
 
     def _has_something_to_do(self) -> bool:
+        """Whether there is a reason to wait until tasks of the body that can move, or a step that was cancelled, are quiet."""
         if self._branches.leaving:
-            return not self._branches.is_unwinding()
+            return True
         if self._is_waiting_for_steps():
             self._on_rest()
             return False
@@ -286,10 +287,9 @@ class ResultQueue:
         """Whether steps are running, none has ended, and nothing else has happened."""
         return self.is_live and self.running > 0 and not self._asked and not self._has_event()
 
-    def _at_rest(self) -> bool:
+    def _is_quiet(self) -> bool:
+        """Whether nothing has moved for some turns of the loop, so that the body rests although it could move."""
         branches = self._branches
-        if not self.running and branches.all_ours():
-            return True
         self._turns += 1
         if branches.can_move() or branches.stirs != self._seen:
             self._seen = branches.stirs

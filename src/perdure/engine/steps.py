@@ -71,7 +71,8 @@ async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) 
     call = calls.begin(step.key, "step")
     # Now, since the body may change what it passed while the call waits.
     args_hash = drive.codec.checksum(step.args) if step.args and drive.compares_arguments else None
-    entry = drive.results.take() if drive.results.is_next(step.key) and not call.was_cancelled else None
+    results = drive.results
+    entry = results.take() if results.queue and results.is_next(step.key) and not call.was_cancelled else None
     if entry is None:
         with call:
             if not calls.may_go_ahead(call):
@@ -143,7 +144,7 @@ class _Attempts(msgspec.Struct):
             await self._call.wait_to_leave()
             raise
         finally:
-            drive.results.end_work()
+            drive.results.running -= 1
         entry = drive.recorder.append(
             step.key,
             step.name,
@@ -154,7 +155,7 @@ class _Attempts(msgspec.Struct):
             started_at=result.started_at,
             ended_at=drive.clock.now(),
         )
-        if not drive.calls.reaches_body_at_once(entry):
+        if not drive.results.reaches_body_at_once(entry):
             await drive.calls.wait_for_delivery(self._call, entry)
         if drive.calls.shared:
             drive.calls.got(entry)
