@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, Err, Ok, Retry, Suspended, Workflow, current_step, step, stores
-from perdure.errors import PerdureError, RunDiverged, SnapshotCorrupt
+from perdure.errors import PerdureError, RunConflict, RunDiverged, SnapshotCorrupt
 from perdure.store import FullStore
 from tests.engine.worlds import world
 
@@ -282,6 +282,18 @@ async def test_a_renamed_workflow_takes_the_runs_of_its_former_name() -> None:
     renamed = Workflow("payment", effects.body(*BEFORE), aliases=["flow"], on_definition_change="ignore")
     assert await drive(store, renamed) == Ok(["charge", "mail", "end"])
     assert set(effects.count.values()) == {1}
+
+
+async def test_a_run_is_found_under_the_former_name_of_its_workflow_by_its_id_too() -> None:
+    effects, store = Effects(), stores.memory()
+    old = Workflow("flow", effects.body("charge"))
+    assert await old.run(id="run", store=store) == Ok(["charge"])
+    renamed = Workflow("payment", effects.body("charge"), aliases=["flow"])
+    assert await renamed.run(id="run", store=store) == Ok(["charge"])
+    other = Workflow("other", effects.body("charge"), aliases=["flowing"])
+    with pytest.raises(RunConflict, match="another workflow"):
+        await other.run(id="run", store=store)
+    assert effects.count == {"charge": 1}
 
 
 async def test_an_old_and_a_new_version_go_on_side_by_side() -> None:

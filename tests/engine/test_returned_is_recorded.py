@@ -333,3 +333,61 @@ async def test_a_key_that_is_used_again_after_a_cancelled_call_replays_to_the_se
         assert await here.later("1h") == {"run": Ok(None)}
     assert seen == [["cancelled", "failed", "second"]] * 2
     assert ran == ["hang once"] * 2
+
+
+async def test_a_snapshot_tells_a_cancelled_call_from_a_later_one_with_its_key() -> None:
+    """The run goes on elsewhere from its snapshot, and the first call does not get the result of the second."""
+    ran: list[str] = []
+    seen: list[list[Any]] = []
+
+    async def hang_once() -> str:
+        ran.append("hang once")
+        if len(ran) == 1:
+            await asyncio.sleep(3600)
+        return "second"
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        said: list[Any] = []
+        seen.append(said)
+        said.append(await ctx.race(ctx.step(hang_once), ctx.step("quick", work, "quick")))
+        said.append(await ctx.step(hang_once))
+        await ctx.sleep("nap", "1h")
+
+    async with world(flow) as here:
+        assert isinstance(await here.runtime.run(flow, id="run"), Suspended)
+        run = await here.runtime.get("run")
+        assert run is not None
+        snapshot = await run.snapshot()
+    assert await flow.run(id="elsewhere", store=stores.memory(), snapshot=snapshot.to_dict()) == Ok(None)
+    assert seen == [["quick", "second"]] * 2
+    assert ran == ["hang once"] * 2
+
+
+async def test_a_cancellation_is_not_lost_behind_a_time_limit_that_passed_too_late() -> None:
+    """The record of the limit is in the queue when the run is cancelled, and its block has ended: nothing takes the record."""
+    store: Any = GatedStore()
+    release = asyncio.Event()
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        async with ctx.timeout("limit", "1s"):
+            await release.wait()
+        await ctx.sleep("nap", "1h")
+
+    async with world(flow, store=store, unload_grace="1h") as here:
+        driving = asyncio.ensure_future(here.runtime.run(flow, id="run"))
+        store.gate.set()
+        await turns()
+        store.gate.clear()
+        store.held.clear()
+        here.clock.advance("1s")
+        await store.held.wait()  # the record that the limit has passed
+        release.set()
+        await turns()
+        await here.runtime.cancel("run")
+        store.gate.set()
+        async with asyncio.timeout(5):
+            outcome = await driving
+        assert isinstance(outcome, Err)
+        assert isinstance(outcome.error, RunCancelled)

@@ -407,7 +407,6 @@ class Drive:
 
     def _body_ended(self, result: Any) -> None:
         if self.calls.closed is None and self._ending is None:
-            self.recorder.take_over()
             try:
                 self._ending = ending_of_body(
                     result,
@@ -426,7 +425,6 @@ class Drive:
     async def _finish(self, ending: Ending) -> Outcome[Any]:
         self._ending = ending
         self._close("ended")
-        self.recorder.take_over()
         if self.tasks.alive:
             await self._end_body()
         try:
@@ -547,7 +545,9 @@ class Drive:
         is_open = self.calls.suspending is None and self.calls.closed is None and self._ending is None
         if self._store is None or not is_open:
             return
-        if can_leave_memory(self.tasks, self.waits, self.clock.now(), self.settings.unload_grace):
+        if self._cancel_requested and not self.calls.is_cancelling:
+            self._cancel_body()
+        elif can_leave_memory(self.tasks, self.waits, self.clock.now(), self.settings.unload_grace):
             self._must_suspend = True
             self._attend()
         else:

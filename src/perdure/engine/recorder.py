@@ -93,9 +93,6 @@ class Unrecorded:
     async def acknowledged(self) -> None:
         """Return when everything appended so far is in the store. Cancelled, not failed, when the drive ends."""
 
-    def take_over(self) -> None:
-        """Let what is not sent yet go with the `finish`, `suspend` or `release` that follows."""
-
     async def finish(self, status: EndStatus, outcome: bytes) -> None:
         """Record what is left and end the run."""
         del status, outcome
@@ -154,8 +151,8 @@ class Recorder(Unrecorded):
         self._writing: PendingWrite[Pulse] | asyncio.Future[Pulse] | None = None
         self._written: tuple[list[Entry], list[int]]
         self._is_write_due = False
-        # Set when finish, suspend or stop take over what is left; then nothing more is written from here.
-        self._is_taken_over = False
+        # Whether `finish`, `suspend` or `release` takes what is left, so nothing more is sent by `flush`.
+        self._is_closing = False
         self._failure: PerdureError | None = None
 
     @property
@@ -183,9 +180,6 @@ class Recorder(Unrecorded):
             self._waiters.append((self._next_seq - 1, waiter))
             await waiter
 
-    def take_over(self) -> None:
-        self._is_taken_over = True
-
     async def finish(self, status: EndStatus, outcome: bytes) -> None:
         entries, consume = await self._what_is_left()
         now = self._clock.store_now()
@@ -200,7 +194,7 @@ class Recorder(Unrecorded):
         )
         signals = await self._answer(suspending, lambda signals: self._let_go(entries, signals))
         if signals:
-            self._is_taken_over = False
+            self._is_closing = False
             self.flush()
         return signals
 
@@ -219,7 +213,7 @@ class Recorder(Unrecorded):
             self._on_written(self._told_seq)
 
     async def abandon(self) -> None:
-        self.take_over()
+        self._is_closing = True
         writing = self._writing
         if writing is not None:
             await wait_for_reply(writing)
@@ -230,7 +224,7 @@ class Recorder(Unrecorded):
 
     async def _what_is_left(self) -> tuple[list[Entry], list[int]]:
         """Entries and inbox rows that go with what ends the drive, once the write under way is answered."""
-        self.take_over()
+        self._is_closing = True
         if self._writing is not None:
             await self.abandon()
         if self._failure is not None:
@@ -245,7 +239,7 @@ class Recorder(Unrecorded):
     def flush(self) -> None:
         """Write what there is, unless a write is in flight: then what there is goes with the next."""
         self._is_write_due = False
-        if self._entries and self._writing is None and not self._is_taken_over and self._failure is None:
+        if self._entries and self._writing is None and not self._is_closing and self._failure is None:
             self._written = entries, consume = self._take()
             record, now = self._store.record, self._clock.store_now()
             try:

@@ -224,8 +224,10 @@ class ResultQueue:
 
     def _note_delivery(self, entry: Entry) -> None:
         self.last_at = max(self.last_at, entry.ended_at)
-        if self.queue:
-            return
+        if not self.queue:
+            self._note_empty()
+
+    def _note_empty(self) -> None:
         if not self.is_live:
             self.look_soon()
         elif self.when_empty is not None:
@@ -313,6 +315,8 @@ class ResultQueue:
     def _skip(self) -> None:
         entry = self.queue.popleft()
         self._skipped[entry.key] = entry
+        if not self.queue and self.is_live:
+            self._note_empty()
 
     def _deliver(self, entry: Entry) -> None:
         self._ended = self._branches.ended

@@ -35,7 +35,7 @@ class JournalLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     """An entry of the journal without its result; `payload` is what an open entry remembers."""
 
     key: str
-    phase: Literal["open", "close"]
+    phase: Literal["open", "close", "cancel"]
     kind: Kind
     name: str
     attempt: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -49,7 +49,7 @@ class JournalLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
         """The line of an entry in force."""
         return cls(
             entry.key,
-            "open" if entry.phase == "open" else "close",
+            "close" if entry.phase == "drop" else entry.phase,
             entry.kind,
             entry.name,
             entry.attempt,

@@ -67,6 +67,8 @@ def journal_entries(
         for line in lines:
             if line.phase == "open":
                 entries.append(_open_entry(line, len(entries) + 1))
+            elif line.phase == "cancel":
+                entries.append(Entry(seq=len(entries) + 1, key=line.key, phase="cancel", **line.fields()))
             else:
                 step, lost = steps[line.key], losses.get(line.key, ())
                 entries.append(entry_for(line.key, step, lost, len(entries) + 1, line.fields()))

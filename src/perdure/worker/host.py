@@ -10,18 +10,20 @@ import contextlib
 import uuid
 import warnings
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Final
+
+import msgspec
 
 from perdure.aio.pending_write import await_reply
 from perdure.codec.outcomes import Hints, outcome_of
 from perdure.engine.drive import Drive
 from perdure.engine.heartbeat import heartbeat_of
 from perdure.engine.subscriptions import subscriptions_of
-from perdure.errors import InvalidInput, PerdureWarning, RunNotFound, ValueNotStorable
+from perdure.errors import InvalidInput, PerdureWarning, RunConflict, RunNotFound, ValueNotStorable
 from perdure.model.clock import elapsed
 from perdure.model.ids import check_id, random_bytes
 from perdure.model.records import Claim, Claims, Created, NewRun, RunRow, WorkflowVersion
@@ -161,15 +163,7 @@ class Host:
         """
         is_leased = may_drive and start.new.start_at is None
         asked_at = elapsed()
-        create = self.store.create(
-            start.new,
-            ttl=self.lease_ttl if is_leased else None,
-            entries=start.entries,
-            inbox=start.inbox,
-            created_at=start.created_at,
-            now=self.clock.store_now(),
-        )
-        created = await await_reply(create, self._give_back)
+        created = await self._create(workflow, start, self.lease_ttl if is_leased else None)
         if created.claim is not None:
             self._asked_at[created.claim.lease.token] = asked_at
             return self.drive(workflow, created.claim, options, arguments=start.arguments, is_background=is_background)
@@ -177,6 +171,28 @@ class Host:
             self.definition_of(created.run)  # refuses before anything has changed
             await self.reopen(start.new.id)
         return None
+
+    async def _create(self, workflow: WorkflowDefinition, start: RunStart, ttl: float | None) -> Created:
+        """Create the run, or find it, also under a former name of the workflow."""
+
+        def create(new: NewRun) -> Coroutine[Any, Any, Created]:
+            verb = self.store.create(
+                new,
+                ttl=ttl,
+                entries=start.entries,
+                inbox=start.inbox,
+                created_at=start.created_at,
+                now=self.clock.store_now(),
+            )
+            return await_reply(verb, self._give_back)
+
+        try:
+            return await create(start.new)
+        except RunConflict:
+            found = await self.store.get(start.new.id) if workflow.aliases else None
+            if found is None or found.workflow not in workflow.aliases:
+                raise
+            return await create(msgspec.structs.replace(start.new, workflow=found.workflow))
 
     async def claim(self, limit: int, queues: Collection[str] | None) -> Claims:
         """Claim due runs of the workflows known here."""
