@@ -389,5 +389,7 @@ async def test_a_cancellation_is_not_lost_behind_a_time_limit_that_passed_too_la
         store.gate.set()
         async with asyncio.timeout(5):
             outcome = await driving
+        if isinstance(outcome, Suspended):  # it was leaving memory just then, and is due at once
+            outcome = (await here.runtime.sweep())["run"]
         assert isinstance(outcome, Err)
         assert isinstance(outcome.error, RunCancelled)
