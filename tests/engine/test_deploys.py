@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Err, Ok, Retry, Suspended, Workflow, current_step, step, stores
+from perdure import Context, Err, Ok, Retry, Runtime, Suspended, Workflow, current_step, step, stores
 from perdure.errors import PerdureError, RunConflict, RunDiverged, SnapshotCorrupt
 from perdure.store import FullStore
+from perdure.testing import ManualClock
 from tests.engine.worlds import world
 
 Body = Callable[[Context[Any]], Coroutine[Any, Any, Any]]
@@ -454,3 +456,35 @@ async def test_a_run_is_stopped_by_a_random_key() -> None:
     assert isinstance(outcome, Err)
     assert isinstance(outcome.error, RunDiverged)
     assert effects.count == {"charge": 1}
+
+
+async def test_a_worker_logs_a_problem_once_as_an_error_and_goes_on_once_it_is_mended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    effects, store = Effects(), stores.memory()
+    await begin(store, Workflow("flow", effects.body(*BEFORE)))
+    clock = ManualClock()
+    clock.advance("1h")
+    wrong = Workflow("flow", effects.body("new", *BEFORE), on_definition_change="ignore")
+    with caplog.at_level(logging.INFO, "perdure"):
+        async with Runtime(store, [wrong], clock=clock) as runtime:
+            for count, pause in enumerate(("5s", "10s", "20s"), 1):
+                await wait_for_problem(runtime, count)
+                clock.advance(pause)
+    levels = [record.levelname for record in caplog.records if "was stopped before 'new'" in record.getMessage()]
+    assert levels[0] == "ERROR"
+    assert set(levels[1:]) == {"INFO"}
+    async with Runtime(store, [Workflow("flow", effects.body(*BEFORE))], clock=clock) as runtime:
+        clock.advance("5m")
+        run = await runtime.get("run")
+        assert run is not None
+        async with asyncio.timeout(20):
+            assert await run == ["charge", "mail", "end"]
+    assert set(effects.count.values()) == {1}
+
+
+async def wait_for_problem(runtime: Runtime, count: int) -> None:
+    """Return when the worker has tried the run so often."""
+    async with asyncio.timeout(20):
+        while (row := await runtime.store.get("run")) is None or row.problem_count < count or row.status != "pending":  # noqa: ASYNC110 - a worker at work
+            await asyncio.sleep(0.01)

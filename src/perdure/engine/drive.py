@@ -73,7 +73,6 @@ class Drive:
         "_loop",
         "_main",
         "_must_suspend",
-        "_problem",
         "_store",
         "_unreadable",
         "caching",
@@ -86,6 +85,7 @@ class Drive:
         "is_strict",
         "must_stop",
         "options",
+        "problem",
         "publisher",
         "recorder",
         "results",
@@ -159,7 +159,7 @@ class Drive:
         self._ending: Ending | None = None
         self._failure: BaseException | None = None
         # Why the run does not fit this code.
-        self._problem: str | None = None
+        self.problem: str | None = None
         self._must_suspend = False
         # Whether no step may be started any more, because the run is being given back.
         self.must_stop = False
@@ -354,7 +354,7 @@ class Drive:
             self._close("unloaded")
             self._attend()
         else:
-            self._problem = problem_text(error)
+            self.problem = problem_text(error)
             self._give_up(error)
 
     def stop_because(self, failure: PerdureError) -> NoReturn:
@@ -478,10 +478,10 @@ class Drive:
             self.publisher.released()
 
     def _release_as_it_was(self, store: Store) -> Awaitable[None]:
-        if self._problem is None:
+        if self.problem is None:
             return store.release(self._lease, now=self.clock.store_now())
         wake_at = self.clock.now() + round(misfit_pause(self.run.problem_count) * MICROSECOND)
-        return store.release(self._lease, wake_at=wake_at, problem=self._problem, now=self.clock.store_now())
+        return store.release(self._lease, wake_at=wake_at, problem=self.problem, now=self.clock.store_now())
 
     async def _abandon(self) -> None:
         """The drive itself was cancelled: let the write under way be answered, record what is done, and give the run back."""

@@ -130,7 +130,9 @@ class Worker:
         elif isinstance(error, LeaseLost):
             log.warning("%s", error)
         elif error is not None:
-            log.error("run %r stopped and will be tried again: %s", run.drive.run.id, error)
+            # A run that does not fit the code is tried every few minutes: the same problem is an error once.
+            is_known = run.drive.problem is not None and run.drive.problem == run.drive.run.problem
+            log.log(logging.INFO if is_known else logging.ERROR, "run %r will be tried again: %s", run.drive.run.id, error)
 
 
 class _MissingVersions:
