@@ -221,14 +221,16 @@ class Calls:
         self._used.add(key)
         if self.unasked:
             self.unasked.discard(key)
-            if self.missing and self.missing.pop(key, None) is not None and not self.missing and self._results.is_live:
-                asyncio.get_running_loop().call_soon(self.go_live)  # what was held back may go ahead
+            if self.missing:
+                self.expect([key])
         return branch
 
     def expect(self, keys: Iterable[str]) -> None:
-        """The body will ask for these keys, though not all at once."""
+        """The body asks for these keys, now or, as `ctx.map` does, some of them later."""
         for key in keys:
             self.missing.pop(key, None)
+        if not self.missing and self._results.is_live:
+            asyncio.get_running_loop().call_soon(self.go_live)  # what was held back may go ahead
 
     def _was_cancelled(self, key: str) -> bool:
         left = self._cancelled.get(key, 0)
