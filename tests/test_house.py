@@ -25,11 +25,13 @@ FOR_CHECKERS: Final = frozenset({"typing_extensions"})
 DRIVERS: Final = frozenset({"cli.py", "dashboard", "integrations", "backends", "kv", "testing"})
 
 PROMISE: Final = """
-A step's function runs at least once. Its result is recorded at most once, by the one worker that holds the run's
-current epoch, and every later replay returns that recorded result. A worker that lost its lease may finish a side
-effect, but can never change the run. Once a record is acknowledged it survives process death and, with the stated
-store settings, power loss. A signal that the store accepted is delivered exactly once. For effects outside the
-store there are an idempotency key (`ctx.idempotency_key`), `at_most_once=True`, and transactional steps.
+A step's function runs at least once, and never again after its result has reached the workflow: a step that returned is
+recorded. The result is recorded at most once, by the one worker that holds the run's current epoch, and every later
+replay returns it. A worker that lost its lease may finish a side effect, but can never change the run. An acknowledged
+record survives process death and, with the stated store settings, power loss. A signal that the store accepted is
+delivered exactly once. A run that no longer fits its code stops before it repeats an effect, and goes on when the code
+fits again. For effects outside the store there are an idempotency key (`current_step().idempotency_key`),
+`at_most_once=True`, and transactional steps.
 """
 
 # Package registries, and directories that exist on one machine only.
