@@ -12,11 +12,11 @@ from typing import IO, Final
 import msgspec
 
 from benchmarks.contenders import CONTENDERS
-from benchmarks.work import PendingWrite, Failure, Order
+from benchmarks.work import Answer, Failure, Order
 
 # Nothing here takes longer than some seconds. A contender that hangs is ended, and its failure is in the table.
 LIMIT_SECONDS: Final = 180
-_ANSWERS: Final[msgspec.json.Decoder[PendingWrite]] = msgspec.json.Decoder(PendingWrite)
+_ANSWERS: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
 _ROOT: Final = Path(__file__).parent.parent
 
 
@@ -27,7 +27,7 @@ class Processes:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._logs: dict[str, IO[bytes]] = {}
 
-    async def ask(self, name: str, order: Order) -> PendingWrite:
+    async def ask(self, name: str, order: Order) -> Answer:
         """The contender's answer. Its last words when it has none."""
         if name not in self._processes:
             self._processes[name] = await self._started(name)

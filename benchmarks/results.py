@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from benchmarks.bars import Bar, Measure
-from benchmarks.work import PendingWrite, Failure, Sample, Work
+from benchmarks.work import Answer, Failure, Sample, Work
 from benchmarks.workloads import Side, Workload
 
 
@@ -17,7 +17,7 @@ class Taken(msgspec.Struct):
 
     contender: str
     work: Work
-    answers: list[PendingWrite]
+    answers: list[Answer]
 
     @property
     def samples(self) -> list[Sample | None]:
@@ -45,7 +45,7 @@ class Results(msgspec.Struct):
     settings: dict[str, str]
     workloads: dict[str, Measured]
 
-    def add(self, workload: Workload, label: str, side: Side, answer: PendingWrite) -> None:
+    def add(self, workload: Workload, label: str, side: Side, answer: Answer) -> None:
         """Keep an answer."""
         measured = self.workloads.setdefault(workload.name, Measured(workload.name, workload.measured, {}))
         measured.sides.setdefault(label, Taken(side.contender, side.work, [])).answers.append(answer)

@@ -77,4 +77,4 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-PendingWrite = Sample | Failure
+Answer = Sample | Failure

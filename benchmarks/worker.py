@@ -19,7 +19,7 @@ import msgspec
 
 from benchmarks.meters import meter_for
 from benchmarks.program import Program
-from benchmarks.work import PendingWrite, Failure, Order, Sample
+from benchmarks.work import Answer, Failure, Order, Sample
 
 
 def main(module: str) -> None:
@@ -41,7 +41,7 @@ def _listen(orders: queue.SimpleQueue[bytes]) -> None:
     os._exit(0)
 
 
-def _answer(program: Program, order: Order) -> PendingWrite:
+def _answer(program: Program, order: Order) -> Answer:
     try:
         return asyncio.run(_sample(program, order))
     except Exception as problem:  # noqa: BLE001 - whatever it is, the table says it, and the others go on

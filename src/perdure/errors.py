@@ -7,6 +7,7 @@
     │   ├── RunFinished            the run has ended, so it takes nothing more
     │   ├── RunCancelled           the run was cancelled
     │   ├── RunDead                the run stopped its worker too often and was set aside
+    │   ├── RunDiverged            the code asks for something new, and recorded results are left
     │   ├── LeaseLost              another worker holds the run now; nothing was written
     │   ├── LeaseHeld              a live worker drives the run
     │   ├── DuplicateStep          one key used twice in one run
@@ -159,7 +160,8 @@ class RunDiverged(PerdureError):
         first = missing[0]
         return (
             f"run {run_id!r} was stopped before {asked!r}, which is new: {shown} is recorded and this code does not ask for it. "
-            f"Renamed: pass aliases=[{first!r}] for {asked!r}. Removed: @workflow(retired={{{first!r}}}). Inserted: "
+            f"Renamed: pass aliases=[{first!r}] for the step {asked!r}, or key={first!r} for a wait. Removed: "
+            f"@workflow(retired={{{first!r}}}). Inserted: "
             f'`if await ctx.patched("..."):` around {asked!r}. on_divergence="run" goes on regardless'
         )
 

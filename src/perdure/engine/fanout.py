@@ -100,7 +100,7 @@ def _recorded_winner(drive: Drive, key: str, racers: int) -> int | None:
     except msgspec.MsgspecError as reason:
         drive.corrupt(f"the winner of race {key!r}", reason)
     if not 0 <= winner < racers:
-        raise StepChanged(drive.run.id, key, f"won by number {winner + 1}", f"a race between {racers}")
+        drive.misfit(StepChanged(drive.run.id, key, f"won by number {winner + 1}", f"a race between {racers}"))
     return winner
 
 
