@@ -1,8 +1,8 @@
 """The events of one drive: which are published, when, and what waits for their listeners.
 
 A drive publishes `run_start` first, and one of `run_complete`, `run_error`, `run_suspended` and `run_cancelled` last. An event is
-made only if the run has a listener. The code that causes an event waits until it is published; code that cannot await goes on, and
-the next wait includes that event.
+made only if the run has a listener. The code that causes an event waits until it is published; code that cannot await goes on,
+and the next wait includes that event.
 
 Listeners do not change what the body sees. The outcome of a step is published after the store has acknowledged its entry and the
 entry has reached its task. Until listeners have had it, no other result is delivered to the body: a listener takes time, and the

@@ -124,8 +124,8 @@ class StepCaching:
     async def flight(self, key: str) -> AsyncIterator[None]:
         """Enter as the only caller for this cache and key on this event loop; others wait, in the order of their calls.
 
-        A cancelled holder or waiter leaves nothing behind. Raises RuntimeError inside a flight of the same key, where waiting would
-        be a deadlock.
+        A cancelled holder or waiter leaves nothing behind. Raises RuntimeError inside a flight of the same key: to wait
+        there would be a deadlock.
         """
         flight_key = (asyncio.get_running_loop(), id(self._user_cache), key)
         flight = _flights.setdefault(flight_key, _Flight(self._user_cache))
