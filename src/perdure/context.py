@@ -138,7 +138,7 @@ class Context(Generic[D]):
         plan = spec.plan_with(options) if options else spec.plan
         if name is None:
             name = _step_name(spec, fn, key)
-        if drive.results.queue and not (self._scope or plan.aliases or drive.caching or drive.publisher.audience):
+        if drive.results.queue and not (self._scope or plan.aliases or drive.caching or drive.publisher.subscribers):
             entry = drive.calls.next_record(name if key is None else key)
             if entry is not None:
                 args_hash = drive.codec.checksum(args) if args and drive.compares_arguments else None

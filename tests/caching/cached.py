@@ -123,7 +123,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def waiting_for_a_turn() -> int:
     """How many runs wait for another to find out what the cache lacks."""
-    return sum(flight.inside - 1 for flight in caching._flights.values())
+    return sum(flight.callers - 1 for flight in caching._flights.values())
 
 
 async def entry_of(store: Store, run_id: str, key: str) -> Entry:

@@ -37,9 +37,9 @@ from tests.simulation import LoopClock, simulate
 @pytest.fixture(autouse=True)
 def nobody_is_left() -> Iterator[None]:
     """When a test is over, and its runs with it, nothing is remembered of who listened."""
-    listeners._listening.clear()
+    listeners._by_key.clear()
     yield
-    assert not listeners._listening
+    assert not listeners._by_key
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +141,7 @@ async def test_a_subscription_lasts_through_suspensions_until_the_end(mode: Any)
         run.subscribe(heard, mode=mode)
         assert isinstance(await here.runtime.resume("run"), Suspended)
         assert heard.take()[-1] == "run_suspended"
-        assert len(listeners._listening) == 1
+        assert len(listeners._by_key) == 1
         await run.signal("go", 1)
         assert await here.runtime.sweep() == {"run": Ok(1)}
         assert heard.said[:2] == BEGUN
@@ -185,10 +185,10 @@ async def test_nothing_is_remembered_of_a_run_that_is_over(end: str, is_subscrib
             await run.cancel()
             await here.runtime.sweep()
         may_come_back = end in {"lost", "suspended"}
-        assert bool(listeners._listening) == (is_subscribed and may_come_back)
+        assert bool(listeners._by_key) == (is_subscribed and may_come_back)
         if stop is not None:
             stop()
-        assert not listeners._listening
+        assert not listeners._by_key
 
 
 async def test_nothing_is_remembered_of_a_thousand_runs() -> None:
@@ -207,7 +207,7 @@ async def test_nothing_is_remembered_of_a_thousand_runs() -> None:
     for start in range(0, 1000, 100):
         await asyncio.gather(*map(one, range(start, start + 100)))
         await turns(3)
-        assert not listeners._listening
+        assert not listeners._by_key
     assert heard.types.count("run_complete") == 500
 
 
@@ -439,7 +439,7 @@ async def test_no_terminal_event_is_dropped_however_long_a_listener_is_busy() ->
         subscription.deliver(event)
     await turns(3)
     go.set()
-    while subscription.working is not None:
+    while subscription.queue_task is not None:
         await turns(1)
     assert heard.said == ["lease acquired", "run_suspended", "step_complete b", "run_complete"]
 

@@ -22,9 +22,9 @@ from tests.simulation import LoopClock, simulate
 @pytest.fixture(autouse=True)
 def nobody_is_left() -> Iterator[None]:
     """When a test is over, and its runs with it, nothing is remembered of who listened."""
-    listeners._listening.clear()
+    listeners._by_key.clear()
     yield
-    assert not listeners._listening
+    assert not listeners._by_key
 
 
 @pytest.fixture(autouse=True)
@@ -243,14 +243,14 @@ async def test_what_a_listener_makes_happen_is_told_after_what_it_is_told_of() -
 
     def one(event: Event) -> None:
         if event is first:
-            among.tell(second, None)
+            among.publish(second, None)
         told.append(f"one {event.type}")
 
     among = listeners.Subscriptions()
     listeners.Subscription(one).join(among)
     listeners.Subscription(lambda event: told.append(f"two {event.type}")).join(among)
-    among.tell(first, None)
-    assert among.telling() is None
+    among.publish(first, None)
+    assert among.pending() is None
     assert told == ["one lease", "two lease", "one run_start", "two run_start"]
 
 

@@ -44,8 +44,8 @@ async def wait_for_signal(
     """The payload of the next signal with this name; a time-out raises `TimeoutError` or gives `default`."""
     entry = await _pause(drive, key, name, "signal", deadline, Awaited("signal", name))
     if entry.ok:
-        if drive.publisher.audience:
-            await drive.publisher.signal_received(entry, lambda: _payload(drive, entry, returns))
+        if drive.publisher.subscribers:
+            await drive.publisher.publish_signal(entry, lambda: _payload(drive, entry, returns))
         return _payload(drive, entry, returns)
     if isinstance(default, _Missing):
         error = TimeoutError(f"no signal {name!r} came in time for run {drive.run.id!r}; pass default= to go on without one")

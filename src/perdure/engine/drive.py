@@ -107,7 +107,7 @@ class Drive:
         heartbeat: Heartbeat | None = None,
         ttl: float = 0.0,
         asked_at: float = 0.0,
-        listeners: Subscriptions | None = None,
+        subscriptions: Subscriptions | None = None,
         retired: Collection[str] = (),
     ) -> None:
         self.run = claim.run
@@ -143,7 +143,7 @@ class Drive:
             on_cancelled=self._note_cancelled,
             on_misfit=self.misfit,
         )
-        self.publisher = EventPublisher(self, options.on_event, Subscriptions() if listeners is None else listeners)
+        self.publisher = EventPublisher(self, options.on_event, Subscriptions() if subscriptions is None else subscriptions)
         self.caching = None if options.cache is None else StepCaching(options.cache, self.clock)
         journal, pulsed = list(claim.journal), self._pulsed
         self.recorder = Unrecorded(journal) if store is None else self._new_recorder(store, journal, pulsed)
@@ -232,12 +232,12 @@ class Drive:
         except asyncio.CancelledError:
             await run_to_end(self._abandon())
             ended = self._ending.outcome if self._ending is not None and self.run.ended else None
-            await self.publisher.abandoned(ended, self._failure)
+            await self.publisher.publish_cancelled_drive(ended, self._failure)
             raise
         except BaseException as failure:
             self._failure = failure
             await run_to_end(self._let_go())
-            await self.publisher.given_up(failure)
+            await self.publisher.publish_failure(failure)
             raise
         finally:
             self._close("ended")
@@ -247,12 +247,12 @@ class Drive:
             self._held = None
             self.tasks.forget_owner()
             self.recorder.forget_owner()
-        await self.publisher.ended(outcome)
+        await self.publisher.publish_end(outcome)
         self._ending = None  # an error's traceback refers to the frames that it went through, and by that to the drive
         return outcome
 
     async def _until_over(self) -> Outcome[Any]:
-        await self.publisher.started()
+        await self.publisher.publish_start()
         if self.run.attempts > self.settings.max_attempts:
             return await self._finish(ending_of_dead_run(self.run, self.codec, self._hints))
         if self._unreadable is not None:
@@ -283,7 +283,7 @@ class Drive:
         """Start no step any more; when those that run have ended, or were given time enough, give the run back."""
         self.must_stop = True
         self._loop.call_later(self.settings.drain_after, self._drain_is_over)
-        self.publisher.hurry(self.settings.drain_after)
+        self.publisher.stop_waiting_after(self.settings.drain_after)
         self._attend()
 
     def _drain_is_over(self) -> None:
@@ -313,14 +313,14 @@ class Drive:
             not self.recorder.unacknowledged_open
             and not self.must_stop
             and not self.calls.is_refusing
-            and (self._held is None or self._held.is_ours())
+            and (self._held is None or self._held.is_valid())
         )
 
     async def may_start(self) -> None:
         """Return when a step function may be called: every open entry is recorded, and the run is ours."""
         if self.recorder.unacknowledged_open:
             await self.recorder.acknowledged()
-        if self.calls.is_refusing or (self._held is not None and not self._held.is_ours()):
+        if self.calls.is_refusing or (self._held is not None and not self._held.is_valid()):
             self._check_that_it_is_ours()
         if self.must_stop:
             await asyncio.get_running_loop().create_future()
@@ -332,7 +332,7 @@ class Drive:
 
     def _check_that_it_is_ours(self) -> None:
         self.calls.check()
-        if self._held is not None and not self._held.is_ours():
+        if self._held is not None and not self._held.is_valid():
             self._lost()
             self.calls.refuse()
 
@@ -371,7 +371,7 @@ class Drive:
     def warn_or_raise(self, choice: OnChange, error: PerdureError) -> None:
         """As `react`, for an error that the body may handle."""
         if choice == "warn":
-            self.publisher.warned(str(error))
+            self.publisher.publish_warning(str(error))
         react(choice, error)
 
     def corrupt(self, what: str, reason: Exception) -> NoReturn:
@@ -475,7 +475,7 @@ class Drive:
         # Whatever a failing store raises now: the lease expires by itself, and the failure that is being raised says why.
         with contextlib.suppress(Exception):
             await await_reply(self._release_as_it_was(self._store))
-            self.publisher.released()
+            self.publisher.publish_release()
 
     def _release_as_it_was(self, store: Store) -> Awaitable[None]:
         if self.problem is None:
@@ -499,7 +499,7 @@ class Drive:
         """Give the run back, due at once."""
         await self.recorder.release()
         self._stands(status="pending", wake_at=self.clock.now())
-        self.publisher.released()
+        self.publisher.publish_release()
 
     def _stands(self, **changed: Any) -> None:
         """This is how the run stands in the store from now on."""
@@ -558,8 +558,8 @@ class Drive:
         self.recorder.flush()
 
     def _written(self, seq: int) -> None:
-        if self.publisher.audience:
-            self.publisher.persisted(seq)
+        if self.publisher.subscribers:
+            self.publisher.publish_persisted(seq)
         self.results.acknowledge(seq)
 
     def _note_cancelled(self, call: CtxCall) -> None:

@@ -1,10 +1,12 @@
-"""What one drive tells its listeners.
+"""The events of one drive: which are published, when, and what waits for their listeners.
 
-Every drive is told from `run_start` to one of `run_complete`, `run_error`, `run_suspended` and `run_cancelled`. Events are made
-only when somebody listens. Whoever causes one waits until it was told, where that is possible; elsewhere the next one waits.
+A drive publishes `run_start` first, and one of `run_complete`, `run_error`, `run_suspended` and `run_cancelled` last. An event is
+made only if the run has a listener. The code that causes an event waits until it is published; code that cannot await goes on,
+and the next wait includes that event.
 
-Subscriptions change nothing that the body sees. The outcome of a step is told when its record is acknowledged and has reached its
-branch, and until that was told nothing else is handed over: a listener takes time, and the body comes to rest as without one.
+Listeners do not change what the body sees. The outcome of a step is published after the store has acknowledged its entry and the
+entry has reached its task. Until listeners have had it, no other result is delivered to the body: a listener takes time, and the
+body must come to rest exactly as it does without one.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from perdure.stepspec import StepPlan
 
 
 class PublishedDrive(Protocol):
-    """What listeners hear about: the drive, as far as events tell of it."""
+    """The part of a drive that its events are made from."""
 
     @property
     def run(self) -> RunRow: ...
@@ -58,7 +60,7 @@ class PublishedDrive(Protocol):
 
 
 class PublishedStep(Protocol):
-    """A step, as far as events tell of it."""
+    """The part of a step that its events are made from."""
 
     @property
     def key(self) -> str: ...
@@ -69,181 +71,189 @@ class PublishedStep(Protocol):
 
 
 class EventPublisher:
-    """The listeners of one drive: `on_event`, and whoever subscribed to the run."""
+    """Publishes the events of one drive to `on_event` and to the subscriptions of the run."""
 
-    def __init__(self, drive: PublishedDrive, on_event: Listener | None, listeners: Subscriptions) -> None:
-        self._drive_of = weakref.ref(drive)  # which has this: nothing here shall wait for a collection
+    def __init__(self, drive: PublishedDrive, on_event: Listener | None, subscriptions: Subscriptions) -> None:
+        # Weak, because the drive refers to its publisher: a cycle would be freed only by the garbage collector.
+        self._drive_ref = weakref.ref(drive)
         self._on_event = None if on_event is None else Subscription(on_event)
-        self.listeners = listeners
-        # Whoever listens: empty, nothing need be told.
-        self.audience = listeners.subscriptions if self._on_event is None else [self._on_event]
-        listeners.driven()
+        self.subscriptions = subscriptions
+        # Only its truth counts: while it is empty the run has no listener, and no event need be made.
+        self.subscribers = subscriptions.subscribers if self._on_event is None else [self._on_event]
+        subscriptions.add_drive()
 
     @cached_property
-    def _is_late(self) -> asyncio.Future[None]:
-        """Done when nobody waits for listeners any more."""
+    def _deadline(self) -> asyncio.Future[None]:
+        """Done when the drive may no longer wait for listeners."""
         return asyncio.get_running_loop().create_future()
 
     @property
     def _drive(self) -> PublishedDrive:
-        drive = self._drive_of()
+        drive = self._drive_ref()
         if drive is None:
-            raise RuntimeError("a drive that is gone has nothing to tell")
+            raise RuntimeError("an event was published after its drive was freed")
         return drive
 
-    def note(self, kind: type[Event], **fields: Any) -> None:
-        """Tell this, and wait for nobody."""
-        if self.audience:
+    def publish(self, kind: type[Event], **fields: Any) -> None:
+        """Publish an event of this kind after those before it, without waiting for listeners."""
+        if self.subscribers:
             drive = self._drive
             at = moment(drive.clock.now())
             event = kind(run_id=drive.run.id, workflow=drive.run.workflow, at=at, view=drive.view(), **fields)
-            self.listeners.tell(event, self._on_event)
+            self.subscriptions.publish(event, self._on_event)
 
-    async def told(self) -> None:
-        """Return when everything so far was told. Cancelled meanwhile, the telling goes on."""
-        telling = self.listeners.telling()
-        if telling is not None:
-            await self._wait_for(telling)
+    async def wait_until_published(self) -> None:
+        """Return when every event so far is published. Cancelling this wait does not stop the listeners."""
+        published = self.subscriptions.pending()
+        if published is not None:
+            await self._wait_for(published)
 
-    def hurry(self, within: float) -> None:
-        """Wait for listeners no longer than this many seconds from now: this process has to get away."""
-        asyncio.get_running_loop().call_later(within, self._be_late)
+    def stop_waiting_after(self, seconds: float) -> None:
+        """Wait for listeners no longer than this many seconds from now: the process must be able to exit."""
+        asyncio.get_running_loop().call_later(seconds, self._pass_deadline)
 
-    async def started(self) -> None:
-        """The drive begins."""
-        if self.audience:
+    async def publish_start(self) -> None:
+        """Publish that the drive begins, and wait for listeners."""
+        if self.subscribers:
             run = self._drive.run
             if self._drive.has_lease:
-                self.note(events.LeaseChangedEvent, action="acquired", epoch=run.epoch)
-            self.note(events.RunStartEvent, attempt=max(1, run.attempts), is_resumed=self._drive.is_resumed)
-        if self.listeners.are_behind:
-            await self.told()
+                self.publish(events.LeaseChangedEvent, action="acquired", epoch=run.epoch)
+            self.publish(events.RunStartEvent, attempt=max(1, run.attempts), is_resumed=self._drive.is_resumed)
+        if self.subscriptions.has_pending:
+            await self.wait_until_published()
 
-    async def ended(self, outcome: Outcome[Any]) -> None:
-        """The drive has ended like this, and that is recorded. Returns when every listener has had everything."""
-        self._note_end(outcome)
-        if self.audience or self.listeners.are_behind:
-            await self._told_everything()
+    async def publish_end(self, outcome: Outcome[Any]) -> None:
+        """Publish the recorded outcome of the drive. Returns when every listener has handled every event."""
+        self._publish_outcome(outcome)
+        if self.subscribers or self.subscriptions.has_pending:
+            await self._wait_for_listeners()
 
-    async def given_up(self, failure: BaseException) -> None:
-        """The drive could not go on. Returns when every listener has had everything."""
-        self._note_failure(failure)
-        await self._told_everything()
+    async def publish_failure(self, failure: BaseException) -> None:
+        """Publish why the drive had to give up. Returns when every listener has handled every event."""
+        self._publish_error(failure)
+        await self._wait_for_listeners()
 
-    async def abandoned(self, outcome: Outcome[Any] | None, failure: BaseException | None) -> None:
-        """The drive was cancelled; this is how the run stands, if that is known. Returns after a while at the latest."""
+    async def publish_cancelled_drive(self, outcome: Outcome[Any] | None, failure: BaseException | None) -> None:
+        """Publish the state in which a cancelled drive left its run: its outcome or failure, if there is one.
+
+        Returns when every listener has handled every event, or after `CLOSING_SECONDS`.
+        """
         if outcome is not None:
-            self._note_end(outcome)
+            self._publish_outcome(outcome)
         elif failure is not None:
-            self._note_failure(failure)
+            self._publish_error(failure)
         elif self._drive.has_lease:
-            self._note_left()
+            self._publish_interruption()
         else:
-            self.note(events.RunCancelledEvent)
-        self.hurry(CLOSING_SECONDS)  # after that nobody waits for listeners
-        await self._told_everything()
+            self.publish(events.RunCancelledEvent)
+        self.stop_waiting_after(CLOSING_SECONDS)
+        await self._wait_for_listeners()
 
-    async def of_step(self, kind: type[events.StepEvent], step: PublishedStep, attempt: int, **fields: Any) -> None:
-        """Something happened to a step that has no outcome yet."""
-        self.note(kind, key=step.key, name=step.name, attempt=attempt, **fields)
-        await self.told()
+    async def publish_step(self, kind: type[events.StepEvent], step: PublishedStep, attempt: int, **fields: Any) -> None:
+        """Publish an event of a step that has no outcome yet, and wait for listeners."""
+        self.publish(kind, key=step.key, name=step.name, attempt=attempt, **fields)
+        await self.wait_until_published()
 
-    async def step_replayed(self, step: PublishedStep, entry: Entry) -> None:
-        """The record of a step reached the body again."""
-        with self._before_body():
-            about = _about(entry, step.name)
-            self.note(events.StepSkippedEvent, **about)
-            self.note(events.StepCompleteEvent, **about, is_replayed=True, load=lambda: read_result(entry).result)
-            await self.told()
+    async def publish_replayed_step(self, step: PublishedStep, entry: Entry) -> None:
+        """Publish that a replay delivered the recorded outcome of a step, before the body goes on with it."""
+        with self._hold_results():
+            fields = _step_fields(entry, step.name)
+            self.publish(events.StepSkippedEvent, **fields)
+            self.publish(events.StepCompleteEvent, **fields, is_replayed=True, load=lambda: read_result(entry).result)
+            await self.wait_until_published()
 
-    async def step_ended(self, step: PublishedStep, entry: Entry, error: Exception | None) -> None:
-        """The step's outcome, recorded just now, reached the body."""
+    async def publish_step_result(self, step: PublishedStep, entry: Entry, error: Exception | None) -> None:
+        """Publish the outcome of a step that was recorded just now, before the body goes on with it."""
         drive = self._drive
-        with self._before_body():
-            about = _about(entry, step.name)
+        with self._hold_results():
+            fields = _step_fields(entry, step.name)
             if error is None:
-                self.note(events.StepSuccessEvent, **about, load=lambda: load_value(drive.codec, entry, step.plan.returns))
+                self.publish(events.StepSuccessEvent, **fields, load=lambda: load_value(drive.codec, entry, step.plan.returns))
             else:
-                self.note(events.StepErrorEvent, **about, error=error)
-            self.note(events.StepCompleteEvent, **about, is_replayed=False, load=lambda: read_result(entry).result)
-            await self.told()
+                self.publish(events.StepErrorEvent, **fields, error=error)
+            self.publish(events.StepCompleteEvent, **fields, is_replayed=False, load=lambda: read_result(entry).result)
+            await self.wait_until_published()
 
-    async def signal_received(self, entry: Entry, load: Callable[[], Any]) -> None:
-        """A wait has its signal, and the body gets it now. One that was consumed before is not told again."""
+    async def publish_signal(self, entry: Entry, load: Callable[[], Any]) -> None:
+        """Publish the signal that ended a wait, before the body goes on with it. A replayed one is not published again."""
         if entry.epoch != self._drive.run.epoch:
             return
-        with self._before_body():
-            self.note(events.SignalReceivedEvent, key=entry.key, name=entry.name, load=load)
-            await self.told()
+        with self._hold_results():
+            self.publish(events.SignalReceivedEvent, key=entry.key, name=entry.name, load=load)
+            await self.wait_until_published()
 
-    def persisted(self, seq: int) -> None:
-        """The store has acknowledged the journal up to `seq`."""
-        if self.audience:
-            self.note(events.PersistedEvent, seq=seq)
+    def publish_persisted(self, seq: int) -> None:
+        """Publish that the store has acknowledged the journal up to `seq`."""
+        if self.subscribers:
+            self.publish(events.PersistedEvent, seq=seq)
 
-    def released(self) -> None:
-        """The run was given back."""
-        self.note(events.LeaseChangedEvent, action="released", epoch=self._drive.run.epoch)
+    def publish_release(self) -> None:
+        """Publish that the drive has released its lease."""
+        self.publish(events.LeaseChangedEvent, action="released", epoch=self._drive.run.epoch)
 
-    def warned(self, message: str) -> None:
-        """Something is not as it should be."""
-        self.note(events.WarningEvent, message=message)
+    def publish_warning(self, message: str) -> None:
+        """Publish a `WarningEvent` with this message."""
+        self.publish(events.WarningEvent, message=message)
 
     @contextmanager
-    def _before_body(self) -> Iterator[None]:
-        """Between a record and the body: nothing else is delivered. The body gets the record also when it is cancelled here."""
+    def _hold_results(self) -> Iterator[None]:
+        """Deliver no other result to the body while listeners get the event of this one.
+
+        The body gets this result even if its task is cancelled here: the cancellation moves to the next await of the task.
+        """
         with self._drive.results.hold():
             try:
                 yield
             except asyncio.CancelledError:
-                branch = self._drive.tasks.running
-                if self._drive.is_closed or branch is None:
+                task = self._drive.tasks.running
+                if self._drive.is_closed or task is None:
                     raise
-                branch.cancel_at_next_await()
+                task.cancel_at_next_await()
 
-    def _note_end(self, outcome: Outcome[Any]) -> None:
+    def _publish_outcome(self, outcome: Outcome[Any]) -> None:
         if isinstance(outcome, Suspended):
-            self.note(events.RunSuspendedEvent, wake_at=outcome.wake_at, waiting_for=outcome.waiting_for)
+            self.publish(events.RunSuspendedEvent, wake_at=outcome.wake_at, waiting_for=outcome.waiting_for)
             return
-        self.listeners.ended()
-        if not self.audience:
+        self.subscriptions.mark_ended()
+        if not self.subscribers:
             return
         if isinstance(outcome, Ok):
-            self.note(events.RunCompleteEvent, load=self._drive.result)
+            self.publish(events.RunCompleteEvent, load=self._drive.result)
         elif self._drive.run.status == "cancelled":
-            self.note(events.RunCancelledEvent)
+            self.publish(events.RunCancelledEvent)
         else:
-            self.note(events.RunErrorEvent, error=outcome.error)
+            self.publish(events.RunErrorEvent, error=outcome.error)
 
-    def _note_left(self) -> None:
+    def _publish_interruption(self) -> None:
         run = self._drive.run
-        # A run that could not be given back is as it was: its own wake-up is the end of a lease that is nobody's any more.
+        # A run that could not be released is still `running`, and its `wake_at` is the expiry of the lease, not a timer.
         wake_at = None if run.wake_at is None or run.status == "running" else moment(run.wake_at)
-        self.note(events.RunSuspendedEvent, wake_at=wake_at, waiting_for=tuple(each.name for each in run.waiting_for))
+        self.publish(events.RunSuspendedEvent, wake_at=wake_at, waiting_for=tuple(each.name for each in run.waiting_for))
 
-    def _note_failure(self, failure: BaseException) -> None:
+    def _publish_error(self, failure: BaseException) -> None:
         if isinstance(failure, LeaseLost):
-            self.note(events.LeaseChangedEvent, action="lost", epoch=self._drive.run.epoch)
+            self.publish(events.LeaseChangedEvent, action="lost", epoch=self._drive.run.epoch)
         if self._drive.has_lease:
-            self.note(events.RunSuspendedEvent, wake_at=None, waiting_for=(), error=failure)
+            self.publish(events.RunSuspendedEvent, wake_at=None, waiting_for=(), error=failure)
         else:
-            self.note(events.RunErrorEvent, error=failure)
+            self.publish(events.RunErrorEvent, error=failure)
 
-    async def _told_everything(self) -> None:
-        await self.told()
-        for subscription in self.listeners.subscriptions[:]:
-            while subscription.working is not None and not self._is_late.done():
-                await self._wait_for(subscription.working)
+    async def _wait_for_listeners(self) -> None:
+        """Return when every event is published and the queues of the async subscriptions are empty."""
+        await self.wait_until_published()
+        for subscription in self.subscriptions.subscribers[:]:
+            while subscription.queue_task is not None and not self._deadline.done():
+                await self._wait_for(subscription.queue_task)
 
-    async def _wait_for(self, listening: asyncio.Future[None]) -> None:
-        if not self._is_late.done():
-            await asyncio.wait([listening, self._is_late], return_when=asyncio.FIRST_COMPLETED)
+    async def _wait_for(self, future: asyncio.Future[None]) -> None:
+        if not self._deadline.done():
+            await asyncio.wait([future, self._deadline], return_when=asyncio.FIRST_COMPLETED)
 
-    def _be_late(self) -> None:
-        if not self._is_late.done():
-            self._is_late.set_result(None)
+    def _pass_deadline(self) -> None:
+        if not self._deadline.done():
+            self._deadline.set_result(None)
 
 
-def _about(entry: Entry, name: str) -> dict[str, Any]:
+def _step_fields(entry: Entry, name: str) -> dict[str, Any]:
     times = {"started_at": moment(entry.started_at), "ended_at": moment(entry.ended_at)}
     return {"key": entry.key, "name": entry.name or name, "attempt": entry.attempt, **times}

@@ -1,8 +1,8 @@
-"""Keeping leases alive from a thread, so that a step which blocks the event loop does not lose its run.
+"""Renewing leases from a thread, so that a step which blocks the event loop does not lose its run.
 
-One thread for the process, with an event loop of its own. Every third of their ttl it renews all leases on one store in one
-call. The holder goes by its own deadline, on a clock that also counts while the machine sleeps: when no renewal succeeded in
-time it stops by itself, before anybody else may start.
+The process has one such thread, with its own event loop. Every third of the ttl it renews all leases on one store in one call.
+The holder has its own deadline, on a clock that also counts while the machine sleeps: if no renewal has succeeded by then, it
+stops by itself, before another process can claim the run.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from perdure.model.clock import Clock, elapsed
 from perdure.model.records import Lease, Pulse
 from perdure.store import Store
 
-# What is left of a lease when its holder stops starting steps: the margin for clocks that run at different speeds.
+# The fraction of the ttl that is left when the holder stops starting steps: a margin for clocks that run at different speeds.
 MARGIN: Final = 0.1
 
 _thread: Final = LoopThread("perdure-heartbeat")
 
 
 class HeldLease:
-    """A lease that is being renewed, and how long it is ours for certain."""
+    """A lease that is being renewed, and the time until which it is certainly valid."""
 
     def __init__(
         self, lease: Lease, ttl: float, asked_at: float, on_pulse: Callable[[Pulse], None], on_lost: Callable[[], None]
@@ -36,23 +36,26 @@ class HeldLease:
         self._loop = asyncio.get_running_loop()
         self._on_pulse = on_pulse
         self._on_lost = on_lost
-        self._ours_until = asked_at + ttl * (1 - MARGIN)
+        self._valid_until = asked_at + ttl * (1 - MARGIN)
 
-    def is_ours(self) -> bool:
-        """Whether nobody else can have taken the run, so that a step may be started."""
-        return elapsed() < self._ours_until
+    def is_valid(self) -> bool:
+        """Whether no other process can have claimed the run yet, so that a step may be started."""
+        return elapsed() < self._valid_until
 
-    def renewed(self, asked_at: float, pulse: Pulse) -> bool:
-        """The store prolonged it, counted from when it was asked at the latest. False when nobody is left who holds it."""
-        self._ours_until = asked_at + self._ttl * (1 - MARGIN)
-        return self._tell(self._on_pulse, pulse)
+    def extend(self, asked_at: float, pulse: Pulse) -> bool:
+        """Count the ttl from `asked_at`, when the renewal was sent: the store's own count starts no earlier.
 
-    def lost(self) -> None:
-        """The store says it is somebody else's, or time is up."""
-        self._ours_until = 0.0
-        self._tell(self._on_lost)
+        Returns False when the holder's event loop is closed.
+        """
+        self._valid_until = asked_at + self._ttl * (1 - MARGIN)
+        return self._call_holder(self._on_pulse, pulse)
 
-    def _tell(self, callback: Callable[..., None], *args: object) -> bool:
+    def mark_lost(self) -> None:
+        """Make the lease invalid and notify the holder: the store refused to renew it, or its deadline has passed."""
+        self._valid_until = 0.0
+        self._call_holder(self._on_lost)
+
+    def _call_holder(self, callback: Callable[..., None], *args: object) -> bool:
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:  # the holder's loop is closed
@@ -63,7 +66,8 @@ class HeldLease:
 class Heartbeat:
     """Renews the leases on one store that are registered with it.
 
-    It refers to the store weakly, so that all there are can be known: whoever holds a lease has the store.
+    It refers to the store weakly: a strong reference would keep the store, which is the weak key under which the heartbeat is
+    registered, alive for ever. The holder of a lease has a strong reference to the store.
     """
 
     def __init__(self, store: Store, ttl: float, clock: Clock) -> None:
@@ -84,12 +88,12 @@ class Heartbeat:
             _thread.submit(self._beat())
 
     def drop(self, held: HeldLease) -> None:
-        """Let this lease be."""
+        """Renew this lease no more."""
         with self._lock:
             self._held.pop(held.lease.token, None)
 
     async def _beat(self) -> None:
-        # Opened when first needed: most runs end before their lease has to be renewed.
+        # The handle is opened at the first renewal: most runs end before their lease has to be renewed.
         store: Store | None = None
         try:
             while True:
@@ -105,57 +109,57 @@ class Heartbeat:
                 await store.close()
 
     async def _renew(self, store: Store | None, held: list[HeldLease]) -> Store | None:
-        """Renew these leases, and give the handle that it took."""
+        """Renew these leases, and return the handle that was used, for the next renewal."""
         asked_at = elapsed()
         leases = [one.lease for one in held]
         try:
-            store = store or self._sibling()
+            store = store or self._open_sibling()
             pulses = await asyncio.wait_for(store.renew(leases, self._ttl, now=self._clock.store_now()), self._ttl / 3)
-        except Exception:  # noqa: BLE001 - whatever it was, it is tried again until the holders' own deadlines have passed
+        except Exception:  # noqa: BLE001 - any failure is retried at the next beat, until the holders' own deadlines have passed
             pulses = None
         for index, one in enumerate(held):
             pulse = pulses[index] if pulses is not None else None
             if pulse is not None:
-                if not one.renewed(asked_at, pulse):
+                if not one.extend(asked_at, pulse):
                     self.drop(one)
-            elif pulses is not None or not one.is_ours():
-                one.lost()
+            elif pulses is not None or not one.is_valid():
+                one.mark_lost()
                 self.drop(one)
         return store
 
-    def _sibling(self) -> Store:
+    def _open_sibling(self) -> Store:
         store = self._store()
         if store is None:
-            raise LookupError("nobody has the store any more")
+            raise LookupError("the store of this heartbeat was garbage-collected")
         return store.sibling()
 
 
 def _reference(store: Store) -> Callable[[], Store | None]:
     try:
         return weakref.ref(store)
-    except TypeError:  # a class of somebody's that takes none
+    except TypeError:  # a user's own class that does not support weak references
         return lambda: store
 
 
 class _Heartbeats:
-    """Those of this process, by store. A forked child has none: the thread that beats is its parent's."""
+    """The heartbeats of this process, by store. A forked child starts with none: the thread exists only in its parent."""
 
     def __init__(self) -> None:
         self.start_over()
 
     def start_over(self) -> None:
-        # Held while one is looked up or made.
+        # Held while a heartbeat is looked up or made.
         self._lock = threading.Lock()
         self._by_store: weakref.WeakKeyDictionary[Store, dict[tuple[float, Clock], Heartbeat]] = weakref.WeakKeyDictionary()
 
     def of(self, store: Store, ttl: float, clock: Clock) -> Heartbeat:
-        """The one of this store: a thousand runs that are driven at once are renewed together, and wake the thread once."""
+        """The heartbeat of this store. It is shared: the leases of a thousand runs are renewed in one call, with one wake-up."""
         with self._lock:
             try:
                 known = self._by_store.get(store)
                 if known is None:
                     known = self._by_store[store] = {}
-            except TypeError:  # a class of somebody's that cannot be a key
+            except TypeError:  # a user's own class that is not hashable or does not support weak references
                 return Heartbeat(store, ttl, clock)
             beat = known.get((ttl, clock))
             if beat is None:

@@ -1,11 +1,12 @@
-"""What the engine does with a cache: keep the outcome of a step in it, and let one run at a time find out that it is missing.
+"""The cache of step outcomes: reading and writing it, and letting one run at a time fill a missing key (single-flight).
 
-The cache is somebody else's, so nothing about it is taken for granted. It may forget, or not know what a ttl is: the instant of
-expiry is part of the text. It may hold what we did not write: a text of another version is a miss. It may fail: a run cannot know
-then whether a step was done before, so it stops; but when only keeping fails, the run goes on, as it has a record of its own.
+The cache is the user's object, so the engine assumes nothing about it. It may drop values or ignore a ttl: the instant of expiry
+is part of the text. It may hold a text that perdure did not write, or that another version wrote: that is a miss. Its `get` may
+fail: the run then cannot know whether the step was done before, so it stops. Its `set` may fail: the run goes on, since its own
+journal has the outcome.
 
-Flights are what makes one of several runs do the work and the others wait for it. They belong to the object that the user
-passed, whatever was made around it, and to an event loop: between processes the work may be done twice.
+A flight lets one of several runs do the work while the others wait for it. It is identified by the object that the user passed
+(not by a wrapper around it), by the key and by the event loop: two processes may both do the work.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _FORMAT_VERSION: Final = 1
 
 
 class Cached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The outcome of a step, as its journal entry has it, and until when it counts for other runs."""
+    """The outcome of a step, encoded as in its journal entry, and the instant until which other runs may use it."""
 
     ok: bool
     payload: msgspec.Raw
@@ -38,56 +39,57 @@ class Cached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expires_at: int | None
 
     def to_text(self) -> str:
-        """JSON that `from_text` reads."""
-        return msgspec.json.encode(_Written(_FORMAT_VERSION, self)).decode()
+        """The JSON text that `from_text` reads."""
+        return msgspec.json.encode(_CacheText(_FORMAT_VERSION, self)).decode()
 
     @staticmethod
     def from_text(text: str) -> Cached:
-        """What `to_text` wrote; ValueError when it did not write this. The payload is JSON, and more is for the codec to say."""
+        """The outcome in a text that `to_text` wrote; ValueError for any other text. Only the codec can check the payload."""
         if not isinstance(text, str):
             raise ValueError(f"it is no text but a {type(text).__name__}")
         try:
-            return msgspec.json.decode(text, type=_Written).step
+            return msgspec.json.decode(text, type=_CacheText).step
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
 
 
-class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _CacheText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[1]
     step: Cached
 
 
 @dataclass(slots=True)
 class _Flight:
-    # Held here so that no other object can get its id while somebody is inside.
+    # A reference, so that no other object can get the id of the cache while the flight exists.
     cache: Any
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    inside: int = 0
-    # Whoever has the turn.
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # How many callers hold the lock or wait for it.
+    callers: int = 0
+    # Identifies the caller that holds the lock.
     holder: object = None
 
 
-_Place: TypeAlias = tuple[asyncio.AbstractEventLoop, int, str]
-# An entry is there while somebody holds or awaits its turn. A loop touches no entries but its own, so threads need no lock.
-_flights: dict[_Place, _Flight] = {}
-# The turns that were taken around the running code, by their holders.
+_FlightKey: TypeAlias = tuple[asyncio.AbstractEventLoop, int, str]
+# A flight exists while a caller holds its lock or waits for it. A loop touches only its own flights, so threads need no lock.
+_flights: dict[_FlightKey, _Flight] = {}
+# The holders of the flights that the running code is inside of.
 _held: ContextVar[tuple[object, ...]] = ContextVar("perdure_flights", default=())
 
 
 class StepCaching:
-    """A user's cache, as the engine sees it: outcomes of steps by key, and one run at a time for each key."""
+    """A user's cache for the outcomes of steps, by key, with one run at a time for each key."""
 
     def __init__(self, cache: Any, clock: Clock) -> None:
-        from perdure.caches import as_cache  # loaded by those who use one
+        from perdure.caches import as_cache  # imported only if a cache is used
 
-        self._users = cache
+        self._user_cache = cache
         self._cache = as_cache(cache)
         self._clock = clock
 
     async def read(self, key: str) -> Cached | None:
-        """What is kept for `key` and has not expired.
+        """The outcome under `key`, unless it is missing or has expired.
 
-        A text that is not ours, or damaged, is a miss and a `PerdureWarning`. `PersistenceError` when the cache fails.
+        A text that cannot be read is a miss, with a `PerdureWarning`. Raises `PersistenceError` when the cache fails.
         """
         try:
             text = await maybe_await(self._cache.get(key))
@@ -98,42 +100,44 @@ class StepCaching:
         try:
             cached = Cached.from_text(as_text(text))
         except ValueError as error:
-            told = f"what the cache has under {key!r} cannot be read, so that the step runs again: {error}"
-            warnings.warn(told, PerdureWarning, stacklevel=2)
+            message = f"what the cache has under {key!r} cannot be read, so that the step runs again: {error}"
+            warnings.warn(message, PerdureWarning, stacklevel=2)
             return None
         return None if cached.expires_at is not None and cached.expires_at <= self._clock.now() else cached
 
     async def keep(self, key: str, cached: Cached, ttl: float | None = None) -> None:
-        """Keep the outcome for other runs, for `ttl` seconds from now if given. A cache that fails is a `PerdureWarning`."""
+        """Keep the outcome for other runs, for `ttl` seconds from now if given. A failing cache causes a `PerdureWarning`."""
         if ttl is not None:
             cached = msgspec.structs.replace(cached, expires_at=self._clock.now() + microseconds(ttl, what="ttl"))
         text = cached.to_text()
         try:
-            # A ttl only if there is one, in whole seconds and by position: a cache that knows less, or another name, will do.
+            # The ttl is passed only if there is one, in whole seconds and by position: a cache may lack the parameter, or name it
+            # differently.
             await maybe_await(self._cache.set(key, text) if ttl is None else self._cache.set(key, text, math.ceil(ttl)))
         except Exception as error:  # noqa: BLE001 - it is the user's object, and this run does not depend on it
-            told = (
+            message = (
                 f"the cache did not keep step {key!r} ({_reason(error)}); this run has its result, others will do the step again"
             )
-            warnings.warn(told, PerdureWarning, stacklevel=2)
+            warnings.warn(message, PerdureWarning, stacklevel=2)
 
     @asynccontextmanager
     async def flight(self, key: str) -> AsyncIterator[None]:
-        """Inside, nobody else on this loop is inside for the same user's object and key; others come in the order they asked.
+        """Enter as the only caller for this cache and key on this event loop; others wait, in the order of their calls.
 
-        A cancelled holder or waiter leaves nothing behind. Whoever is inside cannot ask for the same key again: RuntimeError.
+        A cancelled holder or waiter leaves nothing behind. Raises RuntimeError inside a flight of the same key: to wait
+        there would be a deadlock.
         """
-        place = (asyncio.get_running_loop(), id(self._users), key)
-        flight = _flights.setdefault(place, _Flight(self._users))
+        flight_key = (asyncio.get_running_loop(), id(self._user_cache), key)
+        flight = _flights.setdefault(flight_key, _Flight(self._user_cache))
         around = _held.get()
         if flight.holder in around:
             raise RuntimeError(
                 f"step {key!r} was reached from inside a step with the same key and the same cache, and each would wait for the "
                 "other; pass key= to tell them apart"
             )
-        flight.inside += 1
+        flight.callers += 1
         try:
-            async with flight.turn:
+            async with flight.lock:
                 flight.holder = object()
                 _held.set((*around, flight.holder))
                 try:
@@ -142,9 +146,9 @@ class StepCaching:
                     flight.holder = None
                     _held.set(around)
         finally:
-            flight.inside -= 1
-            if not flight.inside:
-                del _flights[place]
+            flight.callers -= 1
+            if not flight.callers:
+                del _flights[flight_key]
 
 
 def _reason(error: Exception) -> str:

@@ -81,8 +81,8 @@ async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) 
                 return await _Attempts(drive, call, step, args_hash).run()
     if calls.shared:
         calls.got(entry)
-    if drive.publisher.audience:
-        await drive.publisher.step_replayed(step, entry)
+    if drive.publisher.subscribers:
+        await drive.publisher.publish_replayed_step(step, entry)
     return replay_step(drive, step.key, step.plan, entry, args_hash)
 
 
@@ -159,9 +159,9 @@ class _Attempts(msgspec.Struct):
             await drive.calls.wait_for_delivery(self._call, entry)
         if drive.calls.shared:
             drive.calls.got(entry)
-        if drive.publisher.audience:
+        if drive.publisher.subscribers:
             self._call.left()
-            await drive.publisher.step_ended(step, entry, result.error)
+            await drive.publisher.publish_step_result(step, entry, result.error)
         if result.error is not None:
             drive.calls.raised(step.key, result.error)
             raise result.error
@@ -214,8 +214,8 @@ class _Attempts(msgspec.Struct):
             return None
 
     async def _tell(self, kind: type[events.StepEvent], **fields: Any) -> None:
-        if self._drive.publisher.audience:
-            await self._drive.publisher.of_step(kind, self._step, self._attempt, **fields)
+        if self._drive.publisher.subscribers:
+            await self._drive.publisher.publish_step(kind, self._step, self._attempt, **fields)
 
     async def _tell_start(self) -> None:
         await self._tell(events.StepStartEvent)
@@ -230,7 +230,7 @@ class _Attempts(msgspec.Struct):
         while True:
             if not drive.may_start_now():
                 await drive.may_start()
-            if drive.publisher.audience:
+            if drive.publisher.subscribers:
                 await self._tell_start()
             started_at = drive.clock.now()
             try:
@@ -325,9 +325,9 @@ class _Attempts(msgspec.Struct):
         at = self._drive.clock.now() + round(self._step.plan.retry.wait_after(self._attempt) * MICROSECOND)
         failed, self._attempt = self._attempt, self._attempt + 1
         opened = self._open(msgspec.json.encode(NextTry(at, msgspec.Raw(dump_error(error)))))
-        if self._drive.publisher.audience:
+        if self._drive.publisher.subscribers:
             await self._drive.recorded()
-            await self._drive.publisher.of_step(events.StepRetryEvent, self._step, failed, error=error, next_at=moment(at))
+            await self._drive.publisher.publish_step(events.StepRetryEvent, self._step, failed, error=error, next_at=moment(at))
         await self._wait_until(at, opened.seq)
         if self._lingering is not None and not self._step.plan.abandon:
             await asyncio.wait([self._lingering])

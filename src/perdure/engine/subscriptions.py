@@ -1,13 +1,14 @@
-"""Who listens to a run, and how events reach them.
+"""The subscriptions of a run, and how events reach their listeners.
 
-A listener in mode `sync` is called where the event happens. If it is asynchronous, what it awaits runs in a task of its own, and
-nothing more is told, to anybody, before that has ended: whoever causes an event can wait until it was told, and being cancelled
-while waiting takes nothing from the listener. In mode `async` a listener has a queue of its own and gets events one at a time, in
-order, while the run goes on; `coalesce="latest"` leaves in that queue only the newest event besides the terminal ones.
+A listener in mode `sync` is called where the event happens. If it is async, its coroutine runs in a task of its own, and no
+listener gets another event before that task has ended. The code that causes an event can wait for it; cancelling that wait does
+not cancel the listener. A listener in mode `async` has a queue, and gets its events one at a time, in order, while the run goes
+on; `coalesce="latest"` leaves in that queue only the newest event and the terminal ones. An event is published when every sync
+listener has returned and every async one has it in its queue.
 
-A listener is no part of the body, wherever it is called: it has a context of its own, the tasks that it starts are no branches,
-and what it raises is reported and changes nothing. Only KeyboardInterrupt and SystemExit go their way: they are about the
-process, and end the loop.
+A listener is no part of the body: it runs in a copy of a context, the tasks that it starts are not tasks of the body, and its
+exceptions are logged and do not change the run. Only KeyboardInterrupt and SystemExit are raised: they are meant for the process,
+and end the loop.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any, Final, Literal, NoReturn, Self, TypeAlias, get_args
 from perdure.events import Event, Listener
 from perdure.stepspec import current
 
-# How a drive is known: by event loop, database and run id.
+# What identifies a drive: the id of its event loop, the database and the run id.
 DriveKey: TypeAlias = tuple[int, tuple[str, ...], str]
 Mode: TypeAlias = Literal["sync", "async"]
 Coalesce: TypeAlias = Literal["none", "latest"]
@@ -48,20 +49,20 @@ class Subscription:
         self._listener = listener
         self._mode = mode
         self._coalesce = coalesce
-        # Mode async runs in the context in which the listener subscribed; mode sync in that of what happens.
+        # For mode async, which runs in the context of the subscriber; mode sync runs in the context of the event.
         self._context = contextvars.copy_context()
-        # Replaced and never emptied: another thread may unsubscribe while the loop is at it.
+        # Replaced, never cleared: another thread may unsubscribe while the loop takes an event from it.
         self._queue: deque[Event] = deque()
-        self._working: asyncio.Task[None] | None = None
-        self._is_over = False
-        self._listeners: Subscriptions | None = None
+        self._queue_task: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._subscriptions: Subscriptions | None = None
 
     def __call__(self) -> None:
-        """Unsubscribe: nothing more is delivered. Doing it again does nothing."""
-        self._is_over = True
+        """Unsubscribe: the listener gets no more events. A second call does nothing."""
+        self._is_closed = True
         self._queue = deque()
-        if self._listeners is not None:
-            self._listeners.remove(self)
+        if self._subscriptions is not None:
+            self._subscriptions.remove(self)
 
     def __enter__(self) -> Self:
         return self
@@ -69,242 +70,243 @@ class Subscription:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self()
 
-    def join(self, listeners: Subscriptions) -> Self:
-        """This subscription, one of these from now on."""
-        self._listeners = listeners
-        listeners.subscriptions.append(self)
+    def join(self, subscriptions: Subscriptions) -> Self:
+        """Add this subscription to those of a run, and return it."""
+        self._subscriptions = subscriptions
+        subscriptions.subscribers.append(self)
         return self
 
     def deliver(self, event: Event) -> asyncio.Task[None] | None:
-        """Tell the listener, or put the event into its queue. What is returned has to end before anything else is told."""
-        if self._is_over:
+        """Call the listener, or put the event into its queue. The task, if any, must end before the next event is published."""
+        if self._is_closed:
             return None
         if self._mode == "async":
             self._put(event)
             return None
-        context = _outside(contextvars.copy_context())
-        answer = self._called(event, context)
-        return None if answer is None else _start(self._heard(event, answer), context)
+        context = _without_body(contextvars.copy_context())
+        returned = self._call(event, context)
+        return None if returned is None else _start_task(self._await_listener(event, returned), context)
 
     @property
-    def working(self) -> asyncio.Task[None] | None:
-        """What ends when the queue is empty and the listener at rest; None when they are."""
-        # A task that was cancelled before it began never got to saying that it is over.
-        return None if self._working is None or self._working.done() else self._working
+    def queue_task(self) -> asyncio.Task[None] | None:
+        """The task that delivers the queue; None when the queue is empty and the listener has returned."""
+        # A task that is cancelled before its first step never runs the `finally` that resets the attribute.
+        return None if self._queue_task is None or self._queue_task.done() else self._queue_task
 
     def _put(self, event: Event) -> None:
         if self._coalesce == "latest" and not event.is_terminal:
             self._queue = deque(queued for queued in self._queue if queued.is_terminal)
         self._queue.append(event)
-        if self.working is None:
-            # The first event is on its way to the listener, and no longer waiting in the queue.
-            self._working = _start(self._work(self._queue.popleft()), _outside(self._context.copy()))
+        if self.queue_task is None:
+            # Taken out of the queue before the task runs: the next event cannot replace it there.
+            self._queue_task = _start_task(self._deliver_queue(self._queue.popleft()), _without_body(self._context.copy()))
 
-    async def _work(self, event: Event) -> None:
+    async def _deliver_queue(self, event: Event) -> None:
         try:
-            while not self._is_over:
-                answer = self._called(event, contextvars.copy_context())
-                if answer is not None:
-                    await self._heard(event, answer)
+            while not self._is_closed:
+                returned = self._call(event, contextvars.copy_context())
+                if returned is not None:
+                    await self._await_listener(event, returned)
                 queue = self._queue
                 if not queue:
                     return
                 event = queue.popleft()
         finally:
-            self._working = None
+            self._queue_task = None
 
-    def _called(self, event: Event, context: contextvars.Context) -> Awaitable[Any] | None:
-        """What is left to be awaited after the listener was called."""
+    def _call(self, event: Event, context: contextvars.Context) -> Awaitable[Any] | None:
+        """Call the listener, and return what it returned if that is awaitable."""
         try:
-            answer = context.run(self._listener, event)
+            returned = context.run(self._listener, event)
         except (KeyboardInterrupt, SystemExit) as interrupt:
-            self._interrupted(interrupt)
+            self._interrupt_loop(interrupt)
             return None
-        except BaseException as error:  # noqa: BLE001 - whatever a listener raises, the run goes on
-            self._report(event, error)
+        except BaseException as error:  # noqa: BLE001 - a listener may raise anything, and the run goes on
+            self._log_error(event, error)
             return None
-        return answer if inspect.isawaitable(answer) else None
+        return returned if inspect.isawaitable(returned) else None
 
-    async def _heard(self, event: Event, answer: Awaitable[Any]) -> None:
+    async def _await_listener(self, event: Event, returned: Awaitable[Any]) -> None:
         try:
-            await answer
+            await returned
         except (KeyboardInterrupt, SystemExit) as interrupt:
-            self._interrupted(interrupt)
+            self._interrupt_loop(interrupt)
         except GeneratorExit:
             raise
         except BaseException as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # not its own doing: the loop is shutting down
-            self._report(event, error)
+                raise  # this task was cancelled, not the listener's own awaitable: the loop is shutting down
+            self._log_error(event, error)
 
-    def _interrupted(self, interrupt: BaseException) -> None:
-        """End the loop with this, as a signal would, and not the body. The process ends, so the listener is told nothing more."""
-        self._is_over = True
+    def _interrupt_loop(self, interrupt: BaseException) -> None:
+        """End the loop with this exception, as a signal would, and keep it out of the body. The listener gets no more events."""
+        self._is_closed = True
         asyncio.get_running_loop().call_soon(_raise, interrupt)
 
-    def _report(self, event: Event, error: BaseException) -> None:
-        told = "a listener %r raised at %s of run %r; the run goes on"
-        log.error(told, self._listener, event.type, event.run_id, exc_info=error)
+    def _log_error(self, event: Event, error: BaseException) -> None:
+        message = "a listener %r raised at %s of run %r; the run goes on"
+        log.error(message, self._listener, event.type, event.run_id, exc_info=error)
 
 
 def _raise(error: BaseException) -> NoReturn:
     raise error
 
 
-def _outside(context: contextvars.Context) -> contextvars.Context:
-    """The context, in which nothing belongs to a body."""
+def _without_body(context: contextvars.Context) -> contextvars.Context:
+    """This context, changed so that code in it does not count as part of a body."""
     context.run(current.set, None)
     return context
 
 
-def _start(work: Any, context: contextvars.Context) -> asyncio.Task[None]:
+def _start_task(work: Any, context: contextvars.Context) -> asyncio.Task[None]:
     task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work, context=context)
     return task
 
 
 class Subscriptions:
-    """Those who listen to one run in this process, and what they have not been told yet.
+    """The subscriptions of one run in this process, and the events that are not published yet.
 
-    Events are told one at a time, in the order in which they happened, also across two drives of a run that follow closely.
+    Events are published one at a time, in the order in which they happened, also when a second drive of the run begins while
+    events of the first are still queued.
     """
 
     def __init__(self, key: DriveKey | None = None) -> None:
         self._key = key
-        # Part of the key is the loop's id: as long as this exists no other loop can have it.
+        # The key contains the id of the loop. Holding the loop keeps that id from being used by another loop.
         self.loop = asyncio.get_running_loop()
-        self.subscriptions: list[Subscription] = []
+        self.subscribers: list[Subscription] = []
         self._drives = 0
-        # Whether the run has ended as far as its last drive knows.
+        # Whether the run has ended, as its last drive knows it.
         self._has_ended = False
-        # The event that is being told, who is to be told it next, and whom that waits for.
+        # The event that is being published, the subscribers that have not got it, and the listener's task that it waits for.
         self._event: Event | None = None
-        self._left: Sequence[Subscription] = ()
+        self._remaining: Sequence[Subscription] = ()
         self._awaited: asyncio.Task[None] | None = None
-        self._is_telling = False
-        # How many events there were, and how many of them everybody has been told.
-        self._happened = 0
-        self._told = 0
+        self._is_delivering = False
+        # How many events were queued, and how many of them are published.
+        self._queued_count = 0
+        self._published_count = 0
 
-    # Made when there is something to tell: to most runs nobody listens.
+    # The two deques are made when they are first used: most runs have no listener.
     @cached_property
     def _queue(self) -> deque[tuple[Event, Subscription | None]]:
         return deque()
 
     @cached_property
-    def _waiting(self) -> deque[tuple[int, asyncio.Future[None]]]:
+    def _waiters(self) -> deque[tuple[int, asyncio.Future[None]]]:
         return deque()
 
     @property
-    def are_behind(self) -> bool:
-        """Whether something has happened that was not told to everybody."""
-        return self._told != self._happened
+    def has_pending(self) -> bool:
+        """Whether an event is queued that is not published yet."""
+        return self._published_count != self._queued_count
 
-    def tell(self, event: Event, nearest: Subscription | None) -> None:
-        """Tell this to `nearest` and then to the subscribers, after everything before it."""
-        self._happened += 1
-        self._queue.append((event, nearest))
-        self._go_on()
+    def publish(self, event: Event, first: Subscription | None) -> None:
+        """Deliver this event to `first` and then to the subscribers, after all events before it."""
+        self._queued_count += 1
+        self._queue.append((event, first))
+        self._deliver_events()
 
-    def telling(self) -> asyncio.Future[None] | None:
-        """What is done when everything that has happened so far was told; None when it is."""
-        if not self.are_behind:
+    def pending(self) -> asyncio.Future[None] | None:
+        """A future that is done when every event so far is published; None when it is already."""
+        if not self.has_pending:
             return None
-        told = self.loop.create_future()
-        self._waiting.append((self._happened, told))
-        return told
+        published = self.loop.create_future()
+        self._waiters.append((self._queued_count, published))
+        return published
 
-    def driven(self) -> None:
-        """A drive of the run begins."""
+    def add_drive(self) -> None:
+        """Count a drive of the run that begins."""
         self._drives += 1
         self._has_ended = False
 
-    def ended(self) -> None:
-        """The run has ended, even if its drive does not get to saying so."""
+    def mark_ended(self) -> None:
+        """Remember that the run has ended, in case its drive is cancelled before it can return the outcome."""
         self._has_ended = True
 
-    def no_longer_driven(self, *, has_ended: bool) -> None:
-        """A drive of the run is over. Who listened is remembered if the run may come back."""
+    def remove_drive(self, *, has_ended: bool) -> None:
+        """Stop counting a drive that is over. The subscriptions stay if the run may be driven again."""
         self._drives -= 1
         if has_ended:
             self._has_ended = True
-        if not self._drives and (self._has_ended or not self.subscriptions):
-            self._forget()
+        if not self._drives and (self._has_ended or not self.subscribers):
+            self._unregister()
 
     def remove(self, subscription: Subscription) -> None:
-        """One of them has unsubscribed."""
-        if subscription in self.subscriptions:
-            self.subscriptions.remove(subscription)
-        if not self._drives and not self.subscriptions:
-            self._forget()
+        """Remove a subscription whose listener gets no more events."""
+        if subscription in self.subscribers:
+            self.subscribers.remove(subscription)
+        if not self._drives and not self.subscribers:
+            self._unregister()
 
-    def _forget(self) -> None:
-        if self._key is not None and _listening.get(self._key) is self:
-            _listening.pop(self._key, None)
+    def _unregister(self) -> None:
+        if self._key is not None and _by_key.get(self._key) is self:
+            _by_key.pop(self._key, None)
 
-    def _go_on(self) -> None:
-        """Tell what there is to tell, until a listener has to be waited for."""
-        if self._is_telling:
-            return  # a listener made this happen, and comes before it
-        self._is_telling = True
+    def _deliver_events(self) -> None:
+        """Deliver the queued events in order, until the task of a listener has to be awaited."""
+        if self._is_delivering:
+            return  # a listener caused this event: the one that it is handling is delivered to all subscribers first
+        self._is_delivering = True
         try:
-            while self._awaited is None and (self._left or self._begin_next()):
-                self._tell_one()
+            while self._awaited is None and (self._remaining or self._take_next_event()):
+                self._deliver_to_next()
         finally:
-            self._is_telling = False
+            self._is_delivering = False
 
-    def _tell_one(self) -> None:
-        subscription, *self._left = self._left
+    def _deliver_to_next(self) -> None:
+        subscription, *self._remaining = self._remaining
         if self._event is not None:
             self._awaited = subscription.deliver(self._event)
         if self._awaited is not None:
-            self._awaited.add_done_callback(self._has_heard)
+            self._awaited.add_done_callback(self._resume)
 
-    def _has_heard(self, task: asyncio.Task[None]) -> None:
+    def _resume(self, task: asyncio.Task[None]) -> None:
         del task
         self._awaited = None
-        self._go_on()
+        self._deliver_events()
 
-    def _begin_next(self) -> bool:
-        """The event at hand was told to everybody. Whether there is another, and somebody to tell it to."""
-        while not self._left:
+    def _take_next_event(self) -> bool:
+        """Count the present event as published, and take the next that has a subscriber. False when the queue is empty."""
+        while not self._remaining:
             if self._event is not None:
                 self._event = None
-                self._told += 1
-                self._wake()
+                self._published_count += 1
+                self._wake_waiters()
             if not self._queue:
                 return False
-            self._event, nearest = self._queue.popleft()
-            self._left = [*([] if nearest is None else [nearest]), *self.subscriptions]
+            self._event, first = self._queue.popleft()
+            self._remaining = [*([] if first is None else [first]), *self.subscribers]
         return True
 
-    def _wake(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self._told:
-            _, told = self._waiting.popleft()
-            if not told.done():
-                told.set_result(None)
+    def _wake_waiters(self) -> None:
+        while self._waiters and self._waiters[0][0] <= self._published_count:
+            _, published = self._waiters.popleft()
+            if not published.done():
+                published.set_result(None)
 
 
-# The listeners of each run, in this process. Not part of the worker's registry of drives: a listener may subscribe before the
+# The subscriptions of each run in this process. Not part of the worker's registry of drives: a listener may subscribe before the
 # first drive, and stays subscribed while the run is suspended and not driven at all.
-_listening: dict[DriveKey, Subscriptions] = {}
+_by_key: dict[DriveKey, Subscriptions] = {}
 # The loops on which runs were driven or subscribed to.
 _loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
 def subscriptions_of(key: DriveKey) -> Subscriptions:
-    """The listeners of a run, now and later."""
-    listeners = _listening.get(key)
-    if listeners is None:
-        listeners = _listening[key] = Subscriptions(key)
-        _seen(listeners.loop)
-    return listeners
+    """The subscriptions of a run: the same object for all its drives and all calls of `subscribe`."""
+    subscriptions = _by_key.get(key)
+    if subscriptions is None:
+        subscriptions = _by_key[key] = Subscriptions(key)
+        _add_loop(subscriptions.loop)
+    return subscriptions
 
 
-def _seen(loop: asyncio.AbstractEventLoop) -> None:
-    """With each new loop, forget who listened on one that is closed: nothing can be told there any more."""
+def _add_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """If this loop is new, drop the subscriptions of closed loops: no event can be published there."""
     if loop not in _loops:
         _loops.add(loop)
-        for key, listeners in list(_listening.items()):
-            if listeners.loop.is_closed():
-                _listening.pop(key, None)
+        for key, subscriptions in list(_by_key.items()):
+            if subscriptions.loop.is_closed():
+                _by_key.pop(key, None)

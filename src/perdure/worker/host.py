@@ -244,7 +244,7 @@ class Host:
             heartbeat=self._heartbeat,
             ttl=self.lease_ttl,
             asked_at=elapsed() if asked_at is None else asked_at,
-            listeners=subscriptions_of(key),
+            subscriptions=subscriptions_of(key),
             retired=workflow.retired,
         )
         return active_runs.start(drive, key, self, is_background=is_background)
@@ -254,7 +254,7 @@ class Host:
         task = run.task
         outcome = None if task.cancelled() or task.exception() is not None else task.result()
         is_suspended = isinstance(outcome, Suspended)
-        run.drive.publisher.listeners.no_longer_driven(has_ended=outcome is not None and not is_suspended)
+        run.drive.publisher.subscriptions.remove_drive(has_ended=outcome is not None and not is_suspended)
         if is_suspended and self._is_implicit:
             self._warn_of_memory(f"run {run.drive.run.id!r} is suspended in memory", stacklevel=2)
 
@@ -262,8 +262,8 @@ class Host:
         """Warn, once for each store, that nothing of it survives this process."""
         if self.store not in _warned_about:
             _warned_about.add(self.store)
-            told = f'{what} and gone when this process ends; pass store="sqlite:///app.db" or set PERDURE_STORE'
-            warnings.warn(told, PerdureWarning, stacklevel)
+            message = f'{what} and gone when this process ends; pass store="sqlite:///app.db" or set PERDURE_STORE'
+            warnings.warn(message, PerdureWarning, stacklevel)
 
     async def drain(self) -> None:
         """Let the steps that run here end, and give every run back. Calls that wait for one get `Suspended`."""
