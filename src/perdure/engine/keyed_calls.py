@@ -221,16 +221,21 @@ class Calls:
         self._used.add(key)
         if self.unasked:
             self.unasked.discard(key)
-            if self.missing:
-                self.expect([key])
+            if self.missing.pop(key, None) is not None and not self.missing:
+                self._nothing_is_missing()
         return branch
 
     def expect(self, keys: Iterable[str]) -> None:
         """The body asks for these keys, now or, as `ctx.map` does, some of them later."""
         for key in keys:
             self.missing.pop(key, None)
-        if not self.missing and self._results.is_live:
-            asyncio.get_running_loop().call_soon(self.go_live)  # what was held back may go ahead
+        if not self.missing:
+            self._nothing_is_missing()
+
+    def _nothing_is_missing(self) -> None:
+        """Let calls go ahead that were held back; before the run is live, `go_live` does it."""
+        if self._results.is_live:
+            asyncio.get_running_loop().call_soon(self.go_live)
 
     def _was_cancelled(self, key: str) -> bool:
         left = self._cancelled.get(key, 0)
