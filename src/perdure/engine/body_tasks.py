@@ -1,7 +1,7 @@
 """The tasks of a body: which of them run, which wait for us, and which wait for something else.
 
-Replay hands over one recorded result at a time and lets the body come to rest before the next, and a run may leave memory
-when all its tasks wait for us. Both need to know what the body's tasks are doing. A drive runs its body in a context of its
+A replay delivers one recorded result at a time and lets the body come to rest before the next, and a run may leave memory
+when all its tasks wait in ctx calls. Both need to know what the body's tasks are doing. A drive runs its body in a context of its
 own; a wrapper around the loop's task factory notices tasks created in that context and wraps their coroutines in a `BodyTask`,
 which sees every time the task runs and what it then waits for. Step functions run outside that context, so what they start is
 no branch. Only public interfaces are used: the task factory, context variables, subclasses of Task and the coroutine protocol.
@@ -46,7 +46,7 @@ class BodyTasks(TaskCreator):
     def __init__(self, seed: bytes = b"") -> None:
         # Another for each run: asyncio keeps all tasks of a loop in one set, where equal hashes are compared one by one.
         super().__init__(int.from_bytes(seed[:4], "big"))
-        # Told when a branch has come to a wait of its own, or to its end.
+        # Called when a task waits for something of its own, or has ended.
         self.changed: Callable[[], None] = nothing
         self.alive: set[BodyTask] = set()
         # How many are inside a ctx call, waiting for us. The rest are about to run, or in `outside`.
@@ -113,12 +113,12 @@ class BodyTasks(TaskCreator):
         self.changed()
 
     def forget_owner(self) -> None:
-        """Nobody has to be told of anything any more."""
+        """Drop the reference to the drive, so that it is freed without the garbage collector."""
         self.changed = nothing
 
 
 def nothing(*_: object) -> None:
-    """What is called when nobody has to be told any more."""
+    """Stands for a callback that is no longer wanted."""
 
 
 class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):

@@ -432,7 +432,7 @@ class Drive:
         finally:  # cancelled meanwhile it may have ended all the same
             if self.recorder.has_let_go:
                 self._stands(status=ending.status, outcome=ending.payload, wake_at=None)
-                self.recorder.tell_written()
+                self.recorder.report_written()
         return ending.outcome
 
     async def _give_back(self) -> Outcome[Any]:
@@ -454,7 +454,7 @@ class Drive:
             suspending.set_result(None)
             if self.recorder.has_let_go:
                 self._stands(status="suspended", wake_at=wake_at, waiting_for=awaited)
-            self.recorder.tell_written()
+            self.recorder.report_written()
         if signals:
             self.waits.is_live = True
             self.waits.receive(signals)

@@ -129,4 +129,4 @@ async def _cancel(tasks: list[asyncio.Future[Any]]) -> None:
         await asyncio.wait(pending)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # a loser's error is nobody's business; looked at, so that asyncio does not report it
+            task.exception()  # retrieved, so that asyncio does not report the error of a loser

@@ -32,9 +32,9 @@ class Unrecorded:
     has_store: ClassVar[bool] = False
 
     def __init__(self, journal: list[Entry], epoch: int = 0) -> None:
-        # Only ever appended to, so that a view of it needs no more than a length.
+        # Only appended to, so a view of it is a length.
         self.journal = journal
-        # Whether the run was finished, suspended or released, also when whoever asked for that was cancelled meanwhile.
+        # Whether the run was finished, suspended or released, also when the task that asked for it was cancelled meanwhile.
         self.has_let_go = False
         # The last open entry that the store has not acknowledged, or 0. No step starts before it is acknowledged.
         self.unacknowledged_open = 0
@@ -45,7 +45,7 @@ class Unrecorded:
 
     @property
     def acknowledged_length(self) -> int:
-        """How much of the journal is recorded as far as anybody may be told."""
+        """How many entries of the journal may be shown as recorded."""
         return len(self.journal)
 
     def append(
@@ -85,7 +85,7 @@ class Unrecorded:
         return entry
 
     def _send(self, entry: Entry, consume: int | None) -> None:
-        """See to it that the entry is written."""
+        """Have the entry written."""
 
     def flush(self) -> None:
         """Send what was appended and not sent."""
@@ -102,17 +102,17 @@ class Unrecorded:
         """Record what is left and give up the lease; the awaited signals if there are some, and then the run goes on."""
         raise NotImplementedError("a run without a store stays in memory")
 
-    def tell_written(self) -> None:
-        """Tell `on_written` what went with `finish` or `suspend`, now that the drive knows how the run stands."""
+    def report_written(self) -> None:
+        """Report to `on_written` what went with `finish` or `suspend`, now that the drive knows how the run stands."""
 
     async def release(self) -> None:
         """Record what is left and give the run back, due at once."""
 
     async def abandon(self) -> None:
-        """Write nothing more; return when the write under way is answered."""
+        """Write nothing more; return when the write in flight has its reply."""
 
     def forget_owner(self) -> None:
-        """Nobody has to be told of anything any more."""
+        """Drop the references to the drive, so that it is freed without the garbage collector."""
 
 
 class Recorder(Unrecorded):
@@ -141,13 +141,13 @@ class Recorder(Unrecorded):
         self._on_written = on_written
         self._loop = asyncio.get_running_loop()
         self._branches = branches
-        # Not that of the body: a task started there is a branch of it.
+        # Not the body's context: a task that is created there is a task of the body.
         self._context = contextvars.Context()
-        self._acknowledged_seq = self._told_seq = self._next_seq - 1
+        self._acknowledged_seq = self._reported_seq = self._next_seq - 1
         self._entries: list[Entry] = []
         self._consume: list[int] = []
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
-        # The write under way, and what it writes.
+        # The write in flight, and what it writes.
         self._writing: PendingWrite[Pulse] | asyncio.Future[Pulse] | None = None
         self._written: tuple[list[Entry], list[int]]
         self._is_write_due = False
@@ -184,7 +184,7 @@ class Recorder(Unrecorded):
         entries, consume = await self._what_is_left()
         now = self._clock.store_now()
         ending = self._store.finish(self._lease, status, outcome, entries=entries, consume=consume, now=now)
-        await self._answer(ending, lambda _: self._let_go(entries))
+        await self._await_reply(ending, lambda _: self._let_go(entries))
 
     async def suspend(self, wake_at: int | None, waiting_for: Collection[Awaited]) -> list[Signal]:
         entries, consume = await self._what_is_left()
@@ -192,7 +192,7 @@ class Recorder(Unrecorded):
         suspending = self._store.suspend(
             self._lease, wake_at=wake_at, waiting_for=waiting_for, entries=entries, consume=consume, now=now
         )
-        signals = await self._answer(suspending, lambda signals: self._let_go(entries, signals))
+        signals = await self._await_reply(suspending, lambda signals: self._let_go(entries, signals))
         if signals:
             self._is_closing = False
             self.flush()
@@ -203,27 +203,27 @@ class Recorder(Unrecorded):
         now = self._clock.store_now()
         if entries:
             recording = self._store.record(self._lease, entries, consume=consume, now=now)
-            await self._answer(recording, lambda _: self._wrote(entries))
-            self.tell_written()
-        await self._answer(self._store.release(self._lease, now=now), lambda _: self._let_go([]))
+            await self._await_reply(recording, lambda _: self._wrote(entries))
+            self.report_written()
+        await self._await_reply(self._store.release(self._lease, now=now), lambda _: self._let_go([]))
 
-    def tell_written(self) -> None:
-        if self._told_seq < self._acknowledged_seq:
-            self._told_seq = self._acknowledged_seq
-            self._on_written(self._told_seq)
+    def report_written(self) -> None:
+        if self._reported_seq < self._acknowledged_seq:
+            self._reported_seq = self._acknowledged_seq
+            self._on_written(self._reported_seq)
 
     async def abandon(self) -> None:
         self._is_closing = True
         writing = self._writing
         if writing is not None:
             await wait_for_reply(writing)
-            self._answered(writing)
+            self._take_reply(writing)
 
     def forget_owner(self) -> None:
         self._on_pulse = self._on_failure = self._on_written = nothing
 
     async def _what_is_left(self) -> tuple[list[Entry], list[int]]:
-        """Entries and inbox rows that go with what ends the drive, once the write under way is answered."""
+        """The entries and inbox rows that go with the last write of the drive, once the write in flight has its reply."""
         self._is_closing = True
         if self._writing is not None:
             await self.abandon()
@@ -244,18 +244,18 @@ class Recorder(Unrecorded):
             record, now = self._store.record, self._clock.store_now()
             try:
                 write = self._context.run(record, self._lease, entries, consume=consume, now=now)
-            except Exception as error:  # noqa: BLE001 - as if it had been awaited: whoever is here now only has something to record
+            except Exception as error:  # noqa: BLE001 - it ends the drive as a failed reply does, not the code that has appended
                 write = self._loop.create_future()
                 write.set_exception(error)
             if isinstance(write, PendingWrite) and not write.done():
                 self._writing = write
-                write.on_resolved = self._answered
+                write.on_resolved = self._take_reply
             else:
                 self._writing = writing = self._context.run(asyncio.ensure_future, write)
-                writing.add_done_callback(self._answered, context=contextvars.Context())
+                writing.add_done_callback(self._take_reply, context=contextvars.Context())
 
-    def _answered(self, writing: PendingWrite[Pulse] | asyncio.Future[Pulse]) -> None:
-        """Told by the write itself, and before that perhaps by somebody who waited for it."""
+    def _take_reply(self, writing: PendingWrite[Pulse] | asyncio.Future[Pulse]) -> None:
+        """Take the reply. Called by the write itself, and before that perhaps by `abandon`, which has waited for it."""
         if writing is not self._writing:
             return
         self._writing = None
@@ -269,7 +269,7 @@ class Recorder(Unrecorded):
         else:
             self._on_pulse(writing.result())
             self._wrote(entries)
-            self.tell_written()
+            self.report_written()
             if self._entries:
                 self.flush()
 
@@ -281,7 +281,7 @@ class Recorder(Unrecorded):
         return failure
 
     def _let_go(self, entries: list[Entry], signals: list[Signal] | None = None) -> None:
-        """The store has answered, whether anybody still waits for that or not: the run is free, unless signals were there."""
+        """The reply has arrived, also if its waiter was cancelled: the run is released, unless signals were waiting."""
         self.has_let_go = not signals
         self._wrote(entries)
 
@@ -296,37 +296,37 @@ class Recorder(Unrecorded):
             self._wake(seq)
 
     def _wake(self, seq: int) -> None:
-        """Let those go on who wait for nothing after `seq`. They are by seq, and most often one."""
+        """Wake the waiters for entries up to `seq`. They are sorted by seq."""
         woken = [waiter for awaited, waiter in self._waiters if awaited <= seq]
         del self._waiters[: len(woken)]
         for waiter in woken:
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def _answer(self, verb: Awaitable[T], then: Callable[[T], None]) -> T:
-        """What the verb gives, after `then` was told that, also when whoever waits was cancelled meanwhile."""
-        asking = in_flight(verb)
+    async def _await_reply(self, verb: Awaitable[T], then: Callable[[T], None]) -> T:
+        """The reply to the verb, after `then` was called with it, also when the waiter was cancelled meanwhile."""
+        write = in_flight(verb)
         try:
-            return await await_reply(asking)
+            return await await_reply(write)
         except Exception as error:
             failure = self._as_failure(error)
             if failure is error:
                 raise
             raise failure from error
         finally:
-            if is_committed(asking):
-                then(asking.result())
+            if is_committed(write):
+                then(write.result())
 
 
 class NextTurn:
     """The callbacks that one loop calls at its next turn, in the order in which they came. None of them may raise.
 
-    It does not refer to the loop, which is the key it is known by, and whoever has something to do there has.
+    It does not refer to its loop, which is its key in a weak dictionary: a value that refers to its key is never freed.
     """
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[], None]] = []
-        # Not that of whoever asks first: the others are no part of his run.
+        # Not the context of the first caller: the others belong to other runs.
         self._context = contextvars.Context()
 
     def call(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

@@ -92,7 +92,7 @@ class ResultQueue:
         self.queue: deque[Entry] = deque(recorded)
         self._skipped: dict[str, Entry] = {}
         self._asked: dict[str, Receiver] = {}
-        # No longer asked for, so that their records are skipped at once.
+        # No longer asked for: their records are skipped at once.
         self._withdrawn: set[str] = set()
         # Nothing above this seq is delivered: the store has not acknowledged it.
         self._acknowledged = self.queue[-1].seq if self.queue and has_store else 0 if has_store else sys.maxsize
@@ -123,7 +123,7 @@ class ResultQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way: no live call, and no result waiting to be delivered."""
+        """Whether there is no live call and no result waiting to be delivered."""
         return not self.running and not self._asked
 
     def is_next(self, key: str) -> bool:

@@ -1,8 +1,8 @@
 """Running a step: recorded result or live attempts, with retry, time-out and the at-most-once promise.
 
 A plain step is one record: its result. A step that is tried again records, before each pause, which attempt comes next and
-when, so that neither the count nor the pause starts over after a crash. A step that must not run twice records its intent
-first; found without a result, it has failed in a way nobody can know more about.
+when: neither the count nor the pause starts over after a crash. A step that must not run twice records its intent first; an
+intent without a result is a failure whose effect is unknown.
 """
 
 from __future__ import annotations
@@ -174,10 +174,10 @@ class _Attempts(msgspec.Struct):
             found = None if cached is None else self._from_cache(cached)
             if found is not None:
                 self._attempt = 0
-                await self._tell(events.StepCacheHitEvent)
+                await self._publish(events.StepCacheHitEvent)
                 found.started_at = self._drive.clock.now()
                 return found
-            await self._tell(events.StepCacheMissEvent)
+            await self._publish(events.StepCacheMissEvent)
             result = await self._until_done()
             if result.is_final:
                 kept = Cached(result.ok, msgspec.Raw(result.payload), self._args_hash, None)
@@ -195,12 +195,12 @@ class _Attempts(msgspec.Struct):
             try:
                 self._drive.warn_or_raise(self._drive.options.on_changed_arguments, error)
             except Exception:
-                self._call.free()  # nothing is recorded: another use of the key is told the same
+                self._call.free()  # nothing is recorded, so another use of the key gets the same error
                 raise
         return cached
 
     def _from_cache(self, cached: Cached) -> AttemptResult | None:
-        """What was kept, for this run; None when nothing can be made of it: its class is gone, or it is another step's."""
+        """What was kept, for this run; None when it cannot be rebuilt: its class has changed, or it is another step's."""
         codec, step, payload = self._drive.codec, self._step, bytes(cached.payload)
         try:
             if not cached.ok:
@@ -209,16 +209,16 @@ class _Attempts(msgspec.Struct):
                 return self._failed(ValueNotStorable(losses[0].path, "the run that kept it in the cache was not strict"))
             return AttemptResult(True, payload, value=codec.load(payload, step.plan.returns))
         except (ValueError, msgspec.MsgspecError) as reason:
-            told = f"what the cache has under {step.key!r} cannot be used, so that the step runs again: {reason}"
-            warnings.warn(told, PerdureWarning, stacklevel=2)
+            message = f"what the cache has under {step.key!r} cannot be used, so that the step runs again: {reason}"
+            warnings.warn(message, PerdureWarning, stacklevel=2)
             return None
 
-    async def _tell(self, kind: type[events.StepEvent], **fields: Any) -> None:
+    async def _publish(self, kind: type[events.StepEvent], **fields: Any) -> None:
         if self._drive.publisher.subscribers:
             await self._drive.publisher.publish_step(kind, self._step, self._attempt, **fields)
 
-    async def _tell_start(self) -> None:
-        await self._tell(events.StepStartEvent)
+    async def _publish_start(self) -> None:
+        await self._publish(events.StepStartEvent)
         await self._drive.may_start()  # a listener takes time, in which anything may happen
 
     async def _until_done(self) -> AttemptResult:
@@ -231,7 +231,7 @@ class _Attempts(msgspec.Struct):
             if not drive.may_start_now():
                 await drive.may_start()
             if drive.publisher.subscribers:
-                await self._tell_start()
+                await self._publish_start()
             started_at = drive.clock.now()
             try:
                 # The function's own code, and what it starts, runs outside the body, and in a copy of its context: variables that
@@ -261,14 +261,14 @@ class _Attempts(msgspec.Struct):
             return None
         error = self._as_exception(raised)
         if isinstance(error, StepTimeout):
-            await self._tell(events.StepTimeoutEvent, error=error)
+            await self._publish(events.StepTimeoutEvent, error=error)
         if not self._step.plan.retry.wants(error, self._attempt):
             return self._failed(error, is_final=isinstance(raised, Exception))
         await self._pause(error)
         return None
 
     def _as_exception(self, raised: Exception | asyncio.CancelledError) -> Exception:
-        """What the function raised. A CancelledError that nobody asked for is its own failure; any other goes on its way."""
+        """What the function raised. A CancelledError that was not requested is the function's own failure; others go on."""
         if isinstance(raised, Exception):
             return raised
         task = asyncio.current_task()
@@ -449,6 +449,6 @@ class _ThreadCall:
 
 
 def _close_result(running: asyncio.Future[Any]) -> None:
-    """Close the coroutine that a plain function returned after nobody waited for it any more."""
+    """Close the coroutine that a plain function returned after its call was cancelled."""
     if not running.cancelled() and running.exception() is None and inspect.iscoroutine(running.result()):
         running.result().close()

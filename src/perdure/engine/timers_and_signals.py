@@ -32,14 +32,14 @@ class Wait:
 
 
 class Waits:
-    """The open waits of one drive, and the inbox rows that nobody has taken."""
+    """The open waits of one drive, and the inbox rows that no wait has taken."""
 
     def __init__(self, clock: Clock, inbox: list[Signal], inbox_seq: int) -> None:
         self._clock = clock
-        # Told when there may be something to resolve.
+        # Called when there may be something to resolve.
         self.on_change: Callable[[], None] = nothing
         self._waits: list[Wait] = []
-        # Replaced when it changes, so that who looked at it has what he saw.
+        # Replaced when it changes, so a reader's copy does not change.
         self._inbox = tuple(inbox)
         # Taken, and by `unrecorded` not recorded as consumed.
         self._taken: tuple[Signal, ...] = ()
@@ -52,7 +52,7 @@ class Waits:
 
     @property
     def inbox(self) -> tuple[Signal, ...]:
-        """What was received and nobody has taken, as far as that is recorded."""
+        """The rows that were received and are not recorded as consumed."""
         self._forget_recorded()
         if not self._taken:
             return self._inbox
@@ -119,7 +119,7 @@ class Waits:
         return tuple(dict.fromkeys(wait.address for wait in self._waits if wait.address is not None))
 
     def close(self) -> None:
-        """Resolve nothing more, and tell nobody anything more."""
+        """Resolve nothing more, and call nothing more."""
         self.is_live = False
         self._waits.clear()
         self._arm()
