@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from perdure.context import Context as Context
     from perdure.definition import Workflow as Workflow
     from perdure.definition import workflow as workflow
-    from perdure.engine.replay_check import RunCheck as RunCheck
     from perdure.engine.subscriptions import Subscription as Subscription
     from perdure.errors import DuplicateStep as DuplicateStep
     from perdure.errors import FormatProblem as FormatProblem
@@ -124,6 +123,7 @@ if TYPE_CHECKING:
     from perdure.sync import SyncRun as SyncRun
     from perdure.sync import SyncRuntime as SyncRuntime
     from perdure.worker.check_runs import CheckReport as CheckReport
+    from perdure.worker.replay_check import RunCheck as RunCheck
 
 __version__ = "0.1.0"
 
@@ -172,7 +172,6 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "MemoryCache",
         "StepCache",
     ),
-    "engine.replay_check": ("RunCheck",),
     "engine.subscriptions": ("Subscription",),
     "errors": (
         "DuplicateStep",
@@ -270,6 +269,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "SyncRuntime",
     ),
     "worker.check_runs": ("CheckReport",),
+    "worker.replay_check": ("RunCheck",),
 }
 
 _MODULE_OF: Final = {name: module for table in (_MAIN_NAMES, _OTHER_NAMES) for module, names in table.items() for name in names}

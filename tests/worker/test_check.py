@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from perdure import CheckReport, Context, Err, Ok, Runtime, Suspended, Workflow, workflow
-from perdure.engine.drive import Drive
-from perdure.engine.replay_check import RunCheck
 from perdure.model.journal import Entry
 from perdure.store import Store, require
+from perdure.worker.replay_check import ReplayCheck, RunCheck
 from tests.worker.flows import PATIENCE, Gate, ask, client, greet, nap
 
 Body = Callable[..., Coroutine[Any, Any, Any]]
@@ -571,7 +570,7 @@ async def test_a_check_that_is_cancelled_ends_the_body(stored: Store, effects: E
 async def test_a_check_leaves_no_drive_behind(stored: Store, effects: Effects) -> None:
     await check_one(stored, two_steps(effects))
     gc.collect()
-    assert [found for found in gc.get_objects() if isinstance(found, Drive)] == []
+    assert [found for found in gc.get_objects() if isinstance(found, ReplayCheck)] == []
 
 
 @workflow
