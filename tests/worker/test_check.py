@@ -211,7 +211,10 @@ async def test_a_removed_step_before_a_wait_warns_that_it_may_stop_later(stored:
 
     found = await check_one(stored, flow, on_definition_change="ignore")
     assert found.verdict == "warns"
-    assert found.warnings == ("'a' is recorded and not asked for so far: the run stops if something new comes first",)
+    (warning,) = found.warnings
+    assert warning.startswith("'a' is recorded and not asked for up to where the run waits, so it stops if it asks for")
+    assert warning.endswith("removed: @workflow(retired={'a'})")
+    assert (await check_one(stored, flow, on_definition_change="ignore", retired={"a"})).verdict == "fits"
 
 
 async def test_a_body_that_ends_warns_of_steps_it_does_not_know(stored: Store, effects: Effects) -> None:

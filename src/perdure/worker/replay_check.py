@@ -103,8 +103,7 @@ class ReplayCheck(Drive):
         if self.is_closed or self.calls.take_patches() or not self.tasks.ours:
             return
         if self.calls.missing:
-            keys = ", ".join(map(repr, self.calls.missing))
-            self._warnings.append(f"{keys} is recorded and not asked for so far: the run stops if something new comes first")
+            self._warnings.append(_not_asked_for(list(self.calls.missing)))
         self._attend()
 
     def _stop_misfit(self, error: PerdureError) -> None:
@@ -129,6 +128,14 @@ class ReplayCheck(Drive):
     def _judge(self, verdict: Verdict, problem: str | None = None, error: Exception | None = None) -> RunCheck:
         at = error.asked if isinstance(error, RunDiverged) else error.key if isinstance(error, StepChanged) else None
         return RunCheck.of(self.run, verdict, problem, at=at, warnings=tuple(self._warnings))
+
+
+def _not_asked_for(keys: list[str]) -> str:
+    shown = ", ".join(map(repr, keys[:5])) + (" and others" if len(keys) > 5 else "")
+    return (
+        f"{shown} is recorded and not asked for up to where the run waits, so it stops if it asks for something new after that; "
+        f"removed: @workflow(retired={{{keys[0]!r}}})"
+    )
 
 
 def claim_to_check(view: View) -> Claim:
