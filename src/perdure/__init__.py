@@ -122,6 +122,8 @@ if TYPE_CHECKING:
     from perdure.stores import open_store as open_store
     from perdure.sync import SyncRun as SyncRun
     from perdure.sync import SyncRuntime as SyncRuntime
+    from perdure.worker.check_runs import CheckReport as CheckReport
+    from perdure.worker.replay_check import RunCheck as RunCheck
 
 __version__ = "0.1.0"
 
@@ -266,6 +268,8 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "SyncRun",
         "SyncRuntime",
     ),
+    "worker.check_runs": ("CheckReport",),
+    "worker.replay_check": ("RunCheck",),
 }
 
 _MODULE_OF: Final = {name: module for table in (_MAIN_NAMES, _OTHER_NAMES) for module, names in table.items() for name in names}

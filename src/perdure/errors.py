@@ -200,6 +200,10 @@ class StepChanged(PerdureError):
     def __init__(self, run_id: str, key: str, recorded: str, asked: str) -> None:
         super().__init__(run_id, key, recorded, asked)
 
+    @property
+    def key(self) -> str:
+        return str(self.args[1])
+
     def __str__(self) -> str:
         run_id, key, recorded, asked = self.args
         return (

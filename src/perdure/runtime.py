@@ -30,6 +30,7 @@ from perdure.simple_stores import WorkflowStore
 from perdure.snapshots.importer import RunStart, resolve_state
 from perdure.store import Store, require
 from perdure.stores import choose_store
+from perdure.worker.check_runs import CheckReport, check_runs
 from perdure.worker.host import STEP_THREADS, Host
 from perdure.worker.outcomes import resume, run_to_outcome
 from perdure.worker.worker import Worker, stop_on_signals
@@ -265,6 +266,29 @@ class Runtime:
         name = workflow if workflow is None or isinstance(workflow, str) else self._definition(workflow).name
         before = None if cursor is None else (instant(cursor.updated_at), cursor.id)
         return await self._store.list(prefix=prefix, status=status, workflow=name, before=before, limit=limit)
+
+    async def check(
+        self,
+        *,
+        workflow: Workflow[Any, Any] | str | None = None,
+        prefix: str = "",
+        limit: int | None = None,
+        patience: Duration = "5s",
+    ) -> CheckReport:
+        """Which runs that have not ended fit the workflows registered here: each is replayed, no step is called, nothing written.
+
+        Bodies run their own code between ctx calls; one that is busy with it for longer than `patience` gets the verdict unknown.
+        """
+        if limit is not None:
+            check_positive(limit, "limit")
+        length = seconds(patience, what="patience")
+        if length <= 0:
+            raise ValueError("patience must be longer than zero")
+        names: tuple[str | None, ...] = (workflow,) if workflow is None or isinstance(workflow, str) else ()
+        if not names:
+            definition = self._definition(workflow)
+            names = (definition.name, *definition.aliases)
+        return await check_runs(self._host, names, prefix, limit, length)
 
     async def cancel(self, run_id: str) -> None:
         """Ask the run to stop: CancelledError is raised at its waits. Raises `RunNotFound`, `RunFinished`."""

@@ -24,6 +24,7 @@ from perdure.run import Run
 from perdure.snapshots.consistent_view import Include
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
+from perdure.worker.check_runs import CheckReport
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -45,6 +46,8 @@ class AsyncRuntime(Protocol):
     def run(self) -> Callable[..., Coroutine[Any, Any, Outcome[Any]]]: ...
     @property
     def list(self) -> Callable[..., Coroutine[Any, Any, list[RunInfo]]]: ...
+    @property
+    def check(self) -> Callable[..., Coroutine[Any, Any, CheckReport]]: ...
     async def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]: ...
     async def resume(self, run_id: str) -> Outcome[Any]: ...
     async def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None: ...
@@ -211,6 +214,17 @@ class SyncRuntime:
     ) -> list[RunInfo]:
         """Runs, last changed first."""
         return block_on(self._runtime.list(workflow=workflow, status=status, prefix=prefix, limit=limit, cursor=cursor))
+
+    def check(
+        self,
+        *,
+        workflow: Workflow[Any, Any] | str | None = None,
+        prefix: str = "",
+        limit: int | None = None,
+        patience: Duration = "5s",
+    ) -> CheckReport:
+        """Which runs that have not ended fit the workflows registered here."""
+        return block_on(self._runtime.check(workflow=workflow, prefix=prefix, limit=limit, patience=patience))
 
     def cancel(self, run_id: str) -> None:
         """Ask the run to stop."""

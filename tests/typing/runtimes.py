@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
-from perdure import Context, Err, Ok, Outcome, Run, Runtime, Suspended, stores, workflow
+from perdure import CheckReport, Context, Err, Ok, Outcome, Run, Runtime, Suspended, stores, workflow
 from perdure.model.records import RunInfo, Status
 from perdure.store import Store
 from perdure.sync import SyncRun, SyncRuntime
@@ -104,5 +104,6 @@ def blocking() -> None:
         assert_type(runtime.resume("g1"), Outcome[Any])
         assert_type(runtime.get("g1"), SyncRun[Any] | None)
         assert_type(runtime.list(status="failed"), list[RunInfo])
+        assert_type(runtime.check(workflow=greet), CheckReport)
         assert_type(runtime.retry("g1"), SyncRun[Any])
         assert_type(runtime.purge(timedelta(days=30)), int)

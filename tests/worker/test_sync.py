@@ -77,6 +77,7 @@ def test_a_sync_client_sweeps_holds_and_resumes(store: Store) -> None:
     runtime.start(greet, "Ada", id="g1")
     runtime.hold("g1")
     assert runtime.sweep() == {}
+    assert [found.verdict for found in runtime.check(workflow=greet, prefix="g", limit=5, patience="1s").results] == ["fits"]
     runtime.unhold("g1")
     assert runtime.sweep() == {"g1": Ok("hello Ada!")}
     assert runtime.resume("g1") == Ok("hello Ada!")

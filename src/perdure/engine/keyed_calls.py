@@ -413,9 +413,10 @@ class Calls:
 
         While results are missing, calls that the journal does not know stay: `find_divergence` judges them.
         """
-        waiters, self._live_waiters = [*self._patch_waiters, *self._live_waiters], []
+        self.take_patches()
+        waiters, self._live_waiters = self._live_waiters, []
         for call in waiters:
-            if self.missing and call.kind != "patch" and self._is_new(call):
+            if self.missing and self._is_new(call):
                 self._live_waiters.append(call)
             elif call.future is not None and not call.future.done():
                 call.future.set_result(None)
@@ -436,6 +437,13 @@ class Calls:
             finally:
                 self._patch_waiters.remove(call)
         return None
+
+    def take_patches(self) -> bool:
+        """The journal ends where calls of ctx.patched wait: let them take the new code. False when none waits."""
+        waiting = [call.future for call in self._patch_waiters if call.future is not None and not call.future.done()]
+        for future in waiting:
+            future.set_result(None)
+        return bool(waiting)
 
     def decide_patch(self) -> bool:
         """The body rests and the next record is not asked for, so the code after the first waiting patch asks for it."""

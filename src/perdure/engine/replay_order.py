@@ -97,6 +97,8 @@ class ResultQueue:
         # Nothing above this seq is delivered: the store has not acknowledged it.
         self._acknowledged = self.queue[-1].seq if self.queue and has_store else 0 if has_store else sys.maxsize
         self.is_live = not self.queue
+        # Set for a check, where nothing live may happen: `on_live` is told whenever the run would go live.
+        self.stays_in_replay = False
         # Calls that do something live and have no record yet, so the run is not idle.
         self.running = 0
         self.last_at = 0
@@ -235,7 +237,7 @@ class ResultQueue:
             self.when_empty = None
 
     def _go_live(self) -> None:
-        self.is_live = True
+        self.is_live = not self.stays_in_replay
         self._loop.call_soon(self._on_live)
 
     def _look_now(self) -> None:

@@ -1,0 +1,147 @@
+"""Whether a stored run fits this code, found out by a replay that executes nothing and writes nothing.
+
+A `ReplayCheck` is a drive without a store that must stop before it has started. Recorded results reach the body as in every
+replay, and misfits are found by the same code. Since the run never goes live, no step function is called, no timer or signal is
+taken and no cache is asked; entries that a replay appends (the winner of a race, a patch) stay in memory. When the run would go
+live, the verdict is known and the body is unloaded. Code of the body between ctx calls runs, as in every replay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from perdure.codec.outcomes import Hints
+from perdure.engine.drive import Drive
+from perdure.errors import OnChange, PerdureError, RunDiverged, StepChanged
+from perdure.model.records import Claim, Lease, RunInfo, RunRow, problem_text
+from perdure.options import EngineSettings, Options
+from perdure.result import Err
+from perdure.snapshots.consistent_view import View
+
+Verdict: TypeAlias = Literal["fits", "warns", "stops", "unknown"]
+
+
+class RunCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether one run fits the code. `problem` says why it stops, `at` at which key if there is one, or why that is unknown."""
+
+    run_id: str
+    workflow: str
+    version: int
+    verdict: Verdict
+    problem: str | None = None
+    at: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, run: RunRow | RunInfo, verdict: Verdict, problem: str | None = None, **fields: Any) -> RunCheck:
+        """The verdict on this run."""
+        text = None if problem is None else problem_text(problem)
+        return cls(run_id=run.id, workflow=run.workflow, version=run.version, verdict=verdict, problem=text, **fields)
+
+    def __str__(self) -> str:
+        where = "" if self.at is None else f" at {self.at!r}"
+        why = "; ".join(text for text in (self.problem, *self.warnings) if text is not None)
+        return f"{self.verdict}: {self.run_id} ({self.workflow}, version {self.version}){where}" + (f": {why}" if why else "")
+
+
+class ReplayCheck(Drive):
+    """The check of one run."""
+
+    __slots__ = ("_timer", "_unfinished", "_warnings")
+
+    def __init__(
+        self,
+        body: Callable[[Drive], Coroutine[Any, Any, Any]],
+        hints: Hints,
+        claim: Claim,
+        settings: EngineSettings,
+        options: Options,
+        retired: Collection[str],
+    ) -> None:
+        silent = msgspec.structs.replace(options, on_event=None)
+        super().__init__(body, hints, claim, settings, silent, retired=retired)
+        # As in a drive that has a store.
+        self.is_strict = options.strict is not False
+        self.compares_arguments = options.on_changed_arguments != "ignore"
+        self.results.stays_in_replay = True
+        self.results.is_live = False
+        self.must_stop = True
+        self._warnings: list[str] = []
+        # Why there is no verdict: the body took too long.
+        self._unfinished: str | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def check(self, patience: float) -> RunCheck:
+        """The verdict; unknown when for `patience` seconds the body neither moved on in the journal nor came to its end."""
+        self._watch(patience)
+        try:
+            outcome = await self.drive()
+        except PerdureError as misfit:
+            return self._judge("stops", str(misfit), misfit)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+        if self._unfinished is not None:
+            return self._judge("unknown", self._unfinished)
+        if isinstance(outcome, Err) and self._is_of_body(outcome):
+            error = outcome.error
+            return self._judge("stops", f"the body raises {type(error).__name__}, and the run would fail: {error}", error)
+        return self._judge("warns" if self._warnings else "fits")
+
+    def warn_or_raise(self, choice: OnChange, error: PerdureError) -> None:
+        if choice == "warn":
+            self._warnings.append(str(error))
+        elif choice == "error":
+            raise error
+
+    def _went_live(self) -> None:
+        """The journal is used up. A body that waits for nothing of ours is busy with something of its own: it goes on."""
+        if self.is_closed or self.calls.take_patches() or not self.tasks.ours:
+            return
+        if self.calls.missing:
+            self._warnings.append(_not_asked_for(list(self.calls.missing)))
+        self._attend()
+
+    def _stop_misfit(self, error: PerdureError) -> None:
+        self._give_up(error)
+
+    def _watch(self, patience: float, before: tuple[int, int] | None = None) -> None:
+        """End the check if no recorded result was asked for or delivered since the last look."""
+        left = len(self.calls.unasked), len(self.results.queue)
+        if left != before:
+            self._timer = self._loop.call_later(patience, self._watch, patience, left)
+        elif not self.is_closed:
+            divergence = self._find_divergence()
+            self._unfinished = f"its body was busy with something of its own for {patience:g} s"
+            if divergence is not None:
+                self._unfinished += f"; if it stays like this: {divergence}"
+            self._attend()
+
+    def _is_of_body(self, failed: Err[Any]) -> bool:
+        """Whether an exception of the body's own code ended it, and none that is recorded."""
+        return isinstance(failed.error, Exception) and failed.step is None and self.calls.failed_keys(failed) is None
+
+    def _judge(self, verdict: Verdict, problem: str | None = None, error: Exception | None = None) -> RunCheck:
+        at = error.asked if isinstance(error, RunDiverged) else error.key if isinstance(error, StepChanged) else None
+        return RunCheck.of(self.run, verdict, problem, at=at, warnings=tuple(self._warnings))
+
+
+def _not_asked_for(keys: list[str]) -> str:
+    shown = ", ".join(map(repr, keys[:5])) + (" and others" if len(keys) > 5 else "")
+    return (
+        f"{shown} is recorded and not asked for up to where the run waits, so it stops if it asks for something new after that; "
+        f"removed: @workflow(retired={{{keys[0]!r}}})"
+    )
+
+
+def claim_to_check(view: View) -> Claim:
+    """The run as if it had been claimed: without a lease, and whatever the number of its attempts."""
+    run, entries = msgspec.structs.replace(view.row, attempts=0), list(view.journal[: view.length])
+    lease = Lease(run_id=run.id, epoch=run.epoch, token="", until=0)
+    inbox = list(view.inbox)
+    last = max((signal.seq for signal in inbox), default=0)
+    return Claim(lease=lease, run=run, journal=entries, inbox=inbox, inbox_seq=last, item_counts={})
