@@ -1,12 +1,11 @@
-"""Driving one attempt of a run: the body runs from the top, and what it recorded before is handed to it again.
+"""Driving one attempt of a run: the body runs from the top, and recorded results are delivered to it again.
 
-A `Drive` owns the body's task and everything around it: `Calls` (what the body asked for), `Turnstile` (when a result reaches
-it), `Recorder` (what the store has), `Waits` (timers and signals), `BodyTasks` (what the body's tasks do). It ends in one of five
-ways: the body ended, the run suspended, it was cancelled, it was stopped (a deploy), or it failed to record and gave up. After
-that whatever the body still does is discarded, and every ctx call in it raises.
+A `Drive` owns the body's task and everything around it: `Calls` (what the body asked for), `ResultQueue` (when a result reaches
+it), `Recorder` (what the store has), `Waits` (timers and signals), `BodyTasks` (what the body's tasks do). It ends in one of six
+ways: the body ended, the run suspended, it was cancelled, it was stopped (a deploy), it does not fit the code, or it could not be
+recorded. After that whatever the body still does is discarded, and every ctx call in it raises.
 
-Whatever may be cancelled here leaves this behind: the write under way is awaited to its answer, and the lease is released or
-left to expire only after that.
+Cancelling a drive takes effect when the write in flight has its reply; only then is the lease released, or left to expire.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from perdure.snapshots.consistent_view import View
 from perdure.stepspec import current
 from perdure.store import Store
 
-# Looks into inboxes that are under way: the loop alone would let go of them.
+# Tasks that fetch inboxes: an event loop refers to its tasks weakly.
 _fetching: Final[set[asyncio.Task[None]]] = set()
 
 
@@ -208,7 +207,7 @@ class Drive:
         return self._store is not None
 
     def result(self) -> Any:
-        """The value of a run that has completed: a copy, since whoever waits for it has its own."""
+        """The value of a run that has completed: a copy for a listener, as the waiter of the run has its own."""
         return outcome_of(self.codec, self.run, self._hints).unwrap()
 
     def view(self) -> View:
@@ -243,7 +242,7 @@ class Drive:
             self._close("ended")
             if self._heartbeat is not None and self._held is not None:
                 self._heartbeat.drop(self._held)
-            # Nothing that the drive has refers to it any more, so that it goes with whoever has it, and not with a collection.
+            # Break the reference cycles, so that the drive is freed without the garbage collector.
             self._held = None
             self.tasks.forget_owner()
             self.recorder.forget_owner()
@@ -321,16 +320,16 @@ class Drive:
         if self.recorder.unacknowledged_open:
             await self.recorder.acknowledged()
         if self.calls.is_refusing or (self._held is not None and not self._held.is_valid()):
-            self._check_that_it_is_ours()
+            self._check_lease()
         if self.must_stop:
             await asyncio.get_running_loop().create_future()
 
     async def recorded(self) -> None:
         """Return when everything so far is recorded, and the run is ours."""
         await self.recorder.acknowledged()
-        self._check_that_it_is_ours()
+        self._check_lease()
 
-    def _check_that_it_is_ours(self) -> None:
+    def _check_lease(self) -> None:
         self.calls.check()
         if self._held is not None and not self._held.is_valid():
             self._lost()
@@ -443,7 +442,7 @@ class Drive:
     async def _suspend(self) -> Outcome[Any] | None:
         if not self.results.is_idle or self.waits.has_due():
             return None
-        # From here to the store's answer nothing is resolved and no call gets through, so that what is said stays true.
+        # Until the store replies no wait is resolved and no call goes ahead: what the run waits for must not change meanwhile.
         self.waits.is_live = False
         wake_at, awaited = self.waits.wake_at(), self.waits.addresses()
         self.calls.suspending = self._loop.create_future()
@@ -484,7 +483,7 @@ class Drive:
         return store.release(self._lease, wake_at=wake_at, problem=self.problem, now=self.clock.store_now())
 
     async def _abandon(self) -> None:
-        """The drive itself was cancelled: let the write under way be answered, record what is done, and give the run back."""
+        """The drive itself was cancelled: wait for the reply of the write in flight, record what is left, and release the run."""
         if self._failure is not None:
             await self._let_go()
             return
@@ -510,7 +509,7 @@ class Drive:
         if self._main is not None and not self._main.done():
             await cancel_tasks(self.run.id, [self._main])
         elif isinstance(self._failure, KeyboardInterrupt | SystemExit) and self._main is not None:
-            self._main.exception()  # which the loop has raised: nobody need say that it was not looked at
+            self._main.exception()  # retrieved, since the loop has raised it already
         if called := [branch.task for branch in self.tasks.alive if branch.called and branch.task is not None]:
             await cancel_tasks(self.run.id, called)
 
@@ -519,7 +518,7 @@ class Drive:
             self.calls.close(why)
             self.waits.close()
 
-    # What others tell the drive.
+    # What the parts of the drive report to it.
 
     def _went_live(self) -> None:
         if self.calls.closed is not None:
@@ -564,7 +563,7 @@ class Drive:
 
     def _note_cancelled(self, call: CtxCall) -> None:
         now = self.clock.now()
-        # Not ok: what cancelled a step may come earlier or later on a replay, so that the body goes another way.
+        # Not ok: what cancelled a step may come earlier or later on a replay, and the body then goes another way.
         ok = call.kind != "step" or (call.branch is not None and call.branch.is_cancelled_by_ctx)
         self.recorder.append(call.key, "", kind=call.kind, phase="cancel", ok=ok, started_at=now, ended_at=now)
 
