@@ -421,6 +421,39 @@ async def test_a_call_that_a_wall_clock_cancelled_leaves_what_follows_unowed() -
     assert await drive(store, flow, "3600s") == Ok("in time")
 
 
+async def test_a_step_recorded_after_a_task_group_failed_is_missed_when_it_is_renamed() -> None:
+    """The group cancels its running child on the replay too, so what follows is owed."""
+    effects, store = Effects(), stores.memory()
+
+    async def hang() -> None:
+        effects.count["hang"] += 1
+        await asyncio.sleep(3600)
+
+    async def fail() -> None:
+        await asyncio.sleep(0.001)
+        raise ValueError("stop the group")
+
+    def flow(key: str) -> Workflow[Any, Any]:
+        async def body(ctx: Context[Any]) -> str:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(ctx.step(hang))
+                    group.create_task(ctx.step(fail))
+            except ExceptionGroup:
+                paid = await ctx.step(key, effects.work, "charge")
+            await ctx.sleep("nap", "1h")
+            return paid
+
+        return Workflow("flow", body, on_definition_change="ignore")
+
+    await begin(store, flow("charge"))
+    outcome = await drive(store, flow("debit"), "3600s")
+    assert isinstance(outcome, Err)
+    assert isinstance(outcome.error, RunDiverged)
+    assert await drive(store, flow("charge"), "5s") == Ok("charge")
+    assert effects.count == {"hang": 1, "charge": 1}
+
+
 def test_the_message_names_both_keys_and_the_ways_out() -> None:
     text = str(RunDiverged("run", "debit", ["charge", "mail"]))
     ways_out = ("aliases=['charge']", "retired={'charge'}", "ctx.patched", "on_divergence")

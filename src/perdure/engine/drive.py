@@ -128,6 +128,7 @@ class Drive:
         recorded, self._unreadable = _readable(claim)
         if options.on_divergence == "run":
             recorded.owed.clear()
+            recorded.owed_after.clear()
         self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq)
         self.tasks = BodyTasks(claim.run.seed)
         self.results = self._new_results(recorded)
@@ -602,7 +603,7 @@ class Drive:
 def _readable(claim: Claim) -> tuple[JournalIndex, SnapshotCorrupt | None]:
     """What the journal says, or the error that says why it cannot be read."""
     if not claim.journal:
-        return JournalIndex([], {}, {}, {}, {}, {}), None
+        return JournalIndex([], {}, {}, {}, {}, {}, []), None
     try:
         return JournalIndex.of(claim.journal), None
     except ValueError as reason:

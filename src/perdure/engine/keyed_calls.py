@@ -11,6 +11,7 @@ cancelled before it had a result leaves a `cancel` entry, by which a replay tell
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -168,8 +169,12 @@ class Calls:
         self._closed_keys = {entry.key for entry in recorded.closes} if recorded.closes else set()
         # Results that unchanged code asks for and this body has not asked for so far. While there are some, nothing new begins.
         self.missing = recorded.owed
-        for entry in [each for each in recorded.owed.values() if each.key in retired or each.name in retired]:
-            del self.missing[entry.key]
+        # Results that are owed once the step with this key, which something outside the journal cancelled, is cancelled again.
+        self._owed_after = recorded.owed_after
+        for segment in (self.missing, *(later for _, later in self._owed_after)):
+            for entry in [each for each in segment.values() if each.key in retired or each.name in retired]:
+                del segment[entry.key]
+        self._cancelled_again: Counter[str] = Counter()
         self._used: set[str] = set()
         self._freed: set[str] = set()
         # How many calls of each key were cancelled before they had a result.
@@ -229,6 +234,8 @@ class Calls:
         """The body asks for these keys, now or, as `ctx.map` does, some of them later."""
         for key in keys:
             self.missing.pop(key, None)
+            for _, later in self._owed_after:
+                later.pop(key, None)
         if not self.missing:
             self._nothing_is_missing()
 
@@ -383,8 +390,20 @@ class Calls:
     def cancelled(self, call: CtxCall) -> None:
         """The body cancelled the call before it had a result: its key may be used again, and the journal tells the two apart."""
         self.free(call.key)
-        if self.closed is None and not self.is_cancelling and not call.was_cancelled:
+        if self.closed is not None or self.is_cancelling:
+            return
+        if not call.was_cancelled:
             self._on_cancelled(call)
+        elif self._owed_after:
+            self._cancelled_again[call.key] += 1
+            self._owe_what_followed()
+
+    def _owe_what_followed(self) -> None:
+        """What came after a cancelled step is owed when this replay has cancelled it as well: it goes the same way."""
+        while self._owed_after and self._cancelled_again[self._owed_after[0][0]]:
+            key, followed = self._owed_after.pop(0)
+            self._cancelled_again[key] -= 1
+            self.missing.update((owed, entry) for owed, entry in followed.items() if owed in self.unasked)
 
     def free(self, key: str) -> None:
         """Let the key be used again, for the same kind of call."""

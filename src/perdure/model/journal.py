@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from operator import attrgetter
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -79,8 +79,10 @@ class JournalIndex(NamedTuple):
     kinds: dict[str, Kind]
     # How many calls of each key the body cancelled before they had a result.
     cancelled: dict[str, int]
-    # The results that unchanged code asks for again, by key.
+    # The results that unchanged code asks for again, by key: first those before any step that something outside the journal
+    # cancelled, then, for each such step, those that came after it, which are owed once a replay has cancelled it too.
     owed: dict[str, Entry]
+    owed_after: list[tuple[str, dict[str, Entry]]]
 
     @classmethod
     def of(cls, entries: Collection[Entry]) -> JournalIndex:
@@ -92,15 +94,15 @@ class JournalIndex(NamedTuple):
             opened=_by_key(entry for entry in kept if entry.phase == "open"),
             kinds={entry.key: entry.kind for entry in kept},
             cancelled=Counter(entry.key for entry in kept if entry.phase == "cancel"),
-            owed=_owed(entries, kept),
+            **_owed(entries, kept),
         )
 
 
-def _owed(entries: Iterable[Entry], kept: list[Entry]) -> dict[str, Entry]:
-    """The results that unchanged code asks for again.
+def _owed(entries: Iterable[Entry], kept: list[Entry]) -> dict[str, Any]:
+    """`owed` and `owed_after`.
 
-    Not owed are: what was imported from a snapshot, which may lack steps; what came after a failure that `retry` set aside, since
-    the body goes another way without that failure; and what came after a step that something outside the journal cancelled.
+    Never owed are: what was imported from a snapshot, which may lack steps, and what came after a failure that `retry` set aside,
+    since the body goes another way without that failure.
     """
     windows: list[tuple[int, int]] = []
     for drop in entries:
@@ -108,16 +110,20 @@ def _owed(entries: Iterable[Entry], kept: list[Entry]) -> dict[str, Entry]:
             dropped = frozenset(msgspec.json.decode(drop.payload, type=list[str]))
             first = min((entry.seq for entry in entries if entry.key in dropped and entry.seq < drop.seq), default=drop.seq)
             windows.append((first, drop.seq))
-    end = min((entry.seq for entry in kept if entry.phase == "cancel" and not entry.ok), default=None)
-    return {
-        entry.key: entry
-        for entry in kept
-        if entry.phase == "close"
-        and entry.epoch
-        and entry.kind != "foreign"
-        and (end is None or entry.seq < end)
-        and not any(first < entry.seq < last for first, last in windows)
-    }
+    owed: dict[str, Entry] = {}
+    after: list[tuple[str, dict[str, Entry]]] = []
+    segment = owed
+    for entry in kept:
+        if entry.phase == "cancel" and not entry.ok:
+            segment = {}
+            after.append((entry.key, segment))
+        elif entry.phase == "close" and entry.epoch and entry.kind != "foreign" and not _is_within(entry, windows):
+            segment[entry.key] = entry
+    return {"owed": owed, "owed_after": after}
+
+
+def _is_within(entry: Entry, windows: list[tuple[int, int]]) -> bool:
+    return any(first < entry.seq < last for first, last in windows)
 
 
 def _by_key(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
