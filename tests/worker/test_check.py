@@ -243,7 +243,8 @@ async def test_a_body_that_raises_by_itself_would_fail_the_run(stored: Store, ef
 
     found = await check_one(stored, flow)
     assert found.verdict == "stops"
-    assert found.problem == "the body raises AttributeError, and the run would fail: 'str' object has no attribute 'cents'"
+    said = "the body raises an error of its own, and the run would fail: AttributeError: 'str' object has no attribute 'cents'"
+    assert found.problem == said
 
 
 async def test_a_body_that_ends_with_a_recorded_error_fits(store: Store) -> None:
