@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import warnings
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -11,10 +12,17 @@ from typing import Any
 
 import pytest
 
-from perdure import CheckReport, Context, Err, Ok, Runtime, Suspended, Workflow, workflow
+from perdure import CheckReport, Context, Err, Ok, Runtime, Suspended, Workflow, stores, workflow
 from perdure.model.journal import Entry
 from perdure.store import Store, require
 from perdure.worker.replay_check import ReplayCheck, RunCheck
+from tests.campaign import IS_FULL, times
+from tests.engine.bodies import BODIES, World, flow_of
+from tests.engine.bodies import Body as TimedBody
+from tests.engine.test_branches_replay_alike import drive_to_the_end, undisturbed
+from tests.engine.test_deploys import BEFORE, DEPLOYS
+from tests.engine.test_deploys import Effects as DeployEffects
+from tests.simulation import LoopClock, MortalStore, SlowStore, simulate
 from tests.worker.flows import PATIENCE, Gate, ask, client, greet, nap
 
 Body = Callable[..., Coroutine[Any, Any, Any]]
@@ -235,7 +243,8 @@ async def test_a_body_that_raises_by_itself_would_fail_the_run(stored: Store, ef
 
     found = await check_one(stored, flow)
     assert found.verdict == "stops"
-    assert found.problem == "the body raises AttributeError, and the run would fail: 'str' object has no attribute 'cents'"
+    said = "the body raises an error of its own, and the run would fail: AttributeError: 'str' object has no attribute 'cents'"
+    assert found.problem == said
 
 
 async def test_a_body_that_ends_with_a_recorded_error_fits(store: Store) -> None:
@@ -586,3 +595,49 @@ async def test_a_workflow_that_is_passed_is_registered(store: Store) -> None:
         await before.run(unregistered, id="u")
     async with client(store) as after:
         assert [each.verdict for each in (await after.check(workflow=unregistered)).results] == ["fits"]
+
+
+VERDICTS = {
+    "nothing": "fits",
+    "insert before": "stops",
+    "insert between": "stops",
+    "insert after": "fits",
+    "insert at the wait": "fits",
+    "remove": "warns",
+    "remove, with nothing new after it": "warns",
+    "rename": "stops",
+    "swap two": "fits",
+}
+
+
+@pytest.mark.parametrize("deploy", DEPLOYS)
+async def test_the_deploy_matrix(deploy: str) -> None:
+    changed, _, mended, options = DEPLOYS[deploy]
+    made, store = DeployEffects(), stores.memory()
+    await start(store, made.body(*BEFORE))
+    options = {"on_definition_change": "ignore", **options}
+    assert (await check_one(store, made.body(*changed), on_definition_change="ignore")).verdict == VERDICTS[deploy]
+    assert (await check_one(store, made.body(*mended), **options)).verdict == "fits"
+    assert made.count == {"charge": 1, "mail": 1}
+
+
+async def kill_and_check(body: TimedBody, seed: int, dies_at: int) -> None:
+    made, store = World(seed), stores.memory()
+    mortal: Any = MortalStore(SlowStore(store, random.Random(seed)), dies_at, after_commit=True)
+    await drive_to_the_end(mortal, flow_of(body, made))
+    ran = made.ran.copy()
+    async with client(store, flow_of(body, made), clock=LoopClock(), unload_grace=0.5) as after:
+        report = await after.check()
+    row = await store.get("run")
+    assert report.fits == report.results, report
+    assert row is not None
+    assert row.ended or report.fits
+    assert made.ran == ran
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_unchanged_code_fits_wherever_it_was_killed(body: TimedBody) -> None:
+    for seed in range(times(100)):
+        writes = simulate(undisturbed(body, seed)).writes
+        for dies_at in range(1, writes) if IS_FULL else random.Random(seed).choices(range(1, writes), k=5):
+            simulate(kill_and_check(body, seed, dies_at))

@@ -9,6 +9,7 @@ live, the verdict is known and the body is unloaded. Code of the body between ct
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Literal, TypeAlias
 
@@ -19,7 +20,7 @@ from perdure.engine.drive import Drive
 from perdure.errors import OnChange, PerdureError, RunDiverged, StepChanged
 from perdure.model.records import Claim, Lease, RunInfo, RunRow, problem_text
 from perdure.options import EngineSettings, Options
-from perdure.result import Err
+from perdure.result import Err, Suspended
 from perdure.snapshots.consistent_view import View
 
 Verdict: TypeAlias = Literal["fits", "warns", "stops", "unknown"]
@@ -69,6 +70,7 @@ class ReplayCheck(Drive):
         self.compares_arguments = options.on_changed_arguments != "ignore"
         self.results.stays_in_replay = True
         self.results.is_live = False
+        # No step starts, and as soon as `drive` looks it gives the run back.
         self.must_stop = True
         self._warnings: list[str] = []
         # Why there is no verdict: the body took too long.
@@ -88,8 +90,10 @@ class ReplayCheck(Drive):
         if self._unfinished is not None:
             return self._judge("unknown", self._unfinished)
         if isinstance(outcome, Err) and self._is_of_body(outcome):
-            error = outcome.error
-            return self._judge("stops", f"the body raises {type(error).__name__}, and the run would fail: {error}", error)
+            text = traceback.format_exception_only(outcome.error)[0].strip()  # also of an error that cannot be printed
+            return self._judge("stops", f"the body raises an error of its own, and the run would fail: {text}", outcome.error)
+        if isinstance(outcome, Suspended) and self.calls.missing and not self.run.cancel_requested:
+            self._warnings.append(_not_asked_for(list(self.calls.missing)))
         return self._judge("warns" if self._warnings else "fits")
 
     def warn_or_raise(self, choice: OnChange, error: PerdureError) -> None:
@@ -102,8 +106,6 @@ class ReplayCheck(Drive):
         """The journal is used up. A body that waits for nothing of ours is busy with something of its own: it goes on."""
         if self.is_closed or self.calls.take_patches() or not self.tasks.ours:
             return
-        if self.calls.missing:
-            self._warnings.append(_not_asked_for(list(self.calls.missing)))
         self._attend()
 
     def _stop_misfit(self, error: PerdureError) -> None:
