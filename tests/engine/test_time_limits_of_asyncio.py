@@ -84,6 +84,28 @@ def test_a_replay_in_which_a_sleep_is_over_before_the_time_limit_goes_on() -> No
     assert steps.ran["late"] == 1
 
 
+def test_the_snapshot_of_a_run_with_an_expired_time_limit_can_be_imported() -> None:
+    async def body(ctx: Context[Any]) -> None:
+        try:
+            async with asyncio.timeout(1):
+                await ctx.sleep("nap", 3)
+        except TimeoutError:
+            await ctx.sleep("until the snapshot", 100)
+
+    async def main() -> None:
+        store, flow = stores.memory(), Workflow("flow", body)
+        runtime = Runtime(store, [flow], clock=LoopClock(), unload_grace=10, concurrency=0)
+        await runtime.run(flow, id="run")
+        run = await runtime.get("run")
+        assert run is not None
+        assert "" in [entry.key for entry in await store.journal("run")]
+        await flow.start(id="copy", store=store, snapshot=await run.snapshot())
+        assert "" not in [entry.key for entry in await store.journal("copy")]
+        await runtime.close()
+
+    simulate(main())
+
+
 def test_a_time_limit_of_asyncio_after_one_of_ctx_is_still_one_that_a_replay_may_not_meet() -> None:
     steps = Steps()
 
