@@ -190,7 +190,7 @@ async def as_completed_at_a_lock(world: World, ctx: Context[Any]) -> Any:
 
 
 async def failing_group(world: World, ctx: Context[Any]) -> Any:
-    """A child fails, and the others are cancelled at a lock or in a step."""
+    """A child fails, and the others are cancelled at a lock or in a step, and undo something while the group waits for them."""
     mutex = asyncio.Lock()
     log: list[str] = []
 
@@ -200,7 +200,9 @@ async def failing_group(world: World, ctx: Context[Any]) -> Any:
             async with mutex:
                 await ctx.step("hang", world.hang, f"{name}-hang", key=f"{name}-hang")
         except asyncio.CancelledError:
-            log.append(f"{name}-undo@{len(log)}")
+            key = f"{name}-undo@{len(log)}"
+            log.append(key)
+            await world.step(ctx, key)
             raise
 
     async def failing() -> None:
@@ -214,8 +216,7 @@ async def failing_group(world: World, ctx: Context[Any]) -> Any:
                 group.create_task(child(name))
             group.create_task(failing())
     except* ValueError:
-        for key in log:
-            await world.step(ctx, key)
+        log.append("failed")
     return log
 
 

@@ -5,6 +5,7 @@ when all its tasks wait in ctx calls. Both need to know what the body's tasks ar
 own; a wrapper around the loop's task factory notices tasks created in that context and wraps their coroutines in a `BodyTask`,
 which sees every time the task runs and what it then waits for. Step functions run outside that context, so what they start is
 no branch. Only public interfaces are used: the task factory, context variables, subclasses of Task and the coroutine protocol.
+The exception is `find_canceller`, which looks at the calling frame to tell an aborting TaskGroup and `wait_for` from a clock.
 
 A cancelled call could return at once while it waits for a record, as on a replay, but not while a step's function runs, which
 has to unwind first. So cancelled calls return to the body together, in the order in which they were cancelled, when all of them
@@ -14,15 +15,25 @@ have unwound and the body is at rest. No result is handed over before that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
-from types import TracebackType, coroutine
-from typing import Any, Final, TypeVar
+import inspect
+import sys
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType, coroutine
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from perdure.aio.task_order import TaskCreator
-from perdure.stepspec import current
+from perdure.stepspec import StepInfo, current
 
 T = TypeVar("T")
 
+# Who cancels a task: ctx.race, ctx.map or ctx.timeout and a body's own code do so again on a replay, a clock need not.
+CancelledBy: TypeAlias = Literal["ctx", "body", "clock"]
+
+# A TaskGroup whose child failed cancels the other children and its own task from a callback, outside any task.
+_GROUP_CODE: Final = frozenset(getattr(asyncio.TaskGroup, name).__code__ for name in ("_abort", "_on_task_done"))
+# How asyncio.wait_for cancels before Python 3.12; later versions use asyncio.timeout.
+_CANCEL_AND_WAIT: Final = getattr(getattr(asyncio.tasks, "_cancel_and_wait", None), "__code__", None)
 # None before Python 3.12.
 _EAGER_TASK_FACTORY: Final = getattr(asyncio, "eager_task_factory", None)
 
@@ -33,10 +44,12 @@ class BodyTasks(TaskCreator):
     __slots__ = (
         "alive",
         "are_exits_open",
+        "cancelled_by",
         "changed",
         "ended",
         "joining",
         "leaving",
+        "note_time_limit",
         "ours",
         "outside",
         "running",
@@ -48,6 +61,10 @@ class BodyTasks(TaskCreator):
         super().__init__(int.from_bytes(seed[:4], "big"))
         # Called when a task waits for something of its own, or has ended.
         self.changed: Callable[[], None] = nothing
+        # Called when a time limit of asyncio, or something else outside the body, cancels one of these tasks.
+        self.note_time_limit: Callable[[], None] = nothing
+        # What passes a cancellation on right now: a task's cancel reaches what it waits for before it returns.
+        self.cancelled_by: CancelledBy | None = None
         self.alive: set[BodyTask] = set()
         # How many are inside a ctx call, waiting for us. The rest are about to run, or in `outside`.
         self.ours = 0
@@ -93,6 +110,26 @@ class BodyTasks(TaskCreator):
         if self.leaving:
             self.let_leave()
 
+    @contextmanager
+    def cancelling(self, by: CancelledBy) -> Iterator[None]:
+        """Around a cancellation whose reason is known. What it is passed on to has the same."""
+        before, self.cancelled_by = self.cancelled_by, by
+        try:
+            yield
+        finally:
+            self.cancelled_by = before
+
+    def find_canceller(self) -> CancelledBy:
+        """What cancels a task right now, judged by what runs: a task of the body, a TaskGroup that aborts, or neither."""
+        running = self.running
+        if running is None:
+            is_inside_step = isinstance(current.get(), StepInfo)  # its own time limit, which it handles itself
+            return "body" if is_inside_step or sys._getframe(2).f_code in _GROUP_CODE else "clock"  # noqa: SLF001 - documented
+        if running.is_cancelled_by_ctx:
+            return "ctx"
+        is_requested = running.task is not None and running.task.cancelling()
+        return "clock" if not is_requested and _is_wait_for_over() else "body"
+
     def can_move(self) -> bool:
         """Whether some branch is about to run as far as can be seen; a callback on its way to one cannot be seen."""
         if len(self.alive) > self.ours + len(self.outside):
@@ -114,7 +151,7 @@ class BodyTasks(TaskCreator):
 
     def forget_owner(self) -> None:
         """Drop the reference to the drive, so that it is freed without the garbage collector."""
-        self.changed = nothing
+        self.changed = self.note_time_limit = nothing
 
 
 def nothing(*_: object) -> None:
@@ -126,9 +163,9 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
 
     __slots__ = (
         "__weakref__",
-        "_branches",
         "_cancel_requests_before",
         "_coro",
+        "branches",
         "called",
         "deferred_cancel",
         "exit",
@@ -141,7 +178,7 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
 
     def __init__(self, branches: BodyTasks, coro: Coroutine[Any, Any, Any], number: int) -> None:
         super().__init__(number)
-        self._branches = branches
+        self.branches = branches
         self._coro = coro
         self.is_ours = False
         # Whether it was cancelled inside a ctx call. `exit` is what it waits for once the call has unwound.
@@ -149,7 +186,7 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
         self.exit: _Exit | None = None
         # Whether the call that it is inside has a recorded result: cancelling takes effect after that was delivered.
         self.has_result = False
-        # Whether ctx.race, ctx.map or ctx.timeout cancelled it, which a replay does as well.
+        # Whether ctx.race, ctx.map or ctx.timeout cancelled it last, which a replay does as well.
         self.is_cancelled_by_ctx = False
         self._cancel_requests_before = 0
         # How many cancellations were requested when one was deferred; 0 when none is.
@@ -163,7 +200,7 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
         """It is inside a ctx call from now on."""
         if not self.is_ours:
             self.is_ours = True
-            self._branches.ours += 1
+            self.branches.ours += 1
             self._cancel_requests_before = 0 if self.task is None else self.task.cancelling()
 
     def leave(self) -> None:
@@ -171,7 +208,7 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
         self.has_result = False
         if self.is_ours:
             self.is_ours = False
-            self._branches.ours -= 1
+            self.branches.ours -= 1
         if self.is_leaving:
             self._stay()
 
@@ -179,7 +216,7 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
         """Its task was cancelled. If it is inside a ctx call without a result, nothing is delivered until that has returned."""
         if self.is_ours and not self.is_leaving and not self.has_result:
             self.is_leaving = True
-            self._branches.leaving.append(self)
+            self.branches.leaving.append(self)
 
     def confirm_cancel(self) -> bool:
         """Whether it was cancelled inside this ctx call by the body, and not by a time limit inside the step, which goes on."""
@@ -191,8 +228,8 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
 
     def _stay(self) -> None:
         self.is_leaving = False
-        self._branches.leaving.remove(self)
-        self._branches.changed()
+        self.branches.leaving.remove(self)
+        self.branches.changed()
 
     def note_result(self) -> None:
         """The call that it is inside has a recorded result, which it will get even if it was cancelled."""
@@ -223,7 +260,8 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
         task = self.task
         if task is not None and self._take_deferred():
             task.uncancel()  # it stays one request, as `asyncio.timeout` and TaskGroup count them
-            task.cancel()
+            with self.branches.cancelling("body"):  # what requested it was judged then
+                task.cancel()
 
     def _take_deferred(self) -> bool:
         requests, self.deferred_cancel = self.deferred_cancel, 0
@@ -232,9 +270,9 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
     async def wait_to_leave(self) -> None:
         """Return when the cancelled call that it is inside may return to the body."""
         self.note_cancel()
-        if self.is_leaving and not self._branches.are_exits_open:
+        if self.is_leaving and not self.branches.are_exits_open:
             self.exit = _Exit()
-            self._branches.changed()
+            self.branches.changed()
             await self.exit
 
     def let_leave(self) -> None:
@@ -253,7 +291,7 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
         return self._step(self._coro.throw, typ) if val is None and tb is None else self._step(self._coro.throw, typ, val, tb)
 
     def _step(self, advance: Callable[..., Any], *args: Any) -> Any:
-        branches = self._branches
+        branches = self.branches
         # Not None when this task is started eagerly, inside another branch.
         interrupted = branches.running
         branches.running = self
@@ -275,7 +313,7 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
 
     def close(self) -> None:
         self._coro.close()
-        self._branches.end(self)
+        self.branches.end(self)
 
     def __await__(self) -> Any:
         return self._coro.__await__()
@@ -320,17 +358,37 @@ class ReplayableTask(asyncio.Task[Any]):
         return self.branch.number
 
     def cancel(self, msg: Any | None = None) -> bool:
+        branches = self.branch.branches
+        if branches.cancelled_by is None:
+            by = branches.find_canceller()
+            if by == "clock" and not self.done():
+                branches.note_time_limit()
+            with branches.cancelling(by):
+                return self._cancel(msg)
+        return self._cancel(msg)
+
+    def _cancel(self, msg: Any | None) -> bool:
         is_requested = super().cancel(msg)
         if is_requested:
+            self.branch.is_cancelled_by_ctx = self.branch.branches.cancelled_by == "ctx"
             self.branch.note_cancel()
         return is_requested
 
 
 def cancel_by_ctx(task: asyncio.Future[Any]) -> bool:
     """Cancel a task of the body for a reason that a replay meets again."""
-    if isinstance(task, ReplayableTask):
-        task.branch.is_cancelled_by_ctx = True
-    return task.cancel()
+    if not isinstance(task, ReplayableTask):
+        return task.cancel()
+    with task.branch.branches.cancelling("ctx"):
+        return task.cancel()
+
+
+def _is_wait_for_over() -> bool:
+    """Whether it is `asyncio.wait_for` that cancels, before Python 3.12."""
+    frame: FrameType | None = sys._getframe(3)  # noqa: SLF001 - documented; what called Task.cancel
+    while frame is not None and not frame.f_code.co_flags & inspect.CO_COROUTINE:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is _CANCEL_AND_WAIT
 
 
 class _NotingFactory:

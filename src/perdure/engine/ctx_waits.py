@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from perdure.engine.body_tasks import cancel_by_ctx
+from perdure.engine.body_tasks import ReplayableTask, cancel_by_ctx
 from perdure.engine.drive import Drive
 from perdure.engine.keyed_calls import CtxCall
 from perdure.engine.timers_and_signals import Wait
@@ -131,6 +131,8 @@ class TimeLimit:
         self._name = name
         self._deadline = deadline
         self._is_over = False
+        # Whether the expiry is in the journal, so that it is neither recorded again nor taken for cancelled.
+        self._is_recorded = False
         self._call: CtxCall | None = None
         self._wait: Wait | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -143,6 +145,7 @@ class TimeLimit:
         self._task = asyncio.current_task()
         self._cancelling = self._task.cancelling() if self._task is not None else 0
         if drive.calls.is_recorded(self._key) and not call.was_cancelled:
+            self._is_recorded = True
             drive.results.ask(self._key, self)
             return self
         opened = drive.calls.take_opened(self._key) or _open(drive, call, self._name, self._deadline)
@@ -156,8 +159,10 @@ class TimeLimit:
         self._drive.results.withdraw(self._key)
         if not self._is_over or self._task is None:
             if self._call is not None and kind is not None and issubclass(kind, asyncio.CancelledError):
-                self._drive.calls.cancelled(self._call)
+                self._call.free() if self._is_recorded else self._drive.calls.cancelled(self._call)
             return
+        if isinstance(self._task, ReplayableTask):
+            self._task.branch.is_cancelled_by_ctx = False  # it goes on
         if self._task.uncancel() <= self._cancelling and kind is not None and issubclass(kind, asyncio.CancelledError):
             late = TimeoutError(f"the time limit {self._name!r} of run {self._drive.run.id!r} has passed")
             self._drive.calls.raised(self._key, late)
@@ -173,6 +178,10 @@ class TimeLimit:
         """Nothing to do: the block can be cancelled at any time."""
 
     def _due(self) -> None:
+        if self._drive.calls.is_recorded(self._key):
+            self._drive.results.ask(self._key, self)  # cancelled in an earlier attempt, but not in this one
+            return
+        self._is_recorded = True
         now = self._drive.clock.now()
         entry = self._drive.recorder.append(self._key, self._name, kind="timeout", started_at=now, ended_at=now)
         self._drive.calls.resolve(entry, self)

@@ -31,7 +31,7 @@ from perdure.engine.replay_order import ResultQueue
 from perdure.engine.step_cache import StepCaching
 from perdure.engine.subscriptions import Subscriptions
 from perdure.engine.timers_and_signals import Waits
-from perdure.engine.unloading import can_leave_memory, cancel_tasks
+from perdure.engine.unloading import can_leave_memory, end_tasks
 from perdure.errors import (
     LeaseLost,
     OnChange,
@@ -132,6 +132,7 @@ class Drive:
         self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq)
         self.tasks = BodyTasks(claim.run.seed)
         self.results = self._new_results(recorded)
+        self.tasks.note_time_limit = self._note_time_limit
         self.waits.on_change = self.tasks.changed = self.results.look_soon
         self.calls = Calls(
             claim.run.id,
@@ -507,12 +508,9 @@ class Drive:
 
     async def _end_body(self) -> None:
         self._close("unloaded")
-        if self._main is not None and not self._main.done():
-            await cancel_tasks(self.run.id, [self._main])
-        elif isinstance(self._failure, KeyboardInterrupt | SystemExit) and self._main is not None:
+        if isinstance(self._failure, KeyboardInterrupt | SystemExit) and self._main is not None and self._main.done():
             self._main.exception()  # retrieved, since the loop has raised it already
-        if called := [branch.task for branch in self.tasks.alive if branch.called and branch.task is not None]:
-            await cancel_tasks(self.run.id, called)
+        await end_tasks(self.run.id, self._main, self.tasks)
 
     def _close(self, why: Literal["unloaded", "ended"]) -> None:
         if self.calls.closed is None:
@@ -554,8 +552,12 @@ class Drive:
             self._flush()
 
     def _flush(self) -> None:
-        """The body rests and the run stays in memory: what would have gone with `suspend` is written now."""
-        self.recorder.flush()
+        """The body rests and the run stays in memory: what would have gone with `suspend` is written now.
+
+        Not while results are missing, since the code may have diverged, and then nothing that it did is to be recorded.
+        """
+        if self.results.is_live and not self.calls.missing:
+            self.recorder.flush()
 
     def _written(self, seq: int) -> None:
         if self.publisher.subscribers:
@@ -567,6 +569,15 @@ class Drive:
         # Not ok: what cancelled a step may come earlier or later on a replay, and the body then goes another way.
         ok = call.kind != "step" or (call.branch is not None and call.branch.is_cancelled_by_ctx)
         self.recorder.append(call.key, "", kind=call.kind, phase="cancel", ok=ok, started_at=now, ended_at=now)
+
+    def _note_time_limit(self) -> None:
+        """A clock that no journal knows cancels something: on a replay it may do so earlier, later or not at all."""
+        if self.calls.closed is not None or self.calls.is_cancelling or self._ending is not None:
+            return
+        self.calls.expect_nothing()
+        if not any(entry.phase == "cancel" and not entry.ok for entry in self.recorder.journal):  # once is enough
+            now = self.clock.now()
+            self.recorder.append("", "", kind="run", phase="cancel", ok=False, started_at=now, ended_at=now)
 
     def _pulsed(self, pulse: Pulse) -> None:
         if pulse.cancel_requested and not self._cancel_requested:

@@ -67,8 +67,10 @@ async def run_race(drive: Drive, key: str, name: str, racers: Sequence[Coroutine
     tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(racer) for racer in racers]
     try:
         await _join(drive, tasks if winner is None else [tasks[winner]], asyncio.FIRST_COMPLETED)
+        if winner is None and (winner := _recorded_winner(drive, key, len(racers))) is not None:
+            await _join(drive, [tasks[winner]], asyncio.FIRST_COMPLETED)  # cancelled in an earlier attempt, but not in this one
     except asyncio.CancelledError:
-        drive.calls.cancelled(call)
+        call.free() if winner is not None else drive.calls.cancelled(call)
         await _cancel(tasks)
         raise
     try:
@@ -77,6 +79,8 @@ async def run_race(drive: Drive, key: str, name: str, racers: Sequence[Coroutine
                 await drive.calls.turn(call)
             else:
                 winner = next(index for index, task in enumerate(tasks) if task.done())
+                if not drive.calls.may_go_ahead(call):
+                    await drive.calls.turn(call)  # code that has diverged must not decide it
                 await _record_winner(drive, call, name, winner)
     finally:
         await _cancel(tasks)

@@ -244,6 +244,13 @@ class Calls:
         if self._results.is_live:
             asyncio.get_running_loop().call_soon(self.go_live)
 
+    def expect_nothing(self) -> None:
+        """The body may go another way from here than it went before, and rightly so."""
+        self._owed_after.clear()
+        if self.missing:
+            self.missing.clear()
+            self._nothing_is_missing()
+
     def _was_cancelled(self, key: str) -> bool:
         left = self._cancelled.get(key, 0)
         if left:
@@ -373,6 +380,8 @@ class Calls:
 
         Cancelled when it has a record, it gives that, and the end of the call sees to the cancellation.
         """
+        if self.closed is not None:
+            future.cancel()  # nothing will be delivered, and perhaps nothing cancels this task any more
         try:
             return await future
         except asyncio.CancelledError:
@@ -448,21 +457,27 @@ class Calls:
         if call.key in self._closed_keys and not call.was_cancelled:
             await self._ask(call)
             return True
-        if not self._results.is_live:
+        if not self._results.is_live or (self.missing and self._is_new(call)):
             self._patch_waiters.append(call)
             try:
                 self._results.note_call()
-                return False if await self.parked(call, call.park()) is _JOURNAL_GOES_ON else None
+                if await self.parked(call, call.park()) is _JOURNAL_GOES_ON:
+                    return False
             finally:
                 self._patch_waiters.remove(call)
+        if call.key in self._closed_keys:  # cancelled in an earlier attempt, but not in this one
+            await self._ask(call)
+            return True
         return None
 
     def take_patches(self) -> bool:
-        """The journal ends where calls of ctx.patched wait: let them take the new code. False when none waits."""
-        waiting = [call.future for call in self._patch_waiters if call.future is not None and not call.future.done()]
-        for future in waiting:
-            future.set_result(None)
-        return bool(waiting)
+        """The journal ends where calls of ctx.patched wait: let them take the new code. False when none may."""
+        taken = False
+        for call in self._patch_waiters:
+            if call.future is not None and not call.future.done() and not (self.missing and self._is_new(call)):
+                call.future.set_result(None)
+                taken = True
+        return taken
 
     def decide_patch(self) -> bool:
         """The body rests and the next record is not asked for, so the code after the first waiting patch asks for it."""
@@ -477,7 +492,8 @@ class Calls:
         """The error of a body at rest that wants something new while recorded results are missing."""
         if not self.missing or self.is_cancelling:
             return None
-        new = next((call for call in self._live_waiters if call.is_waiting and self._is_new(call)), None)
+        waiters = (*self._live_waiters, *self._patch_waiters)
+        new = next((call for call in waiters if call.is_waiting and self._is_new(call)), None)
         if new is None:
             return None
         return RunDiverged(self._run_id, new.key, sorted(self.missing, key=lambda key: self.missing[key].seq))

@@ -363,7 +363,7 @@ class ResultQueue:
 
     def _patience(self) -> int:
         """How long a record that the body has not asked for is waited for while a task of the body is busy by itself."""
-        if self._find_divergence() is None:
+        if not self.queue and self._find_divergence() is None:
             return 0
         entry = self.queue[0] if self.queue else min(self._skipped.values(), key=_by_seq, default=None)
         return 0 if entry is None else min(2 * max(0, entry.started_at - self.last_at), MOST_PATIENCE)

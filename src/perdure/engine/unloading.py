@@ -7,11 +7,14 @@ import warnings
 from typing import Any, Final
 
 from perdure.engine.body_tasks import BodyTasks
+from perdure.engine.replay_order import MOST_TURNS, QUIET_TURNS_AFTER_END
 from perdure.engine.timers_and_signals import Waits
 from perdure.errors import PerdureWarning
 
 # How long a body may take to end once it was cancelled. It is discarded then; only its own clean-up is cut short.
 CLOSING_SECONDS: Final = 5.0
+# How long a body that ends is left alone before the next look at which of its tasks cannot end by themselves.
+_LOOK_AGAIN_SECONDS: Final = 0.05
 
 
 def can_leave_memory(branches: BodyTasks, waits: Waits, now: int, grace: int) -> bool:
@@ -24,14 +27,57 @@ def can_leave_memory(branches: BodyTasks, waits: Waits, now: int, grace: int) ->
     return bool(branches.ours) and not is_due_soon
 
 
-async def cancel_tasks(run_id: str, tasks: list[asyncio.Task[Any]]) -> None:
+async def end_tasks(run_id: str, main: asyncio.Task[Any] | None, branches: BodyTasks) -> None:
+    """Cancel the body's task, and after it any other that called ctx; return when they have ended, or in bounded time."""
+    patience: tuple[float, ...] = (CLOSING_SECONDS, CLOSING_SECONDS / 5)
+    if main is not None and not main.done() and not await _end_main(main, branches):
+        patience = patience[1:]
+    left = [branch.task for branch in branches.alive if branch.task is not None and (branch.called or branch.task is main)]
+    if left:
+        await _cancel_tasks(run_id, left, patience)
+
+
+async def _end_main(main: asyncio.Task[Any], branches: BodyTasks) -> bool:
+    """Cancel the body's task, first because a TaskGroup ignores a child that is cancelled on its own. Whether it has ended.
+
+    A TaskGroup that aborts already passes a second cancellation on to none of its children. Those inside a ctx call would wait
+    there for ever, so they are cancelled when the cancellation has come as far as it gets.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + CLOSING_SECONDS
+    main.cancel()
+    cancelled = {main}
+    while loop.time() < deadline:
+        await _settle(main, branches)
+        if main.done():
+            return True
+        inside = {
+            branch.task for branch in branches.alive if branch.task is not None and branch.is_ours and not branch.is_leaving
+        }
+        for task in inside - cancelled:
+            task.cancel()
+        await asyncio.wait([main], timeout=0 if inside - cancelled else _LOOK_AGAIN_SECONDS)
+        cancelled |= inside
+    return main.done()
+
+
+async def _settle(main: asyncio.Task[Any], branches: BodyTasks) -> None:
+    """Return when no task of the body has moved for a few turns of the loop, or the body's task has ended."""
+    quiet = turns = 0
+    while quiet < QUIET_TURNS_AFTER_END and turns < MOST_TURNS and not main.done():
+        stirs, turns = branches.stirs, turns + 1
+        await asyncio.sleep(0)
+        quiet = quiet + 1 if branches.stirs == stirs else 0
+
+
+async def _cancel_tasks(run_id: str, tasks: list[asyncio.Task[Any]], patience: tuple[float, ...]) -> None:
     """Cancel them; once more when they have not ended in a while; and then leave them alone and say so."""
-    for patience in (CLOSING_SECONDS, CLOSING_SECONDS / 5):
+    for seconds in patience:
         tasks = [task for task in tasks if not task.done()]
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=patience)
+            await asyncio.wait(tasks, timeout=seconds)
     for task in tasks:
         if not task.done():
             warnings.warn(f"run {run_id!r} left memory, but {_where(task)}", PerdureWarning, stacklevel=2)

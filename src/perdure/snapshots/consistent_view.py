@@ -140,7 +140,10 @@ def _entries_to_include(entries: list[Entry], chosen: list[Entry], selection: Se
     """The entries whose lines the snapshot has: those of the chosen steps, and open ones if it has everything after `since`."""
     keys = {entry.key for entry in chosen}
     closed = {entry.key for entry in entries if entry.phase == "close"}
-    return [entry for entry in entries if entry.key in keys or (selection.is_open_ended and entry.key not in closed)]
+    # An entry without a key says what is owed on a replay, and of what is imported nothing is.
+    return [
+        entry for entry in entries if entry.key in keys or (selection.is_open_ended and entry.key and entry.key not in closed)
+    ]
 
 
 def _steps(run_id: str, entries: Iterable[Entry]) -> tuple[dict[str, StepResult], list[LossWarning]]:
