@@ -117,7 +117,9 @@ def _owed(entries: Iterable[Entry], kept: list[Entry]) -> dict[str, Any]:
         if entry.phase == "cancel" and not entry.ok:
             segment = {}
             after.append((entry.key, segment))
-        elif entry.phase == "close" and entry.epoch and entry.kind != "foreign" and not _is_within(entry, windows):
+        elif entry.phase == "close" and entry.epoch and entry.kind != "foreign":
+            if windows and _is_within(entry, windows):
+                continue
             segment[entry.key] = entry
     return {"owed": owed, "owed_after": after}
 
