@@ -2,8 +2,8 @@
 
 Entries are numbered when they are appended and sent in that order, one write at a time; what is appended while a write is in
 flight goes with the next. A result is sent at once, or, where other branches may have one too, in the next turn of the loop, so
-that results which are ready together share a commit. Open entries and cancellations are not waited for: they go with the next
-write, with `suspend` or `finish`, or at the latest when the body rests. `on_written` is told what the store has acknowledged.
+that results which are ready together share a commit. Open entries go with the next write, with `suspend` or `finish`, or at the
+latest when the body rests; cancellations only before something else. `on_written` is told what the store has acknowledged.
 A write that fails is never retried here and never skipped: it ends the drive.
 """
 
@@ -91,7 +91,7 @@ class Unrecorded:
         """Send what was appended and not sent."""
 
     async def acknowledged(self) -> None:
-        """Return when everything appended so far is in the store. Cancelled, not failed, when the drive ends."""
+        """Return when all that was appended, but cancellations, is in the store. Cancelled, not failed, when the drive ends."""
 
     async def finish(self, status: EndStatus, outcome: bytes) -> None:
         """Record what is left and end the run."""
@@ -143,7 +143,7 @@ class Recorder(Unrecorded):
         self._branches = branches
         # Not the body's context: a task that is created there is a task of the body.
         self._context = contextvars.Context()
-        self._acknowledged_seq = self._reported_seq = self._next_seq - 1
+        self._acknowledged_seq = self._reported_seq = self._last_to_send = self._next_seq - 1
         self._entries: list[Entry] = []
         self._consume: list[int] = []
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -164,20 +164,22 @@ class Recorder(Unrecorded):
         if consume is not None:
             self._consume.append(consume)
             self.consuming.add(consume)
+        if entry.phase == "cancel":
+            return
+        self._last_to_send = entry.seq
         if entry.phase == "open":
             self.unacknowledged_open = entry.seq
-        elif entry.phase == "close":
-            if len(self._branches.alive) == 1:
-                self.flush()
-            elif self._writing is None and not self._is_write_due:
-                self._is_write_due = True
-                next_turn_of(self._loop).call(self._loop, self.flush)
+        elif len(self._branches.alive) == 1:
+            self.flush()
+        elif self._writing is None and not self._is_write_due:
+            self._is_write_due = True
+            next_turn_of(self._loop).call(self._loop, self.flush)
 
     async def acknowledged(self) -> None:
-        if self._acknowledged_seq < self._next_seq - 1:
+        if self._acknowledged_seq < self._last_to_send:
             self.flush()
             waiter: asyncio.Future[None] = self._loop.create_future()
-            self._waiters.append((self._next_seq - 1, waiter))
+            self._waiters.append((self._last_to_send, waiter))
             await waiter
 
     async def finish(self, status: EndStatus, outcome: bytes) -> None:
@@ -200,6 +202,8 @@ class Recorder(Unrecorded):
 
     async def release(self) -> None:
         entries, consume = await self._what_is_left()
+        while entries and entries[-1].phase == "cancel":
+            entries.pop()  # the end of the process cancelled these calls, not the body, and nothing followed
         now = self._clock.store_now()
         if entries:
             recording = self._store.record(self._lease, entries, consume=consume, now=now)
@@ -237,10 +241,18 @@ class Recorder(Unrecorded):
         return taken
 
     def flush(self) -> None:
-        """Write what there is, unless a write is in flight: then what there is goes with the next."""
+        """Write what there is, unless a write is in flight: then what there is goes with the next.
+
+        Cancellations at the end stay: when the process ends, its event loop cancels every call, and that is none of the body's.
+        """
         self._is_write_due = False
-        if self._entries and self._writing is None and not self._is_closing and self._failure is None:
+        count = self._last_to_send - self._entries[0].seq + 1 if self._entries else 0
+        if count > 0 and self._writing is None and not self._is_closing and self._failure is None:
+            rest = self._entries[count:]
             self._written = entries, consume = self._take()
+            if rest:
+                del entries[count:]
+                self._entries = rest
             record, now = self._store.record, self._clock.store_now()
             try:
                 write = self._context.run(record, self._lease, entries, consume=consume, now=now)
