@@ -29,18 +29,20 @@ def silence(server: MongoServer, monkeypatch: pytest.MonkeyPatch) -> Silence:
     """Stops the server for a while; everything that waits for it has little patience."""
     if not server.is_ours:
         pytest.skip("the server is somebody else's, and must not be stopped")
-    monkeypatch.setattr("perdure.backends.mongo.connections.MongoConnections.PATIENCE", 0.0)
-    monkeypatch.setattr("perdure.backends.mongo.connections._ATTEMPT_WITHIN", 1.0)
-    monkeypatch.setattr("perdure.backends.mongo.connections._CLOSE_WITHIN", 0.5)
-    monkeypatch.setattr("perdure.backends.base.change_listener._END_WITHIN", 0.5)
 
     @contextmanager
     def silent() -> Iterator[None]:
-        os.kill(server.process.pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(server.process.pid, signal.SIGCONT)
+        # Only now: setting a store up may take an emulated server longer than this.
+        with monkeypatch.context() as patch:
+            patch.setattr("perdure.backends.mongo.connections.MongoConnections.PATIENCE", 0.0)
+            patch.setattr("perdure.backends.mongo.connections._ATTEMPT_WITHIN", 1.0)
+            patch.setattr("perdure.backends.mongo.connections._CLOSE_WITHIN", 0.5)
+            patch.setattr("perdure.backends.base.change_listener._END_WITHIN", 0.5)
+            os.kill(server.process.pid, signal.SIGSTOP)
+            try:
+                yield
+            finally:
+                os.kill(server.process.pid, signal.SIGCONT)
 
     return silent
 
