@@ -575,7 +575,7 @@ class Drive:
         if self.calls.closed is not None or self.calls.is_cancelling or self._ending is not None:
             return
         self.calls.expect_nothing()
-        if not any(entry.phase == "cancel" and not entry.ok for entry in self.recorder.journal):  # once is enough
+        if not any(entry.phase == "cancel" and not entry.key for entry in self.recorder.journal):  # once is enough
             now = self.clock.now()
             self.recorder.append("", "", kind="run", phase="cancel", ok=False, started_at=now, ended_at=now)
 
