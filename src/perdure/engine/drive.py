@@ -166,7 +166,7 @@ class Drive:
         self.must_stop = False
         self._is_drain_over = False
         self._cancel_requested = claim.run.cancel_requested
-        # Step functions that are running right now. Whoever counts one out says so if the drive must stop.
+        # Step functions that are running right now. The step that counts itself out calls `look_whether_drained`.
         self.executing = 0
 
     def _new_results(self, recorded: JournalIndex) -> ResultQueue:
@@ -223,7 +223,7 @@ class Drive:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether recorded results are still being handed over."""
+        """Whether recorded results are still being delivered."""
         return bool(self.results.queue)
 
     async def drive(self) -> Outcome[Any]:

@@ -52,7 +52,7 @@ class Parked(asyncio.Future[Any]):
 
 
 class CtxCall(msgspec.Struct, eq=False):
-    """One ctx call under way: a key, the branch that made it, and the future it waits on.
+    """One ctx call in progress: a key, the branch that made it, and the future it waits on.
 
     Inside `with call:` its branch waits for us. A call that is cancelled there frees its key.
     """
@@ -260,7 +260,7 @@ class Calls:
     def next_record(self, key: str) -> Entry | None:
         """A call of a step from its beginning to its end, if the next record is its own, as on nearly every replay.
 
-        None when the call has to wait, or somebody has to be told, and for keys that may stand for others than they seem to.
+        None when the call has to wait, when a key was used by a cancelled call too, and for keys that need escaping.
         """
         if self.is_refusing or not self._results.is_next(key) or key[0] in "/%" or self._cancelled:
             return None
@@ -307,7 +307,7 @@ class Calls:
 
     @contextmanager
     def sharing(self, key: str) -> Iterator[None]:
-        """Around the first use of a cached key. Without a record in the end, whoever waits for it is to try for themselves."""
+        """Around the first use of a cached key. If it ends without a record, the calls that wait for it try by themselves."""
         shared = self.shared[key] = Shared()
         try:
             yield
@@ -327,7 +327,7 @@ class Calls:
             branch.called = True
         if shared.entry is not None:
             return shared.entry
-        # No key of a user's has this character, so the call is told apart from the first, and by the number from all others.
+        # No user's key has this character, so this key differs from that of the first call, and by the number from all others.
         self._repeats += 1
         call = CtxCall(f"{key}\0{self._repeats}", "step", branch, self)
         shared.waiting.append(call)
@@ -344,7 +344,7 @@ class Calls:
             self._pass_on(shared, entry)
 
     def _pass_on(self, shared: Shared, entry: Entry) -> None:
-        # Asked for only now: while they wait for the first use nothing of theirs is under way, and the run may leave memory.
+        # Asked for only now: while they wait for the first use they do nothing live, and the run may leave memory.
         calls = [call for call in shared.waiting if call.is_waiting]
         shared.waiting.clear()
         for call in calls:
