@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from perdure.errors import RunDiverged as RunDiverged
     from perdure.errors import RunFinished as RunFinished
     from perdure.errors import RunNotFound as RunNotFound
+    from perdure.errors import ScheduleNotFound as ScheduleNotFound
     from perdure.errors import SnapshotCorrupt as SnapshotCorrupt
     from perdure.errors import SnapshotError as SnapshotError
     from perdure.errors import SnapshotFormatError as SnapshotFormatError
@@ -124,6 +125,7 @@ if TYPE_CHECKING:
     from perdure.sync import SyncRuntime as SyncRuntime
     from perdure.worker.check_runs import CheckReport as CheckReport
     from perdure.worker.replay_check import RunCheck as RunCheck
+    from perdure.worker.schedules import ScheduleInfo as ScheduleInfo
 
 __version__ = "0.1.0"
 
@@ -186,6 +188,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "RunDiverged",
         "RunFinished",
         "RunNotFound",
+        "ScheduleNotFound",
         "SnapshotCorrupt",
         "SnapshotError",
         "SnapshotFormatError",
@@ -270,6 +273,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "worker.check_runs": ("CheckReport",),
     "worker.replay_check": ("RunCheck",),
+    "worker.schedules": ("ScheduleInfo",),
 }
 
 _MODULE_OF: Final = {name: module for table in (_MAIN_NAMES, _OTHER_NAMES) for module, names in table.items() for name in names}

@@ -78,6 +78,12 @@ class Context(Generic[D]):
         return self._drive.run.id
 
     @property
+    def scheduled_at(self) -> datetime | None:
+        """The instant for which the run was started, by a schedule or with `start_at=`; None if it was started at once."""
+        start_at = self._drive.run.start_at
+        return None if start_at is None else moment(start_at)
+
+    @property
     def deps(self) -> D:
         """What was passed as `deps=`; a mapping's items are also attributes."""
         deps = self._drive.options.deps
@@ -248,10 +254,27 @@ class Context(Generic[D]):
         length = microseconds(duration)
         await sleep(self._drive, self._key(name if key is None else key), name, lambda: self._drive.clock.now() + length)
 
-    async def sleep_until(self, name: str, at: datetime, *, key: str | None = None) -> None:
-        """Return when the (aware) datetime `at`, as it was the first time this was reached, has come."""
-        deadline = instant(at, what="sleep_until")
-        await sleep(self._drive, self._key(name if key is None else key), name, lambda: deadline)
+    async def sleep_until(
+        self, name: str, at: datetime | None = None, *, cron: str | None = None, tz: str | None = None, key: str | None = None
+    ) -> None:
+        """Return when the (aware) datetime `at`, as it was the first time this was reached, has come.
+
+        With `cron="0 9 * * 1-5"` instead, when it next comes to pass in the time zone `tz`, or UTC.
+        """
+        if (at is None) == (cron is None):
+            raise TypeError("sleep_until takes a datetime or cron=, one of them")
+        if at is not None:
+            if tz is not None:
+                raise TypeError("tz= is for cron=; a datetime has its own time zone")
+            known = instant(at, what="sleep_until")
+            deadline: Callable[[], int] = lambda: known  # noqa: E731
+        else:
+            from perdure.model.recurrence import recurrence  # imported only if there is a cron expression
+
+            now = self._drive.clock.now
+            when = recurrence(cron, None, tz, now())
+            deadline = lambda: when.after(now()) or MAX_INSTANT  # noqa: E731
+        await sleep(self._drive, self._key(name if key is None else key), name, deadline)
 
     async def wait_for_signal(
         self,

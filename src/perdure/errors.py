@@ -63,6 +63,16 @@ class RunNotFound(PerdureError):
         return f"there is no run {self.args[0]!r} in this store; check the id and the store, or start it first"
 
 
+class ScheduleNotFound(PerdureError):
+    """No schedule has this id."""
+
+    def __init__(self, schedule_id: str) -> None:
+        super().__init__(schedule_id)
+
+    def __str__(self) -> str:
+        return f"there is no schedule {self.args[0]!r} in this store; `await runtime.schedules()` lists those there are"
+
+
 class RunConflict(PerdureError):
     """The id belongs to a run with another input or of another workflow."""
 

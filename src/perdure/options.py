@@ -40,6 +40,14 @@ class StoredOptions(TypedDict, total=False):
     metadata: dict[str, Any]
 
 
+class ScheduleOptions(TypedDict, total=False):
+    """Options that a schedule stores with each of its runs."""
+
+    queue: str
+    priority: int
+    metadata: dict[str, Any]
+
+
 class ProcessOptions(TypedDict, total=False):
     """Options of a workflow in this process; the nearest one that is set wins."""
 

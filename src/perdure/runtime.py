@@ -11,6 +11,7 @@ workers elsewhere drive it. `work()` is the worker in the foreground, `sweep()` 
 from __future__ import annotations
 
 import asyncio
+import builtins
 from collections.abc import Callable, Collection, Coroutine, Iterable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,7 +24,14 @@ from perdure.model.clock import Clock, NotBefore, SystemClock
 from perdure.model.durations import Duration, instant, microseconds, seconds
 from perdure.model.ids import check_id
 from perdure.model.records import STATUSES, RunInfo, Status, check_positive
-from perdure.options import EngineSettings, ProcessOptions, StoredOptions, check_options, check_stored_options
+from perdure.options import (
+    EngineSettings,
+    ProcessOptions,
+    ScheduleOptions,
+    StoredOptions,
+    check_options,
+    check_stored_options,
+)
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.simple_stores import WorkflowStore
@@ -33,6 +41,8 @@ from perdure.stores import choose_store
 from perdure.worker.check_runs import CheckReport, check_runs
 from perdure.worker.host import STEP_THREADS, Host
 from perdure.worker.outcomes import resume, run_to_outcome
+from perdure.worker.scheduler import Scheduler
+from perdure.worker.schedules import CatchUp, Overlap, ScheduleInfo, Schedules
 from perdure.worker.worker import Worker, stop_on_signals
 from perdure.worker.workflow_body import WorkflowDefinition
 
@@ -108,6 +118,7 @@ class Runtime:
             process_options=process_options,
             is_implicit=is_implicit,
         )
+        self._schedules = Schedules(self._host)
         self._is_closed = False
         self._worker: Worker | None = None
         self._worker_task: asyncio.Task[None] | None = None
@@ -168,10 +179,15 @@ class Runtime:
                 self._worker = None
 
     async def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]:
-        """The outcomes of up to `limit` due runs, each resumed once. A run that could not be driven has an `Err`."""
+        """The outcomes of up to `limit` due runs, each resumed once. A run that could not be driven has an `Err`.
+
+        Schedules that are due start their runs first.
+        """
         host = self._host
         if now is not None:
             host = self._host_at(NotBefore(host.clock, instant(now, what="now")))
+        if "schedules" in self._store.capabilities:
+            await Scheduler(host).fire_due()
         claims = await host.claim(limit, self._queues)
         drives = {claim.run.id: host.drive(host.definition_of(claim.run), claim, {}) for claim in claims.claims}
         outcomes = await asyncio.gather(*(active.join() for active in drives.values()), return_exceptions=True)
@@ -317,6 +333,68 @@ class Runtime:
         while deleted := await store.purge(age, now=self._host.clock.store_now()):
             total += deleted
         return total
+
+    async def schedule(
+        self,
+        workflow: Workflow[Any, Any] | str,
+        /,
+        *args: Any,
+        cron: str | None = None,
+        every: Duration | None = None,
+        tz: str | None = None,
+        id: str | None = None,  # noqa: A002 - the name that everything else here has
+        overlap: Overlap = "skip",
+        catch_up: CatchUp = "last",
+        **options: Unpack[ScheduleOptions],
+    ) -> ScheduleInfo:
+        """Start the workflow with these arguments by the clock: `cron="0 3 * * *", tz="Europe/Berlin"` or `every="5m"`.
+
+        Inserts or replaces the schedule with this id, the workflow's name by default; one that recurs as before keeps its next
+        instant. Each instant has one run, `{id}:{instant}`. `overlap` says what happens while an earlier run has not ended: the
+        instant is skipped, allowed, or waits (queue). `catch_up` says what happens with instants at which no worker was there:
+        the last of them is made up for, all are, or none.
+        """
+        unknown = options.keys() - ScheduleOptions.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"schedule has no option {', '.join(sorted(unknown))}; pass the workflow's arguments by position")
+        made = await self._schedules.put(
+            self._definition(workflow),
+            args,
+            cron=cron,
+            every=every,
+            tz=tz,
+            schedule_id=id,
+            overlap=overlap,
+            catch_up=catch_up,
+            options=dict(options),
+        )
+        self._look_at_schedules()
+        return made
+
+    async def schedules(self) -> builtins.list[ScheduleInfo]:
+        """All schedules, by id."""
+        return await self._schedules.all()
+
+    async def hold_schedule(self, schedule_id: str) -> None:
+        """Let the schedule start no run until `unhold_schedule`. Raises `ScheduleNotFound`."""
+        await self._schedules.hold(schedule_id)
+
+    async def unhold_schedule(self, schedule_id: str) -> None:
+        """Undo `hold_schedule`; what came meanwhile is not made up for. Raises `ScheduleNotFound`."""
+        await self._schedules.unhold(schedule_id)
+        self._look_at_schedules()
+
+    async def run_schedule(self, schedule_id: str) -> Run[Any]:
+        """Start a run of the schedule now; its next instant stays. Raises `ScheduleNotFound`."""
+        return Run(self._host, (await self._schedules.run_now(schedule_id)).id)
+
+    async def drop_schedule(self, schedule_id: str) -> bool:
+        """Remove the schedule; False when there was none. Its runs stay."""
+        return await self._schedules.drop(schedule_id)
+
+    def _look_at_schedules(self) -> None:
+        if self._worker is not None and self._worker.scheduler is not None:
+            self._worker.scheduler.look_soon()
 
     async def _new_run(self, workflow: WorkflowDefinition, args: tuple[Any, ...], options: dict[str, Any]) -> RunStart:
         """The run as it is to be created, from the state that the workflow has for new runs."""

@@ -305,10 +305,13 @@ class ScheduleStore(Store, Protocol):
     async def drop_schedule(self, schedule_id: str) -> bool:
         """Remove the schedule; False when it did not exist."""
 
-    async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
+    async def fire(
+        self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun | None, now: int | None = None
+    ) -> bool:
         """Move the schedule from `expected_at` to `next_at` and create the run, in one transition; an existing run is left alone.
 
-        False, and nothing changes, when the schedule is not at `expected_at` any more or does not exist.
+        Without a run (None) the instant is passed over. False, and nothing changes, when the schedule is not at `expected_at` any
+        more or does not exist.
         """
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:

@@ -7,6 +7,7 @@ with Runtime(store="sqlite:///app.db", workflows=[checkout]).sync as runtime:
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime
 from types import TracebackType
@@ -18,13 +19,14 @@ from perdure.engine.subscriptions import Coalesce, Mode, Subscription
 from perdure.events import Listener
 from perdure.model.durations import Duration
 from perdure.model.records import RunInfo, Status
-from perdure.options import StoredOptions
+from perdure.options import ScheduleOptions, StoredOptions
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.snapshots.consistent_view import Include
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
 from perdure.worker.check_runs import CheckReport
+from perdure.worker.schedules import CatchUp, Overlap, ScheduleInfo
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -58,6 +60,14 @@ class AsyncRuntime(Protocol):
     async def unhold(self, run_id: str) -> None: ...
     async def delete(self, run_id: str) -> None: ...
     async def purge(self, older_than: Duration) -> int: ...
+    @property
+    def schedule(self) -> Callable[..., Coroutine[Any, Any, ScheduleInfo]]: ...
+    @property
+    def schedules(self) -> Callable[[], Coroutine[Any, Any, builtins.list[ScheduleInfo]]]: ...
+    async def hold_schedule(self, schedule_id: str) -> None: ...
+    async def unhold_schedule(self, schedule_id: str) -> None: ...
+    async def run_schedule(self, schedule_id: str) -> Run[Any]: ...
+    async def drop_schedule(self, schedule_id: str) -> bool: ...
 
 
 class SyncRun(Generic[T_co]):
@@ -249,3 +259,42 @@ class SyncRuntime:
     def purge(self, older_than: Duration) -> int:
         """Delete runs that ended longer ago than this, and say how many."""
         return block_on(self._runtime.purge(older_than))
+
+    def schedule(
+        self,
+        workflow: Workflow[Any, Any] | str,
+        /,
+        *args: Any,
+        cron: str | None = None,
+        every: Duration | None = None,
+        tz: str | None = None,
+        id: str | None = None,  # noqa: A002 - the name that everything else here has
+        overlap: Overlap = "skip",
+        catch_up: CatchUp = "last",
+        **options: Unpack[ScheduleOptions],
+    ) -> ScheduleInfo:
+        """Start the workflow with these arguments by the clock: `cron="0 3 * * *", tz="Europe/Berlin"` or `every="5m"`."""
+        made = self._runtime.schedule(
+            workflow, *args, cron=cron, every=every, tz=tz, id=id, overlap=overlap, catch_up=catch_up, **options
+        )
+        return block_on(made)
+
+    def schedules(self) -> builtins.list[ScheduleInfo]:
+        """All schedules, by id."""
+        return block_on(self._runtime.schedules())
+
+    def hold_schedule(self, schedule_id: str) -> None:
+        """Let the schedule start no run until `unhold_schedule`."""
+        block_on(self._runtime.hold_schedule(schedule_id))
+
+    def unhold_schedule(self, schedule_id: str) -> None:
+        """Undo `hold_schedule`."""
+        block_on(self._runtime.unhold_schedule(schedule_id))
+
+    def run_schedule(self, schedule_id: str) -> SyncRun[Any]:
+        """Start a run of the schedule now."""
+        return SyncRun(block_on(self._runtime.run_schedule(schedule_id)))
+
+    def drop_schedule(self, schedule_id: str) -> bool:
+        """Remove the schedule; False when there was none."""
+        return block_on(self._runtime.drop_schedule(schedule_id))

@@ -17,6 +17,7 @@ from perdure.result import Err
 from perdure.worker.active_runs import ActiveRun, active_runs
 from perdure.worker.host import Host
 from perdure.worker.outcomes import POLL_SECONDS
+from perdure.worker.scheduler import Scheduler
 
 # How often a worker looks for runs of versions that it does not have, at most.
 LOOK_FOR_VERSIONS_SECONDS: Final = 60.0
@@ -40,6 +41,7 @@ class Worker:
         self._is_stopping = False
         self._backoff = BACKOFF_SECONDS[0]
         self._missing_versions = _MissingVersions()
+        self.scheduler = Scheduler(host) if "schedules" in host.store.capabilities else None
 
     def has_room(self) -> bool:
         """Whether one more run can be driven."""
@@ -51,6 +53,7 @@ class Worker:
 
     async def work(self) -> None:
         """Claim and drive until `stop`, then drain."""
+        scheduling = None if self.scheduler is None else asyncio.ensure_future(self.scheduler.work())
         try:
             while not self._is_stopping:
                 self._wake.clear()
@@ -61,6 +64,8 @@ class Worker:
                 finally:
                     watch.cancel()
         finally:
+            if scheduling is not None:
+                scheduling.cancel()
             self._missing_versions.stop()
             await self._host.drain()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+import msgspec
+
 from perdure.backends.base.leases import is_due
 from perdure.backends.memory.store import MemoryStore
 from perdure.model.records import Claims, Created, NewRun, RunInfo, RunRow
@@ -53,9 +55,9 @@ class ListsTheFirstVersion(MemoryStore):
 
 @breaks("a_fired_run_has_its_version")
 class FiresTheFirstVersion(MemoryStore):
-    async def fire(self, schedule_id: str, *, run: NewRun, **options: Any) -> bool:
-        first = {name: getattr(run, name) for name in NewRun.__struct_fields__} | {"version": 1}
-        return await super().fire(schedule_id, run=NewRun(**first), **options)
+    async def fire(self, schedule_id: str, *, run: NewRun | None, **options: Any) -> bool:
+        first = run if run is None else msgspec.structs.replace(run, version=1)
+        return await super().fire(schedule_id, run=first, **options)
 
 
 @breaks("a_restored_run_keeps_its_version")

@@ -86,17 +86,17 @@ def drop_schedule(namespace: FilesNamespace, schedule_id: str) -> bool:
 
 
 def fire(
-    namespace: FilesNamespace, schedule_id: str, expected_at: int, next_at: int | None, run: NewRun, now: int | None
+    namespace: FilesNamespace, schedule_id: str, expected_at: int, next_at: int | None, run: NewRun | None, now: int | None
 ) -> bool:
     """Move the schedule on and create its run, once."""
-    row = new_row(run, store_time(now))
     with namespace.lock("settings"):
         settings = read_settings(namespace)
         schedule = settings.schedules.get(schedule_id)
         if schedule is None or schedule.next_at != expected_at:
             return False
         settings.schedules[schedule_id] = msgspec.structs.replace(schedule, next_at=next_at)
-        settings.fired.append(row)
+        if run is not None:
+            settings.fired.append(new_row(run, store_time(now)))
         _write_settings(namespace, settings)
         create_fired(namespace)
         return True

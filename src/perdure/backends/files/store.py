@@ -342,10 +342,15 @@ class FilesStore(SavesSnapshots):
         """Remove the schedule."""
         return await self._do(partial(schedules.drop_schedule, self._files, schedule_id))
 
-    async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
+    async def fire(
+        self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun | None, now: int | None = None
+    ) -> bool:
         """Move the schedule on and create its run, once."""
         return await self._do(
-            partial(schedules.fire, self._files, schedule_id, expected_at, next_at, check_start(run), now), wakes=True
+            partial(
+                schedules.fire, self._files, schedule_id, expected_at, next_at, None if run is None else check_start(run), now
+            ),
+            wakes=True,
         )
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:

@@ -58,7 +58,7 @@ class Schedules:
 
         await self._document.change(put)
 
-    async def fire(self, schedule_id: str, expected_at: int, next_at: int | None, row: RunRow) -> bool:
+    async def fire(self, schedule_id: str, expected_at: int, next_at: int | None, row: RunRow | None) -> bool:
         """Move the schedule on and create its run, once."""
 
         def move(settings: KeyValueSettings) -> bool:
@@ -66,12 +66,14 @@ class Schedules:
             if schedule is None or schedule.next_at != expected_at:
                 return False
             settings.schedules[schedule_id] = msgspec.structs.replace(schedule, next_at=next_at)
-            settings.fired[row.id] = row
+            if row is not None:
+                settings.fired[row.id] = row
             return True
 
         if not await self._document.change(move):
             return False
-        await self.create_fired({row.id: row})
+        if row is not None:
+            await self.create_fired({row.id: row})
         return True
 
     async def create_fired(self, fired: dict[str, RunRow]) -> None:

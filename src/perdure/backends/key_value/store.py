@@ -364,9 +364,11 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         """Remove the schedule."""
         return await self._do(lambda services: services.schedules.drop_schedule(schedule_id))
 
-    async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
+    async def fire(
+        self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun | None, now: int | None = None
+    ) -> bool:
         """Move the schedule on and create its run, once."""
-        row = new_row(check_start(run), store_time(now))
+        row = None if run is None else new_row(check_start(run), store_time(now))
         return await self._do(lambda services: services.schedules.fire(schedule_id, expected_at, next_at, row), wakes=True)
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:

@@ -319,14 +319,16 @@ class MemoryStore(SavesSnapshots):
         with self._lock() as namespace:
             return namespace.schedules.pop(schedule_id, None) is not None
 
-    async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
-        row = new_row(check_start(run), store_time(now))
+    async def fire(
+        self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun | None, now: int | None = None
+    ) -> bool:
+        row = None if run is None else new_row(check_start(run), store_time(now))
         with self._lock_and_wake() as namespace:
             schedule = namespace.schedules.get(schedule_id)
             if schedule is None or schedule.next_at != expected_at:
                 return False
             namespace.schedules[schedule_id] = msgspec.structs.replace(schedule, next_at=next_at)
-            if run.id not in namespace.runs:
+            if row is not None and row.id not in namespace.runs:
                 namespace.put(row)
             return True
 

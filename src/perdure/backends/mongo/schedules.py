@@ -49,13 +49,21 @@ async def fire(db: Collections, schedule_id: str, expected_at: int, next_at: int
             await insert_run(db, insert, document, session)
         return bool(done.matched_count)
 
-    fired = await db.run_transaction(fire) or await _was_fired(db, key, insert)
+    fired = await db.run_transaction(fire) or await _was_fired(db, key, insert.generation)
     if document["is_spilled"] and await db.runs.find_one(same_run(document["_id"], insert.generation), {"_id": 1}) is None:
         await delete_overflow(db, document)
     return fired
 
 
-async def _was_fired(db: Collections, key: str, insert: RunInsert) -> bool:
+async def pass_over(db: Collections, schedule_id: str, expected_at: int, next_at: int | None, call: str) -> bool:
+    """Move the schedule without creating a run; `call` is the same in every attempt of one call."""
+    key = db.key(schedule_id)
+    moved = {"$set": {"next_at": next_at, "fired_by": call}}
+    done = await db.schedules.update_one({"_id": key, "next_at": expected_at}, moved)
+    return bool(done.matched_count) or await _was_fired(db, key, call)
+
+
+async def _was_fired(db: Collections, key: str, call: str) -> bool:
     """Whether an earlier attempt of this call fired it, and the reply was lost."""
-    found: Document | None = await db.schedules.find_one({"_id": key, "fired_by": insert.generation}, {"_id": 1})
+    found: Document | None = await db.schedules.find_one({"_id": key, "fired_by": call}, {"_id": 1})
     return found is not None

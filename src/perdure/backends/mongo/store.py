@@ -297,8 +297,12 @@ class MongoStore(ServerStore[MongoConnections]):
         """Remove the schedule."""
         return await self._do_again(lambda db, again: schedules.drop_schedule(db, schedule_id, is_repeated=again))
 
-    async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
+    async def fire(
+        self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun | None, now: int | None = None
+    ) -> bool:
         """Move the schedule on and create its run, once."""
+        if run is None:
+            return await self._do(schedules.pass_over, schedule_id, expected_at, next_at, new_token())
         insert = runs.run_insert(check_start(run), None, self._owner, (), (), None, now)
         return await self._do(schedules.fire, schedule_id, expected_at, next_at, insert)
 

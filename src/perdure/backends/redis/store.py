@@ -325,11 +325,20 @@ class RedisStore(ServerStore[RedisConnections]):
         call = new_token()
         return bool(await self._call("drop_schedule", [self._keys.schedules, self._keys.mark(call)], [call, schedule_id]))
 
-    async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
+    async def fire(
+        self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun | None, now: int | None = None
+    ) -> bool:
         """Move the schedule on and create its run, once."""
-        new, call = check_start(run), new_token()
-        args = [optional(now), call, schedule_id, expected_at, optional(next_at), new.id, *as_list(rows.columns_of(new))]
-        reply = await self._call("fire", [self._keys.schedules, self._keys.mark(call), *self._keys.of(new.id)], args)
+        call, keys = new_token(), [self._keys.schedules]
+        args: builtins.list[Arg] = [optional(now), call, schedule_id, expected_at, optional(next_at)]
+        if run is None:
+            args += ["", *as_list([])]
+            keys += [self._keys.mark(call)]
+        else:
+            new = check_start(run)
+            args += [new.id, *as_list(rows.columns_of(new))]
+            keys += [self._keys.mark(call), *self._keys.of(new.id)]
+        reply = await self._call("fire", keys, args)
         return bool(reply[0] == b"ok")
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:

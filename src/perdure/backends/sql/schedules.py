@@ -43,11 +43,12 @@ async def drop_schedule(db: Session, schedule_id: str) -> bool:
     return await db.run(_DROP, schedule_id) > 0
 
 
-async def fire(db: Session, schedule_id: str, expected_at: int, next_at: int | None, run: NewRun, now: int | None) -> bool:
+async def fire(db: Session, schedule_id: str, expected_at: int, next_at: int | None, run: NewRun | None, now: int | None) -> bool:
     """Move the schedule on and create its run, unless another process has done so."""
     if not await db.run(_MOVE, schedule_id, expected_at, next_at):
         return False
-    await create_all(db, [RunCreation(run, now=now)])
+    if run is not None:
+        await create_all(db, [RunCreation(run, now=now)])
     return True
 
 

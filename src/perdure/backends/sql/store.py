@@ -90,7 +90,7 @@ class SqlStore(ServerStore[H], SqlVerbs):
         """Insert the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
         length = None if ttl is None else lease_microseconds(ttl)
         journal, rows = check_journal(entries), check_inbox(inbox)
-        start = runs.check_names(check_start(run))
+        start = None if run is None else runs.check_names(check_start(run))
         creation = runs.RunCreation(start, length, new_token(), self._owner, journal, rows, created_at, now)
         return self._batch(lambda batchers: batchers.creations, creation)
 
@@ -214,9 +214,11 @@ class SqlStore(ServerStore[H], SqlVerbs):
         check_id(schedule.id, "a schedule's id")
         await super().put_schedule(schedule)
 
-    async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
+    async def fire(
+        self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun | None, now: int | None = None
+    ) -> bool:
         """Move the schedule on and create its run, once."""
-        start = runs.check_names(check_start(run))
+        start = None if run is None else runs.check_names(check_start(run))
         return await super().fire(schedule_id, expected_at=expected_at, next_at=next_at, run=start, now=now)
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:

@@ -126,9 +126,11 @@ class SqlVerbs(ABC):
         """Remove the schedule."""
         return await self._write(lambda db: schedules.drop_schedule(db, schedule_id))
 
-    async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
+    async def fire(
+        self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun | None, now: int | None = None
+    ) -> bool:
         """Move the schedule on and create its run, once."""
-        start = check_start(run)
+        start = None if run is None else check_start(run)
         return await self._change(lambda db: schedules.fire(db, schedule_id, expected_at, next_at, start, self._time(now)))
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:

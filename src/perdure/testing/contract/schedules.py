@@ -63,6 +63,16 @@ async def firing_leaves_a_run_that_exists_alone(world: FullWorld) -> None:
 
 
 @promise_with("schedules")
+async def an_instant_can_be_passed_over(world: FullWorld) -> None:
+    """`fire` without a run moves the schedule, once, and creates nothing."""
+    await world.a.put_schedule(SCHEDULE)
+    calls = [store.fire("daily", expected_at=NOW, next_at=at(60), run=None, now=NOW) for store in (world.a, world.b, world.a)]
+    equal(sum(await asyncio.gather(*calls)), 1, "how many moved it")
+    equal(list(await world.b.schedules()), [msgspec.structs.replace(SCHEDULE, next_at=at(60))], "the schedule")
+    equal(await world.b.list(), [], "the runs")
+
+
+@promise_with("schedules")
 async def a_schedule_does_not_fire_without_an_input(world: FullWorld) -> None:
     """`fire` of a run with an empty input hash raises `ValueError`; the schedule stays where it is and there is no run."""
     await world.a.put_schedule(SCHEDULE)

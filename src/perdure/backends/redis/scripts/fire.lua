@@ -1,4 +1,4 @@
--- now, call, schedule id, expected_at, next_at or '', run id, columns -> ok or stale
+-- now, call, schedule id, expected_at, next_at or '', run id or '' for none, columns -> ok or stale
 local now, call, schedule, expected_at, next_at, id, columns = take_now(), take(), take(), take(), take(), take(), take_list()
 local stored = redis.call('HGET', root .. ':schedules', schedule)
 if recall(call) then
@@ -9,7 +9,7 @@ if at ~= expected_at then
   return { 'stale' }
 end
 redis.call('HSET', root .. ':schedules', schedule, next_at .. rest)
-if redis.call('EXISTS', key_of('run', id)) == 0 then
+if id ~= '' and redis.call('EXISTS', key_of('run', id)) == 0 then
   local start_at = int(now)
   for i = 1, #columns, 2 do
     if columns[i] == 'start_at' then

@@ -1,0 +1,117 @@
+"""The scheduler of a worker: at each instant of a schedule it creates the run, once among all workers.
+
+It reads all schedules every few seconds, so a schedule that another process made is known soon, and at the next instant of those
+that it knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from perdure.errors import SnapshotCorrupt
+from perdure.model.durations import MICROSECOND, instant
+from perdure.model.records import Schedule, Status
+from perdure.store import ScheduleStore, require
+from perdure.worker.host import Host
+from perdure.worker.schedules import ScheduleSpec, is_run_of, new_run
+
+log: Final = logging.getLogger("perdure")
+
+LOOK_SECONDS: Final = 10.0
+# With catch_up="none", an instant counts as missed when it is longer ago than this: a worker may be late by a look.
+MISSED_AFTER: Final = round(3 * LOOK_SECONDS * MICROSECOND)
+UNFINISHED: Final[tuple[Status, ...]] = ("running", "pending", "suspended")
+# How many instants of one schedule are made up for in one look, so that one schedule does not hold up the others.
+MOST_AT_ONCE: Final = 100
+
+
+class Scheduler:
+    """Fires the schedules of one store whose workflows are registered here."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._look_soon = asyncio.Event()
+        self._reported: set[tuple[str, str]] = set()
+
+    def look_soon(self) -> None:
+        """A schedule has changed: look at once."""
+        self._look_soon.set()
+
+    async def work(self) -> None:
+        """Fire what is due, again and again, until cancelled."""
+        while True:
+            self._look_soon.clear()
+            try:
+                next_at = await self.fire_due()
+            except Exception as failure:  # noqa: BLE001 - the store may fail in any way; the worker reports that too
+                log.warning("schedules could not be looked at, trying again in %.0f s: %s", LOOK_SECONDS, failure)
+                next_at = None
+            now = self._host.clock.now()
+            timer = self._host.clock.call_at(_earliest(next_at, now + round(LOOK_SECONDS * MICROSECOND)), self._look_soon.set)
+            try:
+                await self._look_soon.wait()
+            finally:
+                timer.cancel()
+
+    async def fire_due(self) -> int | None:
+        """Create the runs that are due by schedules, and give the earliest instant that is not reached yet."""
+        store, next_at = require(self._host.store, "schedules"), None
+        for schedule in await store.schedules():
+            if schedule.next_at is None:
+                continue
+            try:
+                following = await self._fire(store, schedule)
+            except (SnapshotCorrupt, ImportError, ValueError) as problem:  # of this schedule; the others go on
+                following = None
+                self._report(schedule, str(problem))
+            next_at = following if next_at is None else next_at if following is None else min(next_at, following)
+        return next_at
+
+    async def _fire(self, store: ScheduleStore, schedule: Schedule) -> int | None:
+        """Create the runs of this schedule up to now, as it says, and give its next instant."""
+        host, spec, next_at = self._host, ScheduleSpec.of(schedule), schedule.next_at
+        for _ in range(MOST_AT_ONCE):
+            now = host.clock.now()
+            if next_at is None or next_at > now:
+                return next_at
+            try:
+                workflow = host.definition(schedule.workflow)
+            except LookupError:  # another worker has it
+                return None
+            at = next_at if spec.catch_up == "all" else spec.when.latest(next_at, now)
+            is_missed = spec.catch_up == "none" and now - at > MISSED_AFTER
+            is_running = not is_missed and spec.overlap != "allow" and await self._has_unfinished(schedule.id)
+            if is_running and spec.overlap == "queue":
+                return None  # the next look finds out whether it has ended
+            run = None if is_missed or is_running else new_run(workflow, schedule, spec, at)
+            following = spec.when.after(at)
+            if not await store.fire(schedule.id, expected_at=next_at, next_at=following, run=run, now=host.clock.store_now()):
+                return None  # another worker was first, or the schedule was changed
+            if run is not None:
+                log.info("schedule %r started run %r", schedule.id, run.id)
+            else:
+                why = "it was missed" if is_missed else "an earlier run has not ended"
+                log.info("schedule %r passed over %s: %s", schedule.id, new_run(workflow, schedule, spec, at).id, why)
+            next_at = following
+        self._look_soon.set()
+        return next_at
+
+    async def _has_unfinished(self, schedule_id: str) -> bool:
+        for status in UNFINISHED:
+            before: tuple[int, str] | None = None
+            while page := await self._host.store.list(prefix=f"{schedule_id}:", status=status, before=before):
+                if any(is_run_of(schedule_id, info.id) for info in page):
+                    return True
+                before = instant(page[-1].updated_at), page[-1].id
+        return False
+
+    def _report(self, schedule: Schedule, problem: str) -> None:
+        if (schedule.id, problem) not in self._reported:
+            self._reported.add((schedule.id, problem))
+            log.error("schedule %r starts no runs: %s", schedule.id, problem)
+
+
+def _earliest(at: int | None, other: int) -> int:
+    return other if at is None else min(at, other)
