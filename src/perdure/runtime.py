@@ -42,7 +42,7 @@ from perdure.worker.check_runs import CheckReport, check_runs
 from perdure.worker.host import STEP_THREADS, Host
 from perdure.worker.outcomes import resume, run_to_outcome
 from perdure.worker.scheduler import Scheduler
-from perdure.worker.schedules import CatchUp, Overlap, ScheduleInfo, Schedules
+from perdure.worker.schedules import CatchUp, Overlap, RuntimeSchedules, ScheduleInfo
 from perdure.worker.worker import Worker, stop_on_signals
 from perdure.worker.workflow_body import WorkflowDefinition
 
@@ -118,7 +118,7 @@ class Runtime:
             process_options=process_options,
             is_implicit=is_implicit,
         )
-        self._schedules = Schedules(self._host)
+        self._schedules = RuntimeSchedules(self._host)
         self._is_closed = False
         self._worker: Worker | None = None
         self._worker_task: asyncio.Task[None] | None = None

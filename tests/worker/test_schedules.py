@@ -168,7 +168,7 @@ async def _work_for_five_minutes(store: Any) -> list[ScheduleInfo]:
     async with Runtime(store, [report], clock=LoopClock()) as runtime:
         await asyncio.sleep(5)
         await runtime.schedule(report, "x", every="1m")
-        await asyncio.sleep(300)
+        await asyncio.sleep(301)
         assert len(await runtime.list(status="completed")) == 5
         return await runtime.schedules()
 

@@ -66,7 +66,7 @@ class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
     held: bool
 
 
-class Schedules:
+class RuntimeSchedules:
     """The schedules of one store."""
 
     def __init__(self, host: Host) -> None:
