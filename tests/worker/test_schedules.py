@@ -15,7 +15,7 @@ from perdure import Context, Runtime, ScheduleInfo, ScheduleNotFound, stores, wo
 from perdure.model.durations import instant, moment
 from perdure.model.recurrence import Recurrence, recurrence
 from perdure.testing import ManualClock
-from tests.simulation import LoopClock, simulate
+from tests.simulation import LoopClock, MortalStore, simulate
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -162,6 +162,37 @@ async def test_two_workers_that_race_start_each_run_once() -> None:
     assert len(await runtimes[0].list()) == 20
     for runtime in runtimes:
         await runtime.close()
+
+
+@pytest.mark.parametrize("after_commit", [False, True])
+@pytest.mark.parametrize("day", ["03-28", "10-24"])
+async def test_each_instant_has_one_run_whenever_a_worker_dies(day: str, *, after_commit: bool) -> None:
+    """Two workers race through a daylight-saving change, and one dies at its n-th write, for each n."""
+    start = datetime.fromisoformat(f"2026-{day}T21:00:00").replace(tzinfo=BERLIN)
+    expected: list[str] | None = None
+    for dies_at in range(100):
+        clock, store = ManualClock(start.astimezone(UTC)), stores.memory()
+        mortal: Any = MortalStore(store, dies_at, after_commit=after_commit)
+        runtimes = [Runtime(each, [report], clock=clock, concurrency=0) for each in (mortal, store)]
+        await runtimes[1].schedule(report, "x", cron="30 * * * *", tz="Europe/Berlin", id="hourly", overlap="allow")
+        await runtimes[1].schedule(report, "y", cron="30 2 * * *", tz="Europe/Berlin", id="daily")
+        for _ in range(8):
+            clock.advance("1h")
+            await asyncio.gather(*(runtime.sweep() for runtime in runtimes), return_exceptions=True)
+        clock.advance("1m")  # past the lease of the one that died
+        await runtimes[1].sweep()
+        runs = await runtimes[1].list()
+        assert {info.status for info in runs} == {"completed"}
+        found = sorted(info.id for info in runs)
+        expected = expected or found
+        assert found == expected
+        for runtime in runtimes:
+            await runtime.close()
+        if mortal.writes_left >= 0:  # it survived
+            break
+    else:
+        pytest.fail("there were more writes than were tried")
+    assert len(expected or ()) == 9
 
 
 async def _work_for_five_minutes(store: Any) -> list[ScheduleInfo]:
