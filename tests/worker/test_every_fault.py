@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal
 
 import pytest
@@ -117,10 +118,10 @@ async def work_through(store: FaultyStore) -> None:
     runtime = Runtime(store, [shop], clock=LoopClock(), lease_ttl=LEASE_SECONDS)
     async with runtime, asyncio.timeout(PATIENCE_SECONDS):
         for number in range(RUNS):
-            await _insist(lambda n=number: runtime.start(shop, n, id=f"run-{n}"))
+            await _insist(partial(runtime.start, shop, number, id=f"run-{number}"))
         await asyncio.sleep(1)
         for number in range(0, RUNS, 4):
-            await _insist(lambda n=number: runtime.signal(f"run-{n}", "go", dedupe="once"))
+            await _insist(partial(runtime.signal, f"run-{number}", "go", dedupe="once"))
         for number in range(RUNS):
             assert await _await_run(runtime, f"run-{number}") == number
 
