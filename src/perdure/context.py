@@ -212,9 +212,9 @@ class Context(Generic[D]):
             raise TypeError(f"key= of ctx.map is a function that makes a key from an item, not {key!r}")
         plan = spec.plan_with(options) if options else spec.plan
 
-        if self._drive.calls.missing:
+        if self._drive.calls.owed.missing:
             with contextlib.suppress(Exception):  # what `key` raises for an item is raised by that item's call
-                self._drive.calls.expect(self._key(each) for each in _map_keys((name, *plan.aliases), items, key))
+                self._drive.calls.owed.expect(self._key(each) for each in _map_keys((name, *plan.aliases), items, key))
 
         async def each(index: int, item: Any) -> Any:
             if key is not None:

@@ -28,7 +28,7 @@ from perdure.engine.heartbeat import Heartbeat, HeldLease
 from perdure.engine.keyed_calls import Calls, CtxCall
 from perdure.engine.recorder import Recorder, Unrecorded
 from perdure.engine.replay_order import ResultQueue
-from perdure.engine.step_cache import StepCaching
+from perdure.engine.step_cache import CachedKeys, StepCaching
 from perdure.engine.subscriptions import Subscriptions
 from perdure.engine.timers_and_signals import Waits
 from perdure.engine.unloading import can_leave_memory, end_tasks
@@ -74,6 +74,7 @@ class Drive:
         "_must_suspend",
         "_store",
         "_unreadable",
+        "cached_keys",
         "caching",
         "calls",
         "clock",
@@ -144,6 +145,7 @@ class Drive:
             on_cancelled=self._note_cancelled,
             on_misfit=self.misfit,
         )
+        self.cached_keys = CachedKeys(self.calls, self.results)
         self.publisher = EventPublisher(self, options.on_event, Subscriptions() if subscriptions is None else subscriptions)
         self.caching = None if options.cache is None else StepCaching(options.cache, self.clock)
         journal, pulsed = list(claim.journal), self._pulsed
@@ -556,7 +558,7 @@ class Drive:
 
         Not while results are missing, since the code may have diverged, and then nothing that it did is to be recorded.
         """
-        if self.results.is_live and not self.calls.missing:
+        if self.results.is_live and not self.calls.owed.missing:
             self.recorder.flush()
 
     def _written(self, seq: int) -> None:
@@ -574,7 +576,7 @@ class Drive:
         """A clock that no journal knows cancels something: on a replay it may do so earlier, later or not at all."""
         if self.calls.closed is not None or self.calls.is_cancelling or self._ending is not None:
             return
-        self.calls.expect_nothing()
+        self.calls.owed.expect_nothing()
         if not any(entry.phase == "cancel" and not entry.key for entry in self.recorder.journal):  # once is enough
             now = self.clock.now()
             self.recorder.append("", "", kind="run", phase="cancel", ok=False, started_at=now, ended_at=now)

@@ -30,7 +30,7 @@ def ending_of_body(
     if calls.is_cancelling:
         return Ending("cancelled", b"null", Err(RunCancelled(run.id)))
     try:
-        if calls.unasked and not isinstance(result, Err):
+        if calls.owed.unasked and not isinstance(result, Err):
             try:
                 on_unknown_steps(SnapshotMismatch(run.id, _unknown_steps(calls)))
             except SnapshotMismatch as error:
@@ -42,7 +42,7 @@ def ending_of_body(
 
 
 def _unknown_steps(calls: Calls) -> str:
-    unknown = sorted(calls.unasked)
+    unknown = sorted(calls.owed.unasked)
     shown = ", ".join(map(repr, unknown[:5])) + (" and others" if len(unknown) > 5 else "")
     return f"it ended without asking for what is recorded under {shown}; was a step renamed or removed?"
 

@@ -64,7 +64,7 @@ class AttemptResult(msgspec.Struct):
 async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) -> Any:
     """The step's value, recorded or fresh; raises what it raised."""
     if step.caching is not None and not is_first_use:
-        return await _run_shared(drive, step)
+        return await _run_cached(drive, step)
     calls = drive.calls
     if calls.is_refusing:
         await calls.admitted()
@@ -79,24 +79,24 @@ async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) 
                 entry = await calls.turn(call)
             if entry is None:
                 return await _Attempts(drive, call, step, args_hash).run()
-    if calls.shared:
-        calls.got(entry)
+    if drive.cached_keys.uses:
+        drive.cached_keys.note_result(entry)
     if drive.publisher.subscribers:
         await drive.publisher.publish_replayed_step(step, entry)
     return replay_step(drive, step.key, step.plan, entry, args_hash)
 
 
-async def _run_shared(drive: Drive, step: StepCall) -> Any:
+async def _run_cached(drive: Drive, step: StepCall) -> Any:
     """As `run_step`, for a step whose key names a cached value: used again, it gives what the first use gave."""
     await drive.calls.admitted()
-    while (shared := drive.calls.shared.get(step.key)) is not None:
-        entry = await drive.calls.same_as(step.key, shared)
+    while (use := drive.cached_keys.uses.get(step.key)) is not None:
+        entry = await drive.cached_keys.same_as(step.key, use)
         if entry.phase == "close":
             args_hash = drive.codec.checksum(step.args) if drive.compares_arguments else None
             if have_changed(entry.args_hash, args_hash):  # by the same code, which may handle it
                 drive.warn_or_raise(drive.options.on_changed_arguments, changed_arguments(drive, step.key))
             return load_result(drive, step.key, step.plan, entry)
-    with drive.calls.sharing(step.key):
+    with drive.cached_keys.first_use(step.key):
         return await run_step(drive, step, is_first_use=True)
 
 
@@ -157,8 +157,8 @@ class _Attempts(msgspec.Struct):
         )
         if not drive.results.reaches_body_at_once(entry):
             await drive.calls.wait_for_delivery(self._call, entry)
-        if drive.calls.shared:
-            drive.calls.got(entry)
+        if drive.cached_keys.uses:
+            drive.cached_keys.note_result(entry)
         if drive.publisher.subscribers:
             self._call.left()
             await drive.publisher.publish_step_result(step, entry, result.error)
