@@ -109,6 +109,7 @@ class Runtime:
             is_implicit=is_implicit,
         )
         self._is_closed = False
+        self._is_entered = False
         self._worker: Worker | None = None
         self._worker_task: asyncio.Task[None] | None = None
         for workflow in workflows:
@@ -117,6 +118,9 @@ class Runtime:
     async def __aenter__(self) -> Self:
         if self._is_closed:
             raise RuntimeError("this Runtime was closed; make a new one")
+        if self._is_entered:
+            raise RuntimeError("this Runtime works already; call its methods, or those of runtime.sync, without entering it again")
+        self._is_entered = True
         await self._store.setup()
         if self._concurrency:
             self._worker = self._new_worker()
