@@ -13,15 +13,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from perdure import Context, Ok, Runtime, Suspended, workflow
+from perdure import Context, Ok, Runtime, Suspended, Workflow, workflow
 from perdure.aio.loop_thread import block_on
 from perdure.errors import RunCancelled
 from tests.backends.opening import store_at
-from tests.backends.registry import BACKENDS, Backend, on
+from tests.backends.registry import BACKENDS, SQLITE, Backend, on
 
 MEMORY = Backend("memory", "test_memory.py::test_contract", lambda: contextlib.nullcontext("memory://"))
 # What a worker and its store may take to stop, beyond what `drain_after` says.
 STOPPING = 8.0
+PATIENCE = 60.0
 
 
 @workflow
@@ -31,9 +32,20 @@ async def count(ctx: Context, n: int) -> int:
     return await ctx.step("second", lambda: first + 1)
 
 
-@workflow
-async def long(ctx: Context) -> None:
-    await ctx.step("long", asyncio.sleep, 3600)
+class Long:
+    """A workflow whose step takes for ever, and an event that says that it runs."""
+
+    def __init__(self) -> None:
+        self.is_running = threading.Event()
+
+        async def long(ctx: Context) -> None:
+            await ctx.step(self._hang)
+
+        self.flow: Workflow[[], None] = Workflow("long", long)
+
+    async def _hang(self) -> None:
+        self.is_running.set()
+        await asyncio.sleep(3600)
 
 
 @pytest.fixture
@@ -56,29 +68,28 @@ async def test_a_worker_and_blocking_calls_of_one_runtime_share_runs_and_end_in_
     refused: list[object] = []
     loop.set_exception_handler(lambda _, context: refused.append(context))
     outcomes: list[object] = []
-    driven_there = threading.Event()
+    long = Long()
 
     def run_on_other_loop(runtime: Runtime) -> None:
         blocking = runtime.sync
         outcomes.extend(blocking.start(count, n).result() for n in range(3))
         outcomes.extend(blocking.run(count, n) for n in range(3))
         # Driven by the worker, on its loop, and cancelled from here.
-        started = blocking.start(long, id="cancelled")
+        started = blocking.start(long.flow, id="cancelled")
+        assert long.is_running.wait(PATIENCE)
+        started.cancel()
         with pytest.raises(RunCancelled):
-            started.cancel()
             started.result()
-        driven_there.set()
-        outcomes.append(blocking.run(long, id="long"))  # until the runtime drains
+        long.is_running.clear()
+        outcomes.append(blocking.run(long.flow, id="long"))  # until the runtime drains
 
     async with store_at(dsn) as store:
-        async with Runtime(store, [count, long], drain_after=0.2, lease_ttl="1h") as runtime:
+        async with Runtime(store, [count, long.flow], drain_after=0.2, lease_ttl="1h") as runtime:
             calls = asyncio.create_task(asyncio.to_thread(run_on_other_loop, runtime))
             mine = [await runtime.start(count, 10 + n) for n in range(3)]
             assert [await run for run in mine] == [11, 12, 13]
-            waiting = asyncio.create_task(asyncio.to_thread(driven_there.wait))
-            await asyncio.wait([calls, waiting], return_when=asyncio.FIRST_COMPLETED)
-            driven_there.set()
-            while await runtime.get("long") is None:
+            while len(outcomes) < 6 or not long.is_running.is_set() or await runtime.get("long") is None:
+                assert not calls.done(), calls.exception()
                 await asyncio.sleep(0.01)
             before = time.monotonic()
         assert time.monotonic() - before < STOPPING * backend.pace
@@ -91,6 +102,7 @@ async def test_a_worker_and_blocking_calls_of_one_runtime_share_runs_and_end_in_
     assert refused == []
 
 
+@on(SQLITE)
 async def test_a_runtime_is_entered_once(dsn: str) -> None:
     async with store_at(dsn) as store, Runtime(store, [count]) as runtime:
         with pytest.raises(RuntimeError, match="works already"):

@@ -14,6 +14,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn
 
@@ -162,6 +163,7 @@ class Calls:
         self.opened = recorded.opened
         self.winners = recorded.winners
         self._run_id = run_id
+        self._thread = get_ident()
         self._branches = branches
         self._results = results
         self._waits = waits
@@ -208,8 +210,8 @@ class Calls:
 
     def _use(self, key: str, kind: Kind) -> BodyTask | None:
         """The branch that uses the key from now on."""
-        if isinstance(current.get(), StepInfo):
-            raise _out_of_place(key)
+        if get_ident() != self._thread or current.get() is not self._branches:
+            self.check_place(key)
         branch = self._branches.running
         if branch is not None:
             if branch.deferred_cancel:
@@ -229,6 +231,18 @@ class Calls:
             if self.missing.pop(key, None) is not None and not self.missing:
                 self._nothing_is_missing()
         return branch
+
+    def check_place(self, key: str) -> None:
+        """Raise if this is called in a step's function, or in another thread than the body's: nothing here is thread-safe."""
+        if isinstance(current.get(), StepInfo):
+            raise RuntimeError(
+                f"ctx was used inside a step's function (for {key!r}); return a value and use ctx in the body instead"
+            )
+        if get_ident() != self._thread:
+            raise RuntimeError(
+                f"ctx was used in another thread than the body of run {self._run_id!r} (for {key!r}); "
+                "call ctx in the body, and return values to it from steps and threads"
+            )
 
     def expect(self, keys: Iterable[str]) -> None:
         """The body asks for these keys, now or, as `ctx.map` does, some of them later."""
@@ -319,8 +333,7 @@ class Calls:
     async def same_as(self, key: str, shared: Shared) -> Entry:
         """The record of the first use of `key`, after it reached the body; an open entry when there will be none."""
         self.check()
-        if isinstance(current.get(), StepInfo):
-            raise _out_of_place(key)
+        self.check_place(key)
         branch = self._branches.running
         if branch is not None:
             branch.check_cancellation()
@@ -557,10 +570,6 @@ class Calls:
 
 def _refuse_misfit(error: PerdureError) -> NoReturn:
     raise error
-
-
-def _out_of_place(key: str) -> RuntimeError:
-    return RuntimeError(f"ctx was used inside a step's function (for {key!r}); return a value and use ctx in the body instead")
 
 
 def _behind(error: Any) -> list[BaseException]:
