@@ -11,10 +11,8 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Collection, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import lru_cache, partial
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -38,18 +36,11 @@ from perdure.worker.active_runs import ActiveRun, active_runs, drive_key, wait_u
 from perdure.worker.retry_run import reopen_run
 from perdure.worker.workflow_body import WorkflowDefinition, body_of, call_body
 
-STEP_THREADS: Final = 100
 # How long a drain waits, beyond `drain_after`, for drives on the event loops of other threads.
 FOREIGN_LOOP_PATIENCE: Final = 10.0
 
 # Implicit stores in memory about which the user was warned.
 _warned_about: weakref.WeakSet[Store] = weakref.WeakSet()
-
-
-@lru_cache(maxsize=1)
-def shared_threads() -> ThreadPoolExecutor:
-    """The threads for plain step functions outside a Runtime."""
-    return ThreadPoolExecutor(STEP_THREADS, thread_name_prefix="perdure-step")
 
 
 class Host:
@@ -68,7 +59,7 @@ class Host:
         is_implicit: bool = False,
     ) -> None:
         self.store = store
-        self.settings = settings if settings.executor is not None else replace(settings, executor=shared_threads())
+        self.settings = settings
         self.clock = settings.clock
         self.lease_ttl = lease_ttl
         self.process_options = process_options
