@@ -8,6 +8,7 @@ intent without a result is a failure whose effect is unknown.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import inspect
@@ -375,16 +376,20 @@ class _Attempts(msgspec.Struct):
         return await self._call_in_thread()
 
     async def _call_in_time(self, timeout: float) -> Any:
+        """What the function gives. Its time counts from the call: a plain function may have to wait for a thread before that."""
+        plan = self._step.plan
         try:
-            async with asyncio.timeout(timeout) as limit:
-                return await (self._step.fn(*self._step.args) if self._step.plan.is_async else self._call_in_thread())
+            async with asyncio.timeout(timeout if plan.is_async else None) as limit:
+                if plan.is_async:
+                    return await self._step.fn(*self._step.args)
+                return await self._call_in_thread(_LimitFromCall(limit, asyncio.get_running_loop(), timeout).start)
         except TimeoutError as error:
             if limit.expired():
                 raise StepTimeout(self._step.key, timeout) from error
             raise
 
-    async def _call_in_thread(self) -> Any:
-        in_context = functools.partial(contextvars.copy_context().run, _call_plain, self._step.fn, self._step.args)
+    async def _call_in_thread(self, on_call: Callable[[], None] | None = None) -> Any:
+        in_context = functools.partial(contextvars.copy_context().run, _call_plain, self._step.fn, self._step.args, on_call)
         call = self._drive.settings.threads.submit_patiently(in_context)
         self._lingering = running = asyncio.wrap_future(call)
         try:
@@ -423,7 +428,26 @@ async def _awaited(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 
-def _call_plain(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+class _LimitFromCall(msgspec.Struct, frozen=True):
+    """A time limit on an event loop that begins when a thread calls the function."""
+
+    limit: asyncio.Timeout
+    loop: asyncio.AbstractEventLoop
+    seconds: float
+
+    def start(self) -> None:
+        """In the thread: the loop may be busy, so the time is taken here."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self._reschedule, self.loop.time() + self.seconds)
+
+    def _reschedule(self, at: float) -> None:
+        with contextlib.suppress(RuntimeError):  # the step has ended, or was cancelled
+            self.limit.reschedule(at)
+
+
+def _call_plain(fn: Callable[..., Any], args: tuple[Any, ...], on_call: Callable[[], None] | None) -> Any:
+    if on_call is not None:
+        on_call()
     try:
         return fn(*args)
     except StopIteration as error:
