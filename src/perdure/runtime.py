@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 
+from perdure.aio.threads import STEP_THREADS, ThreadPool
 from perdure.errors import OnChange, OnDivergence
 from perdure.model.clock import Clock, NotBefore, SystemClock
 from perdure.model.durations import Duration, instant, microseconds, seconds
@@ -31,7 +31,7 @@ from perdure.snapshots.importer import RunStart, resolve_state
 from perdure.store import Store, require
 from perdure.stores import choose_store
 from perdure.worker.check_runs import CheckReport, check_runs
-from perdure.worker.host import STEP_THREADS, Host
+from perdure.worker.host import Host
 from perdure.worker.outcomes import resume, run_to_outcome
 from perdure.worker.worker import Worker, stop_on_signals
 from perdure.worker.workflow_body import WorkflowDefinition
@@ -89,7 +89,7 @@ class Runtime:
         self._queues = queues
         self._store, self._is_owned, is_implicit = choose_store(store, is_for_workers=True)
         # A client drives too, in `run` and `sweep`.
-        self._threads = ThreadPoolExecutor(concurrency or STEP_THREADS, thread_name_prefix="perdure-step")
+        self._threads = ThreadPool("perdure-step", concurrency or STEP_THREADS)
         options = {
             "deps": deps,
             "cache": cache,
@@ -103,12 +103,13 @@ class Runtime:
         process_options = check_options({name: value for name, value in options.items() if value is not None}, ProcessOptions)
         self._host = Host(
             self._store,
-            replace(_settings(tuning), executor=self._threads),
+            replace(_settings(tuning), threads=self._threads),
             lease_ttl=ttl,
             process_options=process_options,
             is_implicit=is_implicit,
         )
         self._is_closed = False
+        self._is_entered = False
         self._worker: Worker | None = None
         self._worker_task: asyncio.Task[None] | None = None
         for workflow in workflows:
@@ -117,6 +118,9 @@ class Runtime:
     async def __aenter__(self) -> Self:
         if self._is_closed:
             raise RuntimeError("this Runtime was closed; make a new one")
+        if self._is_entered:
+            raise RuntimeError("this Runtime works already; call its methods, or those of runtime.sync, without entering it again")
+        self._is_entered = True
         await self._store.setup()
         if self._concurrency:
             self._worker = self._new_worker()
@@ -135,7 +139,7 @@ class Runtime:
         """Give back the runs that are still driven here, shut down the threads, and close the store if this runtime opened it."""
         self._is_closed = True
         await self._host.drain()
-        self._threads.shutdown(wait=False)
+        self._threads.close()
         if self._is_owned:
             await self._store.close()
 

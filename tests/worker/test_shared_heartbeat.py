@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from perdure import stores
-from perdure.engine.heartbeat import HeldLease, heartbeat_of
+from perdure.engine.heartbeat import Heartbeat, HeldLease, heartbeat_of
 from perdure.errors import LeaseHeld
 from perdure.model.clock import SystemClock
 from perdure.store import Store
@@ -52,17 +54,17 @@ def test_a_store_that_cannot_be_remembered_gets_one_each_time() -> None:
         assert heartbeat_of(strange, 30, CLOCK) is not heartbeat_of(strange, 30, CLOCK)
 
 
-async def hold(store: Store, run_id: str, ttl: float) -> HeldLease:
+async def hold(store: Store, run_id: str, ttl: float, beat: Heartbeat) -> HeldLease:
     claim = (await store.create(new_run(run_id), ttl=ttl)).claim
     assert claim is not None
     held = HeldLease(claim.lease, ttl, 0.0, lambda _: None, lambda: None)
-    heartbeat_of(store, ttl, CLOCK).hold(held)
+    beat.hold(held)
     return held
 
 
-def renewed_in_a_child(store: Store, ttl: float) -> None:
+def renewed_in_a_child(store: Store, ttl: float, beat: Heartbeat | None) -> None:
     async def look() -> None:
-        await hold(store, "child", ttl)
+        await hold(store, "child", ttl, beat or heartbeat_of(store, ttl, CLOCK))
         await asyncio.sleep(3 * ttl)
         try:
             await store.acquire("child", ttl)
@@ -73,10 +75,12 @@ def renewed_in_a_child(store: Store, ttl: float) -> None:
     asyncio.run(look())
 
 
-def test_a_forked_child_renews_its_own_leases(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_known", [False, True], ids=["asked for again", "of a host made before"])
+def test_a_forked_child_renews_its_own_leases(tmp_path: Path, is_known: bool) -> None:
     store, ttl = stores.sqlite(tmp_path / "runs.db"), 1.5
-    asyncio.run(hold(store, "parent", ttl))
-    child = multiprocessing.get_context("fork").Process(target=renewed_in_a_child, args=(store, ttl))
+    beat = heartbeat_of(store, ttl, CLOCK)
+    asyncio.run(hold(store, "parent", ttl, beat))
+    child = multiprocessing.get_context("fork").Process(target=renewed_in_a_child, args=(store, ttl, beat if is_known else None))
     child.start()
     child.join()
     assert child.exitcode == 0

@@ -194,38 +194,35 @@ def test_a_program_that_used_it_ends_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - before < 20  # and not when a lease has expired
 
 
-def test_a_program_that_ends_in_the_middle_of_a_run_fails_no_step(tmp_path: Path) -> None:
+def test_a_program_that_ends_in_the_middle_of_a_run_waits_for_no_thread_and_fails_no_step(tmp_path: Path) -> None:
     dsn = f"sqlite:///{tmp_path / 'app.db'}"
     program = """
         import sys, threading, time
-        from concurrent.futures import thread
         from perdure import Context, Runtime, workflow
 
         begun = threading.Semaphore(0)
 
-        def first(seconds: float) -> None:
-            begun.release()
-            while not thread._shutdown:  # until the program ends
-                time.sleep(0.001)
-            time.sleep(seconds)
+        def quick() -> str:
+            return "quick"
 
-        def second() -> str:
-            return "second"
+        def slow() -> None:
+            begun.release()
+            time.sleep(50)
 
         @workflow
-        async def two(ctx: Context, seconds: float) -> str:
-            await ctx.step(first, seconds)
-            return await ctx.step(second)
+        async def two(ctx: Context) -> None:
+            await ctx.step(quick)
+            await ctx.step(slow)
 
         runtime = Runtime(sys.argv[1], [two]).sync
         runtime.__enter__()
-        runtime.start(two, 0.1, id="t1")
-        runtime.start(two, 0.3, id="t2")  # while its thread is joined, t1 asks for another one in vain
-        begun.acquire()
+        runtime.start(two, id="t1")
         begun.acquire()
         """
+    before = time.monotonic()
     assert _program(program, dsn).stderr == ""
+    assert time.monotonic() - before < 30
     with Runtime(dsn, concurrency=0).sync as runtime:
-        assert {info.status for info in runtime.list()} <= {"running", "pending"}
+        assert {info.status for info in runtime.list()} == {"running"}
         row = block_on(cast("Runtime", runtime._runtime).store.journal("t1"))
-        assert [(entry.key, entry.ok) for entry in row] == [("first", True)]
+        assert [(entry.key, entry.ok) for entry in row] == [("quick", True)]

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
+from perdure.aio.threads import start_thread
+from perdure.errors import PersistenceError
+
 T = TypeVar("T")
+
+_loop_threads: Final[list[LoopThread]] = []
+# In a forked child: the parent's loops. They share the parent's epoll instances, and closing one here would take file descriptors
+# out of them, so they are kept for ever.
+_left_behind: Final[list[asyncio.AbstractEventLoop]] = []
 
 
 class LoopThread:
@@ -16,6 +25,10 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._forget()
+        _loop_threads.append(self)
+
+    def _forget(self) -> None:
         # Guards `_loop` and `_thread` while the thread is started.
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -27,17 +40,45 @@ class LoopThread:
         return threading.current_thread() is self._thread
 
     def submit(self, coro: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run the coroutine on that thread's loop."""
-        return asyncio.run_coroutine_threadsafe(coro, self._running_loop())
+        """Run the coroutine on that thread's loop. Raises `PersistenceError`, and closes it, if the thread cannot be started."""
+        try:
+            loop = self._running_loop()
+        except BaseException:
+            coro.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(coro, loop)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None or self._thread is None or not self._thread.is_alive():
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
-                self._thread.start()
+                self._loop, self._thread = self._start()
             return self._loop
 
+    def _start(self) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+        try:
+            loop = asyncio.new_event_loop()
+        except OSError as reason:  # no file descriptors are left
+            raise PersistenceError(f"thread {self._name!r}", f"it could not be started: {reason}") from reason
+        try:
+            return loop, start_thread(self._name, loop.run_forever)
+        except PersistenceError:
+            loop.close()
+            raise
+
+    def start_over(self) -> None:
+        """In a forked child: the thread is the parent's."""
+        if self._loop is not None:
+            _left_behind.append(self._loop)
+        self._forget()
+
+
+def _start_over_in_child() -> None:
+    for thread in _loop_threads:
+        thread.start_over()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_over_in_child)
 
 _thread: Final = LoopThread("perdure-sync")
 

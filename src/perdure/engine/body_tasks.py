@@ -318,22 +318,11 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
     def __await__(self) -> Any:
         return self._coro.__await__()
 
-    # What debuggers and Task.print_stack() look at.
-    @property
-    def cr_frame(self) -> Any:
-        return getattr(self._coro, "cr_frame", None)
-
-    @property
-    def cr_await(self) -> Any:
-        return getattr(self._coro, "cr_await", None)
-
-    @property
-    def cr_code(self) -> Any:
-        return getattr(self._coro, "cr_code", None)
-
-    @property
-    def cr_running(self) -> bool:
-        return bool(getattr(self._coro, "cr_running", False))
+    def __getattr__(self, name: str) -> Any:
+        """`cr_frame`, `cr_suspended`, `__qualname__`, ... of the coroutine: anyio, debuggers and `Task.print_stack` look at them."""
+        if name in BodyTask.__slots__:  # not set yet
+            raise AttributeError(name)
+        return getattr(self._coro, name)
 
     def __repr__(self) -> str:
         return f"<BodyTask {getattr(self._coro, '__qualname__', self._coro)!s}>"

@@ -8,6 +8,7 @@ stops by itself, before another process can claim the run.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import weakref
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from perdure.aio.loop_thread import LoopThread
+from perdure.errors import PersistenceError
 from perdure.model.clock import Clock, elapsed
 from perdure.model.records import Lease, Pulse
 from perdure.store import Store
@@ -22,6 +24,10 @@ from perdure.store import Store
 # The fraction of the ttl that is left when the holder stops starting steps: a margin for clocks that run at different speeds.
 MARGIN: Final = 0.1
 
+# How long after its thread could not be started a heartbeat tries again, at most; a tenth of a short ttl.
+_RETRY_SECONDS: Final = 1.0
+
+log: Final = logging.getLogger("perdure")
 _thread: Final = LoopThread("perdure-heartbeat")
 
 
@@ -74,10 +80,17 @@ class Heartbeat:
         self._store = _reference(store)
         self._ttl = ttl
         self._clock = clock
-        # Guards the two below; never held during I/O.
+        self.start_over()
+        _all.add(self)
+
+    def start_over(self) -> None:
+        """Hold no lease. In a forked child: the leases, and the thread that renews them, are the parent's."""
+        # Guards everything below; never held during I/O.
         self._lock = threading.Lock()
         self._held: dict[str, HeldLease] = {}
         self._is_beating = False
+        # Whether the last attempt to start the thread failed, which is logged once.
+        self._is_failing = False
 
     def hold(self, held: HeldLease) -> None:
         """Renew this lease from now on."""
@@ -85,7 +98,28 @@ class Heartbeat:
             self._held[held.lease.token] = held
             must_start, self._is_beating = not self._is_beating, True
         if must_start:
+            self._start()
+
+    def _start(self) -> None:
+        """Begin to beat; if the thread cannot be started, try again from the caller's event loop after a pause."""
+        try:
             _thread.submit(self._beat())
+        except PersistenceError as failure:
+            with self._lock:
+                self._is_beating = False
+                is_new, self._is_failing = not self._is_failing, True
+            if is_new:
+                log.warning("leases are not renewed for now: %s", failure)
+            asyncio.get_running_loop().call_later(min(_RETRY_SECONDS, self._ttl / 10), self._start_again)
+        else:
+            self._is_failing = False
+
+    def _start_again(self) -> None:
+        with self._lock:
+            must_start = bool(self._held) and not self._is_beating
+            self._is_beating |= must_start
+        if must_start:
+            self._start()
 
     def drop(self, held: HeldLease) -> None:
         """Renew this lease no more."""
@@ -142,15 +176,18 @@ def _reference(store: Store) -> Callable[[], Store | None]:
 
 
 class _Heartbeats:
-    """The heartbeats of this process, by store. A forked child starts with none: the thread exists only in its parent."""
+    """The heartbeats of this process, by store."""
 
     def __init__(self) -> None:
-        self.start_over()
-
-    def start_over(self) -> None:
         # Held while a heartbeat is looked up or made.
         self._lock = threading.Lock()
         self._by_store: weakref.WeakKeyDictionary[Store, dict[tuple[float, Clock], Heartbeat]] = weakref.WeakKeyDictionary()
+
+    def start_over(self) -> None:
+        """In a forked child, where hosts made before the fork keep their heartbeats."""
+        self._lock = threading.Lock()
+        for beat in list(_all):
+            beat.start_over()
 
     def of(self, store: Store, ttl: float, clock: Clock) -> Heartbeat:
         """The heartbeat of this store. It is shared: the leases of a thousand runs are renewed in one call, with one wake-up."""
@@ -167,6 +204,8 @@ class _Heartbeats:
             return beat
 
 
+# All heartbeats, also those of stores that cannot be remembered.
+_all: Final[weakref.WeakSet[Heartbeat]] = weakref.WeakSet()
 _heartbeats: Final = _Heartbeats()
 heartbeat_of: Final = _heartbeats.of
 

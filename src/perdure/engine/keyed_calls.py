@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn
 
@@ -151,6 +152,7 @@ class Calls:
         self.opened = recorded.opened
         self.winners = recorded.winners
         self._run_id = run_id
+        self._thread = get_ident()
         self._branches = branches
         self._results = results
         self._waits = waits
@@ -191,9 +193,8 @@ class Calls:
 
     def _use(self, key: str, kind: Kind) -> BodyTask | None:
         """The branch that uses the key from now on."""
-        if isinstance(current.get(), StepInfo):
-            where = f"inside a step's function (for {key.partition(chr(0))[0]!r})"
-            raise RuntimeError(f"ctx was used {where}; return a value and use ctx in the body instead")
+        if get_ident() != self._thread or current.get() is not self._branches:
+            self.check_place(key)
         branch = self._branches.running
         if branch is not None:
             if branch.deferred_cancel:
@@ -211,6 +212,19 @@ class Calls:
         if self.owed.unasked:
             self.owed.ask(key)
         return branch
+
+    def check_place(self, key: str) -> None:
+        """Raise if this is called in a step's function, or in another thread than the body's: nothing here is thread-safe."""
+        asked = key.partition("\0")[0]
+        if isinstance(current.get(), StepInfo):
+            raise RuntimeError(
+                f"ctx was used inside a step's function (for {asked!r}); return a value and use ctx in the body instead"
+            )
+        if get_ident() != self._thread:
+            raise RuntimeError(
+                f"ctx was used in another thread than the body of run {self._run_id!r} (for {asked!r}); "
+                "call ctx in the body, and return values to it from steps and threads"
+            )
 
     def _nothing_is_missing(self) -> None:
         """Let calls go ahead that were held back; before the run is live, `go_live` does it."""

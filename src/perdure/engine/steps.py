@@ -8,6 +8,7 @@ intent without a result is a failure whose effect is unknown.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import inspect
@@ -19,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from perdure import events
+from perdure.aio.threads import ThreadsClosed
 from perdure.codec import dump_error, tree_of
 from perdure.codec.checksums import have_changed
 from perdure.codec.outcomes import error_on_replay, load_failure, note_step, store_err, store_exception, store_value
@@ -256,7 +258,7 @@ class _Attempts(msgspec.Struct):
 
     async def _after(self, raised: Exception | asyncio.CancelledError) -> AttemptResult | None:
         """What the step came to, if it is not tried again; otherwise None when the time for that has come."""
-        if isinstance(raised, _NoMoreThreads):
+        if isinstance(raised, ThreadsClosed):  # that says nothing about the step
             self._drive.stop()
             return None
         error = self._as_exception(raised)
@@ -374,28 +376,30 @@ class _Attempts(msgspec.Struct):
         return await self._call_in_thread()
 
     async def _call_in_time(self, timeout: float) -> Any:
+        """What the function gives. Its time counts from the call: a plain function may have to wait for a thread before that."""
+        plan = self._step.plan
         try:
-            async with asyncio.timeout(timeout) as limit:
-                return await (self._step.fn(*self._step.args) if self._step.plan.is_async else self._call_in_thread())
+            async with asyncio.timeout(timeout if plan.is_async else None) as limit:
+                if plan.is_async:
+                    return await self._step.fn(*self._step.args)
+                return await self._call_in_thread(_LimitFromCall(limit, asyncio.get_running_loop(), timeout).start)
         except TimeoutError as error:
             if limit.expired():
                 raise StepTimeout(self._step.key, timeout) from error
             raise
 
-    async def _call_in_thread(self) -> Any:
-        call = _ThreadCall(self._step.fn, self._step.args)
-        in_context = functools.partial(contextvars.copy_context().run, call)
-        try:
-            running = asyncio.get_running_loop().run_in_executor(self._drive.settings.executor, in_context)
-        except RuntimeError as reason:
-            raise _NoMoreThreads from reason
-        self._lingering = running
+    async def _call_in_thread(self, on_call: Callable[[], None] | None = None) -> Any:
+        in_context = functools.partial(contextvars.copy_context().run, _call_plain, self._step.fn, self._step.args, on_call)
+        call = self._drive.settings.threads.submit_patiently(in_context)
+        self._lingering = running = asyncio.wrap_future(call)
         try:
             # Shielded: cancelling cannot stop a thread, and whether it has ended must stay known.
             value = await asyncio.shield(running)
-        except asyncio.CancelledError:
-            call.is_dropped = True
-            running.add_done_callback(_close_result)
+        except (asyncio.CancelledError, GeneratorExit):
+            if call.cancel():  # no thread has taken it, and none will
+                self._lingering = None
+            else:
+                running.add_done_callback(_close_result)
             raise
         self._lingering = None
         return await value if inspect.isawaitable(value) else value
@@ -424,28 +428,31 @@ async def _awaited(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 
-class _NoMoreThreads(Exception):
-    """The threads are shut down because this process ends. That says nothing about the step, which was not called."""
+class _LimitFromCall(msgspec.Struct, frozen=True):
+    """A time limit on an event loop that begins when a thread calls the function."""
+
+    limit: asyncio.Timeout
+    loop: asyncio.AbstractEventLoop
+    seconds: float
+
+    def start(self) -> None:
+        """In the thread: the loop may be busy, so the time is taken here."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self._reschedule, self.loop.time() + self.seconds)
+
+    def _reschedule(self, at: float) -> None:
+        with contextlib.suppress(RuntimeError):  # the step has ended, or was cancelled
+            self.limit.reschedule(at)
 
 
-class _ThreadCall:
-    """A plain function on its way to a thread. Dropped before it got one, it is not called."""
-
-    __slots__ = ("args", "fn", "is_dropped")
-
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.fn = fn
-        self.args = args
-        self.is_dropped = False
-
-    def __call__(self) -> Any:
-        if self.is_dropped:
-            return None
-        try:
-            return self.fn(*self.args)
-        except StopIteration as error:
-            # No future can carry it, so the step would never end. Python turns it into this in a coroutine.
-            raise RuntimeError("the step's function raised StopIteration") from error
+def _call_plain(fn: Callable[..., Any], args: tuple[Any, ...], on_call: Callable[[], None] | None) -> Any:
+    if on_call is not None:
+        on_call()
+    try:
+        return fn(*args)
+    except StopIteration as error:
+        # No future can carry it, so the step would never end. Python turns it into this in a coroutine.
+        raise RuntimeError("the step's function raised StopIteration") from error
 
 
 def _close_result(running: asyncio.Future[Any]) -> None:

@@ -7,9 +7,9 @@ removed from memory.
 from __future__ import annotations
 
 import heapq
-import threading
 from typing import NamedTuple
 
+from perdure.aio.fork_locks import new_fork_lock
 from perdure.kv.limits import check_key, encode_value, lifetime
 from perdure.kv.patterns import matches
 from perdure.model.clock import Clock, SystemClock
@@ -27,7 +27,7 @@ class MemoryKeyValueStore:
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         # Guards the two below.
-        self._lock = threading.Lock()
+        self._lock = new_fork_lock()
         self._texts: dict[str, _StoredText] = {}
         # A heap of (expires_at, key). The pair of a replaced or deleted text stays in it, and is skipped when it comes due.
         self._expiring: list[tuple[int, str]] = []

@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import uuid
 import warnings
 import weakref
 from collections.abc import Collection, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -34,20 +31,15 @@ from perdure.snapshots.importer import Arguments, RunStart, has_state, import_st
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
 from perdure.store import Store
-from perdure.worker.active_runs import ActiveRun, active_runs, drive_key
+from perdure.worker.active_runs import ActiveRun, active_runs, drive_key, wait_until_over
 from perdure.worker.retry_run import reopen_run
 from perdure.worker.workflow_body import WorkflowDefinition, body_of, call_body
 
-STEP_THREADS: Final = 100
+# How long a drain waits, beyond `drain_after`, for drives on the event loops of other threads.
+FOREIGN_LOOP_PATIENCE: Final = 10.0
 
 # Implicit stores in memory about which the user was warned.
 _warned_about: weakref.WeakSet[Store] = weakref.WeakSet()
-
-
-@lru_cache(maxsize=1)
-def shared_threads() -> ThreadPoolExecutor:
-    """The threads for plain step functions outside a Runtime."""
-    return ThreadPoolExecutor(STEP_THREADS, thread_name_prefix="perdure-step")
 
 
 class Host:
@@ -66,7 +58,7 @@ class Host:
         is_implicit: bool = False,
     ) -> None:
         self.store = store
-        self.settings = settings if settings.executor is not None else replace(settings, executor=shared_threads())
+        self.settings = settings
         self.clock = settings.clock
         self.lease_ttl = lease_ttl
         self.process_options = process_options
@@ -269,15 +261,15 @@ class Host:
         """Let the steps that run here end, and give every run back. Calls that wait for one get `Suspended`."""
         driven = active_runs.of(self)
         for run in driven:
-            run.drive.stop()
+            run.call_threadsafe(run.drive.stop)
         if driven:
-            await asyncio.wait([run.task for run in driven])
+            await wait_until_over(driven, self.settings.drain_after + FOREIGN_LOOP_PATIENCE)
 
     async def close_store(self) -> None:
         """Close the store, after the drives of this host that other calls have joined."""
         driven = active_runs.of(self)
         if driven:
-            await await_reply(asyncio.wait([run.task for run in driven]))
+            await await_reply(wait_until_over(driven, FOREIGN_LOOP_PATIENCE))
         await self.store.close()
 
     async def view(self, run_id: str) -> View:
@@ -311,16 +303,14 @@ class Host:
             raise InvalidInput(f"signal {name}", str(reason)) from reason
         now = self.clock.store_now()
         await self.store.signal(check_id(run_id, "a run's id"), name, encoded, dedupe=dedupe, now=now)
-        active = active_runs.find(self.store, run_id)
-        if active is not None:
-            active.drive.look_at_inbox()
+        for active in active_runs.find_all(self.store, run_id):
+            active.call_threadsafe(active.drive.look_at_inbox)
 
     async def cancel(self, run_id: str) -> None:
         """Ask the run to stop and let a drive here know."""
         await self.store.cancel(check_id(run_id, "a run's id"), now=self.clock.store_now())
-        active = active_runs.find(self.store, run_id)
-        if active is not None:
-            active.drive.cancel()
+        for active in active_runs.find_all(self.store, run_id):
+            active.call_threadsafe(active.drive.cancel)
 
     async def reopen(self, run_id: str) -> None:
         """Let a failed, cancelled or dead run go on without what failed. Raises `RunNotFound`, `RunFinished`."""

@@ -35,6 +35,7 @@ class Worker:
         self._host = host
         self._concurrency = concurrency
         self._queues = queues
+        self._loop = asyncio.get_running_loop()
         # Set when something may be due, when a run has ended and another may be claimed, and when it is time to stop.
         self._wake = asyncio.Event()
         self._is_stopping = False
@@ -42,8 +43,9 @@ class Worker:
         self._missing_versions = _MissingVersions()
 
     def has_room(self) -> bool:
-        """Whether one more run can be driven."""
-        return not self._is_stopping and len(active_runs.of(self)) < self._concurrency
+        """Whether one more run can be driven on the running event loop, which has to be the worker's own."""
+        is_here = asyncio.get_running_loop() is self._loop
+        return is_here and not self._is_stopping and active_runs.count(self) < self._concurrency
 
     def adopt(self, run: ActiveRun) -> None:
         """Count this run against the worker's concurrency."""
@@ -72,7 +74,7 @@ class Worker:
     async def _claim(self) -> int | None:
         """Claim and drive what is due, and give the time of the next wake-up in the store."""
         host = self._host
-        room = self._concurrency - len(active_runs.of(self))
+        room = self._concurrency - active_runs.count(self)
         if room <= 0:
             return None
         try:
