@@ -494,7 +494,7 @@ class Drive:
             self.publisher.publish_release()
 
     def _release_with_problem(self, store: Store, problem: str) -> Awaitable[None]:
-        """Give the run back, due after a pause. The attempt counts, unless the run does not fit the code: that is no fault of its own."""
+        """Give the run back, due after a pause. The attempt counts, unless the run does not fit the code: it did not fail."""
         if self._is_misfit:
             pause = misfit_pause(self.run.problem_count)
         elif self.run.attempts == self.settings.max_attempts:
