@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from perdure.errors import RunDead as RunDead
     from perdure.errors import RunDiverged as RunDiverged
     from perdure.errors import RunFinished as RunFinished
+    from perdure.errors import RunInterrupted as RunInterrupted
     from perdure.errors import RunNotFound as RunNotFound
     from perdure.errors import SnapshotCorrupt as SnapshotCorrupt
     from perdure.errors import SnapshotError as SnapshotError
@@ -185,6 +186,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "RunDead",
         "RunDiverged",
         "RunFinished",
+        "RunInterrupted",
         "RunNotFound",
         "SnapshotCorrupt",
         "SnapshotError",

@@ -6,7 +6,8 @@
     │   ├── RunConflict            this id belongs to a run with another input or workflow
     │   ├── RunFinished            the run has ended, so it takes nothing more
     │   ├── RunCancelled           the run was cancelled
-    │   ├── RunDead                the run stopped its worker too often and was set aside
+    │   ├── RunDead                too many attempts failed without recording anything, and the run was set aside
+    │   ├── RunInterrupted         the run's own code asked the process to end; its attempt was stopped instead
     │   ├── RunDiverged            the code asks for something new, and recorded results are left
     │   ├── LeaseLost              another worker holds the run now; nothing was written
     │   ├── LeaseHeld              a live worker drives the run
@@ -94,16 +95,39 @@ class RunCancelled(PerdureError):
 
 
 class RunDead(PerdureError):
-    """The run was claimed again and again without recording anything, and was set aside."""
+    """The run was tried again and again without recording anything, and was set aside.
 
-    def __init__(self, run_id: str, attempts: int) -> None:
-        super().__init__(run_id, attempts)
+    `problem` says why the last attempt that could say so failed; None when each of them ended with its process.
+    """
+
+    def __init__(self, run_id: str, attempts: int, problem: str | None = None) -> None:
+        super().__init__(run_id, attempts, problem)
+
+    @property
+    def problem(self) -> str | None:
+        return None if self.args[2] is None else str(self.args[2])
 
     def __str__(self) -> str:
+        run_id, attempts, problem = self.args
+        why = "does it kill its worker?" if problem is None else f"the last problem: {problem}"
         return (
-            f"run {self.args[0]!r} was claimed {self.args[1]} times without recording a step (does it kill its worker?) "
-            "and was set aside; fix the cause, then runtime.retry() it"
+            f"run {run_id!r} was tried {attempts} times without recording a step and was set aside ({why}); "
+            "fix the cause, then runtime.retry() it"
         )
+
+
+class RunInterrupted(PerdureError):
+    """The run's own code called `sys.exit` (or raised KeyboardInterrupt in a thread); only its attempt ended.
+
+    Nothing was recorded for it. The attempt counts as failed, and the run is tried again later.
+    """
+
+    def __init__(self, run_id: str, where: str, what: str) -> None:
+        super().__init__(run_id, where, what)
+
+    def __str__(self) -> str:
+        run_id, where, what = self.args
+        return f"{where} {what}, which stopped this attempt of run {run_id!r} and not the process; raise an ordinary exception"
 
 
 class LeaseLost(PerdureError):

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType, coroutine
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
+from perdure.aio.interrupts import is_for_process
 from perdure.aio.task_order import TaskCreator
 from perdure.stepspec import StepInfo, current
 
@@ -49,6 +50,8 @@ class BodyTasks(TaskCreator):
         "ended",
         "joining",
         "leaving",
+        "may_survive_exit",
+        "note_exit",
         "note_time_limit",
         "ours",
         "outside",
@@ -63,6 +66,9 @@ class BodyTasks(TaskCreator):
         self.changed: Callable[[], None] = nothing
         # Called when a time limit of asyncio, or something else outside the body, cancels one of these tasks.
         self.note_time_limit: Callable[[], None] = nothing
+        # Called when one of these tasks calls `sys.exit` and `may_survive_exit`: only the run's attempt ends, not the process.
+        self.note_exit: Callable[[BaseException], None] = nothing
+        self.may_survive_exit = False
         # What passes a cancellation on right now: a task's cancel reaches what it waits for before it returns.
         self.cancelled_by: CancelledBy | None = None
         self.alive: set[BodyTask] = set()
@@ -151,7 +157,7 @@ class BodyTasks(TaskCreator):
 
     def forget_owner(self) -> None:
         """Drop the reference to the drive, so that it is freed without the garbage collector."""
-        self.changed = self.note_time_limit = nothing
+        self.changed = self.note_time_limit = self.note_exit = nothing
 
 
 def nothing(*_: object) -> None:
@@ -300,9 +306,12 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
             branches.outside.pop(self, None)
         try:
             waited = advance(*args)
-        except BaseException:
+        except BaseException as error:
             branches.running = interrupted
             branches.end(self)
+            if isinstance(error, KeyboardInterrupt | SystemExit) and branches.may_survive_exit and not is_for_process(error):
+                branches.note_exit(error)
+                raise asyncio.CancelledError("the run's code called sys.exit") from error
             raise
         branches.running = interrupted
         if self.is_leaving:

@@ -2,8 +2,9 @@
 
 A `Drive` owns the body's task and everything around it: `Calls` (what the body asked for), `ResultQueue` (when a result reaches
 it), `Recorder` (what the store has), `Waits` (timers and signals), `BodyTasks` (what the body's tasks do). It ends in one of six
-ways: the body ended, the run suspended, it was cancelled, it was stopped (a deploy), it does not fit the code, or it could not be
-recorded. After that whatever the body still does is discarded, and every ctx call in it raises.
+ways: the body ended, the run suspended, it was cancelled, it was stopped (a deploy), it does not fit the code, or the attempt
+failed (it could not be recorded, or its code called `sys.exit`). After that whatever the body still does is discarded, and every
+ctx call in it raises.
 
 Cancelling a drive takes effect when the write in flight has its reply; only then is the lease released, or left to expire.
 """
@@ -19,6 +20,7 @@ from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
+from perdure.aio.interrupts import describe_interrupt, is_for_process
 from perdure.aio.pending_write import await_reply, run_to_end
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
 from perdure.engine.body_tasks import BodyTasks, begun, first_step, note_tasks
@@ -36,13 +38,12 @@ from perdure.errors import (
     LeaseLost,
     OnChange,
     PerdureError,
-    PersistenceError,
     SnapshotCorrupt,
     react,
 )
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry, JournalIndex
-from perdure.model.records import Claim, Pulse, misfit_pause, problem_text
+from perdure.model.records import Claim, Pulse, failure_pause, misfit_pause, problem_text
 from perdure.options import EngineSettings, Options
 from perdure.result import Err, Outcome, Suspended
 from perdure.snapshots.consistent_view import View
@@ -68,6 +69,7 @@ class Drive:
         "_held",
         "_hints",
         "_is_drain_over",
+        "_is_misfit",
         "_lease",
         "_loop",
         "_main",
@@ -132,6 +134,8 @@ class Drive:
             recorded.owed_after.clear()
         self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq)
         self.tasks = BodyTasks(claim.run.seed)
+        self.tasks.may_survive_exit = store is not None
+        self.tasks.note_exit = self._note_exit
         self.results = self._new_results(recorded)
         self.tasks.note_time_limit = self._note_time_limit
         self.waits.on_change = self.tasks.changed = self.results.look_soon
@@ -161,8 +165,9 @@ class Drive:
         self._attention: asyncio.Future[None] = self._loop.create_future()
         self._ending: Ending | None = None
         self._failure: BaseException | None = None
-        # Why the run does not fit this code.
+        # Why the run is given back with a pause: it does not fit this code, or the attempt failed.
         self.problem: str | None = None
+        self._is_misfit = False
         self._must_suspend = False
         # Whether no step may be started any more, because the run is being given back.
         self.must_stop = False
@@ -357,13 +362,19 @@ class Drive:
             self._close("unloaded")
             self._attend()
         else:
-            self.problem = problem_text(error)
+            self._is_misfit = True
             self._give_up(error)
 
     def stop_because(self, failure: PerdureError) -> NoReturn:
-        """Give up this attempt and let the body see nothing of it: the run is as it was, and can be driven again."""
+        """Give up this attempt and let the body see nothing of it: the run is as it was, and is tried again after a pause."""
         self._give_up(failure)
         self.calls.refuse()
+
+    def stop_at_exit(self, interrupt: KeyboardInterrupt | SystemExit, where: str) -> NoReturn:
+        """The run's code exits: give up this attempt. Raises the interrupt if it is for the process, or if there is no store."""
+        if self._store is None or is_for_process(interrupt):
+            raise interrupt
+        self.stop_because(describe_interrupt(self.run.id, where, interrupt))
 
     def react(self, choice: OnChange, error: PerdureError) -> None:
         """Do with a mismatch what the option says, and tell listeners of it."""
@@ -400,6 +411,9 @@ class Drive:
             await first_step()
             value = await self._body(self)
         except (KeyboardInterrupt, SystemExit) as interrupt:
+            if self._store is not None and not is_for_process(interrupt):
+                self._note_exit(interrupt)
+                return
             self._failure = interrupt
             self._attend()
             raise
@@ -467,7 +481,7 @@ class Drive:
         return Suspended(self.run.id, None if wake_at is None else moment(wake_at), names)
 
     async def _let_go(self) -> None:
-        """After a failure: nothing more is written; the run is given back if the store lets us."""
+        """After a failure: nothing more is written; the run is given back, due after a pause, if the store lets us."""
         await self._end_body()
         await self.recorder.abandon()
         if self._store is None:
@@ -475,16 +489,23 @@ class Drive:
             return
         if isinstance(self._failure, LeaseLost):
             return
+        self.problem = problem_text("unknown" if self._failure is None else self._failure)
         # Whatever a failing store raises now: the lease expires by itself, and the failure that is being raised says why.
         with contextlib.suppress(Exception):
-            await await_reply(self._release_as_it_was(self._store))
+            await await_reply(self._release_with_problem(self._store, self.problem))
             self.publisher.publish_release()
 
-    def _release_as_it_was(self, store: Store) -> Awaitable[None]:
-        if self.problem is None:
-            return store.release(self._lease, now=self.clock.store_now())
-        wake_at = self.clock.now() + round(misfit_pause(self.run.problem_count) * MICROSECOND)
-        return store.release(self._lease, wake_at=wake_at, problem=self.problem, now=self.clock.store_now())
+    def _release_with_problem(self, store: Store, problem: str) -> Awaitable[None]:
+        """Give the run back, due after a pause. The attempt counts, unless the run does not fit the code: it did not fail."""
+        if self._is_misfit:
+            pause = misfit_pause(self.run.problem_count)
+        elif self.run.attempts == self.settings.max_attempts:
+            pause = 0.0  # the next claim ends it as dead; if the store refuses even that, there is a pause again
+        else:
+            pause = failure_pause(self.run.attempts)
+        wake_at = self.clock.now() + round(pause * MICROSECOND)
+        counts, now = not self._is_misfit, self.clock.store_now()
+        return store.release(self._lease, wake_at=wake_at, problem=problem, counts_attempt=counts, now=now)
 
     async def _abandon(self) -> None:
         """The drive itself was cancelled: wait for the reply of the write in flight, record what is left, and release the run."""
@@ -590,8 +611,7 @@ class Drive:
     async def _fetch_inbox(self, store: Store) -> None:
         try:
             signals = await store.inbox(self.run.id, after=self.waits.inbox_seq)
-        except PersistenceError as failure:
-            self._give_up(failure)
+        except Exception:  # noqa: BLE001 - the store is down: the next pulse, or a worker's watch, has it read again
             return
         self.waits.receive(signals)
         self.waits.inbox_seq = max((self.waits.inbox_seq, *(signal.seq for signal in signals)))
@@ -602,6 +622,9 @@ class Drive:
             self._main.cancel()
             # A body that swallows this and goes on has no more say after a while.
             self._loop.call_later(self.settings.drain_after, self._body_ended, None)
+
+    def _note_exit(self, interrupt: BaseException) -> None:
+        self._give_up(describe_interrupt(self.run.id, "the body", interrupt))
 
     def _lost(self) -> None:
         self._give_up(LeaseLost(self.run.id, self._lease.epoch))

@@ -48,6 +48,6 @@ def _unknown_steps(calls: Calls) -> str:
 
 
 def ending_of_dead_run(run: RunRow, codec: Codec, hints: Hints) -> Ending:
-    """How a run ends that stopped its workers too often."""
-    error = RunDead(run.id, run.attempts - 1)
+    """How a run ends of which too many attempts in a row failed, or ended with their process."""
+    error = RunDead(run.id, run.attempts - 1, run.problem)
     return Ending("dead", run_ending(codec, Err(error), hints).payload, Err(error))

@@ -1,9 +1,9 @@
 """The cache of step outcomes: reading and writing it, and letting one run at a time fill a missing key (single-flight).
 
 The cache is the user's object, so the engine assumes nothing about it. It may drop values or ignore a ttl: the instant of expiry
-is part of the text. It may hold a text that perdure did not write, or that another version wrote: that is a miss. Its `get` may
-fail: the run then cannot know whether the step was done before, so it stops. Its `set` may fail: the run goes on, since its own
-journal has the outcome.
+is part of the text. It may hold a text that perdure did not write, or that another version wrote: that is a miss. Its `get` or
+`set` may fail: the run goes on without it, since a step that is shared must be harmless to do twice, and its own journal has the
+outcome. Only a step with `at_most_once` waits until the cache can be read. A failing cache causes one warning in each drive.
 
 A flight lets one of several runs do the work while the others wait for it. It is identified by the object that the user passed
 (not by a wrapper around it), by the key and by the event loop: two processes may both do the work.
@@ -90,6 +90,7 @@ class StepCaching:
         self._user_cache = cache
         self._cache = as_cache(cache)
         self._clock = clock
+        self._has_warned = False
 
     async def read(self, key: str) -> Cached | None:
         """The outcome under `key`, unless it is missing or has expired.
@@ -120,10 +121,15 @@ class StepCaching:
             # differently.
             await maybe_await(self._cache.set(key, text) if ttl is None else self._cache.set(key, text, math.ceil(ttl)))
         except Exception as error:  # noqa: BLE001 - it is the user's object, and this run does not depend on it
-            message = (
+            self.warn_of_failure(
                 f"the cache did not keep step {key!r} ({_reason(error)}); this run has its result, others will do the step again"
             )
-            warnings.warn(message, PerdureWarning, stacklevel=2)
+
+    def warn_of_failure(self, message: str) -> None:
+        """Warn that the cache fails, once for this drive: each of its steps would say the same."""
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(message, PerdureWarning, stacklevel=3)
 
     @asynccontextmanager
     async def flight(self, key: str) -> AsyncIterator[None]:

@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from perdure import events
+from perdure.aio.interrupts import InterruptInThread
 from perdure.aio.threads import ThreadsClosed
 from perdure.codec import dump_error, tree_of
 from perdure.codec.checksums import have_changed
@@ -190,8 +191,11 @@ class _Attempts(msgspec.Struct):
         try:
             cached = await caching.read(self._step.key)
         except PersistenceError as failure:
-            # Whether the step was done before is not known, so nothing is done now.
-            self._drive.stop_because(failure)
+            if self._step.plan.at_most_once:
+                # Another run may have done it, and doing it twice is worse than waiting for the cache.
+                self._drive.stop_because(failure)
+            caching.warn_of_failure(f"{failure}; the step is done without it")
+            return None
         if cached is not None and have_changed(cached.args_hash, self._args_hash):
             error = changed_arguments(self._drive, self._step.key, " by the run whose result is in the cache")
             try:
@@ -248,6 +252,8 @@ class _Attempts(msgspec.Struct):
                     drive.executing -= 1
                     if drive.must_stop:
                         drive.look_whether_drained()
+            except (KeyboardInterrupt, SystemExit) as interrupt:
+                drive.stop_at_exit(interrupt, f"step {step.key!r}")
             except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - a step may raise anything; it is recorded
                 result = await self._after(raised)
             else:
@@ -453,6 +459,8 @@ def _call_plain(fn: Callable[..., Any], args: tuple[Any, ...], on_call: Callable
     except StopIteration as error:
         # No future can carry it, so the step would never end. Python turns it into this in a coroutine.
         raise RuntimeError("the step's function raised StopIteration") from error
+    except KeyboardInterrupt as error:
+        raise InterruptInThread(*error.args) from error
 
 
 def _close_result(running: asyncio.Future[Any]) -> None:

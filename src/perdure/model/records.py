@@ -5,6 +5,7 @@ Instants are integer microseconds UTC, payloads are opaque bytes, run ids and ke
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
@@ -81,8 +82,9 @@ class RunRow(NewRun, frozen=True, kw_only=True):
 
     `wake_at` is the instant from which it may be claimed: a pending run's start, a running one's lease end, a suspended
     one's timer. None: only a signal or a cancel can wake it. `waiting_for` is empty unless it is suspended.
-    `problem` says why its last holder gave it back without driving it on, `problem_at` when that was, and `problem_count` how
-    many holders in a row did so. A new lease keeps them; a suspension, an end and a release without a problem clear them.
+    `problem` says why its last holder gave it back without driving it on (it does not fit the code, or its attempt failed),
+    `problem_at` when that was, and `problem_count` how many holders in a row did so. A new lease keeps them; a suspension, an end
+    and a release without a problem clear them.
     `updated_at` changes when the run is created, leased, renewed, released, suspended, finished, reopened or restored, or gets
     the input it was restored without, and at no other time.
     """
@@ -254,7 +256,8 @@ def is_changed(recorded: str | None, current: str | None) -> bool:
     return recorded != current
 
 
-_FIRST_PAUSE: Final = 5.0
+_FIRST_MISFIT_PAUSE: Final = 5.0
+_FIRST_FAILURE_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 300.0
 _LONGEST_PROBLEM: Final = 4000
 _CUT: Final = " […] "
@@ -265,8 +268,22 @@ def misfit_pause(problem_count: int) -> float:
 
     It grows, so that a thousand runs which do not fit the code do not keep the workers busy.
     """
-    doublings = min(max(problem_count, 0), 10)  # more would only make a large number that is cut anyway
-    return min(_FIRST_PAUSE * (1 << doublings), _LONGEST_PAUSE)
+    return _doubled(_FIRST_MISFIT_PAUSE, problem_count)
+
+
+def failure_pause(attempts: int) -> float:
+    """Seconds until a run is tried again whose attempt number `attempts` failed.
+
+    By attempts and not by `problem_count`: a run that records something between two failures starts again with the first pause.
+    Up to a quarter is added at random, so that runs which failed together are not tried together.
+    """
+    pause = _doubled(_FIRST_FAILURE_PAUSE, attempts - 1)
+    return pause * random.uniform(1.0, 1.25)  # noqa: S311 - to spread out, not to hide
+
+
+def _doubled(pause: float, times: int) -> float:
+    doublings = min(max(times, 0), 10)  # more would only make a large number that is cut anyway
+    return min(pause * (1 << doublings), _LONGEST_PAUSE)
 
 
 def problem_text(problem: BaseException | str) -> str:

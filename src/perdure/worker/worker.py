@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import signal
 import threading
 from collections.abc import Callable, Collection
@@ -24,7 +25,8 @@ UNFINISHED: Final[tuple[Status, ...]] = ("pending", "suspended", "running")
 
 log: Final = logging.getLogger("perdure")
 
-# How long to wait after a failure of the store: at first, and at most. Doubled with each failure in a row.
+# How long to wait after a failure of the store: at first, and at most. Doubled with each failure in a row, and up to a quarter is
+# added at random, so that the workers of a fleet do not ask a store that comes back all at once.
 BACKOFF_SECONDS: Final = (0.1, 5.0)
 
 
@@ -38,14 +40,14 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         # Set when something may be due, when a run has ended and another may be claimed, and when it is time to stop.
         self._wake = asyncio.Event()
-        self._is_stopping = False
-        self._backoff = BACKOFF_SECONDS[0]
+        self._stopping = asyncio.Event()
+        self._outage = _Outage()
         self._missing_versions = _MissingVersions()
 
     def has_room(self) -> bool:
         """Whether one more run can be driven on the running event loop, which has to be the worker's own."""
         is_here = asyncio.get_running_loop() is self._loop
-        return is_here and not self._is_stopping and active_runs.count(self) < self._concurrency
+        return is_here and not self._stopping.is_set() and active_runs.count(self) < self._concurrency
 
     def adopt(self, run: ActiveRun) -> None:
         """Count this run against the worker's concurrency."""
@@ -54,21 +56,25 @@ class Worker:
     async def work(self) -> None:
         """Claim and drive until `stop`, then drain."""
         try:
-            while not self._is_stopping:
+            while not self._stopping.is_set():
                 self._wake.clear()
                 watch = asyncio.ensure_future(self._watch())
                 try:
                     await asyncio.sleep(0)  # starts the watch before the claim, so that no change falls between the two
-                    await self._rest(await self._claim())
+                    next_wake_at = await self._claim()
+                    if not self._outage.pause:
+                        await self._rest(next_wake_at)
                 finally:
                     watch.cancel()
+                if self._outage.pause:
+                    await self._wait_out(self._outage.pause)
         finally:
             self._missing_versions.stop()
             await self._host.drain()
 
     def stop(self) -> None:
         """Claim nothing more; let running steps end and give the runs back."""
-        self._is_stopping = True
+        self._stopping.set()
         self._wake.set()
 
     async def _claim(self) -> int | None:
@@ -83,9 +89,10 @@ class Worker:
             if "interpreter shutdown" in str(failure):  # the error of starting a thread at that time, from Python 3.12 on
                 self.stop()
             else:
-                await self._store_failed(failure)
+                self._outage.go_on(failure)
             return None
-        self._backoff = BACKOFF_SECONDS[0]
+        if self._outage.end():
+            self._look_at_inboxes()
         for claim in claims.claims:
             self.adopt(host.drive(host.definition_of(claim.run), claim, {}, is_background=True))
         if len(claims.claims) == room:
@@ -94,14 +101,11 @@ class Worker:
             self._missing_versions.look_soon(host)
         return claims.next_wake_at
 
-    async def _store_failed(self, failure: Exception) -> None:
-        log.error("the store did not answer, trying again in %.1f s: %s", self._backoff, failure)
+    async def _wait_out(self, pause: float) -> None:
+        """Wait so long, whatever the watch reports and however many drives end meanwhile: only `stop` ends it sooner."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._backoff):  # not wait_for, which may lose a cancellation before Python 3.12
-                await self._wake.wait()
-        self._backoff = min(self._backoff * 2, BACKOFF_SECONDS[1])
-        if not self._is_stopping:
-            self._wake.set()
+            async with asyncio.timeout(pause):  # not wait_for, which may lose a cancellation before Python 3.12
+                await self._stopping.wait()
 
     async def _rest(self, next_wake_at: int | None) -> None:
         """Return when something may be due: when the watch reports a change, when a run has ended, or at the next wake-up."""
@@ -117,9 +121,13 @@ class Worker:
             await self._host.store.watch(POLL_SECONDS)
         except Exception:  # noqa: BLE001 - as above; the claim that follows reports it
             await asyncio.sleep(POLL_SECONDS)
+        else:
+            self._look_at_inboxes()
+        self._wake.set()
+
+    def _look_at_inboxes(self) -> None:
         for run in active_runs.of(self):
             run.drive.look_at_inbox()
-        self._wake.set()
 
     def on_drive_over(self, run: ActiveRun) -> None:
         """Look for another run in its place, and log a failure: no caller may be waiting for it."""
@@ -135,6 +143,33 @@ class Worker:
             # A run that does not fit the code is tried every few minutes: the same problem is an error once.
             is_known = run.drive.problem is not None and run.drive.problem == run.drive.run.problem
             log.log(logging.INFO if is_known else logging.ERROR, "run %r will be tried again: %s", run.drive.run.id, error)
+
+
+class _Outage:
+    """The time in which the store does not answer: how long to wait before it is asked again, and what is logged."""
+
+    def __init__(self) -> None:
+        # How long to wait now; 0 while the store answers.
+        self.pause = 0.0
+        self._next_pause = BACKOFF_SECONDS[0]
+        self._since = 0.0
+
+    def go_on(self, failure: Exception) -> None:
+        """The store has failed, perhaps again. The first failure is an error; after that there is one warning for each pause."""
+        is_first, now = not self.pause, elapsed()
+        self._since = now if is_first else self._since
+        self.pause = self._next_pause * random.uniform(1.0, 1.25)  # noqa: S311 - to spread out, not to hide
+        self._next_pause = min(self._next_pause * 2, BACKOFF_SECONDS[1])
+        level = logging.ERROR if is_first else logging.WARNING
+        log.log(level, "the store did not answer, trying again in %.1f s: %s", self.pause, failure)
+
+    def end(self) -> bool:
+        """The store has answered. Whether it had failed before."""
+        if not self.pause:
+            return False
+        log.info("the store answers again, after %.1f s", elapsed() - self._since)
+        self.pause, self._next_pause = 0.0, BACKOFF_SECONDS[0]
+        return True
 
 
 class _MissingVersions:
