@@ -36,7 +36,6 @@ from perdure.errors import (
     LeaseLost,
     OnChange,
     PerdureError,
-    PersistenceError,
     SnapshotCorrupt,
     react,
 )
@@ -129,7 +128,9 @@ class Drive:
         if options.on_divergence == "run":
             recorded.owed.clear()
             recorded.owed_after.clear()
-        self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq)
+        self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq, claim.run.updated_at)
+        if store is not None:
+            self.waits.read_inbox = self._read_inbox
         self.tasks = BodyTasks(claim.run.seed)
         self.results = self._new_results(recorded)
         self.tasks.note_time_limit = self._note_time_limit
@@ -303,8 +304,12 @@ class Drive:
 
     def look_at_inbox(self) -> None:
         """Somebody may have sent a signal: fetch what is new, unless nothing waits for one."""
-        if self._store is not None and self.calls.closed is None and self.waits.addresses():
-            fetching = self._loop.create_task(self._fetch_inbox(self._store), context=contextvars.Context())
+        if self.calls.closed is None and self.waits.has_address:
+            self._read_inbox(self.clock.now())
+
+    def _read_inbox(self, asked_at: int) -> None:
+        if self._store is not None:
+            fetching = self._loop.create_task(self._fetch_inbox(self._store, asked_at), context=contextvars.Context())
             _fetching.add(fetching)
             fetching.add_done_callback(_fetching.discard)
 
@@ -585,14 +590,13 @@ class Drive:
         if pulse.inbox_seq > self.waits.inbox_seq:
             self.look_at_inbox()
 
-    async def _fetch_inbox(self, store: Store) -> None:
+    async def _fetch_inbox(self, store: Store, asked_at: int) -> None:
         try:
             signals = await store.inbox(self.run.id, after=self.waits.inbox_seq)
-        except PersistenceError as failure:
+        except Exception as failure:  # noqa: BLE001 - a wait expires only after the inbox was read, so it must not wait for ever
             self._give_up(failure)
             return
-        self.waits.receive(signals)
-        self.waits.inbox_seq = max((self.waits.inbox_seq, *(signal.seq for signal in signals)))
+        self.waits.note_inbox_read(signals, asked_at)
 
     def _cancel_body(self) -> None:
         if not self.calls.is_cancelling and self._main is not None and self.calls.closed is None:
