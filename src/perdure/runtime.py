@@ -175,6 +175,7 @@ class Runtime:
         """The outcomes of up to `limit` due runs, each resumed once. A run that could not be driven has an `Err`."""
         host = self._host
         if now is not None:
+            await host.ask_time()
             host = self._host_at(NotBefore(host.clock, instant(now, what="now")))
         claims = await host.claim(limit, self._queues)
         drives = {claim.run.id: host.drive(host.definition_of(claim.run), claim, {}) for claim in claims.claims}

@@ -50,6 +50,8 @@ from perdure.snapshots.consistent_view import View
 from perdure.stepspec import current
 from perdure.store import Store
 
+# How soon the inbox is read again if that failed.
+_READ_INBOX_AGAIN_SECONDS: Final = 1.0
 # Tasks that fetch inboxes: an event loop refers to its tasks weakly.
 _fetching: Final[set[asyncio.Task[None]]] = set()
 
@@ -69,6 +71,7 @@ class Drive:
         "_held",
         "_hints",
         "_is_drain_over",
+        "_is_inbox_to_be_read",
         "_is_misfit",
         "_lease",
         "_loop",
@@ -132,7 +135,9 @@ class Drive:
         if options.on_divergence == "run":
             recorded.owed.clear()
             recorded.owed_after.clear()
-        self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq)
+        self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq, claim.run.updated_at)
+        if store is not None:
+            self.waits.read_inbox = self._read_inbox
         self.tasks = BodyTasks(claim.run.seed)
         self.tasks.may_survive_exit = store is not None
         self.tasks.note_exit = self._note_exit
@@ -169,6 +174,8 @@ class Drive:
         self.problem: str | None = None
         self._is_misfit = False
         self._must_suspend = False
+        # Whether reading the inbox failed, and a timer is set to try again.
+        self._is_inbox_to_be_read = False
         # Whether no step may be started any more, because the run is being given back.
         self.must_stop = False
         self._is_drain_over = False
@@ -310,10 +317,24 @@ class Drive:
 
     def look_at_inbox(self) -> None:
         """Somebody may have sent a signal: fetch what is new, unless nothing waits for one."""
-        if self._store is not None and self.calls.closed is None and self.waits.addresses():
-            fetching = self._loop.create_task(self._fetch_inbox(self._store), context=contextvars.Context())
+        if self.calls.closed is None and self.waits.has_address:
+            self._read_inbox(self.clock.now())
+
+    def _read_inbox(self, asked_at: int) -> None:
+        if self._store is not None:
+            fetching = self._loop.create_task(self._fetch_inbox(self._store, asked_at), context=contextvars.Context())
             _fetching.add(fetching)
             fetching.add_done_callback(_fetching.discard)
+
+    def _read_inbox_later(self) -> None:
+        """Read it again after a pause: a wait expires only after the inbox was read, and must not wait for that for ever."""
+        if not self._is_inbox_to_be_read:
+            self._is_inbox_to_be_read = True
+            self._loop.call_later(_READ_INBOX_AGAIN_SECONDS, self._read_inbox_again)
+
+    def _read_inbox_again(self) -> None:
+        self._is_inbox_to_be_read = False
+        self.look_at_inbox()
 
     def may_start_now(self) -> bool:
         """Whether a step function may be called without waiting for anything."""
@@ -608,13 +629,13 @@ class Drive:
         if pulse.inbox_seq > self.waits.inbox_seq:
             self.look_at_inbox()
 
-    async def _fetch_inbox(self, store: Store) -> None:
+    async def _fetch_inbox(self, store: Store, asked_at: int) -> None:
         try:
             signals = await store.inbox(self.run.id, after=self.waits.inbox_seq)
-        except Exception:  # noqa: BLE001 - the store is down: the next pulse, or a worker's watch, has it read again
+        except Exception:  # noqa: BLE001 - the store is down; the run is ours until its lease ends
+            self._read_inbox_later()
             return
-        self.waits.receive(signals)
-        self.waits.inbox_seq = max((self.waits.inbox_seq, *(signal.seq for signal in signals)))
+        self.waits.note_inbox_read(signals, asked_at)
 
     def _cancel_body(self) -> None:
         if not self.calls.is_cancelling and self._main is not None and self.calls.closed is None:

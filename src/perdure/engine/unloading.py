@@ -23,7 +23,8 @@ def can_leave_memory(branches: BodyTasks, waits: Waits, now: int, grace: int) ->
     When no branch waits for either, the body is busy with something of its own, and nothing in the store would wake it.
     """
     wake_at = waits.wake_at()
-    is_due_soon = wake_at is not None and wake_at - now < grace
+    # A wait that is due is not over yet while the inbox is read for it.
+    is_due_soon = wake_at is not None and (wake_at <= now or wake_at - now < grace)
     return bool(branches.ours) and not is_due_soon
 
 

@@ -182,10 +182,14 @@ class Created(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True):
-    """The claimed runs, and the earliest instant after now at which more may come due (it may be early, never late)."""
+    """The claimed runs, and the earliest instant after now at which more may come due (it may be early, never late).
+
+    `now` is the store's time at the claim: by its clock, or what the caller passed.
+    """
 
     claims: list[Claim]
     next_wake_at: int | None
+    now: int
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Collection, Coroutine, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from perdure.engine.drive import Drive
 from perdure.engine.heartbeat import heartbeat_of
 from perdure.engine.subscriptions import subscriptions_of
 from perdure.errors import InvalidInput, PerdureWarning, RunConflict, RunNotFound, ValueNotStorable
-from perdure.model.clock import elapsed
+from perdure.model.clock import Clock, StoreClock, elapsed
 from perdure.model.ids import check_id, random_bytes
 from perdure.model.records import Claim, Claims, Created, NewRun, RunRow, WorkflowVersion
 from perdure.options import EngineSettings, Options, columns_of
@@ -58,8 +59,10 @@ class Host:
         is_implicit: bool = False,
     ) -> None:
         self.store = store
-        self.settings = settings
-        self.clock = settings.clock
+        # Under a clock that gives the store its instants there is no other time.
+        self._store_clock = StoreClock(settings.clock, store.key) if settings.clock.store_now() is None else None
+        self.clock: Clock = settings.clock if self._store_clock is None else self._store_clock
+        self.settings = replace(settings, clock=self.clock)
         self.lease_ttl = lease_ttl
         self.process_options = process_options
         self.workflows: dict[WorkflowVersion, WorkflowDefinition] = {}
@@ -154,8 +157,10 @@ class Host:
         not be driven here: then a worker may claim it.
         """
         is_leased = may_drive and start.new.start_at is None
-        asked_at = elapsed()
+        asked_at, sent_at = elapsed(), self.clock.now()
         created = await self._create(workflow, start, self.lease_ttl if is_leased else None)
+        if created.is_new:
+            self._learn_time(created.run.updated_at, sent_at)
         if created.claim is not None:
             self._asked_at[created.claim.lease.token] = asked_at
             return self.drive(workflow, created.claim, options, arguments=start.arguments, is_background=is_background)
@@ -188,20 +193,32 @@ class Host:
 
     async def claim(self, limit: int, queues: Collection[str] | None) -> Claims:
         """Claim due runs of the workflows known here."""
-        asked_at = elapsed()
+        asked_at, sent_at = elapsed(), self.clock.now()
         claim = self.store.claim(limit, self.lease_ttl, tuple(self.workflows), queues, now=self.clock.store_now())
         claims = await await_reply(claim, self._give_back)
+        self._learn_time(claims.now, sent_at)
         self._asked_at.update((claim.lease.token, asked_at) for claim in claims.claims)
         return claims
 
     async def acquire(self, run_id: str, *, due_only: bool = True) -> Claim | None:
         """Lease this run if it is due, or at any time."""
-        asked_at = elapsed()
+        asked_at, sent_at = elapsed(), self.clock.now()
         acquire = self.store.acquire(run_id, self.lease_ttl, due_only=due_only, now=self.clock.store_now())
         claim = await await_reply(acquire, self._give_back)
         if claim is not None:
             self._asked_at[claim.lease.token] = asked_at
+            self._learn_time(claim.run.updated_at, sent_at)
         return claim
+
+    async def ask_time(self) -> None:
+        """Return when this host has the store's time: a claim that takes nothing tells it, unless another reply has."""
+        if self._store_clock is not None and not self._store_clock.has_store_time:
+            sent_at = self.clock.now()
+            self._learn_time((await self.store.claim(0, self.lease_ttl, ())).now, sent_at)
+
+    def _learn_time(self, store_time: int, sent_at: int) -> None:
+        if self._store_clock is not None:
+            self._store_clock.observe(store_time, sent_at)
 
     async def _give_back(self, leased: Created | Claims | Claim | None) -> None:
         """Release the leases in this answer of the store, whose caller was cancelled before it came."""

@@ -94,6 +94,8 @@ async def wait_for_outcome(host: Host, run_id: str, *, through_waits: bool = Fal
         row = await host.row(run_id)
         if row.ended:
             return host.ended_outcome(row)
+        if row.status == "suspended" and row.wake_at is not None:
+            await host.ask_time()
         is_waiting = row.status == "suspended" and not _is_due(host, row)
         return _suspended(row) if is_waiting and not through_waits else None
 

@@ -64,7 +64,7 @@ class ChoosesThenMarks(MemoryStore):
         await asyncio.sleep(0)
         with self._lock() as namespace:
             claims = [namespace.runs[claim.run.id].grant_lease(ttl, now or 0) for claim in picked.claims]
-        return Claims(claims=claims, next_wake_at=None)
+        return Claims(claims=claims, next_wake_at=None, now=picked.now)
 
 
 @breaks("one_of_many_acquires_one_run")
@@ -104,6 +104,13 @@ class NoQueueLimits(MemoryStore):
 class GoesByItsOwnClock(MemoryStore):
     async def claim(self, limit: int, ttl: float, *which: Any, now: int | None = None, **options: Any) -> Claims:
         return await super().claim(limit, ttl, *which, **options)
+
+
+@breaks("a_claim_has_the_time_of_the_store")
+class ClaimsWithoutTime(MemoryStore):
+    async def claim(self, *args: Any, now: int | None = None, **options: Any) -> Claims:
+        claims = await super().claim(*args, now=now, **options)
+        return msgspec.structs.replace(claims, now=now or 0)
 
 
 @breaks("attempts_count_claims_without_progress")

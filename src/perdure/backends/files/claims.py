@@ -27,11 +27,11 @@ def claim(namespace: FilesNamespace, limit: int, ttl: float, wanted: ClaimFilter
     at = store_time(now)
     repair(namespace)
     if limit < 1 or not any(may_be_claimed(summary, owners, at) for summary in _matching(namespace, wanted)):
-        return Claims(claims=[], next_wake_at=_next_wake_at(namespace, wanted, at))
+        return Claims(claims=[], next_wake_at=_next_wake_at(namespace, wanted, at), now=at)
     with namespace.lock("claim"):
         repair(namespace)
         next_wake_at = _next_wake_at(namespace, wanted, at)
-        return Claims(claims=_claim_due(namespace, limit, ttl, wanted, owners, at), next_wake_at=next_wake_at)
+        return Claims(claims=_claim_due(namespace, limit, ttl, wanted, owners, at), next_wake_at=next_wake_at, now=at)
 
 
 def _claim_due(namespace: FilesNamespace, limit: int, ttl: float, wanted: ClaimFilter, owners: Owners, at: int) -> list[Claim]:

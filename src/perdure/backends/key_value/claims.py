@@ -73,10 +73,10 @@ class Claimer:
         next_wake_at = min((due_key.wake_at for due_key in _matching_keys(request.filter, later)), default=None)
         matching = _matching_keys(request.filter, due)
         if request.limit < 1 or not matching:
-            return Claims(claims=[], next_wake_at=next_wake_at)
+            return Claims(claims=[], next_wake_at=next_wake_at, now=now)
         grants = await (self._lease_within(limits, request, now) if limits else self._lease_many(matching, request, now))
         claims = await map_concurrently(self._load_readable, grants)
-        return Claims(claims=[claim for claim in claims if claim is not None], next_wake_at=next_wake_at)
+        return Claims(claims=[claim for claim in claims if claim is not None], next_wake_at=next_wake_at, now=now)
 
     async def _load_readable(self, grant: LeaseGrant) -> Claim | None:
         """The claim, or None when the run cannot be read: reading it raises that, and it must not hold up the others."""

@@ -119,7 +119,9 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
 
     async def _claim(self, request: ClaimRequest) -> Claims:
         idle = await self._connections.read(self._namespace, lambda db: _next_wake(db, request))
-        return Claims(claims=[], next_wake_at=idle.next_wake_at) if idle is not None else await super()._claim(request)
+        if idle is None:
+            return await super()._claim(request)
+        return Claims(claims=[], next_wake_at=idle.next_wake_at, now=idle.now)
 
     async def delete(self, run_id: str) -> None:
         """Remove the run and everything of it."""

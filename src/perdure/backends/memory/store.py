@@ -135,7 +135,7 @@ class MemoryStore(SavesSnapshots):
             for run in sorted((run for run in matching if is_due(run.row, now)), key=_by_priority):
                 if len(claims) < limit and counter.take(run.row.queue, run.row.limit_key):
                     claims.append(run.grant_lease(ttl, now))
-            return Claims(claims=claims, next_wake_at=min(later, default=None))
+            return Claims(claims=claims, next_wake_at=min(later, default=None), now=now)
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         now = store_time(now)

@@ -70,7 +70,7 @@ async def claim(db: Collections, request: ClaimRequest) -> Claims:
         taken = await db.run_transaction(lambda session: _take_limited(db, request, now, limited, session))
     else:
         taken = await _take(db, request, now)
-    return Claims(claims=await load(db, taken), next_wake_at=next_wake_at)
+    return Claims(claims=await load(db, taken), next_wake_at=next_wake_at, now=now)
 
 
 async def _next_wake_at(db: Collections, request: ClaimRequest, now: int) -> int | None:

@@ -21,6 +21,7 @@ from perdure.backends.postgres.channel import connection_of, fetch
 from perdure.backends.postgres.connections import PostgresConnections
 from perdure.backends.sql.claims import ClaimResult, LeasedRun
 from perdure.backends.sql.rows import RUN_FIELDS, lease_of, run_from
+from perdure.backends.sql.runs import time
 from perdure.backends.sql.session import Session
 
 _MAY_WAKE: Final = "run.namespace || '' = $1 AND run.wake_at IS NOT NULL AND run.held = 0"
@@ -120,7 +121,7 @@ CLAIM: Final = f"""
         RETURNING {", ".join(f"run.{field}" for field in RUN_FIELDS)}, run.lease_token, run.inbox_seq
     )
     SELECT taken.*, picked.priority AS turn, picked.wake_at AS since,
-        (SELECT go FROM may) AS go, (SELECT wake_at FROM soon) AS soon
+        (SELECT go FROM may) AS go, (SELECT wake_at FROM soon) AS soon, (SELECT at FROM clock) AS at
     FROM (VALUES (1)) AS always LEFT JOIN (taken JOIN picked USING (id)) ON true
     ORDER BY turn DESC, since, id
 """
@@ -134,7 +135,7 @@ _LOCK_LIMITS: Final = """
 async def claim(connections: PostgresConnections, namespace: str, request: ClaimRequest) -> ClaimResult:
     """Lease due runs."""
     if request.filter.is_empty:
-        return ClaimResult([], None)
+        return ClaimResult([], None, await connections.perform(namespace, lambda db, _: time(db, request.now)))
 
     async def attempt(db: Session, _: bool, *, lock_limits: bool) -> ClaimResult | None:  # noqa: FBT001 - as all work
         if not connections.jit_is_off:  # to compile the statement first takes a hundred times as long as the statement
@@ -145,9 +146,9 @@ async def claim(connections: PostgresConnections, namespace: str, request: Claim
 
     perform = connections.autocommit if connections.jit_is_off else connections.perform
     result = await perform(namespace, partial(attempt, lock_limits=False))
-    if result is None:
+    while result is None:  # once: under the locks no limit is in the way
         result = await connections.perform(namespace, partial(attempt, lock_limits=True))
-    return result or ClaimResult([], None)
+    return result
 
 
 async def _claim(db: Session, request: ClaimRequest, *, limits_are_locked: bool) -> ClaimResult | None:
@@ -157,7 +158,7 @@ async def _claim(db: Session, request: ClaimRequest, *, limits_are_locked: bool)
     rows = await fetch(db, CLAIM, now, length, owner, limit, names, queues, limits_are_locked, versions)
     if not rows[0]["go"]:
         return None
-    return ClaimResult([_leased_run(db, row) for row in rows if row["id"] is not None], rows[0]["soon"])
+    return ClaimResult([_leased_run(db, row) for row in rows if row["id"] is not None], rows[0]["soon"], rows[0]["at"])
 
 
 def _leased_run(db: Session, row: Sequence[Any]) -> LeasedRun:

@@ -150,10 +150,9 @@ class RedisStore(ServerStore[RedisConnections]):
         args: builtins.list[Arg] = [optional(now), max(limit, 0), lease_microseconds(ttl), token, self._owner]
         wanted: builtins.list[Arg] = [part for workflow in workflows for part in workflow]
         names = [*as_list(wanted), "" if queues is None else 1, *as_list([*(queues or ())])]
-        next_wake_at, taken = await self._call("claim", [self._keys.mark(token)], [*args, *names])
-        return Claims(
-            claims=[rows.claim_from(whole) for whole in taken], next_wake_at=int(next_wake_at) if next_wake_at else None
-        )
+        at, next_wake_at, taken = await self._call("claim", [self._keys.mark(token)], [*args, *names])
+        claims = [rows.claim_from(whole) for whole in taken]
+        return Claims(claims=claims, next_wake_at=int(next_wake_at) if next_wake_at else None, now=int(at))
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         """Lease this run."""

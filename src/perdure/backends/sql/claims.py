@@ -59,30 +59,31 @@ class LeasedRun(NamedTuple):
 
 
 class ClaimResult(NamedTuple):
-    """The runs that a claim leased, and when the next one comes due."""
+    """The runs that a claim leased, when the next one comes due, and the time of the claim."""
 
     leased: list[LeasedRun]
     next_wake_at: int | None
+    now: int
 
 
 async def claim(db: Session, request: ClaimRequest) -> ClaimResult:
     """Lease due runs."""
     if request.filter.is_empty:
-        return ClaimResult([], None)
+        return ClaimResult([], None, await time(db, request.now))
     at, groups, counter = await _find_groups(db, request)
     soon = await next_wake_at(db, groups, at)
     ids = await _lock_due_runs(db, DueOrder(db, groups, counter, at, request.limit), counter, request.limit, at)
-    return ClaimResult(await _lease(db, ids, request.owner, at, request.length), soon)
+    return ClaimResult(await _lease(db, ids, request.owner, at, request.length), soon, at)
 
 
 async def find_nothing_due(db: Session, request: ClaimRequest) -> ClaimResult | None:
     """The empty result of a claim for which nothing is due, found by reading alone; None when there is something to lease."""
     if request.filter.is_empty:
-        return ClaimResult([], None)
+        return ClaimResult([], None, await time(db, request.now))
     at, groups, counter = await _find_groups(db, request)
     if await DueOrder(db, groups, counter, at, 1).next(min(request.limit, 1)):
         return None
-    return ClaimResult([], await next_wake_at(db, groups, at))
+    return ClaimResult([], await next_wake_at(db, groups, at), at)
 
 
 async def _find_groups(db: Session, request: ClaimRequest) -> tuple[int, list[DueGroup], QueueCounter]:

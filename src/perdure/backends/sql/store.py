@@ -119,7 +119,7 @@ class SqlStore(ServerStore[H], SqlVerbs):
 
     async def _claim(self, request: ClaimRequest) -> Claims:
         result = await self._connections.perform(self._namespace, lambda db, _: claims.claim(db, request))
-        return Claims(claims=await self._load(result.leased), next_wake_at=result.next_wake_at)
+        return Claims(claims=await self._load(result.leased), next_wake_at=result.next_wake_at, now=result.now)
 
     async def _load(self, leased: Sequence[claims.LeasedRun]) -> builtins.list[Claim]:
         return await self._connections.read(self._namespace, lambda db: claims.load(db, leased)) if leased else []

@@ -180,7 +180,7 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
         )
         with self._lifecycle:
             result = await self._run(self._database.writer, call)
-            return Claims(claims=await self._load(result.leased), next_wake_at=result.next_wake_at)
+            return Claims(claims=await self._load(result.leased), next_wake_at=result.next_wake_at, now=result.now)
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         """Lease this run."""

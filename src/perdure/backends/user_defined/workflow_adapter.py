@@ -116,7 +116,7 @@ class WorkflowStateStore(StateStore):
         except PersistenceError:
             if not claims:  # runs that are leased must reach their worker; the next call raises the error again
                 raise
-        return Claims(claims=claims, next_wake_at=self._next_wake_at(now, wanted))
+        return Claims(claims=claims, next_wake_at=self._next_wake_at(now, wanted), now=now)
 
     async def _candidates(self, now: int, limit: int, wanted: ClaimFilter) -> AsyncGenerator[str, None]:
         """Ids from the user's `due`: `limit` of them, then twice as many, so that runs which cannot be claimed hide no others."""

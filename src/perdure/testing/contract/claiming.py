@@ -56,6 +56,22 @@ async def acquire_brings_the_same_as_claim(world: World) -> None:
 
 
 @promise
+async def a_claim_has_the_time_of_the_store(world: World) -> None:
+    """`now` of a claim is the store's time, or the one that was passed, also when nothing was claimed: when runs were leased."""
+    passed = await world.a.claim(1, TTL, [("flow", 1)], now=NOW)
+    equal(passed.now, NOW, "the time that was passed")
+    before = (await world.a.create(new_run("first"))).run.updated_at
+    claims = await world.b.claim(1, TTL, [("flow", 1)])
+    nothing = await world.b.claim(0, TTL, ())
+    acquired = (await world.a.create(new_run("last"), ttl=TTL)).claim
+    assert acquired is not None
+    equal([claim.run.updated_at for claim in claims.claims], [claims.now], "when the run was leased")
+    after = acquired.run.updated_at
+    holds(before <= claims.now <= nothing.now <= after, f"{before}, {claims.now}, {nothing.now} and {after} are in order")
+    equal(acquired.lease.until - after, round(TTL * 1_000_000), "the length of the lease from then on")
+
+
+@promise
 async def priority_goes_first_then_longest_due_then_id(world: World) -> None:
     """`claim` takes the highest priority first, then the longest due, then the lowest id."""
     await world.a.create(new_run("d-late", start_at=at(-1)), now=NOW)

@@ -1,5 +1,5 @@
 -- now, limit, ttl, token, owner, workflows each with its version, whether queues are given, queues
---   -> the next wake_at after now, and whole runs
+--   -> now, the next wake_at after now, and whole runs
 --
 -- Runs that may come due lie in one sorted set by wake_at for each (workflow, version, queue, priority, limit key). A claim
 -- reads only groups that have due runs, and skips a group whose queue or limit key is full: its cost does not depend on how many
@@ -20,7 +20,7 @@ local function reply(next_wake_at, ids)
       runs[#runs + 1] = load_run(id)
     end
   end
-  return { next_wake_at, runs }
+  return { int(now), next_wake_at, runs }
 end
 
 local done = recall(token)
