@@ -16,6 +16,8 @@ from typing import Final
 from perdure.backends.base.lifecycle import Lifecycle
 
 POLL_EVERY: Final = 1.0
+# Seconds without a message after which a listener asks the server whether it still hears it.
+CHECK_EVERY: Final = 10.0
 _END_WITHIN: Final = 5.0
 # A connection that held this many seconds is replaced at once when it breaks.
 _LASTING: Final = 10.0
@@ -26,8 +28,8 @@ _PAUSES: Final = (0.25, 30.0)
 class ChangeListener(ABC):
     """Wakes the watchers of a store. Everything but `is_live` happens on the connections' loop.
 
-    `is_live` says that a change made from now on wakes the watchers. When the connection breaks they are woken once, since a
-    change may have been missed, and the next watch opens another.
+    `is_live` says that a change made from now on wakes the watchers. When the connection breaks or has fallen silent they are
+    woken once, since a change may have been missed, and the next watch opens another.
     """
 
     def __init__(self, lifecycle: Lifecycle) -> None:
@@ -46,7 +48,7 @@ class ChangeListener(ABC):
 
     @abstractmethod
     async def _listen(self) -> None:
-        """Wake the watchers at each change, until the connection breaks or `_is_closed`."""
+        """Wake the watchers at each change, until the connection breaks, gives no reply to a check, or `_is_closed`."""
 
     async def start(self) -> None:
         """Listen, if that is possible. Many callers may start it at once."""

@@ -129,7 +129,22 @@ class ServerConnections(ABC):
 
     async def retry_transient(self, attempt: Callable[[bool], Awaitable[T]]) -> T:
         """The result of the attempt, repeated after transient errors. It is passed True when it may be committed already."""
-        return await retry_transient(attempt, self.classify_failure, self.map_error, self.PATIENCE)
+        return await retry_transient(attempt, self.classify_failure, self.map_error, self.PATIENCE, self._after_failure)
+
+    async def _after_failure(self, error: BaseException) -> bool:
+        """Whether it was a silence. Then the connections that are idle now are closed: most likely they are silent too."""
+        is_silence = self.is_silence(error)
+        if is_silence:
+            with contextlib.suppress(Exception):
+                await self.drop_idle()
+        return is_silence
+
+    def is_silence(self, error: BaseException) -> bool:
+        """Whether an error means that a connection was there, and no reply came on it in time."""
+        return isinstance(error, TimeoutError)
+
+    async def drop_idle(self) -> None:  # noqa: B027 - for a client of the caller's there is nothing to do
+        """Close the connections that nothing uses now, so that the next statement opens another."""
 
     @contextlib.contextmanager
     def map_errors(self) -> Iterator[None]:
@@ -137,7 +152,8 @@ class ServerConnections(ABC):
         try:
             yield
         except NotSentError as carrier:
-            raise self.map_error(carrier.__cause__ or carrier) from carrier.__cause__
+            mapped = self.map_error(carrier.__cause__ or carrier)
+            raise mapped from mapped.__cause__
         except Exception as error:
             mapped = self.map_error(error)
             if mapped is error:

@@ -42,6 +42,11 @@ class LibsqlTarget(NamedTuple):
     address: LibsqlAddress
     token: str | None
 
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no message may show."""
+        return (self.token,) if self.token else ()
+
     def __repr__(self) -> str:
         return f"LibsqlTarget({self.address!r}, token={'***' if self.token else None})"
 

@@ -14,8 +14,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from perdure.backends.base.retries import NoReplyError
 from perdure.backends.libsql.address import LibsqlAddress, parse_url
-from perdure.backends.libsql.http import HttpError, HttpPool, HttpResponse, NoReplyError
+from perdure.backends.libsql.http import HttpError, HttpPool, HttpResponse
 from perdure.backends.libsql.wire_values import WireValue, from_wire, to_wire
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.session import Result
@@ -189,6 +190,11 @@ class HranaClient:
         """Remember the count of changes that a reply reported."""
         if index is not None:
             self.last_change = max(int(index), self.last_change or 0)
+
+    def drop_idle(self) -> None:
+        """Close the connections that nothing uses now."""
+        self._pool.drop_idle()
+        self._streams.drop_idle()
 
     async def close(self) -> None:
         """Close all connections."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import ModuleType
 from typing import Any, Final
 
@@ -57,6 +58,13 @@ def _is_label_bug(error: BaseException) -> bool:
     return isinstance(error, AttributeError) and "RawBSONDocument" in str(error)
 
 
+def is_silence(error: BaseException) -> bool:
+    """Whether no reply came in time."""
+    from pymongo.errors import NetworkTimeout
+
+    return isinstance(error, NetworkTimeout | TimeoutError)
+
+
 def has_only_duplicates(error: BaseException) -> bool:
     """Whether a bulk write failed only for documents that exist already."""
     details: dict[str, Any] = getattr(error, "details", None) or {}
@@ -70,7 +78,7 @@ def _codes(error: BaseException) -> set[int]:
     return {part.get("code", 0) for part in parts} if parts else {getattr(error, "code", None) or 0}
 
 
-def map_error(error: BaseException, label: str, secret: str | None = None) -> BaseException:
+def map_error(error: BaseException, label: str, secrets: Collection[str] = ()) -> BaseException:
     """What the caller gets: `PersistenceError` for what the driver, the server and the system say, without the password."""
     from bson.errors import BSONError
     from pymongo.errors import PyMongoError
@@ -79,7 +87,7 @@ def map_error(error: BaseException, label: str, secret: str | None = None) -> Ba
     if isinstance(error, PerdureError) or not (isinstance(error, kinds) or _is_label_bug(error)):
         return error
     message = f"{type(error).__name__}: {_short(error)}"
-    return wrap_error(error, label, message, secret)
+    return wrap_error(error, label, message, secrets)
 
 
 def _short(error: BaseException) -> str:

@@ -21,6 +21,7 @@ class MysqlAddress(NamedTuple):
     user: str
     password: str
     options: Mapping[str, str]
+    secrets: tuple[str, ...] = ()
 
     @property
     def server(self) -> str:
@@ -63,4 +64,4 @@ def parse_address(dsn: str) -> MysqlAddress:
     if not url.database:
         raise ValueError(f"the MySQL DSN names no database; it reads {_FORM} {HIDDEN}")
     host = url.host or "localhost"
-    return MysqlAddress(host, url.port or 3306, url.database, url.user or "", url.password or "", url.options)
+    return MysqlAddress(host, url.port or 3306, url.database, url.user or "", url.password or "", url.options, url.secrets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 from perdure.backends.base.retries import WriteFailure, wrap_error
@@ -69,9 +70,9 @@ def is_stale(error: BaseException) -> bool:
     )
 
 
-def map_error(error: BaseException, label: str, secret: str = "") -> BaseException:
+def map_error(error: BaseException, label: str, secrets: Collection[str] = ()) -> BaseException:
     """The error that the caller gets: `PersistenceError` for errors of driver, server and system, without the password."""
     if isinstance(error, PerdureError) or not isinstance(error, driver().errors.MySQLError | OSError | TimeoutError):
         return error
     text = f"{type(error).__name__}: {': '.join(str(part) for part in error.args)}"
-    return wrap_error(error, label, text, secret)
+    return wrap_error(error, label, text, secrets)

@@ -138,13 +138,13 @@ async def claim(connections: PostgresConnections, namespace: str, request: Claim
         return ClaimResult([], None, await connections.perform(namespace, lambda db, _: time(db, request.now)))
 
     async def attempt(db: Session, _: bool, *, lock_limits: bool) -> ClaimResult | None:  # noqa: FBT001 - as all work
-        if not connections.jit_is_off:  # to compile the statement first takes a hundred times as long as the statement
+        if not connections.has_own_sessions:  # to compile the statement first takes a hundred times as long as the statement
             await connection_of(db).execute("SET LOCAL jit = off")
         if lock_limits:
             await fetch(db, _LOCK_LIMITS, request.filter.queues)
         return await _claim(db, request, limits_are_locked=lock_limits)
 
-    perform = connections.autocommit if connections.jit_is_off else connections.perform
+    perform = connections.autocommit if connections.has_own_sessions else connections.perform
     result = await perform(namespace, partial(attempt, lock_limits=False))
     while result is None:  # once: under the locks no limit is in the way
         result = await connections.perform(namespace, partial(attempt, lock_limits=True))

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 from perdure.backends.base.batching import Batcher, Reply, Request
 from perdure.backends.base.claim_filter import ClaimRequest
 from perdure.backends.base.loop_connections import LoopBatchers, LoopConnections
+from perdure.backends.base.retries import REPEATED_REPLY_WITHIN
 from perdure.backends.postgres import claiming
 from perdure.backends.postgres.address import PostgresAddress, parse_address
 from perdure.backends.postgres.batching import make_batchers
@@ -56,7 +57,7 @@ class PostgresStore(SqlStore[PostgresConnections]):
         if (url is None) == (pool is None):
             raise ValueError("a PostgreSQL store takes a url or a pool, one of them")
         driver()
-        place = PostgresAddress(f"pool {id(pool)}", "", "", None) if url is None else parse_address(url)
+        place = PostgresAddress(f"pool {id(pool)}", "", "") if url is None else parse_address(url)
         connections = PostgresConnections(place, table, dsn=url, pool=pool, pool_size=pool_size)
         super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
@@ -121,7 +122,7 @@ class PostgresTransaction(SqlTransaction):
     })  # fmt: skip
 
     async def _run(self, db: Session, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        rows = await connection_of(db).fetch(sql, *values)
+        rows = await connection_of(db).fetch(sql, *values, timeout=REPEATED_REPLY_WITHIN)  # it may take its time
         return [tuple(row) for row in rows]
 
     async def _record_all(self, db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:

@@ -48,8 +48,12 @@ class WriterConnection:
         results: list[Result] = []
         for sql, values in statements:
             cursor = self.execute(sql, values)
-            # All rows are fetched, so that no unfinished statement holds a commit open.
-            results.append(Result(cursor.fetchall(), cursor.rowcount))
+            try:
+                # All rows are fetched, so that no unfinished statement holds a commit open.
+                results.append(Result(cursor.fetchall(), cursor.rowcount))
+            except BaseException:
+                cursor.close()  # the traceback keeps the cursor, and with it the statement and its view of the database
+                raise
         return results
 
     def begin(self, *, defers: bool = False) -> None:
@@ -66,8 +70,16 @@ class WriterConnection:
         self.connection.execute("COMMIT")
 
     def close(self) -> None:
-        """Close the connection, which rolls back what is open."""
-        self.connection.close()
+        """Close the connection, and roll back what is open.
+
+        Not left to SQLite: while a cursor is alive somewhere, `sqlite3_close_v2` only marks the connection, and its write lock
+        stays.
+        """
+        try:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+        finally:
+            self.connection.close()
 
     def execute(self, sql: str, values: tuple[Any, ...]) -> sqlite3.Cursor:
         """Run the statement now, after the deferred ones."""
