@@ -17,17 +17,23 @@ from functools import partial
 from typing import Any, Final
 
 from perdure.backends.base.claim_filter import ClaimRequest
+from perdure.backends.base.damaged_runs import DamagedRun
 from perdure.backends.postgres.channel import connection_of, fetch
 from perdure.backends.postgres.connections import PostgresConnections
 from perdure.backends.sql.claims import ClaimResult, LeasedRun
 from perdure.backends.sql.rows import RUN_FIELDS, lease_of, run_from
 from perdure.backends.sql.session import Session
+from perdure.errors import SnapshotCorrupt
+from perdure.model.records import Lease
 
 _MAY_WAKE: Final = "run.namespace || '' = $1 AND run.wake_at IS NOT NULL AND run.held = 0"
 _IN_GROUP: Final = """
     run.workflow = groups.workflow AND run.version = groups.version AND run.queue = groups.queue
         AND run.priority = groups.priority
 """
+
+# A damaged number must not make the statement overflow, which would fail the claims of all runs.
+_LARGEST: Final = (1 << 63) - 2
 
 # $2 now, $3 the lease's length, $4 its owner, $5 how many, $6 workflows, $7 queues or NULL, $8 whether limits were locked,
 # $9 the version of each workflow.
@@ -110,8 +116,8 @@ CLAIM: Final = f"""
     taken AS (
         UPDATE $runs AS run SET lease_token = replace(gen_random_uuid()::text, '-', ''),
             status = 'running', waiting_for = '[]', lease_until = clock.at + $3, wake_at = clock.at + $3, updated_at = clock.at,
-            epoch = greatest(run.epoch + 1, clock.at), lease_owner = $4,
-            attempts = CASE WHEN run.journal_length < grown.length THEN 1 ELSE run.attempts + 1 END, journal_length = grown.length
+            epoch = greatest(least(run.epoch, {_LARGEST}) + 1, clock.at), lease_owner = $4, journal_length = grown.length,
+            attempts = CASE WHEN run.journal_length < grown.length THEN 1 ELSE least(run.attempts, {_LARGEST}) + 1 END
         FROM clock, picked CROSS JOIN LATERAL (
             SELECT coalesce(max(step.seq), 0) AS length FROM $steps AS step
             WHERE step.namespace = $1 AND step.run_id = picked.id
@@ -134,7 +140,7 @@ _LOCK_LIMITS: Final = """
 async def claim(connections: PostgresConnections, namespace: str, request: ClaimRequest) -> ClaimResult:
     """Lease due runs."""
     if request.filter.is_empty:
-        return ClaimResult([], None)
+        return ClaimResult([], None, [])
 
     async def attempt(db: Session, _: bool, *, lock_limits: bool) -> ClaimResult | None:  # noqa: FBT001 - as all work
         if not connections.jit_is_off:  # to compile the statement first takes a hundred times as long as the statement
@@ -147,7 +153,7 @@ async def claim(connections: PostgresConnections, namespace: str, request: Claim
     result = await perform(namespace, partial(attempt, lock_limits=False))
     if result is None:
         result = await connections.perform(namespace, partial(attempt, lock_limits=True))
-    return result or ClaimResult([], None)
+    return result or ClaimResult([], None, [])
 
 
 async def _claim(db: Session, request: ClaimRequest, *, limits_are_locked: bool) -> ClaimResult | None:
@@ -157,7 +163,16 @@ async def _claim(db: Session, request: ClaimRequest, *, limits_are_locked: bool)
     rows = await fetch(db, CLAIM, now, length, owner, limit, names, queues, limits_are_locked, versions)
     if not rows[0]["go"]:
         return None
-    return ClaimResult([_leased_run(db, row) for row in rows if row["id"] is not None], rows[0]["soon"])
+    result = ClaimResult([], rows[0]["soon"], [])
+    for row in rows:
+        if row["id"] is None:
+            continue
+        try:
+            result.leased.append(_leased_run(db, row))
+        except SnapshotCorrupt as problem:
+            lease = Lease(run_id=row["id"], epoch=row["epoch"], token=row["lease_token"], until=row["lease_until"])
+            result.damaged.append(DamagedRun(lease, problem))
+    return result
 
 
 def _leased_run(db: Session, row: Sequence[Any]) -> LeasedRun:

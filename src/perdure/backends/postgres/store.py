@@ -101,7 +101,7 @@ class PostgresStore(SqlStore[PostgresConnections]):
 
     async def _claim(self, request: ClaimRequest) -> Claims:
         result = await claiming.claim(self._connections, self._namespace, request)
-        return Claims(claims=await self._load(result.leased), next_wake_at=result.next_wake_at)
+        return Claims(claims=(await self._load(result, request.now)).claims, next_wake_at=result.next_wake_at)
 
     def _new_transaction(self, lease: Lease) -> PostgresTransaction:
         return PostgresTransaction(self._connections, self._namespace, lease)

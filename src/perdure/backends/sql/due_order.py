@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from perdure.backends.base.claim_filter import ClaimFilter
+from perdure.backends.base.damaged_runs import UNREADABLE, log_once
 from perdure.backends.base.queue_limits import QueueCounter
 from perdure.backends.sql.dialect import Statement, chunks
 from perdure.backends.sql.rows import Row
@@ -104,10 +105,10 @@ class _DuePages:
         due = " AND ".join(conditions)
         return f"SELECT wake_at, id, limit_key FROM $runs $by_wake WHERE {due} ORDER BY wake_at, id LIMIT {size}"
 
-    def add_page(self, runs: Sequence[DueRun], size: int) -> None:
-        """Append a page; one with fewer runs than `size` is the last."""
+    def add_page(self, runs: Sequence[DueRun], size: int, count: int) -> None:
+        """Append a page, of which `count` rows were read; one with fewer rows than `size` is the last."""
         self.runs.extend(runs)
-        self.is_read = len(runs) < size
+        self.is_read = count < size or not runs
         self._last = runs[-1] if runs else self._last
 
 
@@ -141,17 +142,25 @@ class DueOrder:
         return min(waiting, key=lambda pages: pages.runs[0]).runs.popleft() if waiting else None
 
     async def _read_next_pages(self, groups: Sequence[_DuePages]) -> None:
-        db, name = self._db, self._db.tables.values.name_from
+        db = self._db
         statements: list[Statement] = []
         for pages in groups:
             params = Parameters()
             template = pages.select_page(params, self._counter, self._now, self._size)
             statements.append(db.statement(template, *params.values))
         for pages, result in zip(groups, await db.send(statements), strict=True):
-            queue = pages.group.queue
             pages.add_page(
-                [DueRun(int(at), name(run_id), queue, key and name(key)) for at, run_id, key in result.rows], self._size
+                [run for row in result.rows if (run := _due_run(db, row, pages.group.queue))], self._size, len(result.rows)
             )
+
+
+def _due_run(db: Session, row: Row, queue: str) -> DueRun | None:
+    """The due run of this row; None when its id cannot be read. What else cannot be read is found when it is leased."""
+    wake_at, run_id, limit_key = row
+    readable = db.tables.values.id_from(run_id)
+    if readable is None:
+        return None
+    return DueRun(int(wake_at), readable, queue, None if limit_key is None else db.tables.values.id_from(limit_key))
 
 
 async def due_groups(db: Session, wanted: ClaimFilter) -> list[DueGroup]:
@@ -168,8 +177,21 @@ async def _groups(db: Session, workflows: Sequence[WorkflowVersion]) -> list[Due
 
 
 def _groups_from(db: Session, rows: Iterable[Row]) -> list[DueGroup]:
-    name = db.tables.values.name_from
-    return [DueGroup(name(workflow), int(version), name(queue), int(priority)) for workflow, version, queue, priority in rows]
+    return [group for row in rows if (group := _group_from(db, *row)) is not None]
+
+
+def _group_from(db: Session, workflow: Any, version: Any, queue: Any, priority: Any) -> DueGroup | None:
+    """The group, or None when what its runs have in common cannot be read: then no worker can take them."""
+    name = db.tables.values.id_from
+    try:
+        of, within = name(workflow), name(queue)
+        if of is not None and within is not None:
+            return DueGroup(of, int(version), within, int(priority))
+    except UNREADABLE:
+        pass
+    columns = f"workflow {workflow!r:.200}, version {version!r:.50}, queue {queue!r:.200} and priority {priority!r:.50}"
+    log_once(f"runs with {columns} are not claimed: one of these is damaged")
+    return None
 
 
 async def _groups_step_by_step(db: Session, workflows: Sequence[WorkflowVersion]) -> list[DueGroup]:
@@ -183,8 +205,7 @@ async def _groups_step_by_step(db: Session, workflows: Sequence[WorkflowVersion]
             for workflow, result in zip(reversed(step_workflows), reversed(results), strict=True)
             if result.rows
         }
-        name = db.tables.values.name_from
-        groups = [DueGroup(*workflow, name(queue), int(priority)) for workflow, (queue, priority) in rows.items()]
+        groups = [group for workflow, row in rows.items() if (group := _group_from(db, *workflow, *row)) is not None]
         found += groups
         # Each workflow has two statements; the row in the same queue counts before the row in a later queue.
         steps = [step for group in groups for step in _after(db, group)]
@@ -209,13 +230,21 @@ async def next_wake_at(db: Session, groups: Sequence[DueGroup], now: int) -> int
         selects = [
             f"SELECT min(wake_at) FROM $runs $by_wake WHERE {group.condition(params)} AND wake_at > {after}" for group in chunk
         ]
-        wake_ats += [int(row[0]) for row in await db.all(" UNION ALL ".join(selects), *params.values) if row[0] is not None]
+        rows = await db.all(" UNION ALL ".join(selects), *params.values)
+        wake_ats += [wake_at for row in rows if (wake_at := _instant(row[0])) is not None]
     return min(wake_ats, default=None)
+
+
+def _instant(value: Any) -> int | None:
+    """The instant, or None for NULL and for what is none: SQLite holds text in a column of numbers, behind all of them."""
+    try:
+        return None if value is None else int(value)
+    except UNREADABLE:
+        return None
 
 
 async def due_by_group(db: Session, limit: int, now: int | None) -> list[str]:
     """Ids of the runs that may be claimed, longest due first, for dialects without an index of all due runs."""
-    name = db.tables.values.name_from
     groups = _groups_from(db, await db.all(_GROUPS.format(_FIRST_OF_ALL, _OF_NEXT_WORKFLOW)))
     due: list[tuple[int, str]] = []
     for chunk in chunks(groups, _MAX_SELECTS):
@@ -227,5 +256,8 @@ async def due_by_group(db: Session, limit: int, now: int | None) -> list[str]:
             f"ORDER BY wake_at, id LIMIT {most})"
             for group in chunk
         )
-        due += [(int(at), name(run_id)) for at, run_id in await db.all(" UNION ALL ".join(pages), *params.values)]
+        for at, value in await db.all(" UNION ALL ".join(pages), *params.values):
+            run_id = db.tables.values.id_from(value)
+            if run_id is not None:
+                due.append((int(at), run_id))
     return [run_id for _, run_id in sorted(due)[:limit]]

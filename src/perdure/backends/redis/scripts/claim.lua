@@ -1,5 +1,5 @@
 -- now, limit, ttl, token, owner, workflows each with its version, whether queues are given, queues
---   -> the next wake_at after now, and whole runs
+--   -> the next wake_at after now, whole runs, and the ids of runs that were passed over because they are damaged
 --
 -- Runs that may come due lie in one sorted set by wake_at for each (workflow, version, queue, priority, limit key). A claim
 -- reads only groups that have due runs, and skips a group whose queue or limit key is full: its cost does not depend on how many
@@ -13,6 +13,7 @@ for i = 1, #wanted, 2 do
   workflows[frame(wanted[i], wanted[i + 1])] = true
 end
 
+local damaged = {}
 local function reply(next_wake_at, ids)
   local runs = {}
   for n, id in ipairs(ids) do
@@ -20,7 +21,7 @@ local function reply(next_wake_at, ids)
       runs[#runs + 1] = load_run(id)
     end
   end
-  return { next_wake_at, runs }
+  return { next_wake_at, runs, damaged }
 end
 
 local done = recall(token)
@@ -73,6 +74,14 @@ local function is_wanted(parts)
   return workflows[frame(parts[1], parts[2])] and (any_queue or queues[parts[3]])
 end
 
+-- Whether the columns of the run are those by which it was found. To lease a run with others would leave it in this index for
+-- ever, and claim it again and again.
+local OPEN = { pending = true, running = true, suspended = true }
+local function is_sound(group)
+  local row = indexed_columns(group.id)
+  return OPEN[row.status] and row.workflow and wake_group(row) == group.name
+end
+
 local function before(a, b)
   if a.priority ~= b.priority then
     return a.priority > b.priority
@@ -123,7 +132,7 @@ end
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', root .. ':wake', '-inf', int(now))) do
   local parts = unframe(name)
   if is_wanted(parts) then
-    local group = { members = key_of('wake', name), queue = parts[3], priority = tonumber(parts[4]), limit_key = parts[5] }
+    local group = { name = name, members = key_of('wake', name), queue = parts[3], priority = tonumber(parts[4]), limit_key = parts[5] }
     group.offset, group.at, group.size, group.page = 0, 1, 1, {}
     group.limited_sets = limited_sets(group)
     advance(group)
@@ -152,8 +161,11 @@ until #sleeping == 0
 local picked = {}
 while #picked < limit and heap[1] do
   local group = heap[1]
-  local is_in = take_room(group)
-  if is_in then
+  local sound = is_sound(group)
+  local is_in = not sound or take_room(group)
+  if not sound then
+    damaged[#damaged + 1] = group.id
+  elseif is_in then
     picked[#picked + 1] = group.id
   end
   if not is_in or not advance(group) then
