@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
@@ -257,13 +257,39 @@ _REDIS_BYTES: Final = {
 }
 
 
+class MongoVandal(Vandal):
+    """A document takes every value in every field; text is always text, so bytes stand where it belongs."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+
+    def damages(self) -> Sequence[Damage]:
+        return DAMAGES
+
+    def replace(self, run_id: str, part: Part, column: str, value: Any) -> Any:
+        import pymongo
+
+        field = {"journal_length": "claimed_length"}.get(column, column)
+        path = {"runs": "", "steps": "tail.0.", "signals": "inbox.0."}[part] + field
+        with pymongo.MongoClient[dict[str, Any]](self._dsn) as client:
+            before: Any = client.get_default_database()["perdure_runs"].find_one_and_update(
+                {"_id": run_id}, {"$set": {path: value}}
+            )
+            for name in path.split("."):
+                before = before[int(name) if name.isdecimal() else name]
+            return before
+
+
+_VANDALS: Final[dict[str, Callable[[str], Vandal]]] = {
+    "sqlite": SqliteVandal,
+    "postgres": PostgresVandal,
+    "mysql": MysqlVandal,
+    "libsql": LibsqlVandal,
+    "redis": RedisVandal,
+    "mongo": MongoVandal,
+}
+
+
 def vandal_of(backend: Backend, dsn: str) -> Vandal:
     """The vandal for a place of this backend."""
-    kind = backend.name.removeprefix("sql_client-")
-    return {
-        "sqlite": SqliteVandal,
-        "postgres": PostgresVandal,
-        "mysql": MysqlVandal,
-        "libsql": LibsqlVandal,
-        "redis": RedisVandal,
-    }[kind](dsn)
+    return _VANDALS[backend.name.removeprefix("sql_client-")](dsn)
