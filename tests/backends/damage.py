@@ -11,12 +11,20 @@ import asyncio
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+from obstore.store import S3Store
 
 from perdure.backends.base.dsn import split_options
+from perdure.backends.files.disk import namespace_name
+from perdure.backends.files.disk import run_name as files_name
+from perdure.backends.key_value.keys import run_name
 from tests.backends.operators import LibsqlOperator, MysqlOperator, PostgresOperator, SqlOperator
 from tests.backends.registry import Backend
+from tests.servers import s3
 
 Part: TypeAlias = Literal["runs", "steps", "signals"]
 # bytes: not text, where text belongs. int: a number out of all bounds. str: text that says nothing, or where a number belongs.
@@ -280,6 +288,53 @@ class MongoVandal(Vandal):
             return before
 
 
+class ObjectVandal(Vandal):
+    """A run is one text in JSON, which is read as a whole: what is wrong in one place spoils all of it."""
+
+    def __init__(self, dsn: str) -> None:
+        where = urlsplit(dsn.removeprefix("s3+"))
+        bucket, _, folder = where.path.strip("/").partition("/")
+        self._folder = S3Store(bucket, prefix=folder, **s3.options_for(f"{where.scheme}://{where.netloc}"))
+
+    def damages(self) -> Sequence[Damage]:
+        few = {("runs", "status"), ("runs", "epoch"), ("runs", "limit_key"), ("steps", "kind"), ("steps", "started_at")}
+        return [damage for damage in DAMAGES if (damage.part, damage.column) in few]
+
+    def replace(self, run_id: str, part: Part, column: str, value: Any) -> Any:
+        path = f"/r/{run_name(run_id)}"
+        (key,) = [one["path"] for page in self._folder.list() for one in page if one["path"].endswith(path)]
+        before = bytes(self._folder.get(key).bytes())
+        self._folder.put(
+            key, value if isinstance(value, bytes) and value != NO_TEXT else self._damage(before, part, column, value)
+        )
+        return before
+
+    def _damage(self, before: bytes, part: Part, column: str, value: Any) -> bytes:
+        document = msgspec.json.decode(before)
+        target = document["row"] if part == "runs" else document["tail"][0]
+        target[column] = "@" if value == NO_TEXT else value
+        return msgspec.json.encode(document).replace(b'"@"', b'"' + NO_TEXT + b'"')
+
+
+class FilesVandal(Vandal):
+    """A log has checksums: what is wrong is a bit, in one of its records."""
+
+    def __init__(self, dsn: str) -> None:
+        self._root = Path(unquote(dsn.removeprefix("files:")))
+
+    def damages(self) -> Sequence[Damage]:
+        return DAMAGES[:12]
+
+    def replace(self, run_id: str, part: Part, column: str, value: Any) -> Any:
+        path = self._root / namespace_name("") / "runs" / files_name(run_id) / "log"
+        before = path.read_bytes()
+        if not isinstance(value, bytearray):
+            at = len(before) * (1 + [damage.run_id for damage in DAMAGES].index(run_id)) // 13
+            value = before[:at] + bytes([before[at] ^ 4]) + before[at + 1 :]
+        path.write_bytes(value)
+        return bytearray(before)
+
+
 _VANDALS: Final[dict[str, Callable[[str], Vandal]]] = {
     "sqlite": SqliteVandal,
     "postgres": PostgresVandal,
@@ -287,6 +342,8 @@ _VANDALS: Final[dict[str, Callable[[str], Vandal]]] = {
     "libsql": LibsqlVandal,
     "redis": RedisVandal,
     "mongo": MongoVandal,
+    "key_value-s3": ObjectVandal,
+    "files": FilesVandal,
 }
 
 

@@ -183,7 +183,7 @@ def damaged_line(run_id: str, columns: Mapping[str, Any], reason: BaseException)
         run_id,
         workflow if isinstance(workflow, str) else "",
         version if type(version) is int else 0,
-        status if status in STATUSES else "pending",  # type: ignore[arg-type]  # it is one of them
+        status if status in STATUSES else "pending",
         at if type(at) is int and 0 <= at < _END_OF_TIME else 0,
         problem_text(problem),
     )

@@ -156,7 +156,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
 
         async def acquire(services: Services) -> Claim | None:
             grant = await services.writer.change(run_id, verb)
-            return None if grant is None else await services.claimer.load_claim(grant)
+            return None if grant is None else await services.claimer.load_claim(grant, store_time(now))
 
         return await self._do(acquire)
 
