@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from perdure.backends.base.claim_filter import ClaimFilter
+from perdure.backends.base.claim_rules import ClaimFilter, QueueCounter
 from perdure.backends.base.leases import is_due, is_leased, store_time
 from perdure.backends.base.process_owner import Owners
-from perdure.backends.base.queue_limits import QueueCounter
 from perdure.backends.files.index import RunSummary
 from perdure.backends.files.index_repair import PASS_OVER_AFTER, repair
 from perdure.backends.files.locks import LockBusy

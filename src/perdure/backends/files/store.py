@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
-from perdure.backends.base.claim_filter import ClaimFilter
+from perdure.backends.base.claim_rules import ClaimFilter
 from perdure.backends.base.leases import Release, lease_microseconds, store_time
 from perdure.backends.base.lifecycle import Lifecycle, Watcher
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start

@@ -13,10 +13,9 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final
 
-from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest, QueueCounter
 from perdure.backends.base.damaged_runs import UNREADABLE, problem_of, set_aside
 from perdure.backends.base.leases import is_due, is_leased, store_time
-from perdure.backends.base.queue_limits import QueueCounter
 from perdure.backends.key_value import verbs
 from perdure.backends.key_value.editable_run import EditableRun, LeaseGrant
 from perdure.backends.key_value.keys import DueKey, DuePartition, new_nonce, run_name, short_hash

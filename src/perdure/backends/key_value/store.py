@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
-from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, store_time
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, new_row
 from perdure.backends.base.server_store import ServerStore

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import msgspec
 
-from perdure.backends.base.claim_filter import ClaimFilter
+from perdure.backends.base.claim_rules import ClaimFilter
 from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.backends.base.leases import Release, is_due, length_in_microseconds, refuse_leased, store_time
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, new_row, row_after_create, row_after_restore

@@ -15,10 +15,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest, QueueCounter
 from perdure.backends.base.damaged_runs import UNREADABLE, problem_of, set_aside
 from perdure.backends.base.leases import Release, new_token
-from perdure.backends.base.queue_limits import QueueCounter
 from perdure.backends.mongo.documents import (
     LARGE_COLUMNS,
     Document,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from perdure.backends.base.claim_filter import ClaimRequest
+from perdure.backends.base.claim_rules import ClaimRequest
 from perdure.backends.base.damaged_runs import DamagedRun
 from perdure.backends.postgres.channel import connection_of, fetch
 from perdure.backends.postgres.connections import PostgresConnections

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from perdure.backends.base.batching import Batcher, Reply, Request
-from perdure.backends.base.claim_filter import ClaimRequest
+from perdure.backends.base.claim_rules import ClaimRequest
 from perdure.backends.base.loop_connections import LoopBatchers, LoopConnections
 from perdure.backends.postgres import claiming
 from perdure.backends.postgres.address import PostgresAddress, parse_address

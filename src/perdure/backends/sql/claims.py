@@ -17,11 +17,10 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from perdure.backends.base.claim_filter import ClaimRequest
+from perdure.backends.base.claim_rules import ClaimRequest, QueueCounter
 from perdure.backends.base.damaged_runs import UNREADABLE, DamagedRun, problem_of, raise_damage, set_aside
 from perdure.backends.base.leases import Release, new_token
 from perdure.backends.base.process_owner import label_of
-from perdure.backends.base.queue_limits import QueueCounter
 from perdure.backends.sql import reading
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.due_order import DueGroup, DueOrder, due_groups, next_wake_at

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
-from perdure.backends.base.claim_filter import ClaimFilter
+from perdure.backends.base.claim_rules import ClaimFilter, QueueCounter
 from perdure.backends.base.damaged_runs import UNREADABLE, log_once
-from perdure.backends.base.queue_limits import QueueCounter
 from perdure.backends.sql.dialect import Statement, chunks
 from perdure.backends.sql.rows import Row
 from perdure.backends.sql.session import Parameters, Session

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final, NamedTuple, TypeVar
 
 from perdure.backends.base.batching import Batcher, Reply, Request
-from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, new_token
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.server_store import ServerStore

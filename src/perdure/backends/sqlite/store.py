@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
 
-from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, store_time
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from perdure.backends.base.claim_filter import ClaimFilter
+from perdure.backends.base.claim_rules import ClaimFilter
 from perdure.backends.base.leases import is_leased, store_time
 from perdure.backends.memory.store import MemoryStore
 from perdure.backends.user_defined.state_store import StateStore, call_user_method, shared_store

@@ -1,17 +1,63 @@
-"""How many more runs the limits of their queues let in. Only leases that have not expired count."""
+"""Which runs a claim may take: those that the worker asks for, as far as the limits of their queues let them in."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple, Protocol
 
-from perdure.model.records import QueueLimits
+from perdure.model.records import QueueLimits, WorkflowVersion
 
 _UNLIMITED = QueueLimits()
 
 
+class ClaimableRun(Protocol):
+    """The columns that a filter looks at: of a `RunRow`, or of a summary of one."""
+
+    @property
+    def workflow(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def queue(self) -> str: ...
+
+
+class ClaimFilter(NamedTuple):
+    """The workflows, each in one version, and queues that a worker serves, sorted so that statements made of them are alike.
+
+    `queues` is None for all queues. An empty collection of workflows or queues matches no run.
+    """
+
+    workflows: tuple[WorkflowVersion, ...]
+    queues: tuple[str, ...] | None
+
+    @classmethod
+    def of(cls, workflows: Collection[WorkflowVersion], queues: Collection[str] | None) -> ClaimFilter:
+        """The filter for these workflows in these queues, or in all."""
+        return cls(tuple(sorted(set(workflows))), None if queues is None else tuple(sorted(set(queues))))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no run can match."""
+        return not self.workflows or self.queues == ()
+
+    def matches(self, run: ClaimableRun) -> bool:
+        """Whether a worker with this filter takes this run."""
+        return (run.workflow, run.version) in self.workflows and (self.queues is None or run.queue in self.queues)
+
+
+class ClaimRequest(NamedTuple):
+    """One call of `claim`: which runs, how many, and the lease they get. `length` is in microseconds."""
+
+    filter: ClaimFilter
+    limit: int
+    length: int
+    owner: str
+    now: int | None
+
+
 class QueueCounter:
-    """Counts leased runs against the limits of their queues and limit keys, for the length of one claim."""
+    """Counts leased runs against the limits of their queues and limit keys, for one claim. An expired lease does not count."""
 
     def __init__(self, limits: Mapping[str, QueueLimits], leased: Iterable[tuple[str, str | None, int]] = ()) -> None:
         """`leased` says how many runs of a queue and limit key are leased now."""
