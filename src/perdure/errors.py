@@ -94,15 +94,15 @@ class RunCancelled(PerdureError):
 
 
 class RunDead(PerdureError):
-    """The run was claimed again and again without recording anything, and was set aside."""
+    """The run was set aside: again and again its worker was lost, or could not drive it on, before it recorded anything."""
 
     def __init__(self, run_id: str, attempts: int) -> None:
         super().__init__(run_id, attempts)
 
     def __str__(self) -> str:
         return (
-            f"run {self.args[0]!r} was claimed {self.args[1]} times without recording a step (does it kill its worker?) "
-            "and was set aside; fix the cause, then runtime.retry() it"
+            f"run {self.args[0]!r} was set aside: its worker was lost {self.args[1]} times before it recorded anything "
+            "(does a step end the process?); fix the cause, then runtime.retry() it"
         )
 
 

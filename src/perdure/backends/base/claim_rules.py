@@ -54,6 +54,32 @@ class ClaimRequest(NamedTuple):
     length: int
     owner: str
     now: int | None
+    suspects: int | None = None
+
+
+class SuspectCounter:
+    """How many more suspects (`RunRow.is_suspect`) one claim may take. None is any number."""
+
+    def __init__(self, most: int | None) -> None:
+        self._left = most
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more suspect may be taken."""
+        return self._left is None or self._left > 0
+
+    def take(self, *, is_suspect: bool) -> bool:
+        """Count a run that is about to be taken; False for a suspect that must be passed over."""
+        if is_suspect and not self.has_room:
+            return False
+        if is_suspect and self._left is not None:
+            self._left -= 1
+        return True
+
+    def give_back(self, *, is_suspect: bool) -> None:
+        """Undo one `take`: another worker got the run, or a limit keeps it back."""
+        if is_suspect and self._left is not None:
+            self._left += 1
 
 
 class QueueCounter:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final
 
-from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest, QueueCounter
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest, QueueCounter, SuspectCounter
 from perdure.backends.base.damaged_runs import UNREADABLE, problem_of, set_aside
 from perdure.backends.base.leases import is_due, is_leased, store_time
 from perdure.backends.key_value import verbs
@@ -113,7 +113,10 @@ class Claimer:
         """Lease due runs, several at a time."""
         grants: list[LeaseGrant] = []
         batch: list[KeyedRun] = []
+        suspects = SuspectCounter(request.suspects)
         async for keyed in self.lookup.in_order(due, _by_priority):
+            if not suspects.take(is_suspect=keyed.row.is_suspect):
+                continue
             batch.append(keyed)
             if len(batch) == min(_AT_ONCE, request.limit - len(grants)):
                 grants += await self._lease_batch(batch, request, now)
@@ -148,11 +151,13 @@ class Claimer:
             due, _ = await self._list_timed(now)
             counter = await self._count_leased(limits, now)
             grants: list[LeaseGrant] = []
+            suspects = SuspectCounter(request.suspects)
             async for keyed in self.lookup.in_order(_matching_keys(request.filter, due), _by_priority):
+                row = keyed.row
                 if len(grants) == request.limit:
                     break
-                has_room = counter.has_room(keyed.row.queue, keyed.row.limit_key)
-                grant = await self._lease(keyed, request, now) if has_room else None
+                may_take = counter.has_room(row.queue, row.limit_key) and suspects.take(is_suspect=row.is_suspect)
+                grant = await self._lease(keyed, request, now) if may_take else None
                 if grant is not None:
                     counter.add(grant.row.queue, grant.row.limit_key)
                     grants.append(grant)

@@ -142,11 +142,12 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
+        suspects: int | None = None,
         now: int | None = None,
     ) -> Claims:
         """Lease due runs, which are found by their due keys. When nothing is due this writes nothing."""
         wanted, length = ClaimFilter.of(workflows, queues), lease_microseconds(ttl)
-        request = ClaimRequest(wanted, limit, length, self._owner, now)
+        request = ClaimRequest(wanted, limit, length, self._owner, now, suspects)
         return await self._do(lambda services: services.claimer.claim(request))
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest, QueueCounter
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest, QueueCounter, SuspectCounter
 from perdure.backends.base.damaged_runs import UNREADABLE, problem_of, set_aside
 from perdure.backends.base.leases import Release, new_token
 from perdure.backends.mongo.documents import (
@@ -41,13 +41,14 @@ from perdure.backends.mongo.reading import by_key, due_condition, inbox_of, item
 from perdure.backends.mongo.schema import Collections
 from perdure.backends.mongo.writes import fence
 from perdure.errors import LeaseHeld, LeaseLost, RunNotFound, SnapshotCorrupt
-from perdure.model.records import NO_PROBLEM, Claim, Claims, Lease, Pulse, QueueLimits
+from perdure.model.records import NO_PROBLEM, SUSPECT_ATTEMPTS, Claim, Claims, Lease, Pulse, QueueLimits
 
 if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
 
 _ORDER: Final = [("priority", -1), ("wake_at", 1), ("_id", 1)]
-_CANDIDATE: Final = dict.fromkeys(("generation", "queue", "limit_key"), 1)
+_CANDIDATE: Final = dict.fromkeys(("generation", "queue", "limit_key", "status", "attempts"), 1)
+_SUSPECT: Final[Document] = {"status": "running", "attempts": {"$gte": SUSPECT_ATTEMPTS}}
 _PULSE: Final = dict.fromkeys(("epoch", "token", "inbox_seq", "cancel_requested"), 1)
 
 
@@ -82,14 +83,21 @@ async def _next_wake_at(db: Collections, request: ClaimRequest, now: int) -> int
 
 async def _take(db: Collections, request: ClaimRequest, now: int) -> list[Document]:
     taken: list[Document] = []
-    missing = request.limit
+    missing, suspects = request.limit, SuspectCounter(request.suspects)
     while missing > 0:
         due = {**due_condition(db, now), **_filter_condition(request.filter)}
-        candidates = await db.runs.find(due, _CANDIDATE).sort(_ORDER).limit(missing).to_list()
-        taken += await _take_these(db, candidates, request, now)
+        if not suspects.has_room:  # they must not fill the page
+            due = {"$and": [due, {"$nor": [_SUSPECT]}]}
+        found = await db.runs.find(due, _CANDIDATE).sort(_ORDER).limit(missing).to_list()
+        taken += await _take_these(db, [one for one in found if suspects.take(is_suspect=_is_suspect(one))], request, now)
         # Fewer than asked for are all that were due, also when another worker took some of them.
-        missing = request.limit - len(taken) if len(candidates) == missing else 0
+        missing = request.limit - len(taken) if len(found) == missing else 0
     return taken
+
+
+def _is_suspect(candidate: Document) -> bool:
+    attempts = candidate["attempts"]
+    return candidate["status"] == "running" and isinstance(attempts, int) and attempts >= SUSPECT_ATTEMPTS
 
 
 async def _take_limited(
@@ -99,10 +107,16 @@ async def _take_limited(
     counter = await _lock_queues(db, limited, now, session)
     due = {**due_condition(db, now), **_filter_condition(request.filter), **_limits_condition(counter, limited)}
     candidates: list[Document] = []
+    suspects = SuspectCounter(request.suspects)
     if request.limit > 0:
         async for candidate in db.runs.find(due, _CANDIDATE, session=session).sort(_ORDER):
+            is_suspect = _is_suspect(candidate)
+            if not suspects.take(is_suspect=is_suspect):
+                continue
             if counter.take(candidate["queue"], candidate["limit_key"]):
                 candidates.append(candidate)
+            else:
+                suspects.give_back(is_suspect=is_suspect)
             if len(candidates) == request.limit:
                 break
     return await _take_these(db, candidates, request, now, session)

@@ -139,10 +139,11 @@ class MongoStore(ServerStore[MongoConnections]):
         workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
+        suspects: int | None = None,
         now: int | None = None,
     ) -> Claims:
         """Lease due runs, and load what they recorded."""
-        request = ClaimRequest(ClaimFilter.of(workflows, queues), limit, lease_microseconds(ttl), self._owner, now)
+        request = ClaimRequest(ClaimFilter.of(workflows, queues), limit, lease_microseconds(ttl), self._owner, now, suspects)
         return await self._do(claims.claim, request)
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:

@@ -40,6 +40,7 @@ from perdure.errors import PerdureError, SnapshotCorrupt, StoreCapabilityError
 from perdure.model.durations import microseconds
 from perdure.model.journal import Entry, drop_entry
 from perdure.model.records import (
+    SUSPECT_ATTEMPTS,
     Awaited,
     Claim,
     Claims,
@@ -144,11 +145,13 @@ class RedisStore(ServerStore[RedisConnections]):
         workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
+        suspects: int | None = None,
         now: int | None = None,
     ) -> Claims:
         """Lease due runs, with everything of each, in one script."""
         token = new_token()
         args: builtins.list[Arg] = [optional(now), max(limit, 0), lease_microseconds(ttl), token, self._owner]
+        args += [optional(suspects), SUSPECT_ATTEMPTS]
         wanted: builtins.list[Arg] = [part for workflow in workflows for part in workflow]
         names = [*as_list(wanted), "" if queues is None else 1, *as_list([*(queues or ())])]
         next_wake_at, taken, passed_over = await self._call("claim", [self._keys.mark(token)], [*args, *names])

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from perdure.backends.base.claim_rules import ClaimRequest, QueueCounter
+from perdure.backends.base.claim_rules import ClaimRequest, QueueCounter, SuspectCounter
 from perdure.backends.base.damaged_runs import UNREADABLE, DamagedRun, problem_of, raise_damage, set_aside
 from perdure.backends.base.leases import Release, new_token
 from perdure.backends.base.process_owner import label_of
@@ -100,7 +100,9 @@ async def claim(db: Session, request: ClaimRequest) -> ClaimResult:
         return ClaimResult([], None, [])
     at, groups, counter = await _find_groups(db, request)
     soon = await next_wake_at(db, groups, at)
-    ids = await _lock_due_runs(db, DueOrder(db, groups, counter, at, request.limit), counter, request.limit, at)
+    suspects = SuspectCounter(request.suspects)
+    order = DueOrder(db, groups, counter, suspects, at, request.limit)
+    ids = await _lock_due_runs(db, order, counter, suspects, request.limit, at)
     return ClaimResult(await _lease(db, ids, request.owner, at, request.length), soon, [])
 
 
@@ -109,7 +111,7 @@ async def find_nothing_due(db: Session, request: ClaimRequest) -> ClaimResult | 
     if request.filter.is_empty:
         return ClaimResult([], None, [])
     at, groups, counter = await _find_groups(db, request)
-    if await DueOrder(db, groups, counter, at, 1).next(min(request.limit, 1)):
+    if await DueOrder(db, groups, counter, SuspectCounter(request.suspects), at, 1).next(min(request.limit, 1)):
         return None
     return ClaimResult([], await next_wake_at(db, groups, at), [])
 
@@ -144,7 +146,9 @@ async def _count_leased(db: Session, queues: Sequence[str], now: int) -> list[tu
     return [(name(queue), key and name(key), int(number)) for queue, key, number in await db.all(template, *params.values)]
 
 
-async def _lock_due_runs(db: Session, order: DueOrder, counter: QueueCounter, limit: int, now: int) -> list[str]:
+async def _lock_due_runs(
+    db: Session, order: DueOrder, counter: QueueCounter, suspects: SuspectCounter, limit: int, now: int
+) -> list[str]:
     """The ids of due runs that are now locked, first the ones that are to be driven first."""
     ids: list[str] = []
     while due := await order.next(limit - len(ids)):
@@ -154,6 +158,7 @@ async def _lock_due_runs(db: Session, order: DueOrder, counter: QueueCounter, li
                 ids.append(run.id)
             else:
                 counter.give_back(run.queue, run.limit_key)
+                suspects.give_back(is_suspect=run.is_suspect)
     return ids
 
 

@@ -12,14 +12,16 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
-from perdure.backends.base.claim_rules import ClaimFilter, QueueCounter
+from perdure.backends.base.claim_rules import ClaimFilter, QueueCounter, SuspectCounter
 from perdure.backends.base.damaged_runs import UNREADABLE, log_once
 from perdure.backends.sql.dialect import Statement, chunks
 from perdure.backends.sql.rows import Row
 from perdure.backends.sql.session import Parameters, Session
-from perdure.model.records import WorkflowVersion
+from perdure.model.records import SUSPECT_ATTEMPTS, WorkflowVersion
 
 _MAX_SELECTS: Final = 100
+# `RunRow.is_suspect`.
+_IS_SUSPECT: Final = f"status = 'running' AND attempts >= {SUSPECT_ATTEMPTS}"
 
 # A loose index scan: from the first row of a group straight to the first row of the next. It does not compare row values,
 # because SQLite would then read through the rows of the present group.
@@ -81,6 +83,7 @@ class DueRun(NamedTuple):
     id: str
     queue: str
     limit_key: str | None
+    is_suspect: bool
 
 
 class _DuePages:
@@ -92,7 +95,7 @@ class _DuePages:
         self.is_read = False
         self._last: DueRun | None = None
 
-    def select_page(self, params: Parameters, counter: QueueCounter, now: int, size: int) -> str:
+    def select_page(self, params: Parameters, counter: QueueCounter, suspects: SuspectCounter, now: int, size: int) -> str:
         """The template that reads the next page."""
         conditions = [self.group.condition(params), f"wake_at <= {params.one(now)}"]
         if self._last is not None:
@@ -101,8 +104,11 @@ class _DuePages:
         full = counter.full_keys(self.group.queue)
         if full:
             conditions.append(f"(limit_key IS NULL OR limit_key NOT IN ({params.many(full)}))")
+        if not suspects.has_room:  # they must not fill the pages
+            conditions.append(f"NOT ({_IS_SUSPECT})")
         due = " AND ".join(conditions)
-        return f"SELECT wake_at, id, limit_key FROM $runs $by_wake WHERE {due} ORDER BY wake_at, id LIMIT {size}"
+        is_suspect = f"CASE WHEN {_IS_SUSPECT} THEN 1 ELSE 0 END"
+        return f"SELECT wake_at, id, limit_key, {is_suspect} FROM $runs $by_wake WHERE {due} ORDER BY wake_at, id LIMIT {size}"
 
     def add_page(self, runs: Sequence[DueRun], size: int, count: int) -> None:
         """Append a page, of which `count` rows were read; one with fewer rows than `size` is the last."""
@@ -114,9 +120,18 @@ class _DuePages:
 class DueOrder:
     """The due runs of a claim in their order, as far as the limits of their queues let them in."""
 
-    def __init__(self, db: Session, groups: Iterable[DueGroup], counter: QueueCounter, now: int, limit: int) -> None:
+    def __init__(
+        self,
+        db: Session,
+        groups: Iterable[DueGroup],
+        counter: QueueCounter,
+        suspects: SuspectCounter,
+        now: int,
+        limit: int,
+    ) -> None:
         self._db = db
         self._counter = counter
+        self._suspects = suspects
         self._now = now
         self._size = limit + 20
         by_priority = groupby(sorted(groups, key=lambda group: -group.priority), key=lambda group: group.priority)
@@ -129,8 +144,11 @@ class DueOrder:
             run = await self._pop_first(self._levels[0])
             if run is None:
                 self._levels.popleft()
-            elif self._counter.take(run.queue, run.limit_key):
-                picked.append(run)
+            elif self._suspects.take(is_suspect=run.is_suspect):
+                if self._counter.take(run.queue, run.limit_key):
+                    picked.append(run)
+                else:
+                    self._suspects.give_back(is_suspect=run.is_suspect)
         return picked
 
     async def _pop_first(self, level: Sequence[_DuePages]) -> DueRun | None:
@@ -145,7 +163,7 @@ class DueOrder:
         statements: list[Statement] = []
         for pages in groups:
             params = Parameters()
-            template = pages.select_page(params, self._counter, self._now, self._size)
+            template = pages.select_page(params, self._counter, self._suspects, self._now, self._size)
             statements.append(db.statement(template, *params.values))
         for pages, result in zip(groups, await db.send(statements), strict=True):
             pages.add_page(
@@ -155,11 +173,12 @@ class DueOrder:
 
 def _due_run(db: Session, row: Row, queue: str) -> DueRun | None:
     """The due run of this row; None when its id cannot be read. What else cannot be read is found when it is leased."""
-    wake_at, run_id, limit_key = row
+    wake_at, run_id, limit_key, is_suspect = row
     readable = db.tables.values.id_from(run_id)
     if readable is None:
         return None
-    return DueRun(int(wake_at), readable, queue, None if limit_key is None else db.tables.values.id_from(limit_key))
+    key = None if limit_key is None else db.tables.values.id_from(limit_key)
+    return DueRun(int(wake_at), readable, queue, key, bool(int(is_suspect)))
 
 
 async def due_groups(db: Session, wanted: ClaimFilter) -> list[DueGroup]:

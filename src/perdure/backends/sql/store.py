@@ -111,11 +111,12 @@ class SqlStore(ServerStore[H], SqlVerbs):
         workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
+        suspects: int | None = None,
         now: int | None = None,
     ) -> Claims:
         """Lease due runs, and load what they recorded."""
         length = lease_microseconds(ttl)
-        request = ClaimRequest(ClaimFilter.of(workflows, queues), max(limit, 0), length, self._owner, now)
+        request = ClaimRequest(ClaimFilter.of(workflows, queues), max(limit, 0), length, self._owner, now, suspects)
         return await self._submit(lambda: self._claim(request))
 
     async def _claim(self, request: ClaimRequest) -> Claims:

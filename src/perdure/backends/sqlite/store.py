@@ -168,11 +168,12 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
         workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
+        suspects: int | None = None,
         now: int | None = None,
     ) -> Claims:
         """Lease due runs. When nothing is due this is a read and takes no lock."""
         wanted = ClaimFilter.of(workflows, queues)
-        request = ClaimRequest(filter=wanted, limit=max(limit, 0), length=lease_microseconds(ttl), owner="", now=now)
+        request = ClaimRequest(wanted, max(limit, 0), lease_microseconds(ttl), "", now, suspects)
         owners = self._owners
         call = PendingCall(
             self._bind_verb(lambda db: process_leases.claim(db, request, owners)),
