@@ -95,7 +95,7 @@ class RunCancelled(PerdureError):
 
 
 class RunDead(PerdureError):
-    """The run was tried again and again without recording anything, and was set aside.
+    """The run was set aside: again and again its worker was lost, or could not drive it on, before it recorded anything.
 
     `problem` says why the last attempt that could say so failed; None when each of them ended with its process.
     """

@@ -115,12 +115,16 @@ class Store(Protocol):
         workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
+        suspects: int | None = None,
         now: int | None = None,
     ) -> Claims:
         """Lease up to `limit` due runs of these workflows and versions: highest priority first, then longest due, then by id.
 
-        No run goes to two callers. Runs of other workflows, versions or queues are passed over and delay no other run. Counts an
-        attempt; the count restarts at one when the journal grew since the last claim.
+        No run goes to two callers. At most `suspects` of them (None: any number) are running runs with two or more attempts:
+        their holders were lost, and one of them may be what ends its workers. The other suspects, and runs of other workflows,
+        versions or queues, are passed over and delay no other run. Counts an attempt; the count restarts at one when the journal
+        grew since the last claim. A run whose data cannot be read is set aside with its problem, as `release` does it, and the
+        others are given.
         """
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:

@@ -259,3 +259,27 @@ async def record_more(parent: ParentPipe, dsn: str, path: Path, generation: int,
             if stop.done():
                 break
         await store.release(claim.lease)
+
+
+async def _end_the_process() -> None:
+    os._exit(1)
+
+
+@workflow
+async def endangered(ctx: Context, is_culprit: bool) -> str:
+    if is_culprit:
+        await ctx.step(_end_the_process)
+    await ctx.step(asyncio.sleep, 0.05)
+    return "done"
+
+
+async def endangered_worker(parent: ParentPipe, dsn: str, lease_ttl: float, max_attempts: int) -> None:
+    """Drive many runs at a time until all have ended; one of them ends this process."""
+    async with (
+        store_at(dsn) as store,
+        Runtime(store, workflows=[endangered], concurrency=100, lease_ttl=lease_ttl, max_attempts=max_attempts),
+    ):
+        parent.send("working")
+        while not {line.status for line in await store.list()} <= {"completed", "dead"}:
+            await store.watch(0.1)
+    parent.send("done")

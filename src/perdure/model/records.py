@@ -19,6 +19,8 @@ Status: TypeAlias = Literal["pending", "running", "suspended", "completed", "fai
 EndStatus: TypeAlias = Literal["completed", "failed", "cancelled", "dead"]
 # A workflow by its name, and one of its versions.
 WorkflowVersion: TypeAlias = tuple[str, int]
+# A running run that lost this many workers in a row, without recording anything, may be what ends them.
+SUSPECT_ATTEMPTS: Final = 2
 ENDED: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled", "dead"})
 STATUSES: Final[frozenset[str]] = ENDED | {"pending", "running", "suspended"}
 
@@ -111,6 +113,11 @@ class RunRow(NewRun, frozen=True, kw_only=True):
     def ended(self) -> bool:
         """Whether the run has ended, so that nothing can be added to it."""
         return self.status in ENDED
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether its last holders were lost rather than gave it back, and it recorded nothing with them."""
+        return self.status == "running" and self.attempts >= SUSPECT_ATTEMPTS
 
     @property
     def lacks_input(self) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 
 from perdure.engine.drive import Drive
 from perdure.engine.subscriptions import DriveKey
+from perdure.model.records import SUSPECT_ATTEMPTS
 from perdure.result import Outcome
 from perdure.store import Store
 
@@ -44,10 +45,18 @@ class ActiveRun:
         self.owners = [owner]
         self.is_background = is_background
         self.loop = asyncio.get_running_loop()
+        self._recorded_before = drive.recorder.acknowledged_length
         self._waiters: list[asyncio.Future[Outcome[Any]]] = []
         context = contextvars.copy_context()
         self.task = self.loop.create_task(drive.drive(), name=f"perdure-drive:{drive.run.id}", context=context)
         self.task.add_done_callback(self._end, context=context)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the run was lost with its last workers, and has recorded nothing with this one yet."""
+        drive = self.drive
+        has_progressed = drive.recorder.acknowledged_length > self._recorded_before
+        return drive.run.attempts > SUSPECT_ATTEMPTS and not has_progressed
 
     async def join(self) -> Outcome[Any]:
         """What the drive comes to. Cancelling the last call that waits for it stops the drive, and waits until it has stopped."""
@@ -141,6 +150,10 @@ class ActiveRuns:
     def count(self, owner: RunOwner) -> int:
         """How many runs this owner drives now."""
         return len(self._by_owner.get(owner, ()))
+
+    def has_suspect(self) -> bool:
+        """Whether this process drives a run that may be what ends it."""
+        return any(run.is_suspect for run in list(self._by_key.values()))  # a copy: other threads have event loops too
 
     def remove(self, run: ActiveRun) -> None:
         """Forget a drive that is over."""

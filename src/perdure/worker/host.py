@@ -192,9 +192,14 @@ class Host:
             return await create(msgspec.structs.replace(start.new, workflow=found.workflow))
 
     async def claim(self, limit: int, queues: Collection[str] | None) -> Claims:
-        """Claim due runs of the workflows known here."""
-        asked_at, sent_at = elapsed(), self.clock.now()
-        claim = self.store.claim(limit, self.lease_ttl, tuple(self.workflows), queues, now=self.clock.store_now())
+        """Claim due runs of the workflows known here.
+
+        Of runs that were lost with their workers this process drives one at a time: if it is what ends the process, the others
+        are not lost with it once more.
+        """
+        asked_at, sent_at, suspects = elapsed(), self.clock.now(), 0 if active_runs.has_suspect() else 1
+        now = self.clock.store_now()
+        claim = self.store.claim(limit, self.lease_ttl, tuple(self.workflows), queues, suspects=suspects, now=now)
         claims = await await_reply(claim, self._give_back)
         self._learn_time(claims.now, sent_at)
         self._asked_at.update((claim.lease.token, asked_at) for claim in claims.claims)

@@ -151,3 +151,37 @@ class FiresAlways(MemoryStore):
     async def fire(self, schedule_id: str, *, run: NewRun, **options: Any) -> bool:
         await self.create(run, now=options["now"])
         return True
+
+
+@breaks("suspects_are_claimed_a_few_at_a_time")
+class TakesAllSuspects(MemoryStore):
+    async def claim(self, limit: int, ttl: float, *which: Any, suspects: int | None = None, **options: Any) -> Claims:
+        return await super().claim(limit, ttl, *which, **options)
+
+
+@breaks("suspects_delay_no_other_run")
+class StopsAtASuspect(MemoryStore):
+    """Picks as many as it may lease, and passes over suspects afterwards."""
+
+    async def claim(self, limit: int, ttl: float, *which: Any, now: int | None = None, **options: Any) -> Claims:
+        with self._lock() as namespace:
+            due = [run.row for run in namespace.claimable() if is_due(run.row, now or 0)]
+            first = {row.id for row in sorted(due, key=lambda row: (-row.priority, row.wake_at or 0, row.id))[:limit]}
+            hidden, namespace.live = namespace.live, namespace.live & first
+        try:
+            return await super().claim(limit, ttl, *which, now=now, **options)
+        finally:
+            namespace.live = hidden
+
+
+@breaks("only_a_run_that_lost_its_holders_is_a_suspect")
+class SuspectsByAttemptsAlone(MemoryStore):
+    async def claim(self, limit: int, ttl: float, *which: Any, suspects: int | None = None, **options: Any) -> Claims:
+        with self._lock() as namespace:
+            before = set(namespace.live)
+            if suspects is not None:
+                namespace.live = {run_id for run_id in before if namespace.runs[run_id].row.attempts < 2}
+        try:
+            return await super().claim(limit, ttl, *which, suspects=suspects, **options)
+        finally:
+            namespace.live = before

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
-from perdure.backends.base.claim_filter import ClaimFilter
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, store_time
 from perdure.backends.base.lifecycle import Lifecycle, Watcher
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
@@ -155,12 +155,12 @@ class FilesStore(SavesSnapshots):
         workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
+        suspects: int | None = None,
         now: int | None = None,
     ) -> Claims:
         """Lease due runs. When nothing is due this writes nothing and takes no lock."""
-        lease_microseconds(ttl)
-        wanted = ClaimFilter.of(workflows, queues)
-        return await self._do(partial(claims.claim, self._files, limit, ttl, wanted, self._owners, now))
+        request = ClaimRequest(ClaimFilter.of(workflows, queues), limit, lease_microseconds(ttl), "", now, suspects)
+        return await self._do(partial(claims.claim, self._files, request, ttl, self._owners))
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         """Lease this run."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from perdure.backends.base.batching import Batcher, Reply
-from perdure.backends.base.claim_filter import ClaimRequest
+from perdure.backends.base.claim_rules import ClaimRequest
 from perdure.backends.base.leases import lease_microseconds
 from perdure.backends.base.new_runs import check_inbox, check_journal
 from perdure.backends.base.retries import NotSentError

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from perdure.aio.fork_locks import new_fork_lock
+from perdure.backends.base.claim_rules import QueueCounter
 from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.backends.base.leases import is_leased
-from perdure.backends.base.queue_limits import QueueCounter
 from perdure.errors import RunNotFound
 from perdure.model.journal import Entry
 from perdure.model.records import QueueLimits, RunRow, Schedule, Signal

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import msgspec
 
-from perdure.backends.base.claim_filter import ClaimFilter
+from perdure.backends.base.claim_rules import ClaimFilter, SuspectCounter
 from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.backends.base.leases import Release, is_due, length_in_microseconds, refuse_leased, store_time
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, new_row, row_after_create, row_after_restore
@@ -124,17 +124,23 @@ class MemoryStore(SavesSnapshots):
         workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
+        suspects: int | None = None,
         now: int | None = None,
     ) -> Claims:
         now, wanted = store_time(now), ClaimFilter.of(workflows, queues)
         with self._lock() as namespace:
             matching = [run for run in namespace.claimable() if wanted.matches(run.row)]
             later = [run.row.wake_at for run in matching if run.row.wake_at is not None and run.row.wake_at > now]
-            counter = namespace.queue_counter(now)
+            counter, suspect_counter = namespace.queue_counter(now), SuspectCounter(suspects)
             claims: list[Claim] = []
             for run in sorted((run for run in matching if is_due(run.row, now)), key=_by_priority):
-                if len(claims) < limit and counter.take(run.row.queue, run.row.limit_key):
+                row = run.row
+                if len(claims) >= limit or not suspect_counter.take(is_suspect=row.is_suspect):
+                    continue
+                if counter.take(row.queue, row.limit_key):
                     claims.append(run.grant_lease(ttl, now))
+                else:
+                    suspect_counter.give_back(is_suspect=row.is_suspect)
             return Claims(claims=claims, next_wake_at=min(later, default=None), now=now)
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:

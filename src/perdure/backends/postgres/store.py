@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from perdure.backends.base.batching import Batcher, Reply, Request
-from perdure.backends.base.claim_filter import ClaimRequest
+from perdure.backends.base.claim_rules import ClaimRequest
 from perdure.backends.base.loop_connections import LoopBatchers, LoopConnections
 from perdure.backends.base.retries import REPEATED_REPLY_WITHIN
 from perdure.backends.postgres import claiming
@@ -102,7 +102,8 @@ class PostgresStore(SqlStore[PostgresConnections]):
 
     async def _claim(self, request: ClaimRequest) -> Claims:
         result = await claiming.claim(self._connections, self._namespace, request)
-        return Claims(claims=await self._load(result.leased), next_wake_at=result.next_wake_at, now=result.now)
+        loaded = await self._load(result, request.now)
+        return Claims(claims=loaded.claims, next_wake_at=result.next_wake_at, now=result.now)
 
     def _new_transaction(self, lease: Lease) -> PostgresTransaction:
         return PostgresTransaction(self._connections, self._namespace, lease)

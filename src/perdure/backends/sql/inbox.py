@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from perdure.backends.base.damaged_runs import raise_damage
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.recording import insert_rows
 from perdure.backends.sql.rows import SIGNAL_COLUMNS, Row, awaited_from, signal_from, signal_values
@@ -93,8 +94,9 @@ def insert(db: Session, run_id: str, rows: Sequence[Signal]) -> list[Statement]:
 
 
 async def read(db: Session, run_id: str, after: int = 0) -> list[Signal]:
-    """The unconsumed rows with a seq above `after`, in order of arrival."""
-    return [signal_from(row, db.tables.values) for row in await db.all(_UNCONSUMED, run_id, after)]
+    """The unconsumed rows with a seq above `after`, in order of arrival. Raises `SnapshotCorrupt`."""
+    with raise_damage(run_id, "the inbox"):
+        return [signal_from(row, db.tables.values) for row in await db.all(_UNCONSUMED, run_id, after)]
 
 
 async def read_all(db: Session, run_ids: Sequence[str]) -> dict[str, list[Signal]]:

@@ -55,6 +55,10 @@ class SqlClient(Queries, Protocol):
         ...
 
 
+# How Python's sqlite3 begins to say that a TEXT value is not UTF-8.
+_NOT_TEXT: Final = "Could not decode to UTF-8"
+
+
 class ClientChannel:
     """A channel that sends statements through a client, one by one."""
 
@@ -63,8 +67,13 @@ class ClientChannel:
         self._label = label
 
     async def send(self, statements: Sequence[Statement]) -> Sequence[Result]:
-        """The result of each statement."""
-        return [_to_result(await self._queries.query(sql, list(values)), self._label) for sql, values in statements]
+        """The result of each statement. Raises ValueError for text that is not UTF-8: a run is damaged, the client is not."""
+        try:
+            return [_to_result(await self._queries.query(sql, list(values)), self._label) for sql, values in statements]
+        except Exception as error:
+            if _NOT_TEXT in str(error):
+                raise ValueError(str(error)) from error
+            raise
 
 
 def _to_result(answer: Any, label: str) -> Result:
