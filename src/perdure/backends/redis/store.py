@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from perdure.backends.base.batching import Batcher
+from perdure.backends.base.claim_filter import ClaimFilter
 from perdure.backends.base.leases import lease_microseconds, new_token
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, row_after_create
 from perdure.backends.base.server_store import ServerStore
@@ -148,8 +149,9 @@ class RedisStore(ServerStore[RedisConnections]):
         """Lease due runs, with everything of each, in one script."""
         token = new_token()
         args: builtins.list[Arg] = [optional(now), max(limit, 0), lease_microseconds(ttl), token, self._owner]
-        wanted: builtins.list[Arg] = [part for workflow in workflows for part in workflow]
-        names = [*as_list(wanted), "" if queues is None else 1, *as_list([*(queues or ())])]
+        wanted = ClaimFilter.of(workflows, queues)
+        versions: builtins.list[Arg] = [part for workflow in wanted.workflows for part in workflow]
+        names = [*as_list(versions), "" if wanted.queues is None else 1, *as_list([*(wanted.queues or ())])]
         next_wake_at, taken = await self._call("claim", [self._keys.mark(token)], [*args, *names])
         return Claims(
             claims=[rows.claim_from(whole) for whole in taken], next_wake_at=int(next_wake_at) if next_wake_at else None
