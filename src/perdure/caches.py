@@ -73,6 +73,12 @@ def _check_size(max_size: int) -> int:
     return max_size
 
 
+def _check_key(key: str) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"the key of a cached value must be a str, not {type(key).__name__}")
+    return key
+
+
 class _Lifetimes:
     """When values expire: by the ttl of `set`, otherwise by that of the cache, otherwise never."""
 
@@ -110,6 +116,7 @@ class MemoryCache:
         self._expiring: list[tuple[int, str]] = []
 
     async def get(self, key: str) -> str | None:
+        _check_key(key)
         with self._lock:
             self._drop_expired_values()
             kept = self._values.get(key)
@@ -119,6 +126,7 @@ class MemoryCache:
             return kept.value
 
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
+        _check_key(key)
         expires_at = self._lifetimes.expires_at(ttl)
         with self._lock:
             self._drop_expired_values()
@@ -129,6 +137,7 @@ class MemoryCache:
                 self._values.popitem(last=False)
 
     async def delete(self, key: str) -> bool:
+        _check_key(key)
         with self._lock:
             self._drop_expired_values()
             return self._values.pop(key, None) is not None
@@ -224,17 +233,17 @@ class FileCache:
 
     async def get(self, key: str) -> str | None:
         try:
-            return await run_in_thread(self._get, key)
+            return await run_in_thread(self._get, _check_key(key))
         except _Unreadable as problem:
             warnings.warn(str(problem), PerdureWarning, stacklevel=2)
             return None
 
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
-        file = _CacheFile(_FORMAT_VERSION, key, self._lifetimes.expires_at(ttl), value)
+        file = _CacheFile(_FORMAT_VERSION, _check_key(key), self._lifetimes.expires_at(ttl), value)
         await run_in_thread(self._set, file)
 
     async def delete(self, key: str) -> bool:
-        return await run_in_thread(self._delete, key)
+        return await run_in_thread(self._delete, _check_key(key))
 
     async def clear(self) -> None:
         """Delete the files of this cache; others in the directory stay, and so does the directory."""

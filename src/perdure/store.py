@@ -13,7 +13,8 @@ Verbs are coroutines. The four that a driver waits for (`create`, `record`, `sus
 that a store can answer with a future of its own and save a task.
 
 Instants are integer microseconds UTC by the store's own clock, unless a test passes `now=`; lengths are seconds. Payloads are
-opaque bytes. Run ids and keys have been checked (`check_id`) and are compared byte for byte.
+opaque bytes. Ids and names are text (`check_id`), compared byte for byte: a verb raises `TypeError` for anything else, and
+`ValueError` for text that is no id. `model.id_checks` does that for all stores. What a driver writes was checked by the engine.
 
 `perdure.testing.contract` holds the suite that every store passes, sentence by sentence.
 """

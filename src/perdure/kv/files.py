@@ -105,8 +105,8 @@ class FilesKeyValueStore:
 
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
         """Store the text, for `ttl` or without expiry."""
-        data, length = encode_value(check_key(key), value), lifetime(ttl)
-        await self._ask(self._files.write, key, data, length)
+        name = check_key(key)
+        await self._ask(self._files.write, name, encode_value(name, value), lifetime(ttl))
 
     async def delete(self, key: str) -> bool:
         """Whether there was anything to delete."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from perdure.aio.fork_locks import new_fork_lock
 from perdure.kv.limits import check_key, encode_value, lifetime
-from perdure.kv.patterns import matches
+from perdure.kv.patterns import literal_prefix, matches
 from perdure.model.clock import Clock, SystemClock
 from perdure.model.durations import Duration
 
@@ -38,12 +38,12 @@ class MemoryKeyValueStore:
         return None if kept is None else kept.value
 
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
-        encode_value(check_key(key), value)
-        length = lifetime(ttl)
+        name, length = check_key(key), lifetime(ttl)
+        encode_value(name, value)
         expires_at = None if length is None else self._clock.now() + length
         with self._lock:
-            self._live()[key] = _StoredText(value, expires_at)
-            self._note_expiry(key, expires_at)
+            self._live()[name] = _StoredText(value, expires_at)
+            self._note_expiry(name, expires_at)
 
     async def delete(self, key: str) -> bool:
         with self._lock:
@@ -54,6 +54,8 @@ class MemoryKeyValueStore:
             return check_key(key) in self._live()
 
     async def keys(self, pattern: str) -> list[str]:
+        if literal_prefix(pattern) is None:
+            return []
         with self._lock:
             return [key for key in self._live() if matches(key, pattern)]
 

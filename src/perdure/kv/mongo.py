@@ -16,7 +16,7 @@ from perdure.backends.mongo.address import address_of_client, check_source, pars
 from perdure.backends.mongo.connections import MongoConnections
 from perdure.backends.mongo.errors import driver
 from perdure.backends.mongo.schema import check_stem
-from perdure.kv.limits import check_namespace, escape_namespace
+from perdure.kv.limits import check_namespace, escape_colons
 from perdure.kv.patterns import key_range
 from perdure.kv.server_store import ServerKeyValueStore
 
@@ -63,7 +63,7 @@ class MongoKeyValueStore(ServerKeyValueStore[MongoKvConnections]):
         driver()
         check_source(url, client)
         address = address_of_client(client, database) if url is None else parse_address(url, database)
-        self._before = f"{escape_namespace(check_namespace(namespace))}:"
+        self._before = f"{escape_colons(check_namespace(namespace))}:"
         super().__init__(MongoKvConnections(address, check_stem(collection), url=url, client=client))
 
     @property

@@ -158,6 +158,11 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     until: int
 
+    def __post_init__(self) -> None:
+        # The verbs of a driver go by these without checking them again, and a dict is an operator to MongoDB.
+        if type(self.run_id) is not str or type(self.token) is not str or type(self.epoch) is not int:
+            raise TypeError(f"a lease has a str, an int and a str as run_id, epoch and token, not {self.run_id!r}")
+
 
 class Pulse(msgspec.Struct, frozen=True, gc=False):
     """What the store tells the lease holder with every write and renewal: the highest inbox seq, and whether to stop."""

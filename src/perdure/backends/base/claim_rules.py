@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
+from perdure.model.ids import check_text
 from perdure.model.records import QueueLimits, WorkflowVersion
 
 _UNLIMITED = QueueLimits()
@@ -33,8 +34,12 @@ class ClaimFilter(NamedTuple):
 
     @classmethod
     def of(cls, workflows: Collection[WorkflowVersion], queues: Collection[str] | None) -> ClaimFilter:
-        """The filter for these workflows in these queues, or in all."""
-        return cls(tuple(sorted(set(workflows))), None if queues is None else tuple(sorted(set(queues))))
+        """The filter for these workflows in these queues, or in all. Raises `TypeError` for names that are no text."""
+        if isinstance(queues, str):
+            raise TypeError(f"queues must be a collection of names, not the text {queues!r}")
+        wanted = {(check_text(name, "a workflow's name"), _check_number(version)) for name, version in workflows}
+        named = None if queues is None else {check_text(queue, "a queue's name") for queue in queues}
+        return cls(tuple(sorted(wanted)), None if named is None else tuple(sorted(named)))
 
     @property
     def is_empty(self) -> bool:
@@ -44,6 +49,12 @@ class ClaimFilter(NamedTuple):
     def matches(self, run: ClaimableRun) -> bool:
         """Whether a worker with this filter takes this run."""
         return (run.workflow, run.version) in self.workflows and (self.queues is None or run.queue in self.queues)
+
+
+def _check_number(version: object) -> int:
+    if not isinstance(version, int):
+        raise TypeError(f"a version must be a whole number, not {version!r}")
+    return version
 
 
 class ClaimRequest(NamedTuple):

@@ -33,6 +33,7 @@ from perdure.backends.files.namespace import LockedRun
 from perdure.backends.files.run_state import RunState
 from perdure.backends.files.threads import RunChange, join_namespace, leave_namespace
 from perdure.errors import StoreCapabilityError
+from perdure.model.id_checks import ChecksIds
 from perdure.model.ids import check_namespace
 from perdure.model.journal import Entry
 from perdure.model.records import (
@@ -62,7 +63,7 @@ T = TypeVar("T")
 _POLL_EVERY: Final = 0.05
 
 
-class FilesStore(SavesSnapshots):
+class FilesStore(ChecksIds, SavesSnapshots):
     """A store in a directory of a local disk. `prefix` keeps runs of several users of the same directory apart."""
 
     def __init__(self, directory: str | Path, *, prefix: str = "") -> None:

@@ -84,7 +84,6 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
     ) -> None:
         """Put this whole run in place of what is there."""
-        runs.check_names(run)
         journal, rows = check_journal(entries), check_inbox(inbox)
         await self._change(lambda db: large_values.restore(db, self._connections.large_values, run, journal, rows, now))
 

@@ -22,6 +22,8 @@ from perdure.backends.base.leases import Release, is_due, length_in_microseconds
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, new_row, row_after_create, row_after_restore
 from perdure.backends.memory.database import MemoryDatabase, Namespace
 from perdure.errors import LeaseLost, PersistenceError, StoreCapabilityError
+from perdure.model.id_checks import ChecksIds
+from perdure.model.ids import check_namespace
 from perdure.model.journal import Entry
 from perdure.model.records import (
     Awaited,
@@ -48,12 +50,12 @@ from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 __all__ = ["MemoryDatabase", "MemoryStore"]
 
 
-class MemoryStore(SavesSnapshots):
+class MemoryStore(ChecksIds, SavesSnapshots):
     """A `Store` in this process's memory; see `perdure.store.Store` for what each verb promises."""
 
     def __init__(self, database: MemoryDatabase | None = None, *, prefix: str = "") -> None:
         self._database = MemoryDatabase() if database is None else database
-        self._prefix = prefix
+        self._prefix = check_namespace(prefix)
         self._closed = False
 
     def __repr__(self) -> str:

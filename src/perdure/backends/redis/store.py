@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from perdure.backends.base.batching import Batcher
+from perdure.backends.base.claim_rules import ClaimFilter
 from perdure.backends.base.damaged_runs import raise_damage, report, set_aside
 from perdure.backends.base.leases import lease_microseconds, new_token, store_time
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, row_after_create
@@ -152,8 +153,9 @@ class RedisStore(ServerStore[RedisConnections]):
         token = new_token()
         args: builtins.list[Arg] = [optional(now), max(limit, 0), lease_microseconds(ttl), token, self._owner]
         args += [optional(suspects), SUSPECT_ATTEMPTS]
-        wanted: builtins.list[Arg] = [part for workflow in workflows for part in workflow]
-        names = [*as_list(wanted), "" if queues is None else 1, *as_list([*(queues or ())])]
+        wanted = ClaimFilter.of(workflows, queues)
+        versions: builtins.list[Arg] = [part for workflow in wanted.workflows for part in workflow]
+        names = [*as_list(versions), "" if wanted.queues is None else 1, *as_list([*(wanted.queues or ())])]
         at, next_wake_at, taken, passed_over = await self._call("claim", [self._keys.mark(token)], [*args, *names])
         for run_id in passed_over:
             report(SnapshotCorrupt(run_id.decode(errors="replace"), "the row", "its columns are not those of the index"))

@@ -19,7 +19,6 @@ from perdure.backends.sql.recording import append
 from perdure.backends.sql.rows import NO_PROBLEM_SQL, RUN_COLUMNS, RUN_FIELDS, assignments, lease_of, run_from, run_values
 from perdure.backends.sql.session import Parameters, Session, SqlConnections
 from perdure.errors import LeaseHeld, PerdureError, RunFinished, RunNotFound
-from perdure.model.ids import check_id
 from perdure.model.journal import Entry, drop_entry
 from perdure.model.records import ENDED, Claim, Created, NewRun, RunRow, Signal
 
@@ -101,15 +100,6 @@ class RunCreation(NamedTuple):
 def last_seq(rows: Sequence[Entry] | Sequence[Signal]) -> int:
     """The highest seq of rows that are in order."""
     return rows[-1].seq if rows else 0
-
-
-def check_names(run: NewRun) -> NewRun:
-    """The run, if its names are short enough for the indexes. Raises `ValueError`."""
-    check_id(run.id, "a run's id")
-    check_id(run.queue, "a queue's name")
-    if run.workflow:  # a restored run may lack it
-        check_id(run.workflow, "a workflow's name")
-    return run
 
 
 async def time(db: Session, now: int | None) -> int:

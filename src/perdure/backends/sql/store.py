@@ -25,7 +25,6 @@ from perdure.backends.sql.session import SqlConnections
 from perdure.backends.sql.transaction import SqlTransaction, open_fenced
 from perdure.backends.sql.verbs import SqlVerbs, Verb
 from perdure.errors import PersistenceError
-from perdure.model.ids import check_id
 from perdure.model.journal import Entry
 from perdure.model.records import (
     Awaited,
@@ -37,9 +36,7 @@ from perdure.model.records import (
     Lease,
     NewRun,
     Pulse,
-    QueueLimits,
     RunRow,
-    Schedule,
     Signal,
     WorkflowVersion,
 )
@@ -91,7 +88,7 @@ class SqlStore(ServerStore[H], SqlVerbs):
         """Insert the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
         length = None if ttl is None else lease_microseconds(ttl)
         journal, rows = check_journal(entries), check_inbox(inbox)
-        start = runs.check_names(check_start(run))
+        start = check_start(run)
         creation = runs.RunCreation(start, length, new_token(), self._owner, journal, rows, created_at, now)
         return self._batch(lambda batchers: batchers.creations, creation)
 
@@ -99,7 +96,6 @@ class SqlStore(ServerStore[H], SqlVerbs):
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
     ) -> None:
         """Put this whole run in place of what is there."""
-        runs.check_names(run)
         journal, rows = check_journal(entries), check_inbox(inbox)
         while not await self._change(lambda db: runs.restore(db, run, journal, rows, now)):
             pass
@@ -219,20 +215,6 @@ class SqlStore(ServerStore[H], SqlVerbs):
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
         """Ids of the runs that may be claimed now."""
         return await self._read(lambda db: reading.due(db, limit, now))
-
-    async def put_schedule(self, schedule: Schedule) -> None:
-        """Insert or replace the schedule."""
-        check_id(schedule.id, "a schedule's id")
-        await super().put_schedule(schedule)
-
-    async def fire(self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun, now: int | None = None) -> bool:
-        """Move the schedule on and create its run, once."""
-        start = runs.check_names(check_start(run))
-        return await super().fire(schedule_id, expected_at=expected_at, next_at=next_at, run=start, now=now)
-
-    async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
-        """Set the limits of a queue."""
-        await super().limit_queue(check_id(queue, "a queue's name"), limits)
 
     async def watch(self, timeout: float) -> None:
         """Return when this handle changed what may be due, after `timeout` seconds, or after `POLL_EVERY`: others may have."""
