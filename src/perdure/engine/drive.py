@@ -135,14 +135,9 @@ class Drive:
         if options.on_divergence == "run":
             recorded.owed.clear()
             recorded.owed_after.clear()
-        self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq, claim.run.updated_at)
-        if store is not None:
-            self.waits.read_inbox = self._read_inbox
-        self.tasks = BodyTasks(claim.run.seed)
-        self.tasks.may_survive_exit = store is not None
-        self.tasks.note_exit = self._note_exit
+        self.waits = self._new_waits(claim)
+        self.tasks = self._new_tasks()
         self.results = self._new_results(recorded)
-        self.tasks.note_time_limit = self._note_time_limit
         self.waits.on_change = self.tasks.changed = self.results.look_soon
         self.calls = Calls(
             claim.run.id,
@@ -182,6 +177,19 @@ class Drive:
         self._cancel_requested = claim.run.cancel_requested
         # Step functions that are running right now. The step that counts itself out calls `look_whether_drained`.
         self.executing = 0
+
+    def _new_waits(self, claim: Claim) -> Waits:
+        waits = Waits(self.clock, claim.inbox, claim.inbox_seq, claim.run.updated_at)
+        if self._store is not None:
+            waits.read_inbox = self._read_inbox
+        return waits
+
+    def _new_tasks(self) -> BodyTasks:
+        tasks = BodyTasks(self.run.seed)
+        tasks.may_survive_exit = self._store is not None
+        tasks.note_exit = self._note_exit
+        tasks.note_time_limit = self._note_time_limit
+        return tasks
 
     def _new_results(self, recorded: JournalIndex) -> ResultQueue:
         results = ResultQueue(

@@ -141,7 +141,9 @@ class SqlStore(ServerStore[H], SqlVerbs):
         leased = await self._connections.perform(
             self._namespace, lambda db, _: claims.acquire(db, run_id, length, self._owner, token, now, due_only=due_only)
         )
-        return None if leased is None else (await self._load(claims.ClaimResult([leased], None, []), now)).one()
+        if leased is None:
+            return None
+        return (await self._load(claims.ClaimResult([leased], None, leased.run.updated_at, []), now)).one()
 
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one transaction. It waits for no lock."""
