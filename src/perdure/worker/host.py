@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import uuid
 import warnings
 import weakref
 from collections.abc import Collection, Coroutine, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 

@@ -24,7 +24,7 @@ from perdure.backends.mysql.schema import check_settings, check_tables
 from perdure.backends.sql.dialect import Tables
 from perdure.backends.sql.schema import set_up
 from perdure.backends.sql.session import Result, Session, SqlConnections
-from perdure.errors import PersistenceError
+from perdure.errors import PersistenceError, StoreClosed
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ class MysqlConnections(SqlConnections):
 
     async def _open_pool(self) -> Any:
         if self.address is None:
-            raise PersistenceError(self.label, "it was closed; open a new one")
+            raise StoreClosed(self.label, "it was closed; open a new one")
         return await errors.driver().create_pool(
             minsize=0,
             maxsize=self._pool_size,
