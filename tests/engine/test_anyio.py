@@ -99,8 +99,11 @@ def test_a_cancelled_group_ends_its_calls(name: str) -> None:
 
 @on_each_call
 def test_a_group_whose_child_fails_ends_the_others(name: str) -> None:
+    async def divide() -> int:
+        return 1 // 0
+
     async def fail(ctx: Context[Any]) -> None:
-        await ctx.step("fail", lambda: 1 // 0)
+        await ctx.step(divide)
 
     async def body(ctx: Context[Any], seen: list[object]) -> None:
         try:
