@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from perdure.errors import StepFailed as StepFailed
     from perdure.errors import StepTimeout as StepTimeout
     from perdure.errors import StoreCapabilityError as StoreCapabilityError
+    from perdure.errors import StoreClosed as StoreClosed
     from perdure.errors import StreamFull as StreamFull
     from perdure.errors import Unloaded as Unloaded
     from perdure.errors import ValueNotStorable as ValueNotStorable
@@ -196,6 +197,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "StepFailed",
         "StepTimeout",
         "StoreCapabilityError",
+        "StoreClosed",
         "StreamFull",
         "Unloaded",
         "ValueNotStorable",

@@ -18,6 +18,7 @@
     │   ├── InvalidInput           arguments do not fit the workflow's parameters
     │   ├── ValueNotStorable       a value cannot be written so that it reads back the same
     │   ├── PersistenceError       the store could not write; the run stopped where it was
+    │   │   └── StoreClosed        the store was closed, and will not answer again
     │   ├── StoreCapabilityError   the store cannot do this, and says so rather than pretend
     │   ├── StreamFull             a stream holds as many items as it may
     │   └── SnapshotError
@@ -278,6 +279,10 @@ class PersistenceError(PerdureError):
 
     def __str__(self) -> str:
         return f"{self.args[0]}: {self.args[1]}"
+
+
+class StoreClosed(PersistenceError):
+    """The store was closed, or the event loop of the connections it borrowed: it will not answer again."""
 
 
 class StoreCapabilityError(PerdureError):

@@ -122,9 +122,7 @@ class Runtime:
         if self._is_closed:
             raise RuntimeError("this Runtime was closed; make a new one")
         if self._is_entered:
-            raise RuntimeError(
-                "this Runtime works already; call its methods, or those of runtime.sync, without entering it again"
-            )
+            raise RuntimeError("this Runtime works already; use its methods, or runtime.sync, without entering it again")
         self._is_entered = True
         await self._store.setup()
         if self._concurrency:

@@ -84,7 +84,8 @@ class Store(Protocol):
     async def close(self) -> None:
         """Close connections and threads once everything submitted was answered; a `watch` in progress returns.
 
-        A closed store refuses every verb with `PersistenceError`; closing it again does nothing.
+        A closed store refuses every verb with `PersistenceError`, best with `StoreClosed`, after which a wait does not try again;
+        closing it again does nothing.
         """
 
     def sibling(self) -> Store:

@@ -20,11 +20,12 @@ Call = Callable[[Context[Any]], Coroutine[Any, Any, Any]]
 # Each takes far longer than the time limits below.
 CALLS: dict[str, Call] = {
     "step": lambda ctx: ctx.step("hang", asyncio.sleep, 3600),
-    "plain sleep": lambda ctx: asyncio.sleep(3600),
+    "plain sleep": lambda _: asyncio.sleep(3600),
     "sleep": lambda ctx: ctx.sleep("hang", 5),
     "signal": lambda ctx: ctx.wait_for_signal("hang", timeout=5, default=None),
 }
-# What a replay finds over, since its deadline has passed: a time limit of this process does not expire then, as with `asyncio.timeout`.
+# What a replay finds over, since its deadline has passed. A time limit of this process does not expire then: so it is with
+# `asyncio.timeout`.
 OVER_ON_REPLAY = ("sleep", "signal")
 on_each_call = pytest.mark.parametrize("name", CALLS)
 
@@ -98,8 +99,11 @@ def test_a_cancelled_group_ends_its_calls(name: str) -> None:
 
 @on_each_call
 def test_a_group_whose_child_fails_ends_the_others(name: str) -> None:
+    async def divide() -> int:
+        return 1 // 0
+
     async def fail(ctx: Context[Any]) -> None:
-        await ctx.step("fail", lambda: 1 // 0)
+        await ctx.step(divide)
 
     async def body(ctx: Context[Any], seen: list[object]) -> None:
         try:

@@ -55,7 +55,7 @@ USES: dict[str, Use] = {name: lambda ctx, call=call: _run(call, ctx) for name, c
 async def test_ctx_in_another_thread_is_refused_at_once(use: Use, is_stored: bool) -> None:
     async def body(ctx: Context[Any]) -> str:
         before = await ctx.step("before", lambda: "before")
-        with pytest.raises(RuntimeError, match="another thread than the body of run .* call ctx in the body"):
+        with pytest.raises(RuntimeError, match=r"another thread than the body of run .* call ctx in the body"):
             await asyncio.to_thread(use, ctx)
         return before + await ctx.step("after", lambda: " after")
 

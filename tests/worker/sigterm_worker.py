@@ -40,6 +40,6 @@ async def listener(ctx: Context) -> str:
 
 
 if __name__ == "__main__":
-    options = {"drain_after": 0.5} if sys.argv[2:] == ["stuck"] else {}
-    asyncio.run(Runtime(f"sqlite:///{sys.argv[1]}", [listener, stuck], **options).work())
+    drain_after = 0.5 if sys.argv[2:] == ["stuck"] else 10
+    asyncio.run(Runtime(f"sqlite:///{sys.argv[1]}", [listener, stuck], drain_after=drain_after).work())
     print("stopped", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from perdure import Context, Err, Ok, Runtime, Suspended, stores, workflow
+from perdure import Context, Err, Ok, Runtime, Suspended, Workflow, stores, workflow
 from perdure.aio.loop_thread import block_on
 from perdure.errors import InvalidInput, RunCancelled, RunNotFound
 from perdure.store import Store
@@ -134,6 +135,74 @@ def test_a_plain_step_may_run_another_workflow_and_wait_for_it(store: Store) -> 
         return await ctx.step(inner)
 
     assert outer.run_sync(id="outer", store=store) == Ok("hello Ada!")
+
+
+class Families:
+    """Parents whose plain steps block until a child has ended. Each waits until so many of them are in their steps."""
+
+    def __init__(self, store: Store, parents: int, concurrency: int) -> None:
+        together = threading.Barrier(parents)
+
+        async def child(ctx: Context, n: int) -> int:
+            return await ctx.step("child's step", lambda: n + 1)
+
+        def start(n: int) -> int:
+            together.wait(PATIENCE)
+            return self.runtime.sync.start(self.child, n, id=f"child {n}").result()
+
+        def run(n: int) -> int:
+            together.wait(PATIENCE)
+            return self.runtime.sync.run(self.child, n, id=f"child {n}").unwrap()
+
+        async def parent(ctx: Context, n: int, how: str) -> int:
+            return await ctx.step("ask", {"start": start, "run": run}[how], n)
+
+        self.child, self.parent = Workflow("child", child), Workflow("parent", parent)
+        self.runtime = Runtime(store, [self.child, self.parent], concurrency=concurrency)
+
+
+def warnings_of_blocked(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "threads block" in record.getMessage()]
+
+
+@pytest.mark.parametrize("how", ["start", "run"])
+async def test_steps_that_block_all_threads_until_other_runs_have_ended_are_reported(
+    store: Store, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("perdure.aio.loop_thread.WARN_OF_BLOCKED_SECONDS", 0.05)
+    families = Families(store, parents=2, concurrency=2)
+    async with families.runtime as runtime:
+        parents = [await runtime.start(families.parent, n, how, id=f"parent {n}") for n in range(2)]
+        async with asyncio.timeout(PATIENCE):
+            while not warnings_of_blocked(caplog):  # noqa: ASYNC110 - what is looked at has no event
+                await asyncio.sleep(0.01)
+            (warning,) = warnings_of_blocked(caplog)
+            assert "step 'ask' of run 'parent 0', step 'ask' of run 'parent 1'" in warning
+            assert "raise concurrency=" in warning
+            await asyncio.sleep(0.3)
+            # Once, also when it looks again; and what is stuck can be helped by another worker, or a client.
+            assert warnings_of_blocked(caplog) == [warning]
+            if how == "start":
+                async with Runtime(store, [families.child]):
+                    assert [await run for run in parents] == [1, 2]
+            else:
+                for n in range(2):
+                    await runtime.cancel(f"child {n}")
+                for run in parents:
+                    with pytest.raises(RunCancelled):
+                        await run
+
+
+async def test_steps_that_block_while_threads_are_free_are_not_reported(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("perdure.aio.loop_thread.WARN_OF_BLOCKED_SECONDS", 0.001)
+    families = Families(store, parents=2, concurrency=3)
+    async with families.runtime as runtime:
+        parents = [await runtime.start(families.parent, n, "start") for n in range(2)]
+        async with asyncio.timeout(PATIENCE):
+            assert [await run for run in parents] == [1, 2]
+    assert warnings_of_blocked(caplog) == []
 
 
 def test_a_blocking_call_on_the_loop_that_would_serve_it_is_refused() -> None:

@@ -6,10 +6,10 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Final, TypeVar
 
-from perdure.aio.threads import start_thread
+from perdure.aio.threads import count_blocked, start_thread
 from perdure.errors import PersistenceError
 
 T = TypeVar("T")
@@ -81,15 +81,23 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_start_over_in_child)
 
 _thread: Final = LoopThread("perdure-sync")
+# How long a thread is blocked before it looks whether all threads for plain steps are.
+WARN_OF_BLOCKED_SECONDS: Final = 3.0
 
 
-def block_on(coro: Coroutine[Any, Any, T]) -> T:
-    """The result of the coroutine; blocks the calling thread until then, also one that runs an event loop."""
+def block_on(coro: Coroutine[Any, Any, T], by: str = "a call") -> T:
+    """The result of the coroutine; blocks the calling thread until then, also one that runs an event loop.
+
+    `by` is what a warning names if the thread is one for plain steps and all of those block in such calls.
+    """
     if _thread.is_current:
         coro.close()
         raise RuntimeError("a blocking call was made from the loop that would have to serve it; use the async methods there")
     future = _thread.submit(coro)
     try:
+        with count_blocked(by) as warn_if_all_blocked:
+            while not wait([future], WARN_OF_BLOCKED_SECONDS).done:
+                warn_if_all_blocked()
         return future.result()
     except BaseException:
         future.cancel()  # the wait was interrupted (KeyboardInterrupt): nothing will read the result

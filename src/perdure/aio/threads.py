@@ -7,6 +7,9 @@ parent has. And at exit the interpreter joins its threads, so a process stays un
 A `ThreadPool` starts or finds a thread before it queues a call, and a call that is cancelled before a thread has taken it is
 never executed. A forked child begins without threads and without calls. The threads are daemon threads: the interpreter does not
 join them at exit, and a call that is under way then is cut off.
+
+A step that blocks until another run has ended keeps its thread. When all threads of a pool do that, no plain step can be called
+until one of them returns, and the runs that they wait for may need one: `count_blocked` says so in a warning.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from perdure.errors import PersistenceError
@@ -37,6 +41,8 @@ log: Final = logging.getLogger("perdure")
 RETRY_SECONDS: Final = (0.05, 2.0)
 # How often a pool says that it gets no more threads, at most.
 WARN_EVERY_SECONDS: Final = 60.0
+# How many steps that block the threads are named in a warning.
+MAX_NAMED_BLOCKED: Final = 5
 STEP_THREADS: Final = 100
 FILE_THREADS: Final = 32
 
@@ -54,6 +60,10 @@ def start_thread(name: str, target: Callable[..., None], *args: Any) -> threadin
         hint = "look at the limits of processes and memory (ulimit -u, pids.max)"
         raise PersistenceError(f"thread {name!r}", f"it could not be started: {reason}; {hint}") from reason
     return thread
+
+
+# In a thread of a pool: `threads`, the pool's _PoolThreads.
+_here: Final = threading.local()
 
 
 class _Call(NamedTuple):
@@ -77,6 +87,9 @@ class _PoolThreads:
         self.spare = 0
         self.is_closed = False
         self.ended: Future[None] = Future()
+        # What blocks in a thread until another run has ended, by the number of the thread; and whether the warning was given.
+        self.blocked: dict[int, str] = {}
+        self._has_warned_of_blocked = False
         self._name = name
         self._numbers = itertools.count(1)
         self._warned_at: float | None = None
@@ -102,6 +115,31 @@ class _PoolThreads:
             self._warned_at = now
             log.warning("calls wait for one of %d %s threads: %s", self.count, self._name, failure)
 
+    def block(self, what: str) -> None:
+        with self.lock:
+            self.blocked[threading.get_ident()] = what
+
+    def unblock(self) -> None:
+        with self.lock:
+            del self.blocked[threading.get_ident()]
+            self._has_warned_of_blocked = False
+
+    def warn_if_all_blocked(self) -> None:
+        """Warn, once until one of them is free again, if all threads are blocked and no more can be started."""
+        with self.lock:
+            is_stuck = len(self.blocked) >= self.count and (self.count >= self.limit or self.spare < 0)
+            if not is_stuck or self._has_warned_of_blocked:
+                return
+            self._has_warned_of_blocked = True
+            blocked = sorted(self.blocked.values())
+        log.warning(
+            "all %d %s threads block in run_sync or runtime.sync until other runs have ended (%s): until one of them returns no "
+            "plain step can be called here, also not for those runs; wait in async steps, or raise concurrency=",
+            len(blocked),
+            self._name,
+            ", ".join(blocked[:MAX_NAMED_BLOCKED]) + (", ..." if len(blocked) > MAX_NAMED_BLOCKED else ""),
+        )
+
     def set_free(self) -> None:
         with self.lock:
             self.spare += 1
@@ -117,6 +155,7 @@ class _PoolThreads:
 
 def _work(threads: _PoolThreads) -> None:
     """What a thread does: one call after the other. It counts as free before the caller of the last one can know the result."""
+    _here.threads = threads
     while (call := threads.calls.get()) is not None:
         future, work = call
         if not future.set_running_or_notify_cancel():
@@ -241,6 +280,20 @@ async def run_in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
     """
     in_context = functools.partial(contextvars.copy_context().run, work, *args, **kwargs)
     return await asyncio.wrap_future(_file_threads.submit(in_context))
+
+
+@contextmanager
+def count_blocked(what: str) -> Iterator[Callable[[], None]]:
+    """Count this thread as blocked by `what`, if it is one of a pool; the function that is yielded warns if now all are."""
+    threads: _PoolThreads | None = getattr(_here, "threads", None)
+    if threads is None:
+        yield lambda: None
+        return
+    threads.block(what)
+    try:
+        yield threads.warn_if_all_blocked
+    finally:
+        threads.unblock()
 
 
 def _start_over_in_child() -> None:

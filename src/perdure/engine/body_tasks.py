@@ -328,7 +328,7 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
         return self._coro.__await__()
 
     def __getattr__(self, name: str) -> Any:
-        """`cr_frame`, `cr_suspended`, `__qualname__`, ... of the coroutine: anyio, debuggers and `Task.print_stack` look at them."""
+        """`cr_frame`, `cr_suspended`, `__qualname__`, ... of the coroutine, for anyio, debuggers and `Task.print_stack`."""
         if name in BodyTask.__slots__:  # not set yet
             raise AttributeError(name)
         return getattr(self._coro, name)

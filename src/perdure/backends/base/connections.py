@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
 from perdure.backends.base.retries import NotSentError, WriteFailure, retry_transient
-from perdure.errors import PersistenceError
+from perdure.errors import PersistenceError, StoreClosed
 from perdure.store import Durability
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class ServerConnections(ABC):
             return asyncio.run_coroutine_threadsafe(coro, self._pin_loop())
         except RuntimeError:
             coro.close()
-            raise PersistenceError(self.label, "the event loop of what it borrowed is closed; make a store anew") from None
+            raise StoreClosed(self.label, "the event loop of what it borrowed is closed; make a store anew") from None
 
     async def run(self, coro: Coroutine[Any, Any, T]) -> T:
         """What the coroutine gives, run on the connections loop to its end whatever becomes of the caller."""
@@ -101,7 +101,7 @@ class ServerConnections(ABC):
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            raise PersistenceError(self.label, "the event loop of what it borrowed is closed; make a store anew") from None
+            raise StoreClosed(self.label, "the event loop of what it borrowed is closed; make a store anew") from None
 
     def _pin_loop(self) -> asyncio.AbstractEventLoop:
         if self._borrowed_loop is None:

@@ -21,7 +21,7 @@ from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.backends.base.leases import Release, is_due, length_in_microseconds, refuse_leased, store_time
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, new_row, row_after_create, row_after_restore
 from perdure.backends.memory.database import MemoryDatabase, Namespace
-from perdure.errors import LeaseLost, PersistenceError, StoreCapabilityError
+from perdure.errors import LeaseLost, StoreCapabilityError, StoreClosed
 from perdure.model.id_checks import ChecksIds
 from perdure.model.ids import check_namespace
 from perdure.model.journal import Entry
@@ -351,10 +351,10 @@ class MemoryStore(ChecksIds, SavesSnapshots):
 
     @contextmanager
     def _lock(self) -> Iterator[Namespace]:
-        """The runs under this handle's prefix, for the length of one verb. Raises `PersistenceError` once it is closed."""
+        """The runs under this handle's prefix, for the length of one verb. Raises `StoreClosed` once it is closed."""
         with self._database.lock:
             if self._closed:
-                raise PersistenceError("the memory store", "this handle is closed; open another one")
+                raise StoreClosed("the memory store", "this handle is closed; open another one")
             yield self._database.namespaces[self._prefix]
 
     @contextmanager

@@ -16,7 +16,7 @@ from perdure.backends.mongo.address import MongoAddress, settings_for
 from perdure.backends.mongo.documents import Document
 from perdure.backends.mongo.errors import classify_failure, driver, is_silence, map_error
 from perdure.backends.mongo.schema import Collections, set_up
-from perdure.errors import PersistenceError
+from perdure.errors import PersistenceError, StoreClosed
 from perdure.store import Durability
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class MongoConnections(ServerConnections):
 
     def _require_client(self) -> AsyncMongoClient[Document]:
         if self._client is None:
-            raise PersistenceError(self.label, "it was closed; open a new one")
+            raise StoreClosed(self.label, "it was closed; open a new one")
         return self._client
 
     async def open(self, *, allowed: bool) -> None:

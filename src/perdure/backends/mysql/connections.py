@@ -24,7 +24,7 @@ from perdure.backends.mysql.schema import check_settings, check_tables
 from perdure.backends.sql.dialect import Tables
 from perdure.backends.sql.schema import set_up
 from perdure.backends.sql.session import Result, Session, SqlConnections
-from perdure.errors import PersistenceError
+from perdure.errors import PersistenceError, StoreClosed
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class MysqlConnections(SqlConnections):
     def _settings(self) -> dict[str, Any]:
         """The driver's arguments for a connection."""
         if self.address is None:
-            raise PersistenceError(self.label, "it was closed; open a new one")
+            raise StoreClosed(self.label, "it was closed; open a new one")
         return dict(
             client_flag=_FOUND_ROWS,
             autocommit=True,
