@@ -188,6 +188,8 @@ class Host:
 
         try:
             return await create(start.new)
+        except ValueNotStorable as reason:
+            raise InvalidInput(workflow.name, str(reason)) from reason
         except RunConflict:
             found = await self.store.get(start.new.id) if workflow.aliases else None
             if found is None or found.workflow not in workflow.aliases:
@@ -310,7 +312,10 @@ class Host:
         except ValueNotStorable as reason:
             raise InvalidInput(f"signal {name}", str(reason)) from reason
         now = self.clock.store_now()
-        await self.store.signal(check_id(run_id, "a run's id"), name, encoded, dedupe=dedupe, now=now)
+        try:
+            await self.store.signal(check_id(run_id, "a run's id"), name, encoded, dedupe=dedupe, now=now)
+        except ValueNotStorable as reason:
+            raise InvalidInput(f"signal {name}", str(reason)) from reason
         active = active_runs.find(self.store, run_id)
         if active is not None:
             active.drive.look_at_inbox()

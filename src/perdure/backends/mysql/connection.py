@@ -12,7 +12,7 @@ from perdure.backends.mysql.errors import is_stale
 from perdure.backends.mysql.literals import Quote, fill
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.session import Result
-from perdure.errors import PersistenceError
+from perdure.errors import ValueNotStorable
 
 BEGIN: Final = b"START TRANSACTION"
 COMMIT: Final = b"COMMIT"
@@ -67,9 +67,9 @@ class MysqlConnection:
     def _check_size(self, size: int) -> None:
         # One byte is the command. A server closes the connection over a larger packet, without an error.
         if size + 1 >= self._max_packet:
-            raise PersistenceError(
-                self._label,
-                f"this write makes a packet of {size} bytes, and the server takes max_allowed_packet={self._max_packet}; "
+            raise ValueNotStorable(
+                "value",
+                f"this write makes a packet of {size:,} bytes, and {self._label} takes max_allowed_packet={self._max_packet:,}; "
                 "record less at once, or raise max_allowed_packet on the server",
             )
 
