@@ -258,7 +258,10 @@ class InvalidInput(PerdureError):
 
 
 class ValueNotStorable(PerdureError):
-    """A value cannot be written so that it reads back the same; `path` says which part of it."""
+    """A value cannot be written so that it reads back the same, or is longer than the store takes; `path` says which part of it.
+
+    A store raises it from a verb for a value that it will never take, and then has changed nothing.
+    """
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -266,6 +269,10 @@ class ValueNotStorable(PerdureError):
     @property
     def path(self) -> str:
         return str(self.args[0])
+
+    @property
+    def reason(self) -> str:
+        return str(self.args[1])
 
     def __str__(self) -> str:
         return f"the value at {self.args[0]} cannot be stored: {self.args[1]}"

@@ -12,6 +12,10 @@ in `capabilities`; `require` checks that. The stores of this package are of type
 Verbs are coroutines. The four that a driver waits for (`create`, `record`, `suspend`, `finish`) may return any awaitable, so
 that a store can answer with a future of its own and save a task.
 
+A value that the database will never take, because it is too long for a column, a row or a packet, is refused by every verb with
+`ValueNotStorable`, and nothing has changed. The engine then fails the step, the run or the call that the value belongs to. Any
+other failure of the database is a `PersistenceError`, and the same write may succeed later.
+
 Instants are integer microseconds UTC by the store's own clock, unless a test passes `now=`; lengths are seconds. Payloads are
 opaque bytes. Ids and names are text (`check_id`), compared byte for byte: a verb raises `TypeError` for anything else, and
 `ValueError` for text that is no id. `model.id_checks` does that for all stores. What a driver writes was checked by the engine.

@@ -39,6 +39,7 @@ from perdure.errors import (
     OnChange,
     PerdureError,
     SnapshotCorrupt,
+    ValueNotStorable,
     react,
 )
 from perdure.model.durations import MICROSECOND, moment
@@ -223,6 +224,7 @@ class Drive:
             on_pulse=pulsed,
             on_failure=self._give_up,
             on_written=self._written,
+            on_replaced=self.results.replace,
         )
 
     @property
@@ -474,7 +476,12 @@ class Drive:
         if self.tasks.alive:
             await self._end_body()
         try:
-            await self.recorder.finish(ending.status, ending.payload)
+            try:
+                await self.recorder.finish(ending.status, ending.payload)
+            except ValueNotStorable as refusal:
+                error = ValueNotStorable("value", f"it has {len(ending.payload):,} bytes ({refusal.reason})")
+                ending = self._ending = run_ending(self.codec, Err(error), self._hints)
+                await self.recorder.finish(ending.status, ending.payload)
         finally:  # cancelled meanwhile it may have ended all the same
             if self.recorder.has_let_go:
                 self._stands(status=ending.status, outcome=ending.payload, wake_at=None)

@@ -159,7 +159,10 @@ class _Attempts(msgspec.Struct):
             ended_at=drive.clock.now(),
         )
         if not drive.results.reaches_body_at_once(entry):
-            await drive.calls.wait_for_delivery(self._call, entry)
+            delivered = await drive.calls.wait_for_delivery(self._call, entry)
+            if delivered is not entry:  # the store cannot hold the result
+                entry, failure = delivered, load_failure(drive.codec, delivered.payload, step.key, step.plan.fails_with)
+                result = AttemptResult(False, entry.payload, error=failure)
         if drive.cached_keys.uses:
             drive.cached_keys.note_result(entry)
         if drive.publisher.subscribers:

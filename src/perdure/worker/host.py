@@ -185,6 +185,8 @@ class Host:
 
         try:
             return await create(start.new)
+        except ValueNotStorable as reason:
+            raise InvalidInput(workflow.name, str(reason)) from reason
         except RunConflict:
             found = await self.store.get(start.new.id) if workflow.aliases else None
             if found is None or found.workflow not in workflow.aliases:
@@ -324,7 +326,10 @@ class Host:
         except ValueNotStorable as reason:
             raise InvalidInput(f"signal {name}", str(reason)) from reason
         now = self.clock.store_now()
-        await self.store.signal(check_id(run_id, "a run's id"), name, encoded, dedupe=dedupe, now=now)
+        try:
+            await self.store.signal(check_id(run_id, "a run's id"), name, encoded, dedupe=dedupe, now=now)
+        except ValueNotStorable as reason:
+            raise InvalidInput(f"signal {name}", str(reason)) from reason
         for active in active_runs.find_all(self.store, run_id):
             active.call_threadsafe(active.drive.look_at_inbox)
 

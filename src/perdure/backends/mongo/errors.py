@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from perdure.backends.base.retries import WriteFailure, wrap_error
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, ValueNotStorable
 
 DUPLICATE_KEY: Final = 11000
 _WRITE_CONFLICT: Final = 112
@@ -19,6 +19,8 @@ _UNKNOWN_CODES: Final = frozenset({
     50, 262,  # the operation took too long
     9001,  # a socket failed
 })  # fmt: skip
+# A document would have more than 16 MiB.
+_TOO_LARGE_CODES: Final = frozenset({10334, 17419, 17420})
 # The moment of a read is too old for the server, or not yet available there.
 _SNAPSHOT_CODES: Final = frozenset({239, 246})
 _LABELS: Final = ("RetryableWriteError", "TransientTransactionError", "UnknownTransactionCommitResult")
@@ -79,14 +81,21 @@ def _codes(error: BaseException) -> set[int]:
 
 
 def map_error(error: BaseException, label: str, secrets: Collection[str] = ()) -> BaseException:
-    """What the caller gets: `PersistenceError` for what the driver, the server and the system say, without the password."""
+    """What the caller gets: `PersistenceError` for what the driver, the server and the system say, without the password.
+
+    `ValueNotStorable` for a document that is too large.
+    """
     from bson.errors import BSONError
-    from pymongo.errors import PyMongoError
+    from pymongo.errors import DocumentTooLarge, PyMongoError
 
     kinds = PyMongoError | BSONError | TornError | OSError | TimeoutError | OverflowError
     if isinstance(error, PerdureError) or not (isinstance(error, kinds) or _is_label_bug(error)):
         return error
     message = f"{type(error).__name__}: {_short(error)}"
+    if isinstance(error, DocumentTooLarge) or _codes(error) & _TOO_LARGE_CODES or "object to insert too large" in message:
+        refusal = ValueNotStorable("value", message)
+        refusal.__cause__ = error
+        return refusal
     return wrap_error(error, label, message, secrets)
 
 

@@ -16,7 +16,7 @@ from perdure.backends.mysql.large_values import VariableQuote, split_into_packet
 from perdure.backends.mysql.literals import Quote, fill
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.session import Result
-from perdure.errors import PersistenceError
+from perdure.errors import ValueNotStorable
 
 _SLOWEST_UPLOAD: Final = 128 * 1024  # bytes per second, on the slowest of networks
 BEGIN: Final = b"START TRANSACTION"
@@ -122,10 +122,10 @@ class MysqlConnection:
     def _check_size(self, size: int) -> None:
         # One byte is the command. A server closes the connection over a larger packet, without an error.
         if size + 1 >= self._max_packet:
-            raise PersistenceError(
-                self._label,
-                f"this statement has {size:,} bytes, and the server takes max_allowed_packet={self._max_packet}; "
-                "write less at once, or raise max_allowed_packet on the server",
+            raise ValueNotStorable(
+                "value",
+                f"this write makes a packet of {size:,} bytes, and {self._label} takes max_allowed_packet={self._max_packet:,}; "
+                "record less at once, or raise max_allowed_packet on the server",
             )
 
     @property

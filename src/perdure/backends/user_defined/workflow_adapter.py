@@ -233,11 +233,12 @@ class WorkflowStateStore(StateStore):
             await self._refresh(run_id)
             if not is_ours:
                 self._refuse_foreign(run_id)
+            before = self._copy_run(run_id)
             yield
             if is_ours and not self._leases.is_ours(run_id):
                 self._forget(run_id)
                 raise LeaseHeld(run_id, "another process perhaps: the store took longer than the lease that it gave; try again")
-            await self._save_run(run_id)
+            await self._save_or_put_back(run_id, before)
 
     @asynccontextmanager
     async def _write(self, lease: Lease) -> AsyncIterator[None]:
