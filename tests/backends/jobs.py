@@ -259,3 +259,14 @@ async def record_more(parent: ParentPipe, dsn: str, path: Path, generation: int,
             if stop.done():
                 break
         await store.release(claim.lease)
+
+
+async def send_signals(parent: ParentPipe, dsn: str, name: str, *run_ids: str) -> None:
+    """Send this signal to these runs when the test says so, and say when the store has accepted it."""
+    async with store_at(dsn) as store:
+        await store.setup()
+        parent.send("ready")
+        await parent.receive()
+        for run_id in run_ids:
+            await store.signal(run_id, name, b'"sent"')
+        parent.send("accepted")

@@ -1,6 +1,6 @@
 """How a caller gets the outcome of a run: it drives the run, joins a drive in this process, or waits for another process.
 
-A run that another process drives is watched through its store: `store.watch` returns when something may have changed there.
+A run that another process drives is looked at again when its store may have changed.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from perdure.errors import InvalidInput, LeaseHeld, LeaseLost, RunNotFound
 from perdure.model.durations import instant, moment
@@ -20,9 +20,6 @@ from perdure.worker.host import Host
 from perdure.worker.workflow_body import WorkflowDefinition
 
 T = TypeVar("T")
-
-# How long a change in the store may go unnoticed, where the store cannot report it.
-POLL_SECONDS: Final = 1.0
 
 
 async def run_to_outcome(
@@ -73,7 +70,7 @@ async def resume(host: Host, run_id: str, options: dict[str, Any], *, wait: bool
             return _undriven_outcome(host, await host.row(run_id))
         return await host.drive(definition, claim, options).join()
 
-    return await _look_until_found(host, look)
+    return await _look_until_found(host, run_id, look)
 
 
 async def wait_for_outcome(host: Host, run_id: str, *, through_waits: bool = False) -> Outcome[Any]:
@@ -101,15 +98,14 @@ async def wait_for_outcome(host: Host, run_id: str, *, through_waits: bool = Fal
 
     # First without watching the store, which is not needed for a run that is driven here to its end.
     outcome = await join()
-    return outcome if outcome is not None else await _look_until_found(host, look)
+    return outcome if outcome is not None else await _look_until_found(host, run_id, look)
 
 
 async def drive_whenever_due(host: Host, run_id: str, options: dict[str, Any]) -> None:
     """Drive the run each time it is due, until it has ended or was deleted."""
     while True:
-        watch = asyncio.ensure_future(host.store.watch(POLL_SECONDS))
         timer = None
-        try:
+        with active_runs.expect_change(host.store, run_id) as change:
             await asyncio.sleep(0)  # starts the watch before the run is read, so that no change falls between the two
             try:
                 outcome = await resume(host, run_id, options)
@@ -120,28 +116,23 @@ async def drive_whenever_due(host: Host, run_id: str, options: dict[str, Any]) -
             if not isinstance(outcome, Suspended):
                 return
             if outcome.wake_at is not None:
-                timer = host.clock.call_at(instant(outcome.wake_at), watch.cancel)
-            await asyncio.wait([watch])
-            if not watch.cancelled():
-                watch.result()
-        finally:
-            watch.cancel()
-            if timer is not None:
-                timer.cancel()
+                timer = host.clock.call_at(instant(outcome.wake_at), change.cancel)
+            try:
+                await asyncio.wait([change])
+            finally:
+                if timer is not None:
+                    timer.cancel()
 
 
-async def _look_until_found(host: Host, look: Callable[[], Awaitable[T | None]]) -> T:
-    """What `look` gives once it gives something. It is called again whenever the store may have changed."""
+async def _look_until_found(host: Host, run_id: str, look: Callable[[], Awaitable[T | None]]) -> T:
+    """What `look` gives once it gives something. It is called again whenever the run may have changed."""
     while True:
-        watch = asyncio.ensure_future(host.store.watch(POLL_SECONDS))
-        try:
+        with active_runs.expect_change(host.store, run_id) as change:
             await asyncio.sleep(0)  # as above
             found = await look()
             if found is not None:
                 return found
-            await watch
-        finally:
-            watch.cancel()
+            await change
 
 
 def _undriven_outcome(host: Host, row: RunRow) -> Outcome[Any] | None:

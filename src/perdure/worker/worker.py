@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
+from perdure.aio.store_watch import POLL_SECONDS
 from perdure.errors import LeaseLost
 from perdure.model.clock import elapsed
 from perdure.model.records import RunInfo, Status, WorkflowVersion
 from perdure.result import Err
 from perdure.worker.active_runs import ActiveRun, active_runs
 from perdure.worker.host import Host
-from perdure.worker.outcomes import POLL_SECONDS
 
 # How often a worker looks for runs of versions that it does not have, at most.
 LOOK_FOR_VERSIONS_SECONDS: Final = 60.0
@@ -48,6 +48,7 @@ class Worker:
     def adopt(self, run: ActiveRun) -> None:
         """Count this run against the worker's concurrency."""
         active_runs.adopt(run, self)
+        run.drive.watches_after = 0.0
 
     async def work(self) -> None:
         """Claim and drive until `stop`, then drain."""
@@ -115,8 +116,6 @@ class Worker:
             await self._host.store.watch(POLL_SECONDS)
         except Exception:  # noqa: BLE001 - as above; the claim that follows reports it
             await asyncio.sleep(POLL_SECONDS)
-        for run in active_runs.of(self):
-            run.drive.look_at_inbox()
         self._wake.set()
 
     def on_drive_over(self, run: ActiveRun) -> None:
