@@ -123,7 +123,11 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wall, self.elapsed = 10 * HOUR, 7 * HOUR
-        monkeypatch.setattr(clocks, "_elapsed_microseconds", lambda: self.elapsed)
+        monkeypatch.setattr(clocks, "_elapsed_ns", lambda: 1000 * self.elapsed)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return ("some",)
 
     def now(self) -> int:
         return self.wall
@@ -151,7 +155,7 @@ def observe(clock: StoreClock, machine: Machine, store_time: int, way_there: int
 
 
 def test_it_is_never_ahead_of_the_store_and_behind_it_by_a_reply_at_most(machine: Machine) -> None:
-    clock = StoreClock(machine, ("store",))
+    clock = StoreClock(machine, machine)
     store = machine.wall + HOUR
     for way_there, way_back in ((30, 20), (10, 80), (5, 5), (500, 1)):
         before = clock.now()
@@ -162,7 +166,7 @@ def test_it_is_never_ahead_of_the_store_and_behind_it_by_a_reply_at_most(machine
 
 
 def test_it_follows_a_store_whose_clock_is_set(machine: Machine) -> None:
-    clock = StoreClock(machine, ("store",))
+    clock = StoreClock(machine, machine)
     for store in (machine.wall + HOUR, machine.wall - HOUR, machine.wall + 5):
         observe(clock, machine, store, 10, 10)
         assert clock.now() == store
@@ -171,7 +175,7 @@ def test_it_follows_a_store_whose_clock_is_set(machine: Machine) -> None:
 
 
 def test_setting_the_clock_of_the_machine_changes_nothing(machine: Machine) -> None:
-    clock = StoreClock(machine, ("store",))
+    clock = StoreClock(machine, machine)
     observe(clock, machine, machine.wall + 10, 10, 10)
     before = clock.now()
     machine.wall += HOUR
@@ -196,8 +200,8 @@ def test_a_difference_is_reported_once_and_only_if_it_is_certain(
     machine: Machine, caplog: pytest.LogCaptureFixture, difference: int, way: int, report: str | None
 ) -> None:
     for _ in range(3):
-        clock = StoreClock(machine, ("store",))
+        clock = StoreClock(machine, machine)
         observe(clock, machine, machine.wall + difference + way, way, way)
     messages = [record.getMessage() for record in caplog.records]
-    reports = [] if report is None else [f"the clock of the store store is {report} this machine's; runs go by the store's"]
+    reports = [] if report is None else [f"the clock of the some store is {report} this machine's; runs go by the store's"]
     assert messages == reports

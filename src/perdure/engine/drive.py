@@ -22,6 +22,7 @@ import msgspec
 
 from perdure.aio.interrupts import describe_interrupt, is_for_process
 from perdure.aio.pending_write import await_reply, run_to_end
+from perdure.aio.store_watch import POLL_SECONDS, expect_change
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
 from perdure.engine.body_tasks import BodyTasks, begun, first_step, note_tasks
 from perdure.engine.endings import ending_of_body, ending_of_dead_run
@@ -42,6 +43,7 @@ from perdure.errors import (
     ValueNotStorable,
     react,
 )
+from perdure.model.clock import Clock
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry, JournalIndex
 from perdure.model.records import Claim, Pulse, failure_pause, misfit_pause, problem_text
@@ -75,6 +77,7 @@ class Drive:
         "_is_inbox_to_be_read",
         "_is_misfit",
         "_lease",
+        "_listening",
         "_loop",
         "_main",
         "_must_suspend",
@@ -99,6 +102,7 @@ class Drive:
         "settings",
         "tasks",
         "waits",
+        "watches_after",
     )
 
     def __init__(
@@ -115,12 +119,13 @@ class Drive:
         asked_at: float = 0.0,
         subscriptions: Subscriptions | None = None,
         retired: Collection[str] = (),
+        clock: Clock | None = None,
     ) -> None:
         self.run = claim.run
         self.settings = settings
         self.options = options
         self.codec = settings.codec
-        self.clock = settings.clock
+        self.clock = settings.clock if clock is None else clock
         self.is_strict = options.strict if options.strict is not None else store is not None
         # Whether the arguments of a step are compared with those that are recorded, now or when the run is resumed.
         is_resumable = store is not None or options.on_event is not None or options.cache is not None
@@ -162,6 +167,10 @@ class Drive:
             self._held = HeldLease(claim.lease, ttl, asked_at, pulsed, self._lost)
             heartbeat.hold(self._held)
         self._main: asyncio.Task[None] | None = None
+        # What will let this drive look at its inbox, while it waits for a signal in memory.
+        self._listening: asyncio.Future[None] | asyncio.TimerHandle | None = None
+        # How long that begins after the body came to rest: a run that leaves memory soon need not watch its store.
+        self.watches_after = POLL_SECONDS
         # Done when there is something that `drive` has to deal with.
         self._attention: asyncio.Future[None] = self._loop.create_future()
         self._ending: Ending | None = None
@@ -575,6 +584,9 @@ class Drive:
         if self.calls.closed is None:
             self.calls.close(why)
             self.waits.close()
+            if self._listening is not None:
+                self._listening.cancel()
+                self._listening = None
 
     # What the parts of the drive report to it.
 
@@ -617,6 +629,20 @@ class Drive:
         """
         if self.results.is_live and not self.calls.owed.missing:
             self.recorder.flush()
+        if self._listening is None and self._store is not None and self.waits.has_address and self.calls.closed is None:
+            self._listening = self._loop.call_later(self.watches_after, self._listen, self._store)
+
+    def _listen(self, store: Store) -> None:
+        """Look at the inbox whenever the store may have changed, as long as a signal is waited for."""
+        self._listening = change = expect_change(store)
+        change.add_done_callback(self._store_changed)
+        self.look_at_inbox()  # for what came before it was watched
+
+    def _store_changed(self, change: asyncio.Future[None]) -> None:
+        if change is self._listening:
+            self._listening = None
+            if self._store is not None and self.waits.has_address:
+                self._listen(self._store)
 
     def _written(self, seq: int) -> None:
         if self.publisher.subscribers:

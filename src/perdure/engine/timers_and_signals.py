@@ -16,14 +16,14 @@ import heapq
 import itertools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from perdure.engine.body_tasks import nothing
 from perdure.model.clock import Clock, Timer
 from perdure.model.records import Awaited, Signal
 
 _NONE: Final[frozenset[int]] = frozenset()
-# From how many elements on a collection is cleared of what it need not keep; then from twice as many as were left.
+# From how many elements on a collection is cleared of what it need not keep.
 _CLEARED_FROM: Final = 16
 # Tells waits of one rank and seq apart, since waits themselves have no order.
 _order: Final = itertools.count()
@@ -41,33 +41,23 @@ class Wait:
     is_open: bool = False
 
 
-class _WaitHeap:
-    """Waits by a rank, the lowest first. One that was closed is dropped when it comes to the front, or when many are closed."""
+# Waits by a rank, their seq and `_order`. One that was closed is dropped when it comes to the front.
+_Heap: TypeAlias = list[tuple[int, int, int, Wait]]
 
-    __slots__ = ("_cleared_from", "_heap")
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int, int, Wait]] = []
-        self._cleared_from = _CLEARED_FROM
+def _push(heap: _Heap, rank: int, wait: Wait, number_open: int) -> None:
+    """Add a wait to a heap. Closed waits are dropped from it when they are many."""
+    if len(heap) > 4 * number_open + _CLEARED_FROM:
+        heap[:] = [item for item in heap if item[-1].is_open]
+        heapq.heapify(heap)
+    heapq.heappush(heap, (rank, wait.seq, next(_order), wait))
 
-    def push(self, rank: int, wait: Wait) -> None:
-        if len(self._heap) >= self._cleared_from:
-            self._heap = [item for item in self._heap if item[-1].is_open]
-            heapq.heapify(self._heap)
-            self._cleared_from = max(_CLEARED_FROM, 2 * len(self._heap))
-        heapq.heappush(self._heap, (rank, wait.seq, next(_order), wait))
 
-    def first(self) -> Wait | None:
-        heap = self._heap
-        while heap and not heap[0][-1].is_open:
-            heapq.heappop(heap)
-        return heap[0][-1] if heap else None
-
-    def drop_first(self) -> None:
-        heapq.heappop(self._heap)
-
-    def clear(self) -> None:
-        self._heap.clear()
+def _first(heap: _Heap) -> Wait | None:
+    """The open wait with the lowest rank, of several the one that was opened first."""
+    while heap and not heap[0][-1].is_open:
+        heapq.heappop(heap)
+    return heap[0][-1] if heap else None
 
 
 class Waits:
@@ -83,10 +73,10 @@ class Waits:
         # Called, with the present instant, when the inbox must be read before a wait may expire. None: there is no other inbox.
         self.read_inbox: Callable[[int], None] | None = None
         self._open: dict[Wait, None] = {}
-        self._by_deadline = _WaitHeap()
-        self._by_address: dict[Awaited, _WaitHeap] = {}
+        self._by_deadline: _Heap = []
+        self._by_address: dict[Awaited, _Heap] = {}
         # Of every address that has a signal, at least the first open wait. Also waits whose signal another wait has taken.
-        self._matched = _WaitHeap()
+        self._matched: _Heap = []
         # What no wait has taken, as heaps by seq.
         self._signals: dict[Awaited, list[tuple[int, Signal]]] = {}
         # Taken, and by `unrecorded` not recorded as consumed; also others, until it is cleared of them.
@@ -100,7 +90,8 @@ class Waits:
         self.inbox_seq = inbox_seq
         self._inbox_read_at = self._asked_at = inbox_read_at
         self.is_live = False
-        self._keep(inbox)
+        if inbox:
+            self._keep(inbox)
 
     @property
     def inbox(self) -> tuple[Signal, ...]:
@@ -121,11 +112,11 @@ class Waits:
         wait.is_open = True
         self._open[wait] = None
         if wait.deadline is not None:
-            self._by_deadline.push(wait.deadline, wait)
+            _push(self._by_deadline, wait.deadline, wait, len(self._open))
         if wait.address is not None:
-            self._by_address.setdefault(wait.address, _WaitHeap()).push(wait.seq, wait)
+            _push(self._by_address.setdefault(wait.address, []), wait.seq, wait, len(self._open))
             if wait.address in self._signals:
-                self._matched.push(wait.seq, wait)
+                _push(self._matched, wait.seq, wait, len(self._open))
         self._arm()
 
     def remove(self, wait: Wait) -> None:
@@ -173,7 +164,7 @@ class Waits:
         matched = self._first_matched()
         if matched is not None:
             return matched
-        wait = self._by_deadline.first()
+        wait = _first(self._by_deadline)
         if wait is None or wait.deadline is None:
             return None
         now = self._clock.now()
@@ -193,7 +184,7 @@ class Waits:
 
     def wake_at(self) -> int | None:
         """The earliest deadline."""
-        wait = self._by_deadline.first()
+        wait = _first(self._by_deadline)
         return None if wait is None else wait.deadline
 
     def addresses(self) -> tuple[Awaited, ...]:
@@ -204,13 +195,11 @@ class Waits:
     def close(self) -> None:
         """Resolve nothing more, and call nothing more."""
         self.is_live = False
-        for wait in self._open:
-            wait.is_open = False
-        self._open.clear()
-        self._by_deadline.clear()
-        self._by_address.clear()
-        self._matched.clear()
-        self._arm()
+        if self._open:
+            for wait in self._open:
+                wait.is_open = False
+            self._open, self._by_address = {}, {}
+            self._arm()
         self.on_change = nothing
         self.read_inbox = None
 
@@ -219,20 +208,22 @@ class Waits:
         del self._open[wait]
         if wait.address is None:
             return
-        following = self._by_address[wait.address].first()
+        following = _first(self._by_address[wait.address])
         if following is None:
             del self._by_address[wait.address]
         elif wait.address in self._signals:
-            self._matched.push(following.seq, following)
+            _push(self._matched, following.seq, following, len(self._open))
 
     def _keep(self, signals: list[Signal]) -> None:
         for signal in signals:
-            if signal.seq not in self._received:
-                self._received.add(signal.seq)
-                heapq.heappush(self._signals.setdefault(signal.address, []), (signal.seq, signal))
-                waiting = self._by_address.get(signal.address)
-                if waiting is not None and (wait := waiting.first()) is not None:
-                    self._matched.push(wait.seq, wait)
+            if signal.seq in self._received:
+                continue
+            self._received.add(signal.seq)
+            rows = self._signals.setdefault(signal.address, [])
+            heapq.heappush(rows, (signal.seq, signal))
+            waiting = self._by_address.get(signal.address) if len(rows) == 1 else None
+            if waiting is not None and (wait := _first(waiting)) is not None:
+                _push(self._matched, wait.seq, wait, len(self._open))
 
     def _take(self, signal: Signal) -> None:
         rows = self._signals[signal.address]
@@ -241,10 +232,10 @@ class Waits:
             del self._signals[signal.address]
 
     def _first_matched(self) -> tuple[Wait, Signal] | None:
-        while (wait := self._matched.first()) is not None:
+        while (wait := _first(self._matched)) is not None:
             if wait.address is not None and (rows := self._signals.get(wait.address)):
                 return wait, rows[0][1]
-            self._matched.drop_first()
+            heapq.heappop(self._matched)
         return None
 
     def _forget_recorded(self) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from perdure.model.durations import MICROSECOND
@@ -93,6 +94,15 @@ class _LoopTimer:
             self._handle = self._loop.call_later(min(max(left, _SHORTEST_DELAY), _LONGEST_DELAY), self._fire)
 
 
+class Keyed(Protocol):
+    """A store, as far as its clock needs it."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Which store it is."""
+        ...
+
+
 class StoreClock:
     """The time of a store: that of the last reply which carried it, and what has passed here since the reply was received.
 
@@ -101,14 +111,14 @@ class StoreClock:
     reply it has the time of `clock`.
     """
 
-    def __init__(self, clock: Clock, store_key: tuple[str, ...]) -> None:
+    def __init__(self, clock: Clock, store: Keyed) -> None:
         self._clock = clock
-        self._store_key = store_key
-        self._offset = clock.now() - _elapsed_microseconds()
+        self._store = store
+        self._offset = clock.now() - _elapsed_ns() // 1000
         self.has_store_time = False
 
     def now(self) -> int:
-        return _elapsed_microseconds() + self._offset
+        return _elapsed_ns() // 1000 + self._offset
 
     def store_now(self) -> int | None:
         return None
@@ -121,20 +131,21 @@ class StoreClock:
 
         This clock is set only if it cannot be right, so it does not go back and forth with the time that each reply takes.
         """
-        received_at = self.now()
+        self.has_store_time = True
+        received_at = _elapsed_ns() // 1000 + self._offset
         if not asked_at <= store_time <= received_at:
             self._offset += store_time - received_at
-        self.has_store_time = True
-        self._report_difference(store_time - self._clock.now(), received_at - asked_at)
+            self._report_difference(store_time - self._clock.now(), received_at - asked_at)
 
     def _report_difference(self, least: int, uncertainty: int) -> None:
         """Log, once for each store, that its clock and this machine's differ: by `least`, and up to `uncertainty` more."""
         is_ahead, is_behind = least >= _REPORTED_DIFFERENCE, least + uncertainty <= -_REPORTED_DIFFERENCE
-        if (is_ahead or is_behind) and self._store_key not in _reported:
-            _reported.add(self._store_key)
+        key = self._store.key
+        if (is_ahead or is_behind) and key not in _reported:
+            _reported.add(key)
             log.warning(
                 "the clock of the %s store is about %.1f s %s this machine's; runs go by the store's",
-                self._store_key[0],
+                key[0],
                 abs(least + uncertainty / 2) / MICROSECOND,
                 "ahead of" if is_ahead else "behind",
             )
@@ -163,13 +174,11 @@ if hasattr(time, "CLOCK_BOOTTIME"):
         """Seconds on a clock that is never adjusted and that also counts while the machine sleeps."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def _elapsed_microseconds() -> int:
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+    _elapsed_ns: Callable[[], int] = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
 else:  # not Linux
 
     def elapsed() -> float:
         """Seconds on a clock that is never adjusted."""
         return time.monotonic()
 
-    def _elapsed_microseconds() -> int:
-        return time.monotonic_ns() // 1000
+    _elapsed_ns = time.monotonic_ns

@@ -15,10 +15,12 @@ import contextvars
 import logging
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
+from perdure.aio.store_watch import expect_change
 from perdure.engine.drive import Drive
 from perdure.engine.subscriptions import DriveKey
 from perdure.model.records import SUSPECT_ATTEMPTS
@@ -111,6 +113,8 @@ class ActiveRuns:
         self._loops: dict[int, asyncio.AbstractEventLoop] = {}
         # Weak, so that no set is ever removed by hand: another thread's event loop may be adding to it.
         self._by_owner: weakref.WeakKeyDictionary[RunOwner, set[ActiveRun]] = weakref.WeakKeyDictionary()
+        # Futures of calls that wait for something to happen to a run.
+        self._expecting: dict[DriveKey, set[asyncio.Future[None]]] = {}
         # Tasks that drive a run whenever it is due. The event loop itself refers to a task only weakly.
         self._keepers: set[asyncio.Task[None]] = set()
 
@@ -161,6 +165,31 @@ class ActiveRuns:
             del self._by_key[run.key]
         for owner in run.owners:
             self._by_owner[owner].discard(run)
+        if self._expecting:
+            self._resolve(run.key)
+
+    @contextmanager
+    def expect_change(self, store: Store, run_id: str) -> Iterator[asyncio.Future[None]]:
+        """A future that is done when the store may have changed, or at once when something happened to this run here."""
+        key, change = drive_key(store, run_id), expect_change(store)
+        expecting = self._expecting.setdefault(key, set())
+        expecting.add(change)
+        try:
+            yield change
+        finally:
+            change.cancel()
+            expecting.discard(change)
+            if not expecting and self._expecting.get(key) is expecting:
+                del self._expecting[key]
+
+    def note_change(self, store: Store, run_id: str) -> None:
+        """Let the calls that wait for this run look at it."""
+        self._resolve(drive_key(store, run_id))
+
+    def _resolve(self, key: DriveKey) -> None:
+        for change in self._expecting.get(key, ()):
+            if not change.done():
+                change.set_result(None)
 
     def keep_driving(self, run_id: str, drive_whenever_due: Coroutine[Any, Any, None]) -> None:
         """Keep this coroutine running in the background until it returns: nothing else refers to its task."""

@@ -10,7 +10,6 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Collection, Coroutine, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -60,9 +59,9 @@ class Host:
     ) -> None:
         self.store = store
         # Under a clock that gives the store its instants there is no other time.
-        self._store_clock = StoreClock(settings.clock, store.key) if settings.clock.store_now() is None else None
+        self._store_clock = StoreClock(settings.clock, store) if settings.clock.store_now() is None else None
         self.clock: Clock = settings.clock if self._store_clock is None else self._store_clock
-        self.settings = replace(settings, clock=self.clock)
+        self.settings = settings
         self.lease_ttl = lease_ttl
         self.process_options = process_options
         self.workflows: dict[WorkflowVersion, WorkflowDefinition] = {}
@@ -159,8 +158,8 @@ class Host:
         is_leased = may_drive and start.new.start_at is None
         asked_at, sent_at = elapsed(), self.clock.now()
         created = await self._create(workflow, start, self.lease_ttl if is_leased else None)
-        if created.is_new:
-            self._learn_time(created.run.updated_at, sent_at)
+        if created.is_new and self._store_clock is not None:
+            self._store_clock.observe(created.run.updated_at, sent_at)
         if created.claim is not None:
             self._asked_at[created.claim.lease.token] = asked_at
             return self.drive(workflow, created.claim, options, arguments=start.arguments, is_background=is_background)
@@ -203,7 +202,8 @@ class Host:
         now = self.clock.store_now()
         claim = self.store.claim(limit, self.lease_ttl, tuple(self.workflows), queues, suspects=suspects, now=now)
         claims = await await_reply(claim, self._give_back)
-        self._learn_time(claims.now, sent_at)
+        if self._store_clock is not None:
+            self._store_clock.observe(claims.now, sent_at)
         self._asked_at.update((claim.lease.token, asked_at) for claim in claims.claims)
         return claims
 
@@ -214,18 +214,15 @@ class Host:
         claim = await await_reply(acquire, self._give_back)
         if claim is not None:
             self._asked_at[claim.lease.token] = asked_at
-            self._learn_time(claim.run.updated_at, sent_at)
+            if self._store_clock is not None:
+                self._store_clock.observe(claim.run.updated_at, sent_at)
         return claim
 
     async def ask_time(self) -> None:
         """Return when this host has the store's time: a claim that takes nothing tells it, unless another reply has."""
         if self._store_clock is not None and not self._store_clock.has_store_time:
             sent_at = self.clock.now()
-            self._learn_time((await self.store.claim(0, self.lease_ttl, ())).now, sent_at)
-
-    def _learn_time(self, store_time: int, sent_at: int) -> None:
-        if self._store_clock is not None:
-            self._store_clock.observe(store_time, sent_at)
+            self._store_clock.observe((await self.store.claim(0, self.lease_ttl, ())).now, sent_at)
 
     async def _give_back(self, leased: Created | Claims | Claim | None) -> None:
         """Release the leases in this answer of the store, whose caller was cancelled before it came."""
@@ -262,6 +259,7 @@ class Host:
             asked_at=elapsed() if asked_at is None else asked_at,
             subscriptions=subscriptions_of(key),
             retired=workflow.retired,
+            clock=self.clock,
         )
         return active_runs.start(drive, key, self, is_background=is_background)
 
@@ -330,15 +328,18 @@ class Host:
             await self.store.signal(check_id(run_id, "a run's id"), name, encoded, dedupe=dedupe, now=now)
         except ValueNotStorable as reason:
             raise InvalidInput(f"signal {name}", str(reason)) from reason
+        active_runs.note_change(self.store, run_id)
         for active in active_runs.find_all(self.store, run_id):
             active.call_threadsafe(active.drive.look_at_inbox)
 
     async def cancel(self, run_id: str) -> None:
         """Ask the run to stop and let a drive here know."""
         await self.store.cancel(check_id(run_id, "a run's id"), now=self.clock.store_now())
+        active_runs.note_change(self.store, run_id)
         for active in active_runs.find_all(self.store, run_id):
             active.call_threadsafe(active.drive.cancel)
 
     async def reopen(self, run_id: str) -> None:
         """Let a failed, cancelled or dead run go on without what failed. Raises `RunNotFound`, `RunFinished`."""
         await reopen_run(self.store, await self.row(run_id), self.clock.store_now())
+        active_runs.note_change(self.store, run_id)

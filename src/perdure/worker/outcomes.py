@@ -1,7 +1,7 @@
 """How a caller gets the outcome of a run: it drives the run, joins a drive in this process, or waits for another process.
 
-A run that another process drives is watched through its store: `store.watch` returns when something may have changed there.
-Waiting for a run survives failures of the store, as the worker does: it goes on when the store answers again.
+A run that another process drives is looked at again when its store may have changed. Waiting for a run survives failures of the
+store, as the worker does: it goes on when the store answers again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from perdure.worker.workflow_body import WorkflowDefinition
 
 T = TypeVar("T")
 
-# How long a change in the store may go unnoticed, where the store cannot report it.
-POLL_SECONDS: Final = 1.0
 # How long a wait for a run pauses after a failure of the store: at first, and at most. Doubled with each failure in a row.
 PAUSE_SECONDS: Final = (0.1, 5.0)
 # An attempt that failed after this time was good for a while, so that the pauses start over and the failure is logged again.
@@ -83,7 +81,7 @@ async def resume(host: Host, run_id: str, options: dict[str, Any], *, wait: bool
             return _undriven_outcome(host, await host.row(run_id))
         return await host.drive(definition, claim, options).join()
 
-    return await _look_until_found(host, look)
+    return await _look_until_found(host, run_id, look)
 
 
 async def wait_for_outcome(host: Host, run_id: str, *, through_waits: bool = False) -> Outcome[Any]:
@@ -112,7 +110,7 @@ async def wait_for_outcome(host: Host, run_id: str, *, through_waits: bool = Fal
     async def wait() -> Outcome[Any]:
         # First without watching the store, which is not needed for a run that is driven here to its end.
         outcome = await join()
-        return outcome if outcome is not None else await _look_until_found(host, look)
+        return outcome if outcome is not None else await _look_until_found(host, run_id, look)
 
     return await _outlast_failures(run_id, wait)
 
@@ -125,9 +123,7 @@ async def drive_whenever_due(host: Host, run_id: str, options: dict[str, Any]) -
 
 async def _drive_when_due(host: Host, run_id: str, options: dict[str, Any]) -> bool:
     """Drive the run if it is due; whether it has ended or was deleted. Otherwise returns when it may be due again."""
-    watch = asyncio.ensure_future(host.store.watch(POLL_SECONDS))
-    timer = None
-    try:
+    with active_runs.expect_change(host.store, run_id) as change:
         await asyncio.sleep(0)  # starts the watch before the run is read, so that no change falls between the two
         try:
             outcome = await resume(host, run_id, options)
@@ -137,16 +133,13 @@ async def _drive_when_due(host: Host, run_id: str, options: dict[str, Any]) -> b
             return True
         if not isinstance(outcome, Suspended):
             return True
-        if outcome.wake_at is not None:
-            timer = host.clock.call_at(instant(outcome.wake_at), watch.cancel)
-        await asyncio.wait([watch])
-        if not watch.cancelled():
-            watch.result()
+        timer = None if outcome.wake_at is None else host.clock.call_at(instant(outcome.wake_at), change.cancel)
+        try:
+            await asyncio.wait([change])
+        finally:
+            if timer is not None:
+                timer.cancel()
         return False
-    finally:
-        _discard(watch)
-        if timer is not None:
-            timer.cancel()
 
 
 async def _outlast_failures(run_id: str, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -168,24 +161,15 @@ async def _outlast_failures(run_id: str, attempt: Callable[[], Awaitable[T]]) ->
         pause, failed_at = min(pause * 2, PAUSE_SECONDS[1]), elapsed()
 
 
-async def _look_until_found(host: Host, look: Callable[[], Awaitable[T | None]]) -> T:
-    """What `look` gives once it gives something. It is called again whenever the store may have changed."""
+async def _look_until_found(host: Host, run_id: str, look: Callable[[], Awaitable[T | None]]) -> T:
+    """What `look` gives once it gives something. It is called again whenever the run may have changed."""
     while True:
-        watch = asyncio.ensure_future(host.store.watch(POLL_SECONDS))
-        try:
+        with active_runs.expect_change(host.store, run_id) as change:
             await asyncio.sleep(0)  # as above
             found = await look()
             if found is not None:
                 return found
-            await watch
-        finally:
-            _discard(watch)
-
-
-def _discard(watch: asyncio.Future[None]) -> None:
-    """Stop watching. An error of the watch is of no interest: what was read meanwhile gave one too, or did not need it."""
-    if not watch.cancel() and not watch.cancelled():
-        watch.exception()
+            await change
 
 
 def _undriven_outcome(host: Host, row: RunRow) -> Outcome[Any] | None:

@@ -11,13 +11,13 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
+from perdure.aio.store_watch import POLL_SECONDS
 from perdure.errors import LeaseLost
 from perdure.model.clock import elapsed
 from perdure.model.records import RunInfo, Status, WorkflowVersion
 from perdure.result import Err
 from perdure.worker.active_runs import ActiveRun, active_runs
 from perdure.worker.host import Host
-from perdure.worker.outcomes import POLL_SECONDS
 
 # How often a worker looks for runs of versions that it does not have, at most.
 LOOK_FOR_VERSIONS_SECONDS: Final = 60.0
@@ -52,6 +52,7 @@ class Worker:
     def adopt(self, run: ActiveRun) -> None:
         """Count this run against the worker's concurrency."""
         active_runs.adopt(run, self)
+        run.drive.watches_after = 0.0
 
     async def work(self) -> None:
         """Claim and drive until `stop`, then drain."""
@@ -91,8 +92,7 @@ class Worker:
             else:
                 self._outage.go_on(failure)
             return None
-        if self._outage.end():
-            self._look_at_inboxes()
+        self._outage.end()
         for claim in claims.claims:
             self.adopt(host.drive(host.definition_of(claim.run), claim, {}, is_background=True))
         if len(claims.claims) == room:
@@ -121,13 +121,7 @@ class Worker:
             await self._host.store.watch(POLL_SECONDS)
         except Exception:  # noqa: BLE001 - as above; the claim that follows reports it
             await asyncio.sleep(POLL_SECONDS)
-        else:
-            self._look_at_inboxes()
         self._wake.set()
-
-    def _look_at_inboxes(self) -> None:
-        for run in active_runs.of(self):
-            run.drive.look_at_inbox()
 
     def on_drive_over(self, run: ActiveRun) -> None:
         """Look for another run in its place, and log a failure: no caller may be waiting for it."""
@@ -163,13 +157,11 @@ class _Outage:
         level = logging.ERROR if is_first else logging.WARNING
         log.log(level, "the store did not answer, trying again in %.1f s: %s", self.pause, failure)
 
-    def end(self) -> bool:
-        """The store has answered. Whether it had failed before."""
-        if not self.pause:
-            return False
-        log.info("the store answers again, after %.1f s", elapsed() - self._since)
-        self.pause, self._next_pause = 0.0, BACKOFF_SECONDS[0]
-        return True
+    def end(self) -> None:
+        """The store has answered."""
+        if self.pause:
+            log.info("the store answers again, after %.1f s", elapsed() - self._since)
+            self.pause, self._next_pause = 0.0, BACKOFF_SECONDS[0]
 
 
 class _MissingVersions:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from perdure.backends.mysql.literals import Quote
-from perdure.errors import PersistenceError
+from perdure.errors import ValueNotStorable
 
 # Of max_allowed_packet: what a statement may have of values in its text, and how long a piece is. Escaping may double both.
 _SHARE: Final = 4
@@ -37,15 +37,15 @@ class VariableQuote:
         self.statements: list[bytes] = []
 
     def __call__(self, value: bytes) -> bytes:
-        """The value, or the variable that has it. Raises `PersistenceError` when it is longer than a packet."""
+        """The value, or the variable that has it. Raises `ValueNotStorable` when it is longer than a packet."""
         if len(value) < _SHORTEST_IN_VARIABLE or 2 * len(value) < self._left:
             self._left -= len(value)
             return self._quote(value)
         if len(value) + _MARGIN > self._max_packet:
-            raise PersistenceError(
-                self._label,
-                f"a value of {len(value):,} bytes does not fit into a packet, and the server takes "
-                f"max_allowed_packet={self._max_packet}; store less in one value, or raise max_allowed_packet on the server",
+            raise ValueNotStorable(
+                "value",
+                f"a value of {len(value):,} bytes does not fit into a packet, and {self._label} takes "
+                f"max_allowed_packet={self._max_packet:,}; store less in one value, or raise max_allowed_packet on the server",
             )
         name = b"@perdure_%d" % self._count
         self._count += 1
