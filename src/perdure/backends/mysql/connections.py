@@ -52,6 +52,7 @@ class MysqlConnections(SqlConnections):
         # Connections of open transactions: a pool of their own, so that the verbs never wait for those.
         self._transactions = pool
         self._max_packet = 1 << 20
+        self._arguments: dict[str, Any] | None = None  # of the driver, once a pool was opened
         self._ending_sessions: set[asyncio.Task[None]] = set()
 
     def sibling(self) -> Self:
@@ -91,11 +92,13 @@ class MysqlConnections(SqlConnections):
             await check_tables(connection, self.tables, self.label)
 
     async def _open_pool(self) -> Any:
+        if self._arguments is None and self.address is not None:
+            self._arguments = await asyncio.to_thread(self.address.arguments)  # reads files
         return await errors.driver().create_pool(minsize=0, maxsize=self._pool_size, **self._settings())
 
     def _settings(self) -> dict[str, Any]:
         """The driver's arguments for a connection."""
-        if self.address is None:
+        if self._arguments is None:
             raise PersistenceError(self.label, "it was closed; open a new one")
         return dict(
             client_flag=_FOUND_ROWS,
@@ -104,7 +107,7 @@ class MysqlConnections(SqlConnections):
             init_command=_SESSION,
             connect_timeout=CONNECT_TIMEOUT,
             read_timeout=CONNECT_TIMEOUT,  # of the greeting; a statement has the limit of `MysqlConnection.send_texts`
-            **self.address.arguments(),
+            **self._arguments,
         )
 
     @contextlib.asynccontextmanager
