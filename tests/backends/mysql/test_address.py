@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 
 import pytest
 
+from perdure.backends.mysql import MysqlStore
 from perdure.backends.mysql.address import parse_address
+from perdure.errors import PersistenceError
 
 
 @pytest.mark.parametrize(
@@ -44,3 +47,11 @@ def test_encryption_can_be_left_out(options: str) -> None:
 def test_contradictions_are_refused(options: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse_address(f"mysql://u@h/d?{options}")
+
+
+async def test_an_authority_that_cannot_be_read_is_an_error_at_once() -> None:
+    store = MysqlStore("mysql://u@127.0.0.1:1/d?ssl_ca=/nowhere/ca.pem")
+    with pytest.raises(PersistenceError, match="its ssl_ca cannot be read"):
+        async with asyncio.timeout(5):
+            await store.setup()
+    await store.close()
