@@ -129,9 +129,9 @@ class ServerConnections(ABC):
 
     async def retry_transient(self, attempt: Callable[[bool], Awaitable[T]]) -> T:
         """The result of the attempt, repeated after transient errors. It is passed True when it may be committed already."""
-        return await retry_transient(attempt, self.classify_failure, self.map_error, self.PATIENCE, self._after_failure)
+        return await retry_transient(attempt, self.classify_failure, self.map_error, self.PATIENCE, self._drop_idle_after_silence)
 
-    async def _after_failure(self, error: BaseException) -> bool:
+    async def _drop_idle_after_silence(self, error: BaseException) -> bool:
         """Whether it was a silence. Then the connections that are idle now are closed: most likely they are silent too."""
         is_silence = self.is_silence(error)
         if is_silence:

@@ -38,6 +38,11 @@ class NoReplyError(TimeoutError):
     """The server was silent for too long. It may have received the request."""
 
 
+def is_untrusted(error: BaseException) -> bool:
+    """Whether the certificate of the server was refused. Drivers raise that like a server that is away, which may come back."""
+    return "CERTIFICATE_VERIFY_FAILED" in f"{error} {error.__cause__}"
+
+
 _is_after_silence: Final[ContextVar[bool]] = ContextVar("_is_after_silence", default=False)
 
 
@@ -95,6 +100,8 @@ async def retry_transient(
             _is_after_silence.reset(limit)
         if failure is WriteFailure.UNKNOWN:
             is_repeated, was_silent = True, await on_silence(error) or was_silent
+        if is_untrusted(error):
+            failure = WriteFailure.PERMANENT
         if failure is WriteFailure.PERMANENT or loop.time() > deadline:
             if _lacks_thread(error):
                 raise PersistenceError("a connection", f"the server's name could not be looked up: {error}") from error

@@ -260,7 +260,7 @@ class HranaStream:
             address = parse_url(url).address
         except ValueError:
             raise HttpError("the server asks to go on at an address that cannot be read") from None
-        if self._address.is_encrypted and not address.is_encrypted:
+        if (self._address.is_encrypted and not address.is_encrypted) or (self._address.is_private and not address.is_private):
             raise HttpError(f"the server asks to go on at {address.url}, which is not encrypted")
         self._address = address
 

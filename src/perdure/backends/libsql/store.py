@@ -13,7 +13,7 @@ from perdure.backends.base.leases import lease_microseconds
 from perdure.backends.base.new_runs import check_inbox, check_journal
 from perdure.backends.base.retries import NotSentError
 from perdure.backends.libsql import errors, large_values, record_batch, run_batches
-from perdure.backends.libsql.address import LibsqlTarget, parse_url
+from perdure.backends.libsql.address import parse_url
 from perdure.backends.libsql.connections import LibsqlConnections
 from perdure.backends.libsql.hrana import ServerError
 from perdure.backends.sql import claims, reading, runs
@@ -51,11 +51,12 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
         prefix: str = "",
         auto_migrate: bool = True,
     ) -> None:
-        """`url` is `libsql://host` and the like (see `address`); `tls=False` is for a `libsql://` without encryption."""
+        """`url` is `libsql://host` and the like (see `address`); `tls=False` is for one without encryption."""
         target = parse_url(url, tls=tls)
-        token = _check_token(auth_token if auth_token is not None else target.token)
+        target = target._replace(token=_check_token(auth_token if auth_token is not None else target.token))
+        target.check_token()
         tables = Tables(table, SQLITE, large_values.ReferencingValues())
-        connections = LibsqlConnections(LibsqlTarget(target.address, token), tables)
+        connections = LibsqlConnections(target, tables)
         super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
     def _on_attach(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
+from perdure.backends.base import retries
 from perdure.backends.base.retries import NoReplyError, NotSentError, WriteFailure
 from perdure.backends.mysql import errors
 from perdure.backends.mysql.address import MysqlAddress
@@ -21,7 +22,7 @@ from perdure.backends.mysql.connection import MysqlConnection
 from perdure.backends.mysql.literals import quote_escaped, quote_hexadecimal
 from perdure.backends.mysql.packets import Packet, is_unexpected_state
 from perdure.backends.mysql.schema import check_settings, check_tables
-from perdure.backends.sql.dialect import Tables
+from perdure.backends.sql.dialect import Statement, Tables
 from perdure.backends.sql.schema import set_up
 from perdure.backends.sql.session import Result, Session, SqlConnections
 from perdure.errors import PersistenceError, StoreClosed
@@ -34,6 +35,13 @@ _FOUND_ROWS: Final = 2  # the protocol's CLIENT_FOUND_ROWS
 _SESSION: Final = """
     SET SESSION sql_mode = 'STRICT_ALL_TABLES', time_zone = '+00:00', innodb_lock_wait_timeout = 10, lock_wait_timeout = 10;
     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED
+"""
+
+
+# Only a session of the same user that has done nothing for some time: the number may be that of another session by now, or on
+# another server behind the same address.
+_FIND_SESSION: Final = """
+    SELECT id FROM information_schema.processlist WHERE id = %s AND time >= %s AND user = SUBSTRING_INDEX(USER(), '@', 1)
 """
 
 
@@ -52,6 +60,7 @@ class MysqlConnections(SqlConnections):
         # Connections of open transactions: a pool of their own, so that the verbs never wait for those.
         self._transactions = pool
         self._max_packet = 1 << 20
+        self._arguments: dict[str, Any] | None = None  # of the driver, once a pool was opened
         self._ending_sessions: set[asyncio.Task[None]] = set()
 
     def sibling(self) -> Self:
@@ -91,11 +100,16 @@ class MysqlConnections(SqlConnections):
             await check_tables(connection, self.tables, self.label)
 
     async def _open_pool(self) -> Any:
+        if self._arguments is None and self.address is not None:
+            try:
+                self._arguments = await asyncio.to_thread(self.address.arguments)  # reads files
+            except OSError as error:
+                raise PersistenceError(self.label, f"its ssl_ca cannot be read: {error}") from error
         return await errors.driver().create_pool(minsize=0, maxsize=self._pool_size, **self._settings())
 
     def _settings(self) -> dict[str, Any]:
         """The driver's arguments for a connection."""
-        if self.address is None:
+        if self._arguments is None:
             raise StoreClosed(self.label, "it was closed; open a new one")
         return dict(
             client_flag=_FOUND_ROWS,
@@ -104,7 +118,7 @@ class MysqlConnections(SqlConnections):
             init_command=_SESSION,
             connect_timeout=CONNECT_TIMEOUT,
             read_timeout=CONNECT_TIMEOUT,  # of the greeting; a statement has the limit of `MysqlConnection.send_texts`
-            **self.address.arguments(),
+            **self._arguments,
         )
 
     @contextlib.asynccontextmanager
@@ -193,11 +207,14 @@ class MysqlConnections(SqlConnections):
         """End a session that gave no reply, on the server. It may be in the middle of a transaction, and would keep its locks."""
         with contextlib.suppress(Exception):  # the server may be away
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                connection = await errors.driver().connect(**self._settings())
+                opened = await errors.driver().connect(**self._settings())
                 try:
-                    await connection.query(b"KILL %d" % number)
+                    connection = MysqlConnection(opened, quote_escaped, self._max_packet, self.label, is_borrowed=False)
+                    (found,) = await connection.send([Statement(_FIND_SESSION, (number, int(retries.REPLY_WITHIN / 2)))])
+                    if found.rows:
+                        await connection.send_texts([b"KILL %d" % number])
                 finally:
-                    connection.close()
+                    opened.close()
 
     async def drop_idle(self) -> None:
         """Close the connections that nothing uses now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Final
 
-from perdure.backends.base.retries import WriteFailure, wrap_error
+from perdure.backends.base.retries import WriteFailure, is_untrusted, wrap_error
 from perdure.errors import PerdureError
 
 
@@ -75,4 +75,6 @@ def map_error(error: BaseException, label: str, secrets: Collection[str] = ()) -
     if isinstance(error, PerdureError) or not isinstance(error, driver().errors.MySQLError | OSError | TimeoutError):
         return error
     text = f"{type(error).__name__}: {': '.join(str(part) for part in error.args)}"
+    if is_untrusted(error):
+        text += "; pass the certificate of its authority as ssl_ca=, or ssl_mode=REQUIRED to encrypt without knowing who it is"
     return wrap_error(error, label, text, secrets)

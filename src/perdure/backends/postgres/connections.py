@@ -51,10 +51,11 @@ _SETTINGS: Final = """
     SELECT pg_backend_pid(), current_setting('fsync'), current_setting('synchronous_commit'),
         current_setting('synchronous_standby_names'), current_setting('server_encoding')
 """
-# Of the same user, and older than the silence: the number may be that of another session by now.
+# Only a session of the same user that has done nothing for some time: the number may be that of another session by now, or on
+# another server behind the same address.
 _END_SESSION: Final = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-    WHERE pid = $1 AND usename = current_user AND backend_start < clock_timestamp() - make_interval(secs => $2::float8)
+    WHERE pid = $1 AND usename = current_user AND state_change < clock_timestamp() - make_interval(secs => $2::float8)
 """
 
 
@@ -293,7 +294,7 @@ class PostgresConnections(SqlConnections):
         with contextlib.suppress(Exception):  # the server may be away, or not allow it
             connection = await self._connect()
             try:
-                await connection.fetch(_END_SESSION, pid, retries.REPLY_WITHIN)
+                await connection.fetch(_END_SESSION, pid, retries.REPLY_WITHIN / 2)
             finally:
                 await connection.close(timeout=_CLOSE_TIMEOUT)
 
