@@ -588,6 +588,9 @@ class Drive:
     async def _fetch_inbox(self, store: Store) -> None:
         try:
             signals = await store.inbox(self.run.id, after=self.waits.inbox_seq)
+        except SnapshotCorrupt as damage:
+            self._stop_misfit(damage)
+            return
         except PersistenceError as failure:
             self._give_up(failure)
             return

@@ -61,11 +61,12 @@ async def _deliver(
     now: int | None,
 ) -> int:
     """Append to the inbox of a run whose row is `target`, and wake the run if it waits for this. Gives the new row's seq."""
-    status, waiting_for = (db.tables.values.name_from(value) for value in target[:2])
-    seq, wake_at = int(target[2]) + 1, None if target[3] is None else int(target[3])
-    has_problem = status == "pending" and target[5] is not None and address.kind == "signal"
-    if has_problem or (status == "suspended" and address in awaited_from(waiting_for)):
-        wake_at = wake_time(wake_at, int(target[4]) if now is None else now)
+    with raise_damage(run_id, "the row"):
+        status, waiting_for = (db.tables.values.name_from(value) for value in target[:2])
+        seq, wake_at = int(target[2]) + 1, None if target[3] is None else int(target[3])
+        has_problem = status == "pending" and target[5] is not None and address.kind == "signal"
+        if has_problem or (status == "suspended" and address in awaited_from(waiting_for)):
+            wake_at = wake_time(wake_at, int(target[4]) if now is None else now)
     await db.send([put(db, run_id, seq, address, payload, dedupe, identity), update_run(db, run_id, seq, wake_at)])
     return seq
 
