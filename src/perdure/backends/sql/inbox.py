@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from perdure.backends.base.damaged_runs import raise_damage
+from perdure.backends.base.damaged_runs import FETCH_FAILURES, raise_damage
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.recording import insert_rows
 from perdure.backends.sql.rows import SIGNAL_COLUMNS, Row, awaited_from, signal_from, signal_values
@@ -96,12 +96,14 @@ def insert(db: Session, run_id: str, rows: Sequence[Signal]) -> list[Statement]:
 
 async def read(db: Session, run_id: str, after: int = 0) -> list[Signal]:
     """The unconsumed rows with a seq above `after`, in order of arrival. Raises `SnapshotCorrupt`."""
+    with raise_damage(run_id, "the inbox", FETCH_FAILURES):
+        rows = await db.all(_UNCONSUMED, run_id, after)
     with raise_damage(run_id, "the inbox"):
-        return [signal_from(row, db.tables.values) for row in await db.all(_UNCONSUMED, run_id, after)]
+        return [signal_from(row, db.tables.values) for row in rows]
 
 
 async def read_all(db: Session, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
-    """The unconsumed rows of these runs, each in order of arrival."""
+    """The unconsumed rows of these runs, each in order of arrival. Raises `SnapshotCorrupt`, and `FETCH_FAILURES`."""
     params = db.parameters()
     template = f"""
         SELECT {SIGNAL_COLUMNS}, run_id FROM $signals $by_unconsumed
@@ -109,5 +111,7 @@ async def read_all(db: Session, run_ids: Sequence[str]) -> dict[str, list[Signal
     """
     found: dict[str, list[Signal]] = {}
     for row in await db.all(template, *params.values):
-        found.setdefault(db.tables.values.name_from(row[-1]), []).append(signal_from(row, db.tables.values))
+        run_id = db.tables.values.name_from(row[-1])
+        with raise_damage(run_id, "the inbox"):
+            found.setdefault(run_id, []).append(signal_from(row, db.tables.values))
     return found
