@@ -74,7 +74,7 @@ class LeasedRun(NamedTuple):
 
 
 class ClaimResult(NamedTuple):
-    """The runs that a claim leased, and when the next one comes due; those of them whose row cannot be read."""
+    """The runs that a claim leased, when the next one comes due, and the runs that it leased but whose row cannot be read."""
 
     leased: list[LeasedRun]
     next_wake_at: int | None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 from perdure.backends.base.damaged_runs import FETCH_FAILURES, raise_damage
@@ -110,8 +112,8 @@ async def read_all(db: Session, run_ids: Sequence[str]) -> dict[str, list[Signal
         WHERE namespace = ?1 AND {params.among("run_id", run_ids)} AND $unconsumed ORDER BY run_id, seq
     """
     found: dict[str, list[Signal]] = {}
-    for row in await db.all(template, *params.values):
-        run_id = db.tables.values.name_from(row[-1])
+    for key, rows in groupby(await db.all(template, *params.values), itemgetter(-1)):
+        run_id = db.tables.values.name_from(key)
         with raise_damage(run_id, "the inbox"):
-            found.setdefault(run_id, []).append(signal_from(row, db.tables.values))
+            found[run_id] = [signal_from(row, db.tables.values) for row in rows]
     return found
