@@ -110,11 +110,9 @@ class RunDead(PerdureError):
 
     def __str__(self) -> str:
         run_id, attempts, problem = self.args
-        why = "does it kill its worker?" if problem is None else f"the last problem: {problem}"
-        return (
-            f"run {run_id!r} was tried {attempts} times without recording a step and was set aside ({why}); "
-            "fix the cause, then runtime.retry() it"
-        )
+        lost = f"its worker was lost {attempts} times before it recorded anything (does a step end the process?)"
+        tried = f"it was tried {attempts} times without recording anything; the last problem: {problem}"
+        return f"run {run_id!r} was set aside: {lost if problem is None else tried}; fix the cause, then runtime.retry() it"
 
 
 class RunInterrupted(PerdureError):

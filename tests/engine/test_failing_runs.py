@@ -356,7 +356,7 @@ async def test_a_run_that_kills_worker_after_worker_is_set_aside_and_can_be_take
         await killed(here, 3)
         error = await error_of(here)
         assert isinstance(error, RunDead)
-        assert "tried 3 times" in str(error)
+        assert "its worker was lost 3 times" in str(error)
         assert not log.called
         run = await here.runtime.get("run")
         assert run is not None

@@ -673,6 +673,9 @@ class Drive:
     async def _fetch_inbox(self, store: Store, asked_at: int) -> None:
         try:
             signals = await store.inbox(self.run.id, after=self.waits.inbox_seq)
+        except SnapshotCorrupt as damage:
+            self._stop_misfit(damage)
+            return
         except Exception:  # noqa: BLE001 - the store is down; the run is ours until its lease ends
             self._read_inbox_later()
             return

@@ -10,7 +10,6 @@ the problem cannot be stored with the run, it is passed over. Each problem is lo
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -27,6 +26,14 @@ UNREADABLE: Final = (
     ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError,
     msgspec.MsgspecError, SnapshotCorrupt,
 )  # fmt: skip
+
+
+class UnreadableText(ValueError):
+    """The database gave text that is not UTF-8, and its driver refuses it."""
+
+
+# What reading from a database raises because of its data, and not because the database or its client fails.
+FETCH_FAILURES: Final = (UnreadableText, UnicodeDecodeError, MemoryError)
 # Seconds until a damaged run is tried again, unless a signal or `unhold` makes it due.
 DAMAGED_PAUSE: Final = misfit_pause(100)
 # Beyond this an instant or a count is damage: it is the year 148,000, and leaves room for adding to it in 64 bits.
@@ -36,7 +43,7 @@ _END_OF_TIME: Final = 253_402_300_800 * 1_000_000
 _LOGGED: Final = 10_000
 
 log: Final = logging.getLogger("perdure")
-_logged: Final[OrderedDict[str, None]] = OrderedDict()
+_logged: Final[set[str]] = set()
 
 
 class DamagedRun(NamedTuple):
@@ -55,11 +62,14 @@ def problem_of(run_id: str, what: str, reason: BaseException) -> SnapshotCorrupt
 
 
 @contextmanager
-def raise_damage(run_id: str, what: str) -> Iterator[None]:
-    """Raise `SnapshotCorrupt` for what cannot be read of this run inside the context."""
+def raise_damage(run_id: str, what: str, errors: tuple[type[BaseException], ...] = UNREADABLE) -> Iterator[None]:
+    """Raise `SnapshotCorrupt` for what cannot be read of this run inside the context.
+
+    A context in which a user's client is called takes `FETCH_FAILURES`: an error of the client is no damage.
+    """
     try:
         yield
-    except UNREADABLE as reason:
+    except errors as reason:
         raise problem_of(run_id, what, reason) from reason
 
 
@@ -71,11 +81,10 @@ def report(problem: SnapshotCorrupt) -> None:
 def log_once(text: str) -> None:
     """Log this error, unless it was logged before."""
     if text in _logged:
-        _logged.move_to_end(text)
         return
-    _logged[text] = None
-    if len(_logged) > _LOGGED:
-        _logged.popitem(last=False)
+    if len(_logged) >= _LOGGED:
+        _logged.clear()
+    _logged.add(text)
     log.error("%s", text)
 
 

@@ -47,6 +47,7 @@ def _claim_due(namespace: FilesNamespace, request: ClaimRequest, ttl: float, own
             try:
                 claimed = namespace.change_one(summary.id, lease, patience=PASS_OVER_AFTER)
             except (SnapshotCorrupt, LockBusy):
+                suspects.give_back(is_suspect=summary.is_suspect)
                 continue  # one run that cannot be read, or whose writer is stopped, must not hold up the others
             except OSError:
                 if not claims:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest, QueueCounter, SuspectCounter
-from perdure.backends.base.damaged_runs import UNREADABLE, problem_of, set_aside
+from perdure.backends.base.damaged_runs import problem_of, set_aside
 from perdure.backends.base.leases import is_due, is_leased, store_time
 from perdure.backends.key_value import verbs
 from perdure.backends.key_value.editable_run import EditableRun, LeaseGrant
@@ -192,7 +192,7 @@ class Claimer:
         run_id = grant.lease.run_id
         try:
             return await self._namespace.load_claim(grant)
-        except UNREADABLE as reason:
+        except (SnapshotCorrupt, MemoryError) as reason:
             stored = await self._namespace.load_document(run_name(run_id), run_id)
             if stored is None or stored.document.incarnation != grant.incarnation:
                 return None

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from perdure.backends.base.claim_rules import ClaimRequest, QueueCounter, SuspectCounter
-from perdure.backends.base.damaged_runs import UNREADABLE, DamagedRun, problem_of, raise_damage, set_aside
+from perdure.backends.base.damaged_runs import FETCH_FAILURES, DamagedRun, problem_of, raise_damage, set_aside
 from perdure.backends.base.leases import Release, new_token
 from perdure.backends.base.process_owner import label_of
 from perdure.backends.sql import reading
@@ -205,7 +205,7 @@ async def _read_rows(db: Session, ids: Sequence[str]) -> Sequence[Row | Snapshot
     """
     try:
         return await db.all(template, *params.values)
-    except UNREADABLE as reason:
+    except FETCH_FAILURES as reason:
         if len(ids) == 1:
             return [problem_of(ids[0], "the row", reason)]
     return [row for run_id in ids for row in await _read_rows(db, [run_id])]
@@ -356,10 +356,10 @@ async def load(db: Session, leased: Sequence[LeasedRun]) -> LoadedRuns:
     try:
         parts = await reading.parts(db, [run.run.id for run in leased])
         return LoadedRuns([_claim_of(run, parts) for run in leased], [])
-    except UNREADABLE as reason:
+    except (SnapshotCorrupt, *FETCH_FAILURES) as reason:
         if len(leased) == 1:
-            run_id = leased[0].run.id
-            return LoadedRuns([], [DamagedRun(leased[0].lease, problem_of(run_id, "the journal or the inbox", reason))])
+            problem = problem_of(leased[0].run.id, "the journal or the inbox", reason)
+            return LoadedRuns([], [DamagedRun(leased[0].lease, problem)])
     each = [await load(db, [run]) for run in leased]
     return LoadedRuns([claim for one in each for claim in one.claims], [damaged for one in each for damaged in one.damaged])
 

@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from perdure.backends.base.damaged_runs import UNREADABLE, check_line, damaged_line, raise_damage
+from perdure.backends.base.damaged_runs import FETCH_FAILURES, UNREADABLE, check_line, damaged_line, raise_damage
 from perdure.backends.sql import inbox
 from perdure.backends.sql.dialect import chunks
 from perdure.backends.sql.due_order import due_by_group
@@ -58,7 +58,7 @@ class Parts(NamedTuple):
 
 
 async def parts(db: Session, run_ids: Sequence[str]) -> Parts:
-    """Journals, unconsumed inboxes and lengths of streams of these runs."""
+    """Journals, unconsumed inboxes and lengths of streams of these runs. Raises `SnapshotCorrupt`, and `FETCH_FAILURES`."""
     found = Parts({}, await inbox.read_all(db, run_ids), {})
     values, params = db.tables.values, db.parameters()
     of_runs = f"namespace = ?1 AND {params.among('run_id', run_ids)}"
@@ -71,17 +71,23 @@ async def parts(db: Session, run_ids: Sequence[str]) -> Parts:
             db.statement(streams, *params.values),
         ]
     )
-    for run_id, rows in groupby(journals.rows, itemgetter(-1)):
-        found.journals[values.name_from(run_id)] = entries_from(rows, values)
-    for run_id, stream, last in lengths.rows:
-        found.item_counts.setdefault(values.name_from(run_id), {})[values.name_from(stream)] = int(last) + 1
+    for key, rows in groupby(journals.rows, itemgetter(-1)):
+        run_id = values.name_from(key)
+        with raise_damage(run_id, "the journal"):
+            found.journals[run_id] = entries_from(rows, values)
+    for key, stream, last in lengths.rows:
+        run_id = values.name_from(key)
+        with raise_damage(run_id, "a stream"):
+            found.item_counts.setdefault(run_id, {})[values.name_from(stream)] = int(last) + 1
     return found
 
 
 async def journal(db: Session, run_id: str, after: int) -> list[Entry]:
     """The entries above `after`, by seq. Raises `SnapshotCorrupt`."""
+    with raise_damage(run_id, "the journal", FETCH_FAILURES):
+        rows = await db.all(_JOURNAL, run_id, after)
     with raise_damage(run_id, "the journal"):
-        return entries_from(await db.all(_JOURNAL, run_id, after), db.tables.values)
+        return entries_from(rows, db.tables.values)
 
 
 async def items(db: Session, run_id: str, stream: str, after: int, limit: int) -> list[Item]:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from perdure.backends.base.batching import SEND_AGAIN, Reply
-from perdure.backends.base.damaged_runs import raise_damage
+from perdure.backends.base.damaged_runs import FETCH_FAILURES, raise_damage
 from perdure.backends.base.new_runs import new_row, row_after_create, row_after_restore
 from perdure.backends.base.process_owner import label_of
 from perdure.backends.sql import inbox, reading
@@ -181,7 +181,7 @@ async def _set_input(db: Session, creation: RunCreation) -> Created | None:
 
 async def get(db: Session, run_id: str) -> RunRow | None:
     """The run's row, or None. Raises `SnapshotCorrupt`."""
-    with raise_damage(run_id, "the row"):
+    with raise_damage(run_id, "the row", FETCH_FAILURES):
         row = await db.one(_GET, run_id)
     return None if row is None else run_from(row, db.tables.values)
 

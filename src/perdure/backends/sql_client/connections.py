@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, Final, Protocol, Self
 
 from perdure.aio.loop_thread import LoopThread
+from perdure.backends.base.damaged_runs import UnreadableText
 from perdure.backends.base.retries import WriteFailure, wrap_error
 from perdure.backends.sql.dialect import Statement, Tables
 from perdure.backends.sql.schema import set_up
@@ -70,12 +71,12 @@ class ClientChannel:
         self._label = label
 
     async def send(self, statements: Sequence[Statement]) -> Sequence[Result]:
-        """The result of each statement. Raises ValueError for text that is not UTF-8: a run is damaged, the client is not."""
+        """The result of each statement. Raises `UnreadableText`: a run is damaged, the client is not."""
         try:
             return [_to_result(await self._queries.query(sql, list(values)), self._label) for sql, values in statements]
         except Exception as error:
             if _NOT_TEXT in str(error):
-                raise ValueError(str(error)) from error
+                raise UnreadableText(str(error)) from error
             raise
 
 

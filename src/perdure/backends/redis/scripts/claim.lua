@@ -1,4 +1,5 @@
--- now, limit, ttl, token, owner, how many suspects or '', attempts of a suspect, workflows each with its version, whether queues are given, queues
+-- now, limit, ttl, token, owner, how many suspects or '', attempts of a suspect, workflows each with its version, whether queues
+-- are given, queues
 --   -> now, the next wake_at after now, whole runs, and the ids of runs that were passed over because they are damaged
 --
 -- Runs that may come due lie in one sorted set by wake_at for each (workflow, version, queue, priority, limit key). A claim
@@ -137,7 +138,8 @@ end
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', root .. ':wake', '-inf', int(now))) do
   local parts = unframe(name)
   if is_wanted(parts) then
-    local group = { name = name, members = key_of('wake', name), queue = parts[3], priority = tonumber(parts[4]), limit_key = parts[5] }
+    local group = { name = name, members = key_of('wake', name), queue = parts[3], limit_key = parts[5] }
+    group.priority = tonumber(parts[4])
     group.offset, group.at, group.size, group.page = 0, 1, 1, {}
     group.limited_sets = limited_sets(group)
     advance(group)
