@@ -152,7 +152,7 @@ class Drive:
         self._held: HeldLease | None = None
         self._heartbeat = heartbeat
         if heartbeat is not None:
-            self._held = HeldLease(claim.lease, ttl, asked_at, pulsed, self._lost)
+            self._held = HeldLease(claim.lease, ttl, asked_at, self.clock, pulsed, self._lost)
             heartbeat.hold(self._held)
         self._main: asyncio.Task[None] | None = None
         # Done when there is something that `drive` has to deal with.
