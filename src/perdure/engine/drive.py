@@ -68,6 +68,7 @@ class Drive:
         "_held",
         "_hints",
         "_is_drain_over",
+        "_is_time_limit_noted",
         "_lease",
         "_loop",
         "_main",
@@ -132,6 +133,8 @@ class Drive:
         self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq)
         self.tasks = BodyTasks(claim.run.seed)
         self.results = self._new_results(recorded)
+        # Whether the journal says that a clock which it does not know has cancelled something. Once is enough.
+        self._is_time_limit_noted = "" in recorded.cancelled
         self.tasks.note_time_limit = self._note_time_limit
         self.waits.on_change = self.tasks.changed = self.results.look_soon
         self.calls = Calls(
@@ -575,7 +578,8 @@ class Drive:
         if self.calls.closed is not None or self.calls.is_cancelling or self._ending is not None:
             return
         self.calls.expect_nothing()
-        if not any(entry.phase == "cancel" and not entry.key for entry in self.recorder.journal):  # once is enough
+        if not self._is_time_limit_noted:
+            self._is_time_limit_noted = True
             now = self.clock.now()
             self.recorder.append("", "", kind="run", phase="cancel", ok=False, started_at=now, ended_at=now)
 
