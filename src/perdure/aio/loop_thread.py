@@ -8,6 +8,8 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
+from perdure.aio.own_tasks import own_context
+
 T = TypeVar("T")
 
 
@@ -28,7 +30,7 @@ class LoopThread:
 
     def submit(self, coro: Coroutine[Any, Any, T]) -> Future[T]:
         """Run the coroutine on that thread's loop."""
-        return asyncio.run_coroutine_threadsafe(coro, self._running_loop())
+        return own_context().run(asyncio.run_coroutine_threadsafe, coro, self._running_loop())
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
+from perdure.aio.own_tasks import body_context
 from perdure.aio.pending_write import await_reply, run_to_end
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
 from perdure.engine.body_tasks import BodyTasks, begun, first_step, note_tasks
@@ -386,7 +387,7 @@ class Drive:
 
     def _start_body(self) -> None:
         note_tasks(self._loop)
-        context = contextvars.copy_context()
+        context = body_context()
         context.run(current.set, self.tasks)
         self._main = self._loop.create_task(begun(self._run_body()), context=context, name=f"perdure:{self.run.id}")
         if not self.results.is_live:

@@ -211,10 +211,8 @@ class Calls:
         if isinstance(current.get(), StepInfo):
             raise _out_of_place(key)
         branch = self._branches.running
-        if branch is not None:
-            if branch.deferred_cancel:
-                branch.check_cancellation()
-            branch.called = True
+        if branch is not None and branch.deferred_cancel:
+            branch.check_cancellation()
         if key in self._used:
             raise DuplicateStep(self._run_id, key)
         recorded = self._kinds.setdefault(key, kind)
@@ -324,7 +322,6 @@ class Calls:
         branch = self._branches.running
         if branch is not None:
             branch.check_cancellation()
-            branch.called = True
         if shared.entry is not None:
             return shared.entry
         # No user's key has this character, so this key differs from that of the first call, and by the number from all others.

@@ -7,13 +7,13 @@ database and run id. A worker counts its drives here, and a host finds here what
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import weakref
 from collections.abc import Coroutine
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, Protocol
 
+from perdure.aio.own_tasks import own_context
 from perdure.engine.drive import Drive
 from perdure.engine.subscriptions import DriveKey
 from perdure.result import Outcome
@@ -40,7 +40,7 @@ class ActiveRun:
         self.is_background = is_background
         self._loop = asyncio.get_running_loop()
         self._waiters: list[asyncio.Future[Outcome[Any]]] = []
-        context = contextvars.copy_context()
+        context = own_context()  # the body of another run may have caused it
         self.task = self._loop.create_task(drive.drive(), name=f"perdure-drive:{drive.run.id}", context=context)
         self.task.add_done_callback(self._end, context=context)
 
@@ -118,7 +118,7 @@ class ActiveRuns:
 
     def keep_driving(self, run_id: str, drive_whenever_due: Coroutine[Any, Any, None]) -> None:
         """Keep this coroutine running in the background until it returns: nothing else refers to its task."""
-        task = asyncio.get_running_loop().create_task(drive_whenever_due, name=f"perdure-run:{run_id}")
+        task = asyncio.get_running_loop().create_task(drive_whenever_due, name=f"perdure-run:{run_id}", context=own_context())
         self._keepers.add(task)
 
         def end(task: asyncio.Task[None]) -> None:
