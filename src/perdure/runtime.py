@@ -18,6 +18,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 
+from perdure.aio.own_tasks import own_context
 from perdure.aio.threads import STEP_THREADS, ThreadPool
 from perdure.errors import OnChange, OnDivergence
 from perdure.model.clock import Clock, NotBefore, SystemClock
@@ -127,7 +128,9 @@ class Runtime:
         await self._store.setup()
         if self._concurrency:
             self._worker = self._new_worker()
-            self._worker_task = asyncio.get_running_loop().create_task(self._worker.work(), name="perdure-worker")
+            self._worker_task = asyncio.get_running_loop().create_task(
+                self._worker.work(), name="perdure-worker", context=own_context()
+            )
             self._worker_task.add_done_callback(_log_failure)
         return self
 

@@ -283,6 +283,8 @@ async def endangered_worker(parent: ParentPipe, dsn: str, lease_ttl: float, max_
         while not {line.status for line in await store.list()} <= {"completed", "dead"}:
             await store.watch(0.1)
     parent.send("done")
+
+
 async def send_signals(parent: ParentPipe, dsn: str, name: str, *run_ids: str) -> None:
     """Send this signal to these runs when the test says so, and say when the store has accepted it."""
     async with store_at(dsn) as store:

@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future, wait
 from typing import Any, Final, TypeVar
 
+from perdure.aio.own_tasks import own_context
 from perdure.aio.threads import count_blocked, start_thread
 from perdure.errors import PersistenceError
 
@@ -46,7 +47,7 @@ class LoopThread:
         except BaseException:
             coro.close()
             raise
-        return asyncio.run_coroutine_threadsafe(coro, loop)
+        return own_context().run(asyncio.run_coroutine_threadsafe, coro, loop)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:

@@ -23,6 +23,7 @@ from types import FrameType, TracebackType, coroutine
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from perdure.aio.interrupts import is_for_process
+from perdure.aio.own_tasks import is_own_context
 from perdure.aio.task_order import TaskCreator
 from perdure.stepspec import StepInfo, current
 
@@ -172,7 +173,6 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
         "_cancel_requests_before",
         "_coro",
         "branches",
-        "called",
         "deferred_cancel",
         "exit",
         "has_result",
@@ -197,8 +197,6 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
         self._cancel_requests_before = 0
         # How many cancellations were requested when one was deferred; 0 when none is.
         self.deferred_cancel = 0
-        # Whether it ever made a ctx call: only such tasks are cancelled when the run leaves memory.
-        self.called = False
         self.task: asyncio.Task[Any] | None = None
         branches.alive.add(self)
 
@@ -398,7 +396,7 @@ class _NotingFactory:
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         context = options.get("context")
         branches = current.get() if context is None else context.get(current)
-        if not isinstance(branches, BodyTasks):
+        if not isinstance(branches, BodyTasks) or is_own_context(context):
             return asyncio.Task(coro, loop=loop, **options) if self.previous is None else self.previous(loop, coro, **options)
         creator = branches.running or branches
         branch = BodyTask(branches, creator.next_to_start(coro), creator.number_child())

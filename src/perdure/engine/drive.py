@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, NoReturn
 import msgspec
 
 from perdure.aio.interrupts import describe_interrupt, is_for_process
+from perdure.aio.own_tasks import body_context
 from perdure.aio.pending_write import await_reply, run_to_end
 from perdure.aio.store_watch import POLL_SECONDS, expect_change
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
@@ -76,6 +77,7 @@ class Drive:
         "_is_drain_over",
         "_is_inbox_to_be_read",
         "_is_misfit",
+        "_is_time_limit_noted",
         "_lease",
         "_listening",
         "_loop",
@@ -144,6 +146,8 @@ class Drive:
         self.waits = self._new_waits(claim)
         self.tasks = self._new_tasks()
         self.results = self._new_results(recorded)
+        # Whether the journal says that a clock which it does not know has cancelled something. Once is enough.
+        self._is_time_limit_noted = "" in recorded.cancelled
         self.waits.on_change = self.tasks.changed = self.results.look_soon
         self.calls = Calls(
             claim.run.id,
@@ -164,7 +168,7 @@ class Drive:
         self._held: HeldLease | None = None
         self._heartbeat = heartbeat
         if heartbeat is not None:
-            self._held = HeldLease(claim.lease, ttl, asked_at, pulsed, self._lost)
+            self._held = HeldLease(claim.lease, ttl, asked_at, self.clock, pulsed, self._lost)
             heartbeat.hold(self._held)
         self._main: asyncio.Task[None] | None = None
         # What will let this drive look at its inbox, while it waits for a signal in memory.
@@ -436,7 +440,7 @@ class Drive:
 
     def _start_body(self) -> None:
         note_tasks(self._loop)
-        context = contextvars.copy_context()
+        context = body_context()
         context.run(current.set, self.tasks)
         self._main = self._loop.create_task(begun(self._run_body()), context=context, name=f"perdure:{self.run.id}")
         if not self.results.is_live:
@@ -660,7 +664,8 @@ class Drive:
         if self.calls.closed is not None or self.calls.is_cancelling or self._ending is not None:
             return
         self.calls.owed.expect_nothing()
-        if not any(entry.phase == "cancel" and not entry.key for entry in self.recorder.journal):  # once is enough
+        if not self._is_time_limit_noted:
+            self._is_time_limit_noted = True
             now = self.clock.now()
             self.recorder.append("", "", kind="run", phase="cancel", ok=False, started_at=now, ended_at=now)
 

@@ -32,12 +32,19 @@ _thread: Final = LoopThread("perdure-heartbeat")
 
 
 class HeldLease:
-    """A lease that is being renewed, and the time until which it is certainly valid."""
+    """A lease that is being renewed by its holder's clock, and the time until which it is certainly valid."""
 
     def __init__(
-        self, lease: Lease, ttl: float, asked_at: float, on_pulse: Callable[[Pulse], None], on_lost: Callable[[], None]
+        self,
+        lease: Lease,
+        ttl: float,
+        asked_at: float,
+        clock: Clock,
+        on_pulse: Callable[[Pulse], None],
+        on_lost: Callable[[], None],
     ) -> None:
         self.lease = lease
+        self.clock = clock
         self._ttl = ttl
         self._loop = asyncio.get_running_loop()
         self._on_pulse = on_pulse
@@ -76,10 +83,9 @@ class Heartbeat:
     registered, alive for ever. The holder of a lease has a strong reference to the store.
     """
 
-    def __init__(self, store: Store, ttl: float, clock: Clock) -> None:
+    def __init__(self, store: Store, ttl: float) -> None:
         self._store = _reference(store)
         self._ttl = ttl
-        self._clock = clock
         self.start_over()
         _all.add(self)
 
@@ -137,18 +143,19 @@ class Heartbeat:
                     self._is_beating = bool(held)
                 if not held:
                     return
-                store = await self._renew(store, held)
+                for now, leases in _group_by_instant(held).items():
+                    store = await self._renew(store, leases, now)
         finally:
             if store is not None and store is not self._store():
                 await store.close()
 
-    async def _renew(self, store: Store | None, held: list[HeldLease]) -> Store | None:
+    async def _renew(self, store: Store | None, held: list[HeldLease], now: int | None) -> Store | None:
         """Renew these leases, and return the handle that was used, for the next renewal."""
         asked_at = elapsed()
         leases = [one.lease for one in held]
         try:
             store = store or self._open_sibling()
-            pulses = await asyncio.wait_for(store.renew(leases, self._ttl, now=self._clock.store_now()), self._ttl / 3)
+            pulses = await asyncio.wait_for(store.renew(leases, self._ttl, now=now), self._ttl / 3)
         except Exception:  # noqa: BLE001 - any failure is retried at the next beat, until the holders' own deadlines have passed
             pulses = None
         for index, one in enumerate(held):
@@ -168,6 +175,14 @@ class Heartbeat:
         return store.sibling()
 
 
+def _group_by_instant(held: list[HeldLease]) -> dict[int | None, list[HeldLease]]:
+    """The leases by the instant that their clocks pass to the store: one group, unless a clock was moved (`sweep(now=)`)."""
+    groups: dict[int | None, list[HeldLease]] = {}
+    for one in held:
+        groups.setdefault(one.clock.store_now(), []).append(one)
+    return groups
+
+
 def _reference(store: Store) -> Callable[[], Store | None]:
     try:
         return weakref.ref(store)
@@ -181,7 +196,9 @@ class _Heartbeats:
     def __init__(self) -> None:
         # Held while a heartbeat is looked up or made.
         self._lock = threading.Lock()
-        self._by_store: weakref.WeakKeyDictionary[Store, dict[tuple[float, Clock], Heartbeat]] = weakref.WeakKeyDictionary()
+        # By store and ttl. A heartbeat that no host has and that holds no lease is dropped.
+        self._by_store: weakref.WeakKeyDictionary[Store, weakref.WeakValueDictionary[float, Heartbeat]]
+        self._by_store = weakref.WeakKeyDictionary()
 
     def start_over(self) -> None:
         """In a forked child, where hosts made before the fork keep their heartbeats."""
@@ -189,18 +206,18 @@ class _Heartbeats:
         for beat in list(_all):
             beat.start_over()
 
-    def of(self, store: Store, ttl: float, clock: Clock) -> Heartbeat:
+    def of(self, store: Store, ttl: float) -> Heartbeat:
         """The heartbeat of this store. It is shared: the leases of a thousand runs are renewed in one call, with one wake-up."""
         with self._lock:
             try:
                 known = self._by_store.get(store)
                 if known is None:
-                    known = self._by_store[store] = {}
+                    known = self._by_store[store] = weakref.WeakValueDictionary()
             except TypeError:  # a user's own class that is not hashable or does not support weak references
-                return Heartbeat(store, ttl, clock)
-            beat = known.get((ttl, clock))
+                return Heartbeat(store, ttl)
+            beat = known.get(ttl)
             if beat is None:
-                beat = known[ttl, clock] = Heartbeat(store, ttl, clock)
+                beat = known[ttl] = Heartbeat(store, ttl)
             return beat
 
 

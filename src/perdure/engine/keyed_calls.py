@@ -196,10 +196,8 @@ class Calls:
         if get_ident() != self._thread or current.get() is not self._branches:
             self.check_place(key)
         branch = self._branches.running
-        if branch is not None:
-            if branch.deferred_cancel:
-                branch.check_cancellation()
-            branch.called = True
+        if branch is not None and branch.deferred_cancel:
+            branch.check_cancellation()
         if key in self._used:
             raise DuplicateStep(self._run_id, key)
         recorded = self._kinds.setdefault(key, kind)

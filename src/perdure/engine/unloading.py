@@ -29,13 +29,15 @@ def can_leave_memory(branches: BodyTasks, waits: Waits, now: int, grace: int) ->
 
 
 async def end_tasks(run_id: str, main: asyncio.Task[Any] | None, branches: BodyTasks) -> None:
-    """Cancel the body's task, and after it any other that called ctx; return when they have ended, or in bounded time."""
+    """Cancel the body's task, and after it every other that the body created; return when they have ended, or in bounded time.
+
+    A task that was created elsewhere is not cancelled, also when the body awaits it.
+    """
     patience: tuple[float, ...] = (CLOSING_SECONDS, CLOSING_SECONDS / 5)
     if main is not None and not main.done() and not await _end_main(main, branches):
         patience = patience[1:]
-    left = [branch.task for branch in branches.alive if branch.task is not None and (branch.called or branch.task is main)]
-    if left:
-        await _cancel_tasks(run_id, left, patience)
+    if branches.alive:
+        await _cancel_tasks(run_id, branches, patience)
 
 
 async def _end_main(main: asyncio.Task[Any], branches: BodyTasks) -> bool:
@@ -71,17 +73,25 @@ async def _settle(main: asyncio.Task[Any], branches: BodyTasks) -> None:
         quiet = quiet + 1 if branches.stirs == stirs else 0
 
 
-async def _cancel_tasks(run_id: str, tasks: list[asyncio.Task[Any]], patience: tuple[float, ...]) -> None:
-    """Cancel them; once more when they have not ended in a while; and then leave them alone and say so."""
+async def _cancel_tasks(run_id: str, branches: BodyTasks, patience: tuple[float, ...]) -> None:
+    """Cancel them; once more when they have not ended in a while; and then leave them alone and say so.
+
+    A task that one of them creates for its clean-up is cancelled when those that were there before it have ended.
+    """
+    loop = asyncio.get_running_loop()
     for seconds in patience:
-        tasks = [task for task in tasks if not task.done()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=seconds)
-    for task in tasks:
-        if not task.done():
-            warnings.warn(f"run {run_id!r} left memory, but {_where(task)}", PerdureWarning, stacklevel=2)
+        deadline, cancelled = loop.time() + seconds, set[asyncio.Task[Any]]()
+        while (tasks := _running(branches)) and (left := deadline - loop.time()) > 0:
+            for task in tasks - cancelled:
+                task.cancel()
+            cancelled |= tasks
+            await asyncio.wait(tasks, timeout=left)
+    for task in _running(branches):
+        warnings.warn(f"run {run_id!r} left memory, but {_where(task)}", PerdureWarning, stacklevel=2)
+
+
+def _running(branches: BodyTasks) -> set[asyncio.Task[Any]]:
+    return {branch.task for branch in branches.alive if branch.task is not None and not branch.task.done()}
 
 
 def _where(task: asyncio.Task[Any]) -> str:

@@ -47,13 +47,15 @@ def _shorten(text: str) -> str:
 
 
 def check_namespace(prefix: str, what: str = "prefix") -> str:
-    """The prefix as a namespace. Raises `ValueError` unless it is text of at most 255 UTF-8 bytes without NUL."""
+    """The prefix as a namespace: `TypeError` unless it is text, `ValueError` unless of at most 255 UTF-8 bytes without NUL."""
+    if not isinstance(prefix, str):
+        raise TypeError(f"{what} must be a str, not {type(prefix).__name__}")
     try:
-        is_good = isinstance(prefix, str) and "\0" not in prefix and len(prefix.encode()) <= _MAX_NAMESPACE_BYTES
+        is_good = "\0" not in prefix and len(prefix.encode()) <= _MAX_NAMESPACE_BYTES
     except UnicodeEncodeError:
         is_good = False
     if not is_good:
-        raise ValueError(f"{what} {prefix!r} must be a str of at most {_MAX_NAMESPACE_BYTES} UTF-8 bytes without NUL")
+        raise ValueError(f"{what} {prefix!r} must have at most {_MAX_NAMESPACE_BYTES} UTF-8 bytes without NUL")
     return prefix
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import logging
 import weakref
 from collections import defaultdict
@@ -20,6 +19,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
+from perdure.aio.own_tasks import own_context
 from perdure.aio.store_watch import expect_change
 from perdure.engine.drive import Drive
 from perdure.engine.subscriptions import DriveKey
@@ -49,7 +49,7 @@ class ActiveRun:
         self.loop = asyncio.get_running_loop()
         self._recorded_before = drive.recorder.acknowledged_length
         self._waiters: list[asyncio.Future[Outcome[Any]]] = []
-        context = contextvars.copy_context()
+        context = own_context()  # the body of another run may have caused it
         self.task = self.loop.create_task(drive.drive(), name=f"perdure-drive:{drive.run.id}", context=context)
         self.task.add_done_callback(self._end, context=context)
 
@@ -193,7 +193,7 @@ class ActiveRuns:
 
     def keep_driving(self, run_id: str, drive_whenever_due: Coroutine[Any, Any, None]) -> None:
         """Keep this coroutine running in the background until it returns: nothing else refers to its task."""
-        task = asyncio.get_running_loop().create_task(drive_whenever_due, name=f"perdure-run:{run_id}")
+        task = asyncio.get_running_loop().create_task(drive_whenever_due, name=f"perdure-run:{run_id}", context=own_context())
         self._keepers.add(task)
 
         def end(task: asyncio.Task[None]) -> None:

@@ -65,7 +65,7 @@ class Host:
         self.lease_ttl = lease_ttl
         self.process_options = process_options
         self.workflows: dict[WorkflowVersion, WorkflowDefinition] = {}
-        self._heartbeat = heartbeat_of(store, lease_ttl, settings.clock)
+        self._heartbeat = heartbeat_of(store, lease_ttl)
         # When each lease that is not driven yet was asked for, by its token: its time-to-live counts from then at the earliest.
         self._asked_at: dict[str, float] = {}
         self._is_implicit = is_implicit

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
+from perdure.aio.own_tasks import own_context, start_own_task
 from perdure.backends.base.retries import NotSentError, WriteFailure, retry_transient
 from perdure.errors import PersistenceError, StoreClosed
 from perdure.store import Durability
@@ -73,7 +74,7 @@ class ServerConnections(ABC):
         if not self.is_borrowed:
             return self.THREAD.submit(coro)
         try:
-            return asyncio.run_coroutine_threadsafe(coro, self._pin_loop())
+            return own_context().run(asyncio.run_coroutine_threadsafe, coro, self._pin_loop())
         except RuntimeError:
             coro.close()
             raise StoreClosed(self.label, "the event loop of what it borrowed is closed; make a store anew") from None
@@ -85,7 +86,7 @@ class ServerConnections(ABC):
     def start(self, coro: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """The coroutine on its way on the connections' loop. Raises `PersistenceError`, and has not started it, without that."""
         is_here = self.is_borrowed and self._pin_loop() is asyncio.get_running_loop()
-        running: asyncio.Future[T] = asyncio.ensure_future(coro) if is_here else asyncio.wrap_future(self.submit(coro))
+        running: asyncio.Future[T] = start_own_task(coro) if is_here else asyncio.wrap_future(self.submit(coro))
         running.add_done_callback(_was_heard)
         return running
 
