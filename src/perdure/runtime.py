@@ -11,11 +11,12 @@ workers elsewhere drive it. `work()` is the worker in the foreground, `sweep()` 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, MutableMapping
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 
 from perdure.aio.threads import STEP_THREADS, ThreadPool
 from perdure.errors import OnChange, OnDivergence
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from perdure.definition import Workflow
     from perdure.events import Listener
     from perdure.sync import SyncRuntime
+
+log: Final = logging.getLogger("perdure")
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -125,6 +128,7 @@ class Runtime:
         if self._concurrency:
             self._worker = self._new_worker()
             self._worker_task = asyncio.get_running_loop().create_task(self._worker.work(), name="perdure-worker")
+            self._worker_task.add_done_callback(_log_failure)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -351,6 +355,12 @@ class Runtime:
         )
         host.workflows = self._host.workflows
         return host
+
+
+def _log_failure(worker: asyncio.Task[None]) -> None:
+    """Log the error that ended the worker now: leaving the Runtime, which raises it, may come much later."""
+    if not worker.cancelled() and (error := worker.exception()) is not None:
+        log.error("the worker has ended, and drives no more runs: %r", error, exc_info=error)
 
 
 def _settings(tuning: Tuning) -> EngineSettings:

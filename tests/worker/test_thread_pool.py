@@ -21,8 +21,8 @@ import pytest
 from perdure.aio import threads
 from perdure.aio.threads import ThreadPool, ThreadsClosed, run_in_thread
 from perdure.errors import PersistenceError
+from tests.failing_starts import FailingStarts
 from tests.worker.flows import PATIENCE
-from tests.worker.starts import FailingStarts
 
 T = TypeVar("T")
 PROGRAM = Path(__file__).parent / "few_threads.py"
@@ -61,10 +61,10 @@ async def test_no_more_threads_than_the_limit_and_the_other_calls_wait() -> None
 
 
 async def test_a_call_that_found_no_thread_is_not_executed_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, called = ThreadPool("none", 5), list[str]()
+    pool, called = ThreadPool("perdure-none", 5), list[str]()
     starts = FailingStarts(monkeypatch)
     starts.fail_all()
-    with pytest.raises(PersistenceError, match=r"'none-1'.*can't start new thread.*ulimit -u"):
+    with pytest.raises(PersistenceError, match=r"'perdure-none-1'.*can't start new thread.*ulimit -u"):
         pool.submit(lambda: called.append("refused"))
     starts.fail_none()
     await result_of(pool.submit(lambda: called.append("accepted")))
@@ -75,7 +75,7 @@ async def test_a_call_that_found_no_thread_is_not_executed_later(monkeypatch: py
 async def test_a_patient_call_waits_until_a_thread_can_be_started(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pool, called = ThreadPool("none", 5), list[int]()
+    pool, called = ThreadPool("perdure-none", 5), list[int]()
     starts = FailingStarts(monkeypatch)
     starts.fail_all()
     waiting = [pool.submit_patiently(lambda number=number: called.append(number)) for number in range(5)]  # type: ignore[misc]
@@ -88,13 +88,13 @@ async def test_a_patient_call_waits_until_a_thread_can_be_started(
         await result_of(future)
     assert sorted(called) == list(range(5))
     assert [(record.levelno, record.name) for record in caplog.records] == [(logging.WARNING, "perdure")]
-    assert "calls wait for one of 0 none threads" in caplog.text
+    assert "calls wait for one of 0 perdure-none threads" in caplog.text
     pool.close()
 
 
 async def test_trying_to_start_a_thread_backs_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "RETRY_SECONDS", (0.01, 0.08))
-    pool = ThreadPool("none", 5)
+    pool = ThreadPool("perdure-none", 5)
     starts = FailingStarts(monkeypatch)
     starts.fail_all()
     waiting = pool.submit_patiently(list[int])
@@ -106,7 +106,7 @@ async def test_trying_to_start_a_thread_backs_off(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_call_waits_for_a_thread_that_runs_and_for_one_that_can_be_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, opened = ThreadPool("few", 5), threading.Event()
+    pool, opened = ThreadPool("perdure-few", 5), threading.Event()
     busy = pool.submit(opened.wait)
     starts = FailingStarts(monkeypatch)
     starts.fail_all()
@@ -156,9 +156,9 @@ async def test_the_end_of_the_interpreter_closes_a_pool(monkeypatch: pytest.Monk
     starts = FailingStarts(monkeypatch)
     starts.fail_all("can't create new thread at interpreter shutdown")
     with pytest.raises(ThreadsClosed, match="interpreter shutdown"):
-        ThreadPool("ending", 1).submit_patiently(list[int])
+        ThreadPool("perdure-ending", 1).submit_patiently(list[int])
     starts.fail_all()
-    pool = ThreadPool("ending", 1)
+    pool = ThreadPool("perdure-ending", 1)
     waiting = pool.submit_patiently(list[int])
     starts.fail_all("can't create new thread at interpreter shutdown")
     with pytest.raises(ThreadsClosed):

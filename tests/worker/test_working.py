@@ -272,6 +272,24 @@ async def test_a_worker_goes_on_whatever_its_store_raises(store: Store, caplog: 
     assert "the store did not answer" in caplog.text
 
 
+async def test_an_error_that_ends_the_worker_is_logged_at_once(
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyError("a mistake in perdure")
+
+    async with client(store) as other:
+        await other.start(greet, "Ada", id="g1")
+    monkeypatch.setattr("perdure.worker.host.Host.drive", fail)
+    runtime = Runtime(store, [greet])
+    await runtime.__aenter__()
+    async with asyncio.timeout(PATIENCE):
+        while "the worker has ended" not in caplog.text:  # noqa: ASYNC110 - a line in a log is no event
+            await asyncio.sleep(0.005)
+        with pytest.raises(KeyError):
+            await runtime.__aexit__(None, None, None)
+
+
 async def test_work_is_the_worker_in_the_foreground_and_drains_when_cancelled(store: Store) -> None:
     gate = Gate()
     runtime = Runtime(store, [greet, gate.flow])

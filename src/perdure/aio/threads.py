@@ -103,13 +103,13 @@ class _PoolThreads:
         except PersistenceError as failure:
             if "interpreter shutdown" in str(failure):  # the error of starting a thread at that time, from Python 3.12 on
                 raise ThreadsClosed(str(failure)) from failure
-            self._warn(failure)
             return failure
         self.count += 1
         self.spare += 1
         return None
 
-    def _warn(self, failure: PersistenceError) -> None:
+    def warn(self, failure: PersistenceError) -> None:
+        """Log that calls wait, once in a while. The caller holds the lock."""
         now = time.monotonic()
         if self._warned_at is None or now - self._warned_at >= WARN_EVERY_SECONDS:
             self._warned_at = now
@@ -134,7 +134,7 @@ class _PoolThreads:
             blocked = sorted(self.blocked.values())
         log.warning(
             "all %d %s threads block in run_sync or runtime.sync until other runs have ended (%s): until one of them returns no "
-            "plain step can be called here, also not for those runs; wait in async steps, or raise concurrency=",
+            "plain step can be called here, also not for those runs; await runtime.run(...) in async steps, or raise concurrency=",
             len(blocked),
             self._name,
             ", ".join(blocked[:MAX_NAMED_BLOCKED]) + (", ..." if len(blocked) > MAX_NAMED_BLOCKED else ""),
@@ -209,6 +209,8 @@ class ThreadPool:
                 raise failure
             threads.spare -= 1
             threads.calls.put(_Call(future, work))
+            if failure is not None:
+                threads.warn(failure)
         if failure is not None:
             self._grow_later(threads, future, RETRY_SECONDS[0])
         return future

@@ -28,6 +28,7 @@ from typing import Final, NoReturn, ParamSpec, TypeVar
 import msgspec
 
 from perdure.aio.pending_write import await_reply
+from perdure.aio.threads import run_in_thread
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.files.disk import (
     make_directory,
@@ -135,7 +136,7 @@ class FilesKeyValueStore:
         lifecycle.enter()
         try:
             # A cancelled call ends only when the thread is done, so that it cannot overwrite a later `set` of the key.
-            return await await_reply(asyncio.to_thread(work, *args, **kwargs))
+            return await await_reply(run_in_thread(work, *args, **kwargs))
         except LockBusy:
             raise lock_timeout(self._root) from None
         except OSError as error:

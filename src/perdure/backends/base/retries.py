@@ -59,9 +59,16 @@ async def retry_transient(
             error: BaseException = carrier.__cause__ or carrier
             failure = WriteFailure.RETRY
         except Exception as met:  # noqa: BLE001 - classified below, and raised unless it is transient
-            error, failure = met, classify(met)
+            error, failure = met, WriteFailure.RETRY if _lacks_thread(met) else classify(met)
         if failure is WriteFailure.PERMANENT or loop.time() > deadline:
+            if _lacks_thread(error):
+                raise PersistenceError("a connection", f"the server's name could not be looked up: {error}") from error
             raise map_error(error)
         is_repeated |= failure is WriteFailure.UNKNOWN
         await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311 - to spread out, not to hide
         pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+def _lacks_thread(error: BaseException) -> bool:
+    """Whether a driver could not look up the server's name, for which asyncio starts a thread. Then nothing was sent."""
+    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)

@@ -106,8 +106,8 @@ class FilesStore(SavesSnapshots):
         if empty is None:
             return
         await asyncio.shield(asyncio.wrap_future(empty))
-        if leave_namespace(self._shared, self._lifecycle):
-            await asyncio.to_thread(self._shared.threads.stop)
+        if leave_namespace(self._shared, self._lifecycle) and (ended := self._shared.threads.stop()) is not None:
+            await asyncio.shield(asyncio.wrap_future(ended))
 
     def sibling(self) -> FilesStore:
         """Another handle on the same threads. Like this one it depends on no event loop."""
@@ -373,7 +373,11 @@ class FilesStore(SavesSnapshots):
 
     async def _do(self, work: Callable[[], T], *, wakes: bool = False) -> T:
         self._lifecycle.enter()
-        future = self._shared.threads.submit(work, wakes=wakes)
+        try:
+            future = self._shared.threads.submit(work, wakes=wakes)
+        except BaseException:
+            self._lifecycle.leave()
+            raise
         future.add_done_callback(self._lifecycle.leave)
         return await asyncio.wrap_future(future)
 

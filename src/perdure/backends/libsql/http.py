@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final, NamedTuple
 
+from perdure.aio.threads import run_in_thread
 from perdure.backends.base.retries import NotSentError
 from perdure.backends.libsql.address import LibsqlAddress
 
@@ -190,7 +191,7 @@ class HttpPool:
 
     async def _ssl_context(self) -> ssl.SSLContext:
         if self._ssl is None:
-            self._ssl = await asyncio.to_thread(ssl.create_default_context)  # reads files
+            self._ssl = await run_in_thread(ssl.create_default_context)  # reads files
         return self._ssl
 
     async def close(self) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
+from perdure.aio.threads import run_in_thread
 from perdure.backends.base.connections import ServerConnections
 from perdure.backends.base.retries import WriteFailure
 from perdure.backends.mongo.address import MongoAddress, settings_for
@@ -73,7 +73,7 @@ class MongoConnections(ServerConnections):
     async def open(self, *, allowed: bool) -> None:
         """Make a client and the collections, and find out what the server survives."""
         if self._client is None and self._url is not None:
-            self._client = await asyncio.to_thread(_new_client, self._url, self.label)  # in a thread, as it reads files
+            self._client = await run_in_thread(_new_client, self._url, self.label)  # in a thread, as it reads files
         with self.time_limit():
             await self._inspect(self.collections(""), allowed=allowed)
 

@@ -179,6 +179,7 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
             probe=self._bind(run_at_one_moment, lambda db: process_leases.find_nothing_due(db, request, owners)),
         )
         with self._lifecycle:
+            self._database.reader.start()  # first, as what was leased must be loaded
             result = await self._run(self._database.writer, call)
             return Claims(claims=await self._load(result.leased), next_wake_at=result.next_wake_at)
 
@@ -187,6 +188,7 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
         length = lease_microseconds(ttl)
         acquire = self._bind_verb(lambda db: process_leases.acquire(db, run_id, length, self._owners, now, due_only=due_only))
         with self._lifecycle:
+            self._database.reader.start()
             leased = await self._run(self._database.writer, PendingCall(acquire))
             return None if leased is None else (await self._load([leased]))[0]
 
