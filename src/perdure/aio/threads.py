@@ -133,8 +133,8 @@ class _PoolThreads:
             self._has_warned_of_blocked = True
             blocked = sorted(self.blocked.values())
         log.warning(
-            "all %d %s threads block in run_sync or runtime.sync until other runs have ended (%s): until one of them returns no "
-            "plain step can be called here, also not for those runs; wait in async steps, or raise concurrency=",
+            "all %d %s threads block in run_sync or runtime.sync until other runs have ended (%s): until one of them returns, no "
+            "plain step can be called here, nor for those runs; await runtime.run(...) in async steps, or raise concurrency=",
             len(blocked),
             self._name,
             ", ".join(blocked[:MAX_NAMED_BLOCKED]) + (", ..." if len(blocked) > MAX_NAMED_BLOCKED else ""),
