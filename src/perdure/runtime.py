@@ -124,8 +124,8 @@ class Runtime:
             raise RuntimeError("this Runtime was closed; make a new one")
         if self._is_entered:
             raise RuntimeError("this Runtime works already; use its methods, or runtime.sync, without entering it again")
-        self._is_entered = True
         await self._store.setup()
+        self._is_entered = True  # not before: after a failure it may be entered again
         if self._concurrency:
             self._worker = self._new_worker()
             self._worker_task = asyncio.get_running_loop().create_task(

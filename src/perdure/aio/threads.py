@@ -98,18 +98,22 @@ class _PoolThreads:
         """Start one more thread if a call would wait for one otherwise; the reason if that failed. The caller holds the lock."""
         if self.spare > 0 or self.count >= self.limit:
             return None
+        self._count_thread(1)  # before the start, which a KeyboardInterrupt may leave after the thread has begun
         try:
             start_thread(f"{self._name}-{next(self._numbers)}", _work, self)
         except PersistenceError as failure:
+            self._count_thread(-1)
             if "interpreter shutdown" in str(failure):  # the error of starting a thread at that time, from Python 3.12 on
                 raise ThreadsClosed(str(failure)) from failure
             return failure
-        self.count += 1
-        self.spare += 1
         return None
 
+    def _count_thread(self, change: int) -> None:
+        self.count += change
+        self.spare += change
+
     def warn(self, failure: PersistenceError) -> None:
-        """Log that calls wait, once in a while. The caller holds the lock."""
+        """Log that calls wait, once in a while."""
         now = time.monotonic()
         if self._warned_at is None or now - self._warned_at >= WARN_EVERY_SECONDS:
             self._warned_at = now
@@ -146,8 +150,7 @@ class _PoolThreads:
 
     def leave(self) -> None:
         with self.lock:
-            self.count -= 1
-            self.spare -= 1
+            self._count_thread(-1)
             is_over = self.is_closed and self.count == 0
         if is_over:
             self.ended.set_result(None)
@@ -209,9 +212,8 @@ class ThreadPool:
                 raise failure
             threads.spare -= 1
             threads.calls.put(_Call(future, work))
-            if failure is not None:
-                threads.warn(failure)
         if failure is not None:
+            threads.warn(failure)
             self._grow_later(threads, future, RETRY_SECONDS[0])
         return future
 
