@@ -26,7 +26,7 @@ from perdure.aio.pending_write import await_reply, run_to_end
 from perdure.aio.store_watch import POLL_SECONDS, expect_change
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
 from perdure.engine.body_tasks import BodyTasks, begun, first_step, note_tasks
-from perdure.engine.endings import ending_of_body, ending_of_dead_run
+from perdure.engine.endings import can_leave_memory, end_tasks, ending_of_body, ending_of_dead_run
 from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.heartbeat import Heartbeat, HeldLease
 from perdure.engine.keyed_calls import Calls, CtxCall
@@ -35,7 +35,6 @@ from perdure.engine.replay_order import ResultQueue
 from perdure.engine.step_cache import CachedKeys, StepCaching
 from perdure.engine.subscriptions import Subscriptions
 from perdure.engine.timers_and_signals import Waits
-from perdure.engine.unloading import can_leave_memory, end_tasks
 from perdure.errors import (
     LeaseLost,
     OnChange,
