@@ -1,4 +1,4 @@
-"""A proxy before a server: counts round trips, and can lose replies. It lives in threads, away from every event loop."""
+"""A proxy before a server: counts round trips, loses replies, falls silent. It lives in threads, away from every event loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import select
 import socket
 import threading
 from contextlib import suppress
+from typing import Literal, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
+
+Swallowed: TypeAlias = Literal["requests", "replies"]
+
+
+class _Connection:
+    """What a connection swallows: with "requests" nothing passes, with "replies" the server does its work."""
+
+    swallows: Swallowed | None = None
 
 
 class Wire:
@@ -22,6 +31,7 @@ class Wire:
         self._listener = socket.create_server(("127.0.0.1", port))
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._closing = False
+        self._open: list[_Connection] = []
         self.round_trips = 0
         self.lose = 0
         self.later = 0
@@ -33,6 +43,11 @@ class Wire:
         """The server's URL, through the proxy."""
         credentials, at, _ = self._parts.netloc.rpartition("@")
         return urlunsplit(self._parts._replace(netloc=f"{credentials}{at}127.0.0.1:{self._listener.getsockname()[1]}"))
+
+    def fall_silent(self, swallowed: Swallowed) -> None:
+        """Swallow what comes on the connections that are open now. They stay open, also after the client closed one."""
+        for connection in self._open:
+            connection.swallows = swallowed
 
     def close(self) -> None:
         """Cut every connection."""
@@ -49,11 +64,17 @@ class Wire:
                 self._threads[-1].start()
 
     def _serve(self, client: socket.socket) -> None:
+        connection = _Connection()
+        self._open.append(connection)
         with client, socket.create_connection(self._server) as server, suppress(ConnectionError):
-            is_request = False
+            is_request, heard = False, [client, server]
             while not self._closing:
-                for source in select.select([client, server], [], [], 0.05)[0]:
+                for source in select.select(heard, [], [], 0.05)[0]:
                     data = source.recv(1 << 20)
+                    if connection.swallows is not None and (source is server or connection.swallows == "requests" or not data):
+                        if not data:
+                            heard.remove(source)
+                        continue
                     if not data or (source is server and self._is_lost()):
                         return
                     self.round_trips += source is client and not is_request

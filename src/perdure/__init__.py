@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from perdure.errors import RunDead as RunDead
     from perdure.errors import RunDiverged as RunDiverged
     from perdure.errors import RunFinished as RunFinished
+    from perdure.errors import RunInterrupted as RunInterrupted
     from perdure.errors import RunNotFound as RunNotFound
     from perdure.errors import ScheduleNotFound as ScheduleNotFound
     from perdure.errors import SnapshotCorrupt as SnapshotCorrupt
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from perdure.errors import StepFailed as StepFailed
     from perdure.errors import StepTimeout as StepTimeout
     from perdure.errors import StoreCapabilityError as StoreCapabilityError
+    from perdure.errors import StoreClosed as StoreClosed
     from perdure.errors import StreamFull as StreamFull
     from perdure.errors import Unloaded as Unloaded
     from perdure.errors import ValueNotStorable as ValueNotStorable
@@ -187,6 +189,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "RunDead",
         "RunDiverged",
         "RunFinished",
+        "RunInterrupted",
         "RunNotFound",
         "ScheduleNotFound",
         "SnapshotCorrupt",
@@ -197,6 +200,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "StepFailed",
         "StepTimeout",
         "StoreCapabilityError",
+        "StoreClosed",
         "StreamFull",
         "Unloaded",
         "ValueNotStorable",

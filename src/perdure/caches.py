@@ -12,13 +12,11 @@ cancelled goes on in its thread and leaves the old file or the new one.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import heapq
 import json
 import os
 import re
-import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Awaitable, MutableMapping
@@ -28,6 +26,8 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from perdure.aio.fork_locks import new_fork_lock
+from perdure.aio.threads import run_in_thread
 from perdure.errors import PerdureWarning
 from perdure.model.clock import Clock, SystemClock
 from perdure.model.durations import Duration, microseconds
@@ -73,6 +73,12 @@ def _check_size(max_size: int) -> int:
     return max_size
 
 
+def _check_key(key: str) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"the key of a cached value must be a str, not {type(key).__name__}")
+    return key
+
+
 class _Lifetimes:
     """When values expire: by the ttl of `set`, otherwise by that of the cache, otherwise never."""
 
@@ -103,13 +109,14 @@ class MemoryCache:
         self._max_size = None if max_size is None else _check_size(max_size)
         self._lifetimes = _Lifetimes(ttl, clock)
         # Event loops of several threads may share a cache.
-        self._lock = threading.Lock()
+        self._lock = new_fork_lock()
         # The least recently used first.
         self._values: OrderedDict[str, _CachedText] = OrderedDict()
         # A heap of (expires_at, key). The pair of a replaced or dropped value stays in it, and is skipped when it comes due.
         self._expiring: list[tuple[int, str]] = []
 
     async def get(self, key: str) -> str | None:
+        _check_key(key)
         with self._lock:
             self._drop_expired_values()
             kept = self._values.get(key)
@@ -119,6 +126,7 @@ class MemoryCache:
             return kept.value
 
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
+        _check_key(key)
         expires_at = self._lifetimes.expires_at(ttl)
         with self._lock:
             self._drop_expired_values()
@@ -129,6 +137,7 @@ class MemoryCache:
                 self._values.popitem(last=False)
 
     async def delete(self, key: str) -> bool:
+        _check_key(key)
         with self._lock:
             self._drop_expired_values()
             return self._values.pop(key, None) is not None
@@ -224,21 +233,21 @@ class FileCache:
 
     async def get(self, key: str) -> str | None:
         try:
-            return await asyncio.to_thread(self._get, key)
+            return await run_in_thread(self._get, _check_key(key))
         except _Unreadable as problem:
             warnings.warn(str(problem), PerdureWarning, stacklevel=2)
             return None
 
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
-        file = _CacheFile(_FORMAT_VERSION, key, self._lifetimes.expires_at(ttl), value)
-        await asyncio.to_thread(self._set, file)
+        file = _CacheFile(_FORMAT_VERSION, _check_key(key), self._lifetimes.expires_at(ttl), value)
+        await run_in_thread(self._set, file)
 
     async def delete(self, key: str) -> bool:
-        return await asyncio.to_thread(self._delete, key)
+        return await run_in_thread(self._delete, _check_key(key))
 
     async def clear(self) -> None:
         """Delete the files of this cache; others in the directory stay, and so does the directory."""
-        await asyncio.to_thread(self._clear)
+        await run_in_thread(self._clear)
 
     def _path(self, key: str) -> Path:
         digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()

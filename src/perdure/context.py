@@ -217,10 +217,10 @@ class Context(Generic[D]):
         if key is not None and not callable(key):
             raise TypeError(f"key= of ctx.map is a function that makes a key from an item, not {key!r}")
         plan = spec.plan_with(options) if options else spec.plan
-
-        if self._drive.calls.missing:
+        self._drive.calls.check_place(name)
+        if self._drive.calls.owed.missing:
             with contextlib.suppress(Exception):  # what `key` raises for an item is raised by that item's call
-                self._drive.calls.expect(self._key(each) for each in _map_keys((name, *plan.aliases), items, key))
+                self._drive.calls.owed.expect(self._key(each) for each in _map_keys((name, *plan.aliases), items, key))
 
         async def each(index: int, item: Any) -> Any:
             if key is not None:
@@ -328,6 +328,7 @@ class Context(Generic[D]):
         here = current.get()
         if not isinstance(here, BodyTasks):
             raise RuntimeError(f"ctx.{what}() belongs in the body of a workflow; in a step use the standard library")
+        self._drive.calls.check_place(what)
         if key is None:
             number = self._drive.calls.counters.get((self._scope, what), 0)
             self._drive.calls.counters[self._scope, what] = number + 1

@@ -26,7 +26,7 @@ from perdure.options import RunOptions, WorkflowOptions, check_options
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.snapshots.importer import Arguments
-from perdure.stepspec import check_aliases, current, split_result
+from perdure.stepspec import check_aliases, current, name_caller, split_result
 from perdure.worker.single_run import call_in_memory, run_once, start_once
 from perdure.worker.workflow_body import WorkflowInput
 
@@ -144,7 +144,7 @@ class Workflow(Generic[P, T_co]):
     def run_sync(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[T_co]: ...
     def run_sync(self, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
         """`run` for programs without an event loop: blocks until the run ends or suspends."""
-        return block_on(run_once(self, args, {}, check_options(options, RunOptions)))
+        return block_on(run_once(self, args, {}, check_options(options, RunOptions)), name_caller())
 
     @overload
     def options(self: Workflow[P, Ok[T] | Err[Any]], **options: Unpack[RunOptions]) -> Configured[P, T]: ...
@@ -227,7 +227,7 @@ class Configured(Generic[P, T_co]):
 
     def run_sync(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[T_co]:
         """As `Workflow.run_sync`, with the arguments of the function."""
-        return block_on(run_once(self._workflow, args, kwargs, self._options))
+        return block_on(run_once(self._workflow, args, kwargs, self._options), name_caller())
 
 
 @overload

@@ -6,7 +6,8 @@
     │   ├── RunConflict            this id belongs to a run with another input or workflow
     │   ├── RunFinished            the run has ended, so it takes nothing more
     │   ├── RunCancelled           the run was cancelled
-    │   ├── RunDead                the run stopped its worker too often and was set aside
+    │   ├── RunDead                too many attempts failed without recording anything, and the run was set aside
+    │   ├── RunInterrupted         the run's own code asked the process to end; its attempt was stopped instead
     │   ├── RunDiverged            the code asks for something new, and recorded results are left
     │   ├── LeaseLost              another worker holds the run now; nothing was written
     │   ├── LeaseHeld              a live worker drives the run
@@ -17,6 +18,7 @@
     │   ├── InvalidInput           arguments do not fit the workflow's parameters
     │   ├── ValueNotStorable       a value cannot be written so that it reads back the same
     │   ├── PersistenceError       the store could not write; the run stopped where it was
+    │   │   └── StoreClosed        the store was closed, and will not answer again
     │   ├── StoreCapabilityError   the store cannot do this, and says so rather than pretend
     │   ├── StreamFull             a stream holds as many items as it may
     │   └── SnapshotError
@@ -104,16 +106,37 @@ class RunCancelled(PerdureError):
 
 
 class RunDead(PerdureError):
-    """The run was claimed again and again without recording anything, and was set aside."""
+    """The run was set aside: again and again its worker was lost, or could not drive it on, before it recorded anything.
 
-    def __init__(self, run_id: str, attempts: int) -> None:
-        super().__init__(run_id, attempts)
+    `problem` says why the last attempt that could say so failed; None when each of them ended with its process.
+    """
+
+    def __init__(self, run_id: str, attempts: int, problem: str | None = None) -> None:
+        super().__init__(run_id, attempts, problem)
+
+    @property
+    def problem(self) -> str | None:
+        return None if self.args[2] is None else str(self.args[2])
 
     def __str__(self) -> str:
-        return (
-            f"run {self.args[0]!r} was claimed {self.args[1]} times without recording a step (does it kill its worker?) "
-            "and was set aside; fix the cause, then runtime.retry() it"
-        )
+        run_id, attempts, problem = self.args
+        lost = f"its worker was lost {attempts} times before it recorded anything (does a step end the process?)"
+        tried = f"it was tried {attempts} times without recording anything; the last problem: {problem}"
+        return f"run {run_id!r} was set aside: {lost if problem is None else tried}; fix the cause, then runtime.retry() it"
+
+
+class RunInterrupted(PerdureError):
+    """The run's own code called `sys.exit` (or raised KeyboardInterrupt in a thread); only its attempt ended.
+
+    Nothing was recorded for it. The attempt counts as failed, and the run is tried again later.
+    """
+
+    def __init__(self, run_id: str, where: str, what: str) -> None:
+        super().__init__(run_id, where, what)
+
+    def __str__(self) -> str:
+        run_id, where, what = self.args
+        return f"{where} {what}, which stopped this attempt of run {run_id!r} and not the process; raise an ordinary exception"
 
 
 class LeaseLost(PerdureError):
@@ -243,7 +266,10 @@ class InvalidInput(PerdureError):
 
 
 class ValueNotStorable(PerdureError):
-    """A value cannot be written so that it reads back the same; `path` says which part of it."""
+    """A value cannot be written so that it reads back the same, or is longer than the store takes; `path` says which part of it.
+
+    A store raises it from a verb for a value that it will never take, and then has changed nothing.
+    """
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -251,6 +277,10 @@ class ValueNotStorable(PerdureError):
     @property
     def path(self) -> str:
         return str(self.args[0])
+
+    @property
+    def reason(self) -> str:
+        return str(self.args[1])
 
     def __str__(self) -> str:
         return f"the value at {self.args[0]} cannot be stored: {self.args[1]}"
@@ -264,6 +294,10 @@ class PersistenceError(PerdureError):
 
     def __str__(self) -> str:
         return f"{self.args[0]}: {self.args[1]}"
+
+
+class StoreClosed(PersistenceError):
+    """The store was closed, or the event loop of the connections it borrowed: it will not answer again."""
 
 
 class StoreCapabilityError(PerdureError):

@@ -8,13 +8,13 @@ the runtime and `wf.run`; the nearest one that is set wins. The state that a new
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypedDict, get_args
 
 import msgspec
 
+from perdure.aio.threads import ThreadPool, step_threads
 from perdure.codec import Codec
 from perdure.errors import OnChange, OnDivergence
 from perdure.model.clock import Clock, SystemClock
@@ -190,7 +190,7 @@ class EngineSettings:
 
     clock: Clock = field(default_factory=SystemClock)
     codec: Codec = field(default_factory=Codec)
-    executor: Executor | None = None
+    threads: ThreadPool = step_threads
     unload_grace: int = MICROSECOND
     max_attempts: int = 10
     drain_after: float = 10.0

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 
+from perdure.aio.own_tasks import own_context
+from perdure.aio.threads import STEP_THREADS, ThreadPool
 from perdure.errors import OnChange, OnDivergence
 from perdure.model.clock import Clock, NotBefore, SystemClock
 from perdure.model.durations import Duration, instant, microseconds, seconds
@@ -39,7 +41,7 @@ from perdure.snapshots.importer import RunStart, resolve_state
 from perdure.store import Store, require
 from perdure.stores import choose_store
 from perdure.worker.check_runs import CheckReport, check_runs
-from perdure.worker.host import STEP_THREADS, Host
+from perdure.worker.host import Host
 from perdure.worker.outcomes import resume, run_to_outcome
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.schedules import CatchUp, Overlap, RuntimeSchedules, ScheduleInfo
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
     from perdure.definition import Workflow
     from perdure.events import Listener
     from perdure.sync import SyncRuntime
+
+log: Final = logging.getLogger("perdure")
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -99,7 +103,7 @@ class Runtime:
         self._queues = queues
         self._store, self._is_owned, is_implicit = choose_store(store, is_for_workers=True)
         # A client drives too, in `run` and `sweep`.
-        self._threads = ThreadPoolExecutor(concurrency or STEP_THREADS, thread_name_prefix="perdure-step")
+        self._threads = ThreadPool("perdure-step", concurrency or STEP_THREADS)
         options = {
             "deps": deps,
             "cache": cache,
@@ -113,13 +117,14 @@ class Runtime:
         process_options = check_options({name: value for name, value in options.items() if value is not None}, ProcessOptions)
         self._host = Host(
             self._store,
-            replace(_settings(tuning), executor=self._threads),
+            replace(_settings(tuning), threads=self._threads),
             lease_ttl=ttl,
             process_options=process_options,
             is_implicit=is_implicit,
         )
         self._schedules = RuntimeSchedules(self._host)
         self._is_closed = False
+        self._is_entered = False
         self._worker: Worker | None = None
         self._worker_task: asyncio.Task[None] | None = None
         for workflow in workflows:
@@ -128,10 +133,16 @@ class Runtime:
     async def __aenter__(self) -> Self:
         if self._is_closed:
             raise RuntimeError("this Runtime was closed; make a new one")
+        if self._is_entered:
+            raise RuntimeError("this Runtime works already; use its methods, or runtime.sync, without entering it again")
         await self._store.setup()
+        self._is_entered = True  # not before: after a failure it may be entered again
         if self._concurrency:
             self._worker = self._new_worker()
-            self._worker_task = asyncio.get_running_loop().create_task(self._worker.work(), name="perdure-worker")
+            self._worker_task = asyncio.get_running_loop().create_task(
+                self._worker.work(), name="perdure-worker", context=own_context()
+            )
+            self._worker_task.add_done_callback(_log_failure)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -146,7 +157,7 @@ class Runtime:
         """Give back the runs that are still driven here, shut down the threads, and close the store if this runtime opened it."""
         self._is_closed = True
         await self._host.drain()
-        self._threads.shutdown(wait=False)
+        self._threads.close()
         if self._is_owned:
             await self._store.close()
 
@@ -185,6 +196,7 @@ class Runtime:
         """
         host = self._host
         if now is not None:
+            await host.ask_time()
             host = self._host_at(NotBefore(host.clock, instant(now, what="now")))
         if "schedules" in self._store.capabilities:
             await Scheduler(host).fire_due()
@@ -425,6 +437,12 @@ class Runtime:
         )
         host.workflows = self._host.workflows
         return host
+
+
+def _log_failure(worker: asyncio.Task[None]) -> None:
+    """Log the error that ended the worker now: leaving the Runtime, which raises it, may come much later."""
+    if not worker.cancelled() and (error := worker.exception()) is not None:
+        log.error("the worker has ended, and drives no more runs: %r", error, exc_info=error)
 
 
 def _settings(tuning: Tuning) -> EngineSettings:

@@ -345,3 +345,9 @@ def current_step() -> StepInfo:
     if isinstance(here, StepInfo):
         return here
     raise RuntimeError("current_step() was called outside a step's function; it only works in a function run by ctx.step")
+
+
+def name_caller() -> str:
+    """The step and the run in whose function this is called, in words, for a message."""
+    here = current.get()
+    return f"step {here.key!r} of run {here.run_id!r}" if isinstance(here, StepInfo) else "a call"

@@ -12,8 +12,13 @@ in `capabilities`; `require` checks that. The stores of this package are of type
 Verbs are coroutines. The four that a driver waits for (`create`, `record`, `suspend`, `finish`) may return any awaitable, so
 that a store can answer with a future of its own and save a task.
 
+A value that the database will never take, because it is too long for a column, a row or a packet, is refused by every verb with
+`ValueNotStorable`, and nothing has changed. The engine then fails the step, the run or the call that the value belongs to. Any
+other failure of the database is a `PersistenceError`, and the same write may succeed later.
+
 Instants are integer microseconds UTC by the store's own clock, unless a test passes `now=`; lengths are seconds. Payloads are
-opaque bytes. Run ids and keys have been checked (`check_id`) and are compared byte for byte.
+opaque bytes. Ids and names are text (`check_id`), compared byte for byte: a verb raises `TypeError` for anything else, and
+`ValueError` for text that is no id. `model.id_checks` does that for all stores. What a driver writes was checked by the engine.
 
 `perdure.testing.contract` holds the suite that every store passes, sentence by sentence.
 """
@@ -83,7 +88,8 @@ class Store(Protocol):
     async def close(self) -> None:
         """Close connections and threads once everything submitted was answered; a `watch` in progress returns.
 
-        A closed store refuses every verb with `PersistenceError`; closing it again does nothing.
+        A closed store refuses every verb with `PersistenceError`, best with `StoreClosed`, after which a wait does not try again;
+        closing it again does nothing.
         """
 
     def sibling(self) -> Store:
@@ -115,12 +121,16 @@ class Store(Protocol):
         workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
+        suspects: int | None = None,
         now: int | None = None,
     ) -> Claims:
         """Lease up to `limit` due runs of these workflows and versions: highest priority first, then longest due, then by id.
 
-        No run goes to two callers. Runs of other workflows, versions or queues are passed over and delay no other run. Counts an
-        attempt; the count restarts at one when the journal grew since the last claim.
+        No run goes to two callers. At most `suspects` of them (None: any number) are running runs with two or more attempts:
+        their holders were lost, and one of them may be what ends its workers. The other suspects, and runs of other workflows,
+        versions or queues, are passed over and delay no other run. Counts an attempt; the count restarts at one when the journal
+        grew since the last claim. A run whose data cannot be read is set aside with its problem, as `release` does it, and the
+        others are given.
         """
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:

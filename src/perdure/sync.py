@@ -25,6 +25,7 @@ from perdure.run import Run
 from perdure.snapshots.consistent_view import Include
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
+from perdure.stepspec import name_caller
 from perdure.worker.check_runs import CheckReport
 from perdure.worker.schedules import CatchUp, Overlap, ScheduleInfo
 
@@ -82,7 +83,7 @@ class SyncRun(Generic[T_co]):
 
     def result(self) -> T_co:
         """The run's value when it has ended, or its error raised: the blocking `await run`."""
-        return block_on(self._result())
+        return block_on(self._result(), name_caller())
 
     def problem(self) -> str | None:
         """Why the run could not go on when it was last tried, or None."""
@@ -94,7 +95,7 @@ class SyncRun(Generic[T_co]):
 
     def outcome(self) -> Outcome[T_co]:
         """How the run ended, or that it is suspended; waits while it is neither. `result()` waits through suspensions too."""
-        return block_on(self._run.outcome())
+        return block_on(self._run.outcome(), name_caller())
 
     def signal(self, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
         """Put a signal into the run's inbox."""
@@ -193,16 +194,16 @@ class SyncRuntime:
     def run(self, workflow: str, /, *args: Any, **options: Unpack[StoredOptions]) -> Outcome[Any]: ...
     def run(self, workflow: Any, /, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
         """The outcome of a run that is driven here until it ends or suspends."""
-        outcome: Outcome[Any] = block_on(self._runtime.run(workflow, *args, **options))
+        outcome: Outcome[Any] = block_on(self._runtime.run(workflow, *args, **options), name_caller())
         return outcome
 
     def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]:
         """The outcomes of the runs that are due, each resumed once."""
-        return block_on(self._runtime.sweep(now, limit))
+        return block_on(self._runtime.sweep(now, limit), name_caller())
 
     def resume(self, run_id: str) -> Outcome[Any]:
         """The outcome of the run after driving it, if it is due; otherwise its present state."""
-        return block_on(self._runtime.resume(run_id))
+        return block_on(self._runtime.resume(run_id), name_caller())
 
     def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
         """Put a signal into the run's inbox."""

@@ -259,3 +259,38 @@ async def record_more(parent: ParentPipe, dsn: str, path: Path, generation: int,
             if stop.done():
                 break
         await store.release(claim.lease)
+
+
+async def _end_the_process() -> None:
+    os._exit(1)
+
+
+@workflow
+async def endangered(ctx: Context, is_culprit: bool) -> str:
+    if is_culprit:
+        await ctx.step(_end_the_process)
+    await ctx.step(asyncio.sleep, 0.05)
+    return "done"
+
+
+async def endangered_worker(parent: ParentPipe, dsn: str, lease_ttl: float, max_attempts: int) -> None:
+    """Drive many runs at a time until all have ended; one of them ends this process."""
+    async with (
+        store_at(dsn) as store,
+        Runtime(store, workflows=[endangered], concurrency=100, lease_ttl=lease_ttl, max_attempts=max_attempts),
+    ):
+        parent.send("working")
+        while not {line.status for line in await store.list()} <= {"completed", "dead"}:
+            await store.watch(0.1)
+    parent.send("done")
+
+
+async def send_signals(parent: ParentPipe, dsn: str, name: str, *run_ids: str) -> None:
+    """Send this signal to these runs when the test says so, and say when the store has accepted it."""
+    async with store_at(dsn) as store:
+        await store.setup()
+        parent.send("ready")
+        await parent.receive()
+        for run_id in run_ids:
+            await store.signal(run_id, name, b'"sent"')
+        parent.send("accepted")

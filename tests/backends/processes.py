@@ -86,6 +86,11 @@ class Child:
         self._process.join()
         self._pipe.close()
 
+    def exit_code(self) -> int | None:
+        """The exit code of the process, once it has exited; None when it goes on for too long."""
+        self._process.join(PATIENCE)
+        return self._process.exitcode
+
     def wait_for_exit(self) -> None:
         """Wait until the process exits. Fails the test unless its exit code is 0."""
         self._process.join(PATIENCE)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import pytest
 
-from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.postgres import claiming as postgres_claiming
 from perdure.backends.postgres import recording as postgres_recording
 from perdure.backends.postgres.channel import PostgresChannel

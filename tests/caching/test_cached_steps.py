@@ -1171,13 +1171,46 @@ class Failing(OwnCache):
         await super().set(key, value, ttl)
 
 
-async def test_a_cache_that_cannot_be_asked_stops_the_run_which_can_be_driven_again(store: Store) -> None:
+async def test_a_run_goes_on_without_a_cache_that_is_down_and_warns_once(store: Store) -> None:
+    fn, cache = Counted(), Failing("get", "set")
+
+    async def body(ctx: Context[Any]) -> Any:
+        return [await ctx.step("s", fn, key=key) for key in "ab"]
+
+    wf = flow(body, cache=cache)
+    with pytest.warns(PerdureWarning) as caught:
+        assert await wf.run(id="r", store=store) == Ok(["first", "second"])
+    assert [str(warning.message) for warning in caught] == [
+        "the cache could not be asked for step 'a': ConnectionError: refused; the step is done without it"
+    ]
+    assert fn.calls == 2
+    assert await wf.run(id="r", store=store) == Ok(["first", "second"]), "which its journal has"
+    cache.broken.clear()
+    await wf.run(id="other", store=store)
+    assert fn.calls == 4
+
+
+async def test_a_worker_begins_a_body_once_while_the_cache_is_down(store: Store) -> None:
+    begun = 0
+
+    async def body(ctx: Context[Any]) -> Any:
+        nonlocal begun
+        begun += 1
+        return await ctx.step("s", Counted(), key="s")
+
+    with pytest.warns(PerdureWarning, match="done without it"):
+        async with Runtime(store, [flow(body, cache=Failing("get", "set"))]) as runtime:
+            assert await (await runtime.start("flow", id="r")) == "first"
+    assert begun == 1
+
+
+async def test_a_step_that_must_not_run_twice_waits_until_the_cache_can_be_read(store: Store) -> None:
     fn, cache, caught = Counted(), Failing("get"), list[BaseException]()
 
     async def body(ctx: Context[Any]) -> Any:
         before = await ctx.step("before", Counted("b"), cache=False)
         try:
-            return [before, await ctx.step("s", fn, key="s"), await ctx.step("s", fn, key="s")]
+            return [before, await ctx.step("s", fn, key="s", at_most_once=True), await ctx.step("s", fn, key="s")]
         except BaseException as error:
             caught.append(error)
             raise
@@ -1194,11 +1227,14 @@ async def test_a_cache_that_cannot_be_asked_stops_the_run_which_can_be_driven_ag
     assert fn.calls == 1
 
 
-async def test_a_cache_that_cannot_be_asked_stops_a_run_without_a_store() -> None:
+async def test_a_run_without_a_store_goes_on_without_a_cache_that_is_down() -> None:
     fn = Counted()
+    with pytest.warns(PerdureWarning, match="could not be asked"):
+        assert await flow(one_step(fn), cache=Failing("get"))() == "first"
+    assert fn.calls == 1
     with pytest.raises(PersistenceError, match="could not be asked"):
-        await flow(one_step(fn), cache=Failing("get"))()
-    assert fn.calls == 0
+        await flow(one_step(fn, at_most_once=True), cache=Failing("get"))()
+    assert fn.calls == 1
 
 
 async def test_a_cache_that_cannot_be_asked_does_not_stop_runs_that_wait_for_nothing_from_it(store: Store) -> None:

@@ -102,6 +102,14 @@ async def test_text_is_kept_until_it_is_deleted(cache: StepCache) -> None:
     assert await maybe_await(cache.get("b")) == "3"
 
 
+@pytest.mark.parametrize("key", [{"$gt": ""}, ["a"], b"a", 7, None])
+async def test_a_key_that_is_no_text_is_refused(make: Callable[..., MemoryCache | FileCache], key: Any) -> None:
+    cache = make()
+    for call in (cache.get, cache.delete, lambda wrong: cache.set(wrong, "1")):
+        with pytest.raises(TypeError, match="the key of a cached value must be a str"):
+            await call(key)
+
+
 def test_every_key_value_store_is_a_step_cache() -> None:
     def checked(store: KeyValueStore) -> StepCache:
         return store  # for the type checker

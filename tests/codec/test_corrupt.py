@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.codec import Codec, load_error, tree_of
+from perdure.errors import ValueNotStorable
 from tests.codec.models import ALL, Access, Account, Box, Color, Counter, Crate, Item, Order, Place, User
 from tests.codec.test_values import VALUES
 
@@ -164,3 +165,47 @@ def test_a_decimal_context_without_traps_does_not_make_nan_of_garbage() -> None:
 def test_data_larger_than_the_limit_is_not_decoded() -> None:
     with pytest.raises(ValueError, match="longer than 10 bytes"):
         Codec(max_bytes=10).load(b'"0123456789"')
+
+
+# Integers whose hashes are all 0; those of their tuples, floats and so on are equal too.
+COLLIDING = [n * (2**61 - 1) for n in range(3000)]
+COLLIDING_KEYS: dict[str, list[Any]] = {
+    "integers": COLLIDING,
+    "tuples": [{"$tuple": [n, 1]} for n in COLLIDING],
+    "decimals": [{"$decimal": str(n)} for n in COLLIDING],
+    "uuids": [{"$uuid": str(UUID(int=n))} for n in COLLIDING],
+}
+
+
+@pytest.mark.parametrize("tag", ["$set", "$frozenset", "$dict"])
+@pytest.mark.parametrize("keys", COLLIDING_KEYS.values(), ids=COLLIDING_KEYS)
+def test_keys_that_all_have_one_hash_are_refused(keys: list[Any], tag: str) -> None:
+    content = [[key, 0] for key in keys] if tag == "$dict" else keys
+    with pytest.raises(ValueError, match=r"2,999 of its 3,000 keys have the same hash as another; 1,000 may"):
+        codec.load(msgspec.json.encode({tag: content}))
+    few = codec.load(msgspec.json.encode({tag: content[:900]}))
+    assert len(few) == 900
+
+
+def test_keys_of_one_hash_are_refused_where_an_annotation_makes_keys_of_text() -> None:
+    with pytest.raises(ValueError, match="2,999 of its 3,000 keys have the same hash as another"):
+        codec.conform({str(n): 0 for n in COLLIDING}, dict[int, int])
+    with pytest.raises(ValueError, match="2,999 of its 3,000 keys have the same hash as another"):
+        codec.conform(COLLIDING, set[int])
+    assert codec.conform([1, 2] * 3000, set[int]) == {1, 2}
+    assert len(codec.conform(list(range(-5000, 5000)), frozenset[int])) == 10_000
+
+
+def test_a_set_of_keys_that_have_one_hash_is_refused_when_it_is_stored() -> None:
+    with pytest.raises(ValueNotStorable, match="2,999 of its 3,000 keys have the same hash as another"):
+        codec.dump(set(COLLIDING))
+
+
+def test_a_value_that_repeats_a_lost_part_a_million_times_is_refused_in_time() -> None:
+    value: Any = [object()]
+    for _ in range(40):
+        value = [value, value]
+    losses: list[Any] = []
+    with pytest.raises(ValueNotStorable, match="and so it is with 10,000 other parts of the value"):
+        codec.dump(value, losses=losses)
+    assert len(losses) == 10_000

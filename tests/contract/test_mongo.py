@@ -39,6 +39,7 @@ class MongoFactory(StoreFactory):
     """A case has the collections to itself by a prefix that nobody else has."""
 
     capabilities = STANDARD_PARTS | {"shared", "durable"}
+    longest_value = 16 << 20  # a document's limit
 
     def __init__(self) -> None:
         self.dsn = shared_database()

@@ -36,6 +36,7 @@ class MysqlFactory(StoreFactory):
     """A case has the tables to itself by a prefix that nobody else has."""
 
     capabilities = STANDARD_PARTS | {"shared", "durable", "transaction"}
+    longest_value = 16 << 20  # the server's max_allowed_packet
 
     def __init__(self) -> None:
         self.dsn = shared_database()

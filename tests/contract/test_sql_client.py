@@ -73,6 +73,8 @@ class PostgresClientFactory(ServerFactory):
 
 
 class MysqlClientFactory(ServerFactory):
+    longest_value = (9 << 20) - 1  # of quotes, which the client escapes: more than the max_allowed_packet of 16 MiB
+
     def __init__(self) -> None:
         super().__init__()
         self.dsn = mysql_database()

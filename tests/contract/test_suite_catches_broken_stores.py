@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import Callable
-from typing import ClassVar, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, get_args
 
 import pytest
 
 from perdure.backends.memory.database import MemoryDatabase
 from perdure.backends.memory.store import MemoryStore
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, ValueNotStorable
+from perdure.model.journal import Entry
+from perdure.model.records import Lease, Pulse
 from perdure.store import (
     STANDARD_PARTS,
     Capability,
@@ -176,3 +178,19 @@ def test_a_store_that_hangs_fails_its_case(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("perdure.testing.contract.cases.PATIENCE", 0.05)
     assert not keeps(CASES["get_gives_the_row_or_none"], factory_of(Factory, Hanging, STANDARD_PARTS))
+
+
+class KeepsPartOfWhatItRefuses(MemoryStore):
+    async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
+        pulse = await super().record(lease, [entry for entry in entries if len(entry.payload) <= 1_000], **options)
+        if any(len(entry.payload) > 1_000 for entry in entries):
+            raise ValueNotStorable("value", "it is too long")
+        return pulse
+
+
+@pytest.mark.parametrize("store", [MemoryStore, KeepsPartOfWhatItRefuses])
+def test_a_store_that_announces_a_limit_has_to_refuse_what_is_longer_as_a_whole(store: type[MemoryStore]) -> None:
+    limited = factory_of(Factory, store, STANDARD_PARTS)
+    limited.longest_value = 1_000
+    with pytest.raises(AssertionError):
+        asyncio.run(CASES["a_long_value_is_kept_or_refused_for_good"].run(limited()))

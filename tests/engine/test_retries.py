@@ -337,6 +337,47 @@ async def test_an_abandoned_thread_is_not_waited_for() -> None:
     assert overlap.most == 2
 
 
+@pytest.mark.parametrize("options", [{}, {"retry": 2}, {"at_most_once": True}], ids=str)
+async def test_the_time_of_an_attempt_counts_from_the_call_and_not_while_it_waits_for_a_thread(options: dict[str, Any]) -> None:
+    attempts: list[int] = []
+    is_over = threading.Event()
+
+    def quick() -> str:
+        attempts.append(current_step().attempt)
+        return "in time"
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        held = asyncio.create_task(ctx.step("hold the only thread", is_over.wait, 60))
+        waiting = [asyncio.create_task(ctx.step(f"quick {n}", quick, timeout=0.4, **options)) for n in range(3)]
+        await asyncio.sleep(1)
+        is_over.set()
+        return [await held, *[await each for each in waiting]]
+
+    async with Runtime(stores.memory(), [flow], concurrency=1) as runtime:
+        assert await runtime.run(flow, id="run") == Ok([True] + ["in time"] * 3)
+    assert attempts == [1] * 3
+
+
+async def test_a_plain_function_that_takes_too_long_times_out_also_after_it_waited_for_a_thread() -> None:
+    is_over, let_go = threading.Event(), threading.Event()
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        held = asyncio.create_task(ctx.step("hold the only thread", is_over.wait, 60))
+        waiting = asyncio.create_task(ctx.step("slow", let_go.wait, 60, timeout=0.1))
+        await asyncio.sleep(0.2)
+        is_over.set()
+        await held
+        with pytest.raises(StepTimeout):
+            await waiting
+        return "timed out"
+
+    async with Runtime(stores.memory(), [flow], concurrency=1) as runtime:
+        assert await runtime.run(flow, id="run") == Ok("timed out")
+        let_go.set()
+
+
 async def test_the_last_attempt_of_a_plain_function_times_out_without_waiting_for_its_thread() -> None:
     overlap = Overlap()
 

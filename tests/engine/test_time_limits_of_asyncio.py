@@ -6,13 +6,15 @@ import asyncio
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from perdure import Context, Ok, Runtime, Suspended, Workflow, stores
 from perdure.errors import PersistenceError, RunDiverged
+from perdure.model.journal import Entry
 from tests.engine.bodies import World, failing_group, flow_of
 from tests.simulation import LoopClock, MortalStore, SlowStore, simulate
 
@@ -233,3 +235,41 @@ def test_what_follows_a_race_is_owed_although_the_loser_was_cancelled_inside_oth
 
     simulate(deploy(body("charge"), body("renamed")))
     assert steps.ran["charge"] == 1
+
+
+class CountedJournal(list[Entry]):
+    """A journal that counts how often it is walked."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        self.walks += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_time_limit_does_not_walk_the_journal(is_resumed: bool) -> None:
+    journals: list[CountedJournal] = []
+
+    async def body(ctx: Context[Any]) -> None:
+        recorder = ctx._drive.recorder
+        recorder.journal = CountedJournal(recorder.journal)
+        journals.append(recorder.journal)
+        for _ in range(50):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await asyncio.sleep(60)
+        await ctx.sleep("nap", 100)
+
+    async def main() -> None:
+        store = stores.memory()
+        outcome = await drive(store, body)
+        assert isinstance(outcome, Suspended)
+        if is_resumed:
+            await asyncio.sleep(200)
+            assert await drive(store, body) == Ok(None)
+        marks = [entry for entry in await store.journal("run") if entry.phase == "cancel"]
+        assert [mark.key for mark in marks] == [""], "one mark is enough, however many limits pass"
+
+    simulate(main())
+    assert journals[-1].walks < 5

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
+from perdure import stores
 from perdure.errors import PersistenceError
 from perdure.kv import (
     FilesKeyValueStore,
@@ -163,10 +164,18 @@ async def opened(dsn: str) -> Any:
     return await asyncio.to_thread(open_key_value_store, dsn)
 
 
-@pytest.mark.parametrize("namespace", ["a" * 256, "\u00f3" * 128, "a\0", "\ud800", 1])
+@pytest.mark.parametrize("namespace", ["a" * 256, "\u00f3" * 128, "a\0", "\ud800"])
 def test_a_namespace_that_not_every_place_can_hold_is_refused(namespace: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at most 255 UTF-8 bytes without NUL"):
         SQLiteKeyValueStore(tmp_path / "app.db", namespace=namespace)
+
+
+@pytest.mark.parametrize("namespace", [1, b"a", {"$gt": ""}, None])
+def test_a_namespace_that_is_no_text_is_refused(namespace: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="namespace must be a str"):
+        SQLiteKeyValueStore(tmp_path / "app.db", namespace=namespace)
+    with pytest.raises(TypeError, match="prefix must be a str"):
+        stores.memory(prefix=namespace)
 
 
 @pytest.mark.parametrize("kind", [RedisKeyValueStore, PostgresKeyValueStore, MongoKeyValueStore])

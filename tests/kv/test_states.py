@@ -36,10 +36,41 @@ async def test_states_are_saved_loaded_listed_and_deleted(place: Place) -> None:
 
 async def test_prefixes_are_kept_apart_also_with_a_star_in_them(place: Place) -> None:
     kv = await place.open()
-    for prefix in ("a*b:", "axb:", "a", ""):
+    for prefix in ("a*b:", "axb:", "a:", ""):
         await StatePersistence(kv, prefix).save("1", STATE)
     assert await StatePersistence(kv, "a*b:").list() == ["1"]
     assert await StatePersistence(kv, "axb:").list() == ["1"]
+
+
+async def test_a_prefix_sees_nothing_of_a_longer_one(place: Place) -> None:
+    kv = await place.open()
+    all_of_them, seven, seven_eight, unnamed = (StatePersistence(kv, one) for one in ("tenant:", "tenant:7:", "tenant:7:8:", ""))
+    secret = ResumeState({"a": StepResult(ok=True, value="secret of tenant 7")})
+    await seven.save("8:x", secret)
+    await seven.save("plain", secret)
+    for other in (all_of_them, seven_eight, unnamed):
+        assert await other.list() == []
+        for id_ in ("7:8:x", "8:x", "x", "7:plain", "plain", "tenant:7:8:x", "tenant:7:plain", "7:8%3Ax", "8%3Ax"):
+            assert (await other.load(id_), await other.load_raw(id_), await other.delete(id_)) == (None, None, False)
+            await other.save(id_, STATE)
+    assert [await other.list() for other in (all_of_them, unnamed)] == [await seven_eight.list()] * 2
+    assert await seven.list() == ["8:x", "plain"]
+    assert [await seven.load(id_) for id_ in ("8:x", "plain")] == [secret, secret]
+
+
+async def test_the_key_of_a_state_is_its_prefix_and_its_id_with_colons_escaped() -> None:
+    kv = MemoryKeyValueStore()
+    for id_ in ("order-1", "user:1", "100%"):
+        await StatePersistence(kv, "tenant:7:").save(id_, STATE)
+    assert await kv.keys("*") == ["tenant:7:order-1", "tenant:7:user%3A1", "tenant:7:100%25"]
+
+
+def test_a_prefix_that_could_overlap_another_is_refused() -> None:
+    with pytest.raises(ValueError, match="the prefix of states must end in ':', as 'tenant:' does, or be empty"):
+        StatePersistence(MemoryKeyValueStore(), "tenant")
+    wrong: Any = {"$gt": ""}
+    with pytest.raises(TypeError, match="the prefix of states must be a str, not dict"):
+        StatePersistence(MemoryKeyValueStore(), wrong)
 
 
 async def test_what_open_opened_is_closed_and_what_was_brought_along_is_not(place: Place) -> None:
@@ -100,4 +131,4 @@ async def test_a_run_can_be_driven_on_it_and_goes_on_through_another_handle(plac
 
 async def test_a_key_that_is_too_long_with_its_prefix_is_refused_before_anything_is_sent() -> None:
     with pytest.raises(ValueError, match="must have 1 to 2048 UTF-8 bytes and no NUL \\(it has 2524 bytes\\)"):
-        await StatePersistence(MemoryKeyValueStore(), prefix="p" * 1500).save("x" * 1024, STATE)
+        await StatePersistence(MemoryKeyValueStore(), prefix="p" * 1499 + ":").save("x" * 1024, STATE)

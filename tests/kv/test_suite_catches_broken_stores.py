@@ -49,6 +49,11 @@ class TakesEveryKey(MemoryKeyValueStore):
         return None if "\0" in str(key) else await super().get(key)
 
 
+class FindsNothingForADict(MemoryKeyValueStore):
+    async def get(self, key: str) -> str | None:
+        return await super().get(key) if isinstance(key, str) else None
+
+
 class CutsAtNul(MemoryKeyValueStore):
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
         await super().set(key, value.partition("\0")[0], ttl)
@@ -202,6 +207,7 @@ BROKEN: dict[type[MemoryKeyValueStore], str] = {
     RefusesALongTtl: "a_ttl_that_ends_in_thousands_of_years_is_taken",
     NeverSweeps: "what_has_expired_is_removed_by_later_writes",
     SweepsWhatWasRenewed: "a_key_that_expired_and_was_set_again_stays",
+    FindsNothingForADict: "a_key_or_pattern_that_is_no_text_is_refused",
     DeletesTwice: "one_of_many_deletes_finds_the_text",
     Tears: "a_reader_sees_whole_texts_while_they_are_replaced",
     GoesOnAfterACancel: "a_cancelled_set_does_not_overtake_a_later_one",

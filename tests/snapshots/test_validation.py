@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,9 +14,17 @@ from hypothesis import strategies as st
 
 from perdure.codec import dump_error, load_error
 from perdure.errors import FormatProblem, SnapshotError, SnapshotFormatError
-from perdure.snapshots.json_reader import MAX_BYTES
+from perdure.snapshots import json_reader
+from perdure.snapshots.json_reader import MAX_BYTES, MAX_PROBLEMS
 from perdure.snapshots.parts import Execution, StepResult
-from perdure.snapshots.snapshot import Snapshot, assert_valid_snapshot, looks_like_snapshot, validate_snapshot
+from perdure.snapshots.resume_state import ResumeState, dump_state, parse_state
+from perdure.snapshots.snapshot import (
+    Snapshot,
+    assert_valid_snapshot,
+    looks_like_snapshot,
+    merge_snapshots,
+    validate_snapshot,
+)
 from tests.snapshots.documents import COMPLETED, FAILED, JSON, LOSSY, all_snapshots
 
 
@@ -194,3 +203,78 @@ def test_the_outline_of_a_snapshot_is_enough_to_look_like_one() -> None:
     assert looks_like_snapshot({"formatVersion": 9, "steps": {}, "execution": {}})
     assert not looks_like_snapshot(json.dumps(LOSSY))
     assert not looks_like_snapshot({"formatVersion": True, "steps": {}, "execution": {}})
+
+
+def _lists_in_lists(levels: int) -> Any:
+    """A few lists that stand for 2**levels."""
+    value: Any = ["a part"]
+    for _ in range(levels):
+        value = [value, value]
+    return value
+
+
+def _objects_in_objects(levels: int) -> Any:
+    value: Any = {"a": "part"}
+    for _ in range(levels):
+        value = {"x": value, "y": [value]}
+    return value
+
+
+def _step(value: Any) -> StepResult:
+    return StepResult(ok=True, value=value)
+
+
+SHARED_PARTS: dict[str, Callable[[Any], object]] = {
+    "assert_valid_snapshot": lambda value: assert_valid_snapshot(_with(COMPLETED, "metadata", put={}) | {"extra": value}),
+    "from_dict": lambda value: Snapshot.from_dict({**COMPLETED, "metadata": {"x": value}}),
+    "to_dict": lambda value: Snapshot(steps={"a": _step(value)}, execution=assert_valid_snapshot(COMPLETED).execution).to_dict(),
+    "merge_snapshots": lambda value: merge_snapshots(COMPLETED, {**COMPLETED, "metadata": {"x": value}}),
+    "parse_state": lambda value: parse_state({"version": 1, "entries": {"a": {"result": {"ok": True, "value": value}}}}),
+    "dump_state": lambda value: dump_state(ResumeState({"a": _step(value)})),
+    "dump_state with metadata": lambda value: dump_state(ResumeState(), x=value),
+}
+
+
+@pytest.mark.parametrize("make", [_lists_in_lists, _objects_in_objects])
+@pytest.mark.parametrize("read", SHARED_PARTS.values(), ids=SHARED_PARTS)
+def test_a_few_parts_that_stand_for_a_huge_document_are_refused_before_they_are_copied(
+    read: Callable[[Any], object], make: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked = 0
+    walk = json_reader._Copier._part
+
+    def count_parts(copier: Any, part: Any) -> Any:
+        nonlocal walked
+        walked += 1
+        assert walked < 100_000, "the walk does not stop"
+        return walk(copier, part)
+
+    monkeypatch.setattr(json_reader._Copier, "_part", count_parts)
+    monkeypatch.setattr(json_reader, "MAX_REPEATED_PARTS", 10_000)
+    with pytest.raises(
+        SnapshotFormatError, match="is where parts that stand in several places make the document 10,000 parts larger"
+    ):
+        read(make(60))
+    assert walked < 25_000
+
+
+def test_a_part_that_stands_in_several_places_becomes_as_many_copies() -> None:
+    shared = {"list": list(range(100))}
+    read = Snapshot.from_dict({**COMPLETED, "metadata": {"x": [shared] * 50}}).to_dict()["metadata"]["x"]
+    assert read == [shared] * 50
+    assert len({id(each["list"]) for each in read}) == 50
+
+
+def test_the_walk_ends_where_a_document_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_reader, "MAX_BYTES", 1 << 20)
+    errors = _errors({**COMPLETED, "metadata": {"x": [0] * (1 << 21)}})
+    assert [reason for path, reason in errors.items() if path.startswith("$.metadata")] == [
+        "is where the document has grown larger than 1 MiB"
+    ]
+
+
+def test_of_a_million_problems_the_first_thousand_are_listed() -> None:
+    errors = validate_snapshot({**COMPLETED, "metadata": {"x": [float("nan")] * 1_000_000}}).errors
+    assert len(errors) == MAX_PROBLEMS + 1
+    assert errors[0] == FormatProblem("$.metadata.x[0]", "is no finite number")
+    assert errors[-1] == FormatProblem("$", "has more problems than the 1,000 that are listed")

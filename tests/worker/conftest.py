@@ -27,5 +27,5 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 @pytest.fixture
 def _no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever would look again only after a while does not within a test: it has to know when."""
-    for module in ("outcomes", "worker"):
-        monkeypatch.setattr(f"perdure.worker.{module}.POLL_SECONDS", 3600.0)
+    for module in ("aio.store_watch", "worker.worker"):
+        monkeypatch.setattr(f"perdure.{module}.POLL_SECONDS", 3600.0)

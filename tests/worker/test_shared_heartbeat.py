@@ -5,36 +5,115 @@ from __future__ import annotations
 import asyncio
 import gc
 import multiprocessing
+import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from perdure import stores
-from perdure.engine.heartbeat import HeldLease, heartbeat_of
+import pytest
+
+from perdure import Context, Runtime, Workflow, stores
+from perdure.engine.heartbeat import Heartbeat, HeldLease, _heartbeats, _thread, heartbeat_of
 from perdure.errors import LeaseHeld
-from perdure.model.clock import SystemClock
+from perdure.model.clock import Clock, SystemClock
+from perdure.model.records import Lease
 from perdure.store import Store
+from perdure.testing import ManualClock
 from perdure.testing.contract.world import new_run
 
 CLOCK = SystemClock()
 
 
-def test_a_store_has_one_for_each_length_and_clock() -> None:
+def test_a_store_has_one_for_each_length() -> None:
+    store, other = stores.memory(), stores.memory()
+    beat = heartbeat_of(store, 30)
+    assert heartbeat_of(store, 30) is beat
+    assert len({beat, heartbeat_of(store, 60), heartbeat_of(other, 30)}) == 3
+
+
+async def nap(ctx: Context[Any]) -> None:
+    await ctx.sleep("nap", "1h")
+
+
+def heartbeats_of(store: Store) -> int:
+    return len(_heartbeats._by_store.get(store, ()))
+
+
+async def heartbeat_tasks() -> int:
+    """How many tasks the heartbeat thread has, without the one that counts them."""
+
+    async def count() -> int:
+        return len(asyncio.all_tasks()) - 1
+
+    return await asyncio.wrap_future(_thread.submit(count()))
+
+
+async def test_sweeps_at_many_instants_share_one() -> None:
+    store, flow = stores.memory(), Workflow("nap", nap)
+    before, threads = await heartbeat_tasks(), threading.active_count()
+    async with Runtime(store, [flow], concurrency=0, unload_grace=0) as runtime:
+        for n in range(100):
+            await runtime.run(flow, id=f"run-{n}")
+        for n in range(100):
+            assert len(await runtime.sweep(now=datetime.now(UTC) + timedelta(hours=2, seconds=n), limit=1)) == 1
+        assert heartbeats_of(store) == 1
+        assert await heartbeat_tasks() - before <= 1
+        assert threading.active_count() == threads
+
+
+async def test_many_runtimes_on_one_store_share_one_and_leave_none_behind() -> None:
+    store, flow = stores.memory(), Workflow("nap", nap)
+    before = await heartbeat_tasks()
+    clocks: list[weakref.ref[SystemClock]] = []
+    for n in range(100):
+        clock = SystemClock()
+        clocks.append(weakref.ref(clock))
+        async with Runtime(store, [flow], concurrency=0, unload_grace=0, clock=clock, lease_ttl=0.3) as runtime:
+            await runtime.run(flow, id=f"run-{n}")
+            assert heartbeats_of(store) == 1
+    assert await heartbeat_tasks() - before <= 1
+    del runtime, clock
+    async with asyncio.timeout(10):
+        while await heartbeat_tasks() > before:  # noqa: ASYNC110 - tasks of another thread
+            await asyncio.sleep(0.05)
+    gc.collect()
+    assert heartbeats_of(store) == 0
+    assert [clock for clock in clocks if clock() is not None] == []
+
+
+async def test_each_lease_is_renewed_by_the_clock_of_its_holder() -> None:
     store = stores.memory()
-    beat = heartbeat_of(store, 30, CLOCK)
-    assert heartbeat_of(store, 30, CLOCK) is beat
-    others = [heartbeat_of(store, 60, CLOCK), heartbeat_of(store, 30, SystemClock()), heartbeat_of(stores.memory(), 30, CLOCK)]
-    assert len({beat, *others}) == 4
+    renewals: list[tuple[int | None, list[str]]] = []
+    renew = store.renew
+
+    async def noted(leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> Any:
+        renewals.append((now, [lease.run_id for lease in leases]))
+        return await renew(leases, ttl, now=now)
+
+    store.sibling = lambda: store  # type: ignore[method-assign]
+    store.renew = noted  # type: ignore[method-assign]
+    manual = ManualClock()
+    beat = heartbeat_of(store, 0.3)
+    held = [await hold(store, run_id, 0.3, beat, clock) for run_id, clock in (("a", CLOCK), ("b", manual), ("c", SystemClock()))]
+    async with asyncio.timeout(10):
+        while len(renewals) < 2:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.02)
+    for one in held:
+        beat.drop(one)
+    assert renewals[:2] == [(None, ["a", "c"]), (manual.store_now(), ["b"])]
 
 
 def test_it_keeps_no_store_alive() -> None:
     store = stores.memory()
-    heartbeat_of(store, 30, CLOCK)
+    beat = heartbeat_of(store, 30)
     gone = weakref.ref(store)
     del store
     gc.collect()
     assert gone() is None
+    assert beat is not None
 
 
 @dataclass  # whose instances cannot be keys
@@ -49,20 +128,20 @@ class Slotted:  # whose instances take no weak references
 def test_a_store_that_cannot_be_remembered_gets_one_each_time() -> None:
     strange: Any
     for strange in (Unhashable("a"), Slotted()):
-        assert heartbeat_of(strange, 30, CLOCK) is not heartbeat_of(strange, 30, CLOCK)
+        assert heartbeat_of(strange, 30) is not heartbeat_of(strange, 30)
 
 
-async def hold(store: Store, run_id: str, ttl: float) -> HeldLease:
+async def hold(store: Store, run_id: str, ttl: float, beat: Heartbeat, clock: Clock = CLOCK) -> HeldLease:
     claim = (await store.create(new_run(run_id), ttl=ttl)).claim
     assert claim is not None
-    held = HeldLease(claim.lease, ttl, 0.0, lambda _: None, lambda: None)
-    heartbeat_of(store, ttl, CLOCK).hold(held)
+    held = HeldLease(claim.lease, ttl, 0.0, clock, lambda _: None, lambda: None)
+    beat.hold(held)
     return held
 
 
-def renewed_in_a_child(store: Store, ttl: float) -> None:
+def renewed_in_a_child(store: Store, ttl: float, beat: Heartbeat | None) -> None:
     async def look() -> None:
-        await hold(store, "child", ttl)
+        await hold(store, "child", ttl, beat or heartbeat_of(store, ttl))
         await asyncio.sleep(3 * ttl)
         try:
             await store.acquire("child", ttl)
@@ -73,10 +152,12 @@ def renewed_in_a_child(store: Store, ttl: float) -> None:
     asyncio.run(look())
 
 
-def test_a_forked_child_renews_its_own_leases(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_known", [False, True], ids=["asked for again", "of a host made before"])
+def test_a_forked_child_renews_its_own_leases(tmp_path: Path, is_known: bool) -> None:
     store, ttl = stores.sqlite(tmp_path / "runs.db"), 1.5
-    asyncio.run(hold(store, "parent", ttl))
-    child = multiprocessing.get_context("fork").Process(target=renewed_in_a_child, args=(store, ttl))
+    beat = heartbeat_of(store, ttl)
+    asyncio.run(hold(store, "parent", ttl, beat))
+    child = multiprocessing.get_context("fork").Process(target=renewed_in_a_child, args=(store, ttl, beat if is_known else None))
     child.start()
     child.join()
     assert child.exitcode == 0

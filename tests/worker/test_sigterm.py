@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from perdure import Context, Ok, Runtime, Workflow
+from perdure.store import Store
 from tests.worker.flows import PATIENCE
 
 WORKER = Path(__file__).parent / "sigterm_worker.py"
@@ -35,3 +39,56 @@ def test_work_stops_on_a_signal_and_its_run_goes_on_elsewhere(tmp_path: Path, nu
             said, _ = worker.communicate("the last word\n", timeout=PATIENCE)
         assert (worker.returncode, said) == (0, "stopped\n")
         assert runtime.resume("l1") == Ok("the last word and went on")
+
+
+def test_a_process_does_not_stay_for_a_step_that_takes_longer_than_the_drain(tmp_path: Path) -> None:
+    database = tmp_path / "app.db"
+
+    async def body(ctx: Context) -> str:
+        return await ctx.step("block", lambda: "done elsewhere")
+
+    stuck = Workflow("stuck", body)
+    with Runtime(f"sqlite:///{database}", [stuck], concurrency=0).sync as runtime:
+        runtime.start(stuck, id="s1")
+        command = [sys.executable, str(WORKER), str(database), "stuck"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "running\n"
+            before = time.monotonic()
+            worker.send_signal(signal.SIGTERM)
+            assert worker.stdout.readline() == "stopped\n"
+            said, complained = worker.communicate(timeout=PATIENCE)
+            assert time.monotonic() - before < 10  # of the 20 s that the step takes
+        assert (worker.returncode, said) == (0, "")
+        assert "Traceback" not in complained
+        assert "Fatal" not in complained
+        assert runtime.resume("s1") == Ok("done elsewhere")  # released, and not when a lease has expired
+
+
+async def test_the_late_result_of_a_step_that_was_left_at_the_drain_is_discarded(store: Store) -> None:
+    is_called, let_go, has_returned = threading.Event(), threading.Event(), threading.Event()
+
+    def block() -> str:
+        if is_called.is_set():
+            return "in time"
+        is_called.set()
+        let_go.wait(PATIENCE)
+        has_returned.set()
+        return "late"
+
+    async def body(ctx: Context) -> str:
+        return await ctx.step(block)
+
+    flow = Workflow("flow", body)
+    async with Runtime(store, [flow], drain_after=0.05) as runtime:
+        await runtime.start(flow, id="f1")
+        assert await asyncio.to_thread(is_called.wait, PATIENCE)
+    row = await store.get("f1")
+    assert row is not None
+    assert row.status == "pending"
+    async with Runtime(store, [flow]) as runtime:
+        assert await runtime.run(flow, id="f1") == Ok("in time")
+        let_go.set()
+        assert await asyncio.to_thread(has_returned.wait, PATIENCE)
+        await asyncio.sleep(0.05)
+    assert [(entry.key, entry.phase, entry.payload) for entry in await store.journal("f1")] == [("block", "close", b'"in time"')]

@@ -1,1 +1,1 @@
-"""What is built on asyncio alone: a reply that survives cancellation, a loop in a thread, named locks, the order of tasks."""
+"""What is built on asyncio and threads alone: pending replies, pools of threads, loops in threads, locks, the order of tasks."""

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar, cast
 
+from perdure.aio.own_tasks import start_own_task
+
 T = TypeVar("T")
 
 
@@ -96,13 +98,13 @@ async def await_reply(verb: Awaitable[T], undo: Callable[[T], Coroutine[Any, Any
     except asyncio.CancelledError:
         await _wait_uncancelled(write)
         if undo is not None and is_committed(write):
-            await _wait_uncancelled(asyncio.ensure_future(undo(write.result())))
+            await _wait_uncancelled(start_own_task(undo(write.result())))
         raise
 
 
 def in_flight(verb: Awaitable[T]) -> PendingWrite[T] | asyncio.Future[T]:
     """The verb, started: a pending write and a future are that already."""
-    return verb if isinstance(verb, PendingWrite | asyncio.Future) else asyncio.ensure_future(verb)
+    return verb if isinstance(verb, PendingWrite | asyncio.Future) else start_own_task(verb)
 
 
 def is_committed(write: PendingWrite[Any] | asyncio.Future[Any]) -> bool:
@@ -117,7 +119,7 @@ def is_unknown(write: PendingWrite[Any] | asyncio.Future[Any]) -> bool:
 
 async def run_to_end(work: Coroutine[Any, Any, None]) -> None:
     """Do this to its end, however often the calling task is cancelled meanwhile."""
-    task = asyncio.ensure_future(work)
+    task = start_own_task(work)
     await _wait_uncancelled(task)
     task.result()
 

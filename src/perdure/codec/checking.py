@@ -27,6 +27,7 @@ import msgspec
 
 from perdure.codec.hints import fields_of
 from perdure.codec.shapes import error_text, is_pydantic, shape_of
+from perdure.codec.untagging import refuse_collisions
 
 # What msgspec converts from JSON: a float from an integer, the others from text. Not bytes: text that happens to be base64 is
 # more often a caller's mistake.
@@ -153,7 +154,7 @@ class _Check:
         items = [self.value(item, arguments[0], f"{path}[{index}]") for index, item in enumerate(value)]
         if isinstance(value, origin):
             return _same_or_new(value, items, type(value))
-        return _guard(lambda: (frozenset if origin is frozenset else set)(items), path)
+        return _guard(lambda: (frozenset if origin is frozenset else set)(refuse_collisions(items)), path)
 
     def _tuple(self, value: Any, arguments: tuple[Any, ...], path: str) -> Any:
         if not isinstance(value, tuple) and type(value) is not list:
@@ -178,6 +179,7 @@ class _Check:
         ]
         if all(key is old and item is value[old] for (key, item), old in zip(pairs, value, strict=True)):
             return value
+        _guard(lambda: refuse_collisions([key for key, _ in pairs]), path)
         result = _guard(lambda: dict(pairs), path)
         if len(result) < len(pairs):
             raise ValueError(f"{path}: two keys are the same once they are what the annotation says")

@@ -35,6 +35,8 @@ from perdure.errors import ValueNotStorable
 
 # From this many bytes on, walked containers are remembered.
 _MANY = 16 * 1024
+# A value can refer to one part that is lost a million times, and each occurrence is a loss with a path of its own.
+_MOST_LOSSES = 10_000
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -83,6 +85,8 @@ class Tagger:
         """Raise, or note the loss and return what takes the place of the part."""
         if self.losses is None:
             raise ValueNotStorable(render(path), reason)
+        if len(self.losses) >= _MOST_LOSSES:
+            raise ValueNotStorable(render(path), f"{reason}, and so it is with {_MOST_LOSSES:,} other parts of the value")
         self.losses.append(Loss(render(path), loss))
         return {LOST: loss}
 

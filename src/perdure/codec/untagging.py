@@ -19,6 +19,9 @@ from perdure.codec import scalars
 from perdure.codec.losses import LOST, read_reason
 from perdure.codec.shapes import PATHS, name_of, shape_of
 
+# So many keys are compared with each other in some milliseconds, and no data has that many by chance.
+_MOST_COLLISIONS = 1000
+
 
 class Untagger:
     """Turns a decoded tree into the value it stands for. The tree is used up: plain containers are filled in place."""
@@ -68,18 +71,19 @@ class Untagger:
         return tuple(self._items(content, depth))
 
     def _set(self, content: Any, depth: int) -> set[Any]:
-        return _check_unique(set(self._items(content, depth)), content)
+        return _check_unique(set(refuse_collisions(self._items(content, depth))), content)
 
     def _frozenset(self, content: Any, depth: int) -> frozenset[Any]:
-        return _check_unique(frozenset(self._items(content, depth)), content)
+        return _check_unique(frozenset(refuse_collisions(self._items(content, depth))), content)
 
     def _dict(self, content: Any, depth: int) -> dict[Any, Any]:
         depth = self._deeper(depth)
-        result: dict[Any, Any] = {}
+        keys, items = [], []
         for pair in _check_type(list, content):
             key, item = _check_type(list, pair)
-            result[self.value(key, depth)] = self.value(item, depth)
-        return _check_unique(result, content)
+            keys.append(self.value(key, depth))
+            items.append(self.value(item, depth))
+        return _check_unique(dict(zip(refuse_collisions(keys), items, strict=True)), content)
 
     def _class(self, content: Any, depth: int) -> Any:
         name, fields, *state = _check_type(list, content)
@@ -134,6 +138,21 @@ def _unescape(tree: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"the tag {key[:40]!r} stands among other keys")
         plain[key[1:] if key[:1] == "$" else key] = item
     return plain
+
+
+def refuse_collisions(keys: list[Any]) -> list[Any]:
+    """The keys of a dict or the elements of a set. Raises `ValueError` when many of them have the same hash.
+
+    Each of n such keys is compared with all before it. Only the hashes of text and bytes differ from process to process: integers
+    that differ by a multiple of 2**61 - 1 have the same, so anyone can make a short document that takes minutes to read.
+    """
+    if len(keys) > _MOST_COLLISIONS and len(keys) - len(set(map(hash, keys))) > _MOST_COLLISIONS:
+        first: dict[int, Any] = {}
+        # A key that stands there twice is found by one comparison.
+        collisions = sum(1 for key in keys if first.setdefault(hash(key), key) != key)
+        if collisions > _MOST_COLLISIONS:
+            raise ValueError(f"{collisions:,} of its {len(keys):,} keys have the same hash as another; {_MOST_COLLISIONS:,} may")
+    return keys
 
 
 U = TypeVar("U", set[Any], frozenset[Any], dict[Any, Any])

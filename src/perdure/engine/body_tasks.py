@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType, coroutine
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
+from perdure.aio.interrupts import is_for_process
+from perdure.aio.own_tasks import is_own_context
 from perdure.aio.task_order import TaskCreator
 from perdure.stepspec import StepInfo, current
 
@@ -49,6 +51,8 @@ class BodyTasks(TaskCreator):
         "ended",
         "joining",
         "leaving",
+        "may_survive_exit",
+        "note_exit",
         "note_time_limit",
         "ours",
         "outside",
@@ -63,6 +67,9 @@ class BodyTasks(TaskCreator):
         self.changed: Callable[[], None] = nothing
         # Called when a time limit of asyncio, or something else outside the body, cancels one of these tasks.
         self.note_time_limit: Callable[[], None] = nothing
+        # Called when one of these tasks calls `sys.exit` and `may_survive_exit`: only the run's attempt ends, not the process.
+        self.note_exit: Callable[[BaseException], None] = nothing
+        self.may_survive_exit = False
         # What passes a cancellation on right now: a task's cancel reaches what it waits for before it returns.
         self.cancelled_by: CancelledBy | None = None
         self.alive: set[BodyTask] = set()
@@ -151,7 +158,7 @@ class BodyTasks(TaskCreator):
 
     def forget_owner(self) -> None:
         """Drop the reference to the drive, so that it is freed without the garbage collector."""
-        self.changed = self.note_time_limit = nothing
+        self.changed = self.note_time_limit = self.note_exit = nothing
 
 
 def nothing(*_: object) -> None:
@@ -166,7 +173,6 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
         "_cancel_requests_before",
         "_coro",
         "branches",
-        "called",
         "deferred_cancel",
         "exit",
         "has_result",
@@ -191,8 +197,6 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
         self._cancel_requests_before = 0
         # How many cancellations were requested when one was deferred; 0 when none is.
         self.deferred_cancel = 0
-        # Whether it ever made a ctx call: only such tasks are cancelled when the run leaves memory.
-        self.called = False
         self.task: asyncio.Task[Any] | None = None
         branches.alive.add(self)
 
@@ -300,9 +304,12 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
             branches.outside.pop(self, None)
         try:
             waited = advance(*args)
-        except BaseException:
+        except BaseException as error:
             branches.running = interrupted
             branches.end(self)
+            if isinstance(error, KeyboardInterrupt | SystemExit) and branches.may_survive_exit and not is_for_process(error):
+                branches.note_exit(error)
+                raise asyncio.CancelledError("the run's code called sys.exit") from error
             raise
         branches.running = interrupted
         if self.is_leaving:
@@ -318,22 +325,11 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
     def __await__(self) -> Any:
         return self._coro.__await__()
 
-    # What debuggers and Task.print_stack() look at.
-    @property
-    def cr_frame(self) -> Any:
-        return getattr(self._coro, "cr_frame", None)
-
-    @property
-    def cr_await(self) -> Any:
-        return getattr(self._coro, "cr_await", None)
-
-    @property
-    def cr_code(self) -> Any:
-        return getattr(self._coro, "cr_code", None)
-
-    @property
-    def cr_running(self) -> bool:
-        return bool(getattr(self._coro, "cr_running", False))
+    def __getattr__(self, name: str) -> Any:
+        """`cr_frame`, `cr_suspended`, `__qualname__`, ... of the coroutine, for anyio, debuggers and `Task.print_stack`."""
+        if name in BodyTask.__slots__:  # not set yet
+            raise AttributeError(name)
+        return getattr(self._coro, name)
 
     def __repr__(self) -> str:
         return f"<BodyTask {getattr(self._coro, '__qualname__', self._coro)!s}>"
@@ -400,7 +396,7 @@ class _NotingFactory:
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         context = options.get("context")
         branches = current.get() if context is None else context.get(current)
-        if not isinstance(branches, BodyTasks):
+        if not isinstance(branches, BodyTasks) or is_own_context(context):
             return asyncio.Task(coro, loop=loop, **options) if self.previous is None else self.previous(loop, coro, **options)
         creator = branches.running or branches
         branch = BodyTask(branches, creator.next_to_start(coro), creator.number_child())

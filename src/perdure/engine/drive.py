@@ -2,8 +2,9 @@
 
 A `Drive` owns the body's task and everything around it: `Calls` (what the body asked for), `ResultQueue` (when a result reaches
 it), `Recorder` (what the store has), `Waits` (timers and signals), `BodyTasks` (what the body's tasks do). It ends in one of six
-ways: the body ended, the run suspended, it was cancelled, it was stopped (a deploy), it does not fit the code, or it could not be
-recorded. After that whatever the body still does is discarded, and every ctx call in it raises.
+ways: the body ended, the run suspended, it was cancelled, it was stopped (a deploy), it does not fit the code, or the attempt
+failed (it could not be recorded, or its code called `sys.exit`). After that whatever the body still does is discarded, and every
+ctx call in it raises.
 
 Cancelling a drive takes effect when the write in flight has its reply; only then is the lease released, or left to expire.
 """
@@ -19,36 +20,41 @@ from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
+from perdure.aio.interrupts import describe_interrupt, is_for_process
+from perdure.aio.own_tasks import body_context
 from perdure.aio.pending_write import await_reply, run_to_end
+from perdure.aio.store_watch import POLL_SECONDS, expect_change
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
 from perdure.engine.body_tasks import BodyTasks, begun, first_step, note_tasks
-from perdure.engine.endings import ending_of_body, ending_of_dead_run
+from perdure.engine.endings import can_leave_memory, end_tasks, ending_of_body, ending_of_dead_run
 from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.heartbeat import Heartbeat, HeldLease
 from perdure.engine.keyed_calls import Calls, CtxCall
 from perdure.engine.recorder import Recorder, Unrecorded
 from perdure.engine.replay_order import ResultQueue
-from perdure.engine.step_cache import StepCaching
+from perdure.engine.step_cache import CachedKeys, StepCaching
 from perdure.engine.subscriptions import Subscriptions
 from perdure.engine.timers_and_signals import Waits
-from perdure.engine.unloading import can_leave_memory, end_tasks
 from perdure.errors import (
     LeaseLost,
     OnChange,
     PerdureError,
-    PersistenceError,
     SnapshotCorrupt,
+    ValueNotStorable,
     react,
 )
+from perdure.model.clock import Clock
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry, JournalIndex
-from perdure.model.records import Claim, Pulse, misfit_pause, problem_text
+from perdure.model.records import Claim, Pulse, failure_pause, misfit_pause, problem_text
 from perdure.options import EngineSettings, Options
 from perdure.result import Err, Outcome, Suspended
 from perdure.snapshots.consistent_view import View
 from perdure.stepspec import current
 from perdure.store import Store
 
+# How soon the inbox is read again if that failed.
+_READ_INBOX_AGAIN_SECONDS: Final = 1.0
 # Tasks that fetch inboxes: an event loop refers to its tasks weakly.
 _fetching: Final[set[asyncio.Task[None]]] = set()
 
@@ -68,12 +74,17 @@ class Drive:
         "_held",
         "_hints",
         "_is_drain_over",
+        "_is_inbox_to_be_read",
+        "_is_misfit",
+        "_is_time_limit_noted",
         "_lease",
+        "_listening",
         "_loop",
         "_main",
         "_must_suspend",
         "_store",
         "_unreadable",
+        "cached_keys",
         "caching",
         "calls",
         "clock",
@@ -92,6 +103,7 @@ class Drive:
         "settings",
         "tasks",
         "waits",
+        "watches_after",
     )
 
     def __init__(
@@ -108,12 +120,13 @@ class Drive:
         asked_at: float = 0.0,
         subscriptions: Subscriptions | None = None,
         retired: Collection[str] = (),
+        clock: Clock | None = None,
     ) -> None:
         self.run = claim.run
         self.settings = settings
         self.options = options
         self.codec = settings.codec
-        self.clock = settings.clock
+        self.clock = settings.clock if clock is None else clock
         self.is_strict = options.strict if options.strict is not None else store is not None
         # Whether the arguments of a step are compared with those that are recorded, now or when the run is resumed.
         is_resumable = store is not None or options.on_event is not None or options.cache is not None
@@ -129,10 +142,11 @@ class Drive:
         if options.on_divergence == "run":
             recorded.owed.clear()
             recorded.owed_after.clear()
-        self.waits = Waits(self.clock, claim.inbox, claim.inbox_seq)
-        self.tasks = BodyTasks(claim.run.seed)
+        self.waits = self._new_waits(claim)
+        self.tasks = self._new_tasks()
         self.results = self._new_results(recorded)
-        self.tasks.note_time_limit = self._note_time_limit
+        # Whether the journal says that a clock which it does not know has cancelled something. Once is enough.
+        self._is_time_limit_noted = "" in recorded.cancelled
         self.waits.on_change = self.tasks.changed = self.results.look_soon
         self.calls = Calls(
             claim.run.id,
@@ -144,6 +158,7 @@ class Drive:
             on_cancelled=self._note_cancelled,
             on_misfit=self.misfit,
         )
+        self.cached_keys = CachedKeys(self.calls, self.results)
         self.publisher = EventPublisher(self, options.on_event, Subscriptions() if subscriptions is None else subscriptions)
         self.caching = None if options.cache is None else StepCaching(options.cache, self.clock)
         journal, pulsed = list(claim.journal), self._pulsed
@@ -152,22 +167,42 @@ class Drive:
         self._held: HeldLease | None = None
         self._heartbeat = heartbeat
         if heartbeat is not None:
-            self._held = HeldLease(claim.lease, ttl, asked_at, pulsed, self._lost)
+            self._held = HeldLease(claim.lease, ttl, asked_at, self.clock, pulsed, self._lost)
             heartbeat.hold(self._held)
         self._main: asyncio.Task[None] | None = None
+        # What will let this drive look at its inbox, while it waits for a signal in memory.
+        self._listening: asyncio.Future[None] | asyncio.TimerHandle | None = None
+        # How long that begins after the body came to rest: a run that leaves memory soon need not watch its store.
+        self.watches_after = POLL_SECONDS
         # Done when there is something that `drive` has to deal with.
         self._attention: asyncio.Future[None] = self._loop.create_future()
         self._ending: Ending | None = None
         self._failure: BaseException | None = None
-        # Why the run does not fit this code.
+        # Why the run is given back with a pause: it does not fit this code, or the attempt failed.
         self.problem: str | None = None
+        self._is_misfit = False
         self._must_suspend = False
+        # Whether reading the inbox failed, and a timer is set to try again.
+        self._is_inbox_to_be_read = False
         # Whether no step may be started any more, because the run is being given back.
         self.must_stop = False
         self._is_drain_over = False
         self._cancel_requested = claim.run.cancel_requested
         # Step functions that are running right now. The step that counts itself out calls `look_whether_drained`.
         self.executing = 0
+
+    def _new_waits(self, claim: Claim) -> Waits:
+        waits = Waits(self.clock, claim.inbox, claim.inbox_seq, claim.run.updated_at)
+        if self._store is not None:
+            waits.read_inbox = self._read_inbox
+        return waits
+
+    def _new_tasks(self) -> BodyTasks:
+        tasks = BodyTasks(self.run.seed)
+        tasks.may_survive_exit = self._store is not None
+        tasks.note_exit = self._note_exit
+        tasks.note_time_limit = self._note_time_limit
+        return tasks
 
     def _new_results(self, recorded: JournalIndex) -> ResultQueue:
         results = ResultQueue(
@@ -201,6 +236,7 @@ class Drive:
             on_pulse=pulsed,
             on_failure=self._give_up,
             on_written=self._written,
+            on_replaced=self.results.replace,
         )
 
     @property
@@ -303,10 +339,24 @@ class Drive:
 
     def look_at_inbox(self) -> None:
         """Somebody may have sent a signal: fetch what is new, unless nothing waits for one."""
-        if self._store is not None and self.calls.closed is None and self.waits.addresses():
-            fetching = self._loop.create_task(self._fetch_inbox(self._store), context=contextvars.Context())
+        if self.calls.closed is None and self.waits.has_address:
+            self._read_inbox(self.clock.now())
+
+    def _read_inbox(self, asked_at: int) -> None:
+        if self._store is not None:
+            fetching = self._loop.create_task(self._fetch_inbox(self._store, asked_at), context=contextvars.Context())
             _fetching.add(fetching)
             fetching.add_done_callback(_fetching.discard)
+
+    def _read_inbox_later(self) -> None:
+        """Read it again after a pause: a wait expires only after the inbox was read, and must not wait for that for ever."""
+        if not self._is_inbox_to_be_read:
+            self._is_inbox_to_be_read = True
+            self._loop.call_later(_READ_INBOX_AGAIN_SECONDS, self._read_inbox_again)
+
+    def _read_inbox_again(self) -> None:
+        self._is_inbox_to_be_read = False
+        self.look_at_inbox()
 
     def may_start_now(self) -> bool:
         """Whether a step function may be called without waiting for anything."""
@@ -355,13 +405,19 @@ class Drive:
             self._close("unloaded")
             self._attend()
         else:
-            self.problem = problem_text(error)
+            self._is_misfit = True
             self._give_up(error)
 
     def stop_because(self, failure: PerdureError) -> NoReturn:
-        """Give up this attempt and let the body see nothing of it: the run is as it was, and can be driven again."""
+        """Give up this attempt and let the body see nothing of it: the run is as it was, and is tried again after a pause."""
         self._give_up(failure)
         self.calls.refuse()
+
+    def stop_at_exit(self, interrupt: KeyboardInterrupt | SystemExit, where: str) -> NoReturn:
+        """The run's code exits: give up this attempt. Raises the interrupt if it is for the process, or if there is no store."""
+        if self._store is None or is_for_process(interrupt):
+            raise interrupt
+        self.stop_because(describe_interrupt(self.run.id, where, interrupt))
 
     def react(self, choice: OnChange, error: PerdureError) -> None:
         """Do with a mismatch what the option says, and tell listeners of it."""
@@ -383,7 +439,7 @@ class Drive:
 
     def _start_body(self) -> None:
         note_tasks(self._loop)
-        context = contextvars.copy_context()
+        context = body_context()
         context.run(current.set, self.tasks)
         self._main = self._loop.create_task(begun(self._run_body()), context=context, name=f"perdure:{self.run.id}")
         if not self.results.is_live:
@@ -398,6 +454,9 @@ class Drive:
             await first_step()
             value = await self._body(self)
         except (KeyboardInterrupt, SystemExit) as interrupt:
+            if self._store is not None and not is_for_process(interrupt):
+                self._note_exit(interrupt)
+                return
             self._failure = interrupt
             self._attend()
             raise
@@ -429,7 +488,12 @@ class Drive:
         if self.tasks.alive:
             await self._end_body()
         try:
-            await self.recorder.finish(ending.status, ending.payload)
+            try:
+                await self.recorder.finish(ending.status, ending.payload)
+            except ValueNotStorable as refusal:
+                error = ValueNotStorable("value", f"it has {len(ending.payload):,} bytes ({refusal.reason})")
+                ending = self._ending = run_ending(self.codec, Err(error), self._hints)
+                await self.recorder.finish(ending.status, ending.payload)
         finally:  # cancelled meanwhile it may have ended all the same
             if self.recorder.has_let_go:
                 self._stands(status=ending.status, outcome=ending.payload, wake_at=None)
@@ -465,7 +529,7 @@ class Drive:
         return Suspended(self.run.id, None if wake_at is None else moment(wake_at), names)
 
     async def _let_go(self) -> None:
-        """After a failure: nothing more is written; the run is given back if the store lets us."""
+        """After a failure: nothing more is written; the run is given back, due after a pause, if the store lets us."""
         await self._end_body()
         await self.recorder.abandon()
         if self._store is None:
@@ -473,16 +537,23 @@ class Drive:
             return
         if isinstance(self._failure, LeaseLost):
             return
+        self.problem = problem_text("unknown" if self._failure is None else self._failure)
         # Whatever a failing store raises now: the lease expires by itself, and the failure that is being raised says why.
         with contextlib.suppress(Exception):
-            await await_reply(self._release_as_it_was(self._store))
+            await await_reply(self._release_with_problem(self._store, self.problem))
             self.publisher.publish_release()
 
-    def _release_as_it_was(self, store: Store) -> Awaitable[None]:
-        if self.problem is None:
-            return store.release(self._lease, now=self.clock.store_now())
-        wake_at = self.clock.now() + round(misfit_pause(self.run.problem_count) * MICROSECOND)
-        return store.release(self._lease, wake_at=wake_at, problem=self.problem, now=self.clock.store_now())
+    def _release_with_problem(self, store: Store, problem: str) -> Awaitable[None]:
+        """Give the run back, due after a pause. The attempt counts, unless the run does not fit the code: it did not fail."""
+        if self._is_misfit:
+            pause = misfit_pause(self.run.problem_count)
+        elif self.run.attempts == self.settings.max_attempts:
+            pause = 0.0  # the next claim ends it as dead; if the store refuses even that, there is a pause again
+        else:
+            pause = failure_pause(self.run.attempts)
+        wake_at = self.clock.now() + round(pause * MICROSECOND)
+        counts, now = not self._is_misfit, self.clock.store_now()
+        return store.release(self._lease, wake_at=wake_at, problem=problem, counts_attempt=counts, now=now)
 
     async def _abandon(self) -> None:
         """The drive itself was cancelled: wait for the reply of the write in flight, record what is left, and release the run."""
@@ -516,6 +587,9 @@ class Drive:
         if self.calls.closed is None:
             self.calls.close(why)
             self.waits.close()
+            if self._listening is not None:
+                self._listening.cancel()
+                self._listening = None
 
     # What the parts of the drive report to it.
 
@@ -556,8 +630,22 @@ class Drive:
 
         Not while results are missing, since the code may have diverged, and then nothing that it did is to be recorded.
         """
-        if self.results.is_live and not self.calls.missing:
+        if self.results.is_live and not self.calls.owed.missing:
             self.recorder.flush()
+        if self._listening is None and self._store is not None and self.waits.has_address and self.calls.closed is None:
+            self._listening = self._loop.call_later(self.watches_after, self._listen, self._store)
+
+    def _listen(self, store: Store) -> None:
+        """Look at the inbox whenever the store may have changed, as long as a signal is waited for."""
+        self._listening = change = expect_change(store)
+        change.add_done_callback(self._store_changed)
+        self.look_at_inbox()  # for what came before it was watched
+
+    def _store_changed(self, change: asyncio.Future[None]) -> None:
+        if change is self._listening:
+            self._listening = None
+            if self._store is not None and self.waits.has_address:
+                self._listen(self._store)
 
     def _written(self, seq: int) -> None:
         if self.publisher.subscribers:
@@ -574,8 +662,9 @@ class Drive:
         """A clock that no journal knows cancels something: on a replay it may do so earlier, later or not at all."""
         if self.calls.closed is not None or self.calls.is_cancelling or self._ending is not None:
             return
-        self.calls.expect_nothing()
-        if not any(entry.phase == "cancel" and not entry.key for entry in self.recorder.journal):  # once is enough
+        self.calls.owed.expect_nothing()
+        if not self._is_time_limit_noted:
+            self._is_time_limit_noted = True
             now = self.clock.now()
             self.recorder.append("", "", kind="run", phase="cancel", ok=False, started_at=now, ended_at=now)
 
@@ -585,14 +674,16 @@ class Drive:
         if pulse.inbox_seq > self.waits.inbox_seq:
             self.look_at_inbox()
 
-    async def _fetch_inbox(self, store: Store) -> None:
+    async def _fetch_inbox(self, store: Store, asked_at: int) -> None:
         try:
             signals = await store.inbox(self.run.id, after=self.waits.inbox_seq)
-        except PersistenceError as failure:
-            self._give_up(failure)
+        except SnapshotCorrupt as damage:
+            self._stop_misfit(damage)
             return
-        self.waits.receive(signals)
-        self.waits.inbox_seq = max((self.waits.inbox_seq, *(signal.seq for signal in signals)))
+        except Exception:  # noqa: BLE001 - the store is down; the run is ours until its lease ends
+            self._read_inbox_later()
+            return
+        self.waits.note_inbox_read(signals, asked_at)
 
     def _cancel_body(self) -> None:
         if not self.calls.is_cancelling and self._main is not None and self.calls.closed is None:
@@ -600,6 +691,9 @@ class Drive:
             self._main.cancel()
             # A body that swallows this and goes on has no more say after a while.
             self._loop.call_later(self.settings.drain_after, self._body_ended, None)
+
+    def _note_exit(self, interrupt: BaseException) -> None:
+        self._give_up(describe_interrupt(self.run.id, "the body", interrupt))
 
     def _lost(self) -> None:
         self._give_up(LeaseLost(self.run.id, self._lease.epoch))

@@ -1,16 +1,113 @@
-"""How a run ends once its body has ended, or cannot be run any more."""
+"""How a drive ends: the outcome of a run whose body has ended, whether a waiting run may leave memory, and the end of its tasks.
+
+The tasks of a body are ended in bounded time, whatever they do with a cancellation.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from perdure.codec import Codec
 from perdure.codec.outcomes import Ending, Hints, run_ending
+from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.keyed_calls import Calls
-from perdure.errors import RunCancelled, RunDead, SnapshotMismatch
+from perdure.engine.replay_order import MOST_TURNS, QUIET_TURNS_AFTER_END
+from perdure.engine.timers_and_signals import Waits
+from perdure.errors import PerdureWarning, RunCancelled, RunDead, SnapshotMismatch
 from perdure.model.records import RunRow
 from perdure.result import Err
+
+# How long a body may take to end once it was cancelled. It is discarded then; only its own clean-up is cut short.
+CLOSING_SECONDS: Final = 5.0
+# How long a body that ends is left alone before the next look at which of its tasks cannot end by themselves.
+_LOOK_AGAIN_SECONDS: Final = 0.05
+
+
+def can_leave_memory(branches: BodyTasks, waits: Waits, now: int, grace: int) -> bool:
+    """Whether a run at rest need not stay in memory: only a timer that is not due soon, or a signal, can move its body.
+
+    When no branch waits for either, the body is busy with something of its own, and nothing in the store would wake it.
+    """
+    wake_at = waits.wake_at()
+    # A wait that is due is not over yet while the inbox is read for it.
+    is_due_soon = wake_at is not None and (wake_at <= now or wake_at - now < grace)
+    return bool(branches.ours) and not is_due_soon
+
+
+async def end_tasks(run_id: str, main: asyncio.Task[Any] | None, branches: BodyTasks) -> None:
+    """Cancel the body's task, and after it every other that the body created; return when they have ended, or in bounded time.
+
+    A task that was created elsewhere is not cancelled, also when the body awaits it.
+    """
+    patience: tuple[float, ...] = (CLOSING_SECONDS, CLOSING_SECONDS / 5)
+    if main is not None and not main.done() and not await _end_main(main, branches):
+        patience = patience[1:]
+    if branches.alive:
+        await _cancel_tasks(run_id, branches, patience)
+
+
+async def _end_main(main: asyncio.Task[Any], branches: BodyTasks) -> bool:
+    """Cancel the body's task, first because a TaskGroup ignores a child that is cancelled on its own. Whether it has ended.
+
+    A TaskGroup that aborts already passes a second cancellation on to none of its children. Those inside a ctx call would wait
+    there for ever, so they are cancelled when the cancellation has come as far as it gets.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + CLOSING_SECONDS
+    main.cancel()
+    cancelled = {main}
+    while loop.time() < deadline:
+        await _settle(main, branches)
+        if main.done():
+            return True
+        inside = {
+            branch.task for branch in branches.alive if branch.task is not None and branch.is_ours and not branch.is_leaving
+        }
+        for task in inside - cancelled:
+            task.cancel()
+        await asyncio.wait([main], timeout=0 if inside - cancelled else _LOOK_AGAIN_SECONDS)
+        cancelled |= inside
+    return main.done()
+
+
+async def _settle(main: asyncio.Task[Any], branches: BodyTasks) -> None:
+    """Return when no task of the body has moved for a few turns of the loop, or the body's task has ended."""
+    quiet = turns = 0
+    while quiet < QUIET_TURNS_AFTER_END and turns < MOST_TURNS and not main.done():
+        stirs, turns = branches.stirs, turns + 1
+        await asyncio.sleep(0)
+        quiet = quiet + 1 if branches.stirs == stirs else 0
+
+
+async def _cancel_tasks(run_id: str, branches: BodyTasks, patience: tuple[float, ...]) -> None:
+    """Cancel them; once more when they have not ended in a while; and then leave them alone and say so.
+
+    A task that one of them creates for its clean-up is cancelled when those that were there before it have ended.
+    """
+    loop = asyncio.get_running_loop()
+    for seconds in patience:
+        deadline, cancelled = loop.time() + seconds, set[asyncio.Task[Any]]()
+        while (tasks := _running(branches)) and (left := deadline - loop.time()) > 0:
+            for task in tasks - cancelled:
+                task.cancel()
+            cancelled |= tasks
+            await asyncio.wait(tasks, timeout=left)
+    for task in _running(branches):
+        warnings.warn(f"run {run_id!r} left memory, but {_where(task)}", PerdureWarning, stacklevel=2)
+
+
+def _running(branches: BodyTasks) -> set[asyncio.Task[Any]]:
+    return {branch.task for branch in branches.alive if branch.task is not None and not branch.task.done()}
+
+
+def _where(task: asyncio.Task[Any]) -> str:
+    """What a task that does not end is at."""
+    frames = task.get_stack(limit=1)
+    line = f" at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
+    return f"a task of it{line} does not end when it is cancelled"
 
 
 def ending_of_body(
@@ -30,7 +127,7 @@ def ending_of_body(
     if calls.is_cancelling:
         return Ending("cancelled", b"null", Err(RunCancelled(run.id)))
     try:
-        if calls.unasked and not isinstance(result, Err):
+        if calls.owed.unasked and not isinstance(result, Err):
             try:
                 on_unknown_steps(SnapshotMismatch(run.id, _unknown_steps(calls)))
             except SnapshotMismatch as error:
@@ -42,12 +139,12 @@ def ending_of_body(
 
 
 def _unknown_steps(calls: Calls) -> str:
-    unknown = sorted(calls.unasked)
+    unknown = sorted(calls.owed.unasked)
     shown = ", ".join(map(repr, unknown[:5])) + (" and others" if len(unknown) > 5 else "")
     return f"it ended without asking for what is recorded under {shown}; was a step renamed or removed?"
 
 
 def ending_of_dead_run(run: RunRow, codec: Codec, hints: Hints) -> Ending:
-    """How a run ends that stopped its workers too often."""
-    error = RunDead(run.id, run.attempts - 1)
+    """How a run ends of which too many attempts in a row failed, or ended with their process."""
+    error = RunDead(run.id, run.attempts - 1, run.problem)
     return Ending("dead", run_ending(codec, Err(error), hints).payload, Err(error))

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 from perdure import events
 from perdure.codec import Codec
 from perdure.engine.body_tasks import BodyTasks
+from perdure.engine.endings import CLOSING_SECONDS
 from perdure.engine.replay_order import ResultQueue
 from perdure.engine.subscriptions import Subscription, Subscriptions
-from perdure.engine.unloading import CLOSING_SECONDS
 from perdure.errors import LeaseLost
 from perdure.events import Event, Listener
 from perdure.model.clock import Clock

@@ -8,6 +8,7 @@ stops by itself, before another process can claim the run.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import weakref
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from perdure.aio.loop_thread import LoopThread
+from perdure.errors import PersistenceError
 from perdure.model.clock import Clock, elapsed
 from perdure.model.records import Lease, Pulse
 from perdure.store import Store
@@ -22,16 +24,27 @@ from perdure.store import Store
 # The fraction of the ttl that is left when the holder stops starting steps: a margin for clocks that run at different speeds.
 MARGIN: Final = 0.1
 
+# How long after its thread could not be started a heartbeat tries again, at most; a tenth of a short ttl.
+_RETRY_SECONDS: Final = 1.0
+
+log: Final = logging.getLogger("perdure")
 _thread: Final = LoopThread("perdure-heartbeat")
 
 
 class HeldLease:
-    """A lease that is being renewed, and the time until which it is certainly valid."""
+    """A lease that is being renewed by its holder's clock, and the time until which it is certainly valid."""
 
     def __init__(
-        self, lease: Lease, ttl: float, asked_at: float, on_pulse: Callable[[Pulse], None], on_lost: Callable[[], None]
+        self,
+        lease: Lease,
+        ttl: float,
+        asked_at: float,
+        clock: Clock,
+        on_pulse: Callable[[Pulse], None],
+        on_lost: Callable[[], None],
     ) -> None:
         self.lease = lease
+        self.clock = clock
         self._ttl = ttl
         self._loop = asyncio.get_running_loop()
         self._on_pulse = on_pulse
@@ -70,14 +83,20 @@ class Heartbeat:
     registered, alive for ever. The holder of a lease has a strong reference to the store.
     """
 
-    def __init__(self, store: Store, ttl: float, clock: Clock) -> None:
+    def __init__(self, store: Store, ttl: float) -> None:
         self._store = _reference(store)
         self._ttl = ttl
-        self._clock = clock
-        # Guards the two below; never held during I/O.
+        self.start_over()
+        _all.add(self)
+
+    def start_over(self) -> None:
+        """Hold no lease. In a forked child: the leases, and the thread that renews them, are the parent's."""
+        # Guards everything below; never held during I/O.
         self._lock = threading.Lock()
         self._held: dict[str, HeldLease] = {}
         self._is_beating = False
+        # Whether the last attempt to start the thread failed, which is logged once.
+        self._is_failing = False
 
     def hold(self, held: HeldLease) -> None:
         """Renew this lease from now on."""
@@ -85,7 +104,28 @@ class Heartbeat:
             self._held[held.lease.token] = held
             must_start, self._is_beating = not self._is_beating, True
         if must_start:
+            self._start()
+
+    def _start(self) -> None:
+        """Begin to beat; if the thread cannot be started, try again from the caller's event loop after a pause."""
+        try:
             _thread.submit(self._beat())
+        except PersistenceError as failure:
+            with self._lock:
+                self._is_beating = False
+                is_new, self._is_failing = not self._is_failing, True
+            if is_new:
+                log.warning("leases are not renewed for now: %s", failure)
+            asyncio.get_running_loop().call_later(min(_RETRY_SECONDS, self._ttl / 10), self._start_again)
+        else:
+            self._is_failing = False
+
+    def _start_again(self) -> None:
+        with self._lock:
+            must_start = bool(self._held) and not self._is_beating
+            self._is_beating |= must_start
+        if must_start:
+            self._start()
 
     def drop(self, held: HeldLease) -> None:
         """Renew this lease no more."""
@@ -103,18 +143,19 @@ class Heartbeat:
                     self._is_beating = bool(held)
                 if not held:
                     return
-                store = await self._renew(store, held)
+                for now, leases in _group_by_instant(held).items():
+                    store = await self._renew(store, leases, now)
         finally:
             if store is not None and store is not self._store():
                 await store.close()
 
-    async def _renew(self, store: Store | None, held: list[HeldLease]) -> Store | None:
+    async def _renew(self, store: Store | None, held: list[HeldLease], now: int | None) -> Store | None:
         """Renew these leases, and return the handle that was used, for the next renewal."""
         asked_at = elapsed()
         leases = [one.lease for one in held]
         try:
             store = store or self._open_sibling()
-            pulses = await asyncio.wait_for(store.renew(leases, self._ttl, now=self._clock.store_now()), self._ttl / 3)
+            pulses = await asyncio.wait_for(store.renew(leases, self._ttl, now=now), self._ttl / 3)
         except Exception:  # noqa: BLE001 - any failure is retried at the next beat, until the holders' own deadlines have passed
             pulses = None
         for index, one in enumerate(held):
@@ -134,6 +175,14 @@ class Heartbeat:
         return store.sibling()
 
 
+def _group_by_instant(held: list[HeldLease]) -> dict[int | None, list[HeldLease]]:
+    """The leases by the instant that their clocks pass to the store: one group, unless a clock was moved (`sweep(now=)`)."""
+    groups: dict[int | None, list[HeldLease]] = {}
+    for one in held:
+        groups.setdefault(one.clock.store_now(), []).append(one)
+    return groups
+
+
 def _reference(store: Store) -> Callable[[], Store | None]:
     try:
         return weakref.ref(store)
@@ -142,31 +191,38 @@ def _reference(store: Store) -> Callable[[], Store | None]:
 
 
 class _Heartbeats:
-    """The heartbeats of this process, by store. A forked child starts with none: the thread exists only in its parent."""
+    """The heartbeats of this process, by store."""
 
     def __init__(self) -> None:
-        self.start_over()
-
-    def start_over(self) -> None:
         # Held while a heartbeat is looked up or made.
         self._lock = threading.Lock()
-        self._by_store: weakref.WeakKeyDictionary[Store, dict[tuple[float, Clock], Heartbeat]] = weakref.WeakKeyDictionary()
+        # By store and ttl. A heartbeat that no host has and that holds no lease is dropped.
+        self._by_store: weakref.WeakKeyDictionary[Store, weakref.WeakValueDictionary[float, Heartbeat]]
+        self._by_store = weakref.WeakKeyDictionary()
 
-    def of(self, store: Store, ttl: float, clock: Clock) -> Heartbeat:
+    def start_over(self) -> None:
+        """In a forked child, where hosts made before the fork keep their heartbeats."""
+        self._lock = threading.Lock()
+        for beat in list(_all):
+            beat.start_over()
+
+    def of(self, store: Store, ttl: float) -> Heartbeat:
         """The heartbeat of this store. It is shared: the leases of a thousand runs are renewed in one call, with one wake-up."""
         with self._lock:
             try:
                 known = self._by_store.get(store)
                 if known is None:
-                    known = self._by_store[store] = {}
+                    known = self._by_store[store] = weakref.WeakValueDictionary()
             except TypeError:  # a user's own class that is not hashable or does not support weak references
-                return Heartbeat(store, ttl, clock)
-            beat = known.get((ttl, clock))
+                return Heartbeat(store, ttl)
+            beat = known.get(ttl)
             if beat is None:
-                beat = known[ttl, clock] = Heartbeat(store, ttl, clock)
+                beat = known[ttl] = Heartbeat(store, ttl)
             return beat
 
 
+# All heartbeats, also those of stores that cannot be remembered.
+_all: Final[weakref.WeakSet[Heartbeat]] = weakref.WeakSet()
 _heartbeats: Final = _Heartbeats()
 heartbeat_of: Final = _heartbeats.of
 

@@ -11,15 +11,15 @@ cancelled before it had a result leaves a `cancel` entry, by which a replay tell
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
 from perdure.engine.body_tasks import BodyTask, BodyTasks, nothing
+from perdure.engine.owed_results import OwedResults
 from perdure.engine.replay_order import Receiver, ResultQueue
 from perdure.engine.timers_and_signals import Wait, Waits
 from perdure.errors import DuplicateStep, PerdureError, RunDiverged, RunFinished, StepChanged, Unloaded
@@ -134,16 +134,6 @@ class CtxCall(msgspec.Struct, eq=False):
         return True
 
 
-class Shared:
-    """The first use of a cached key in a run: its record once the body has it, and the calls that want the same."""
-
-    __slots__ = ("entry", "waiting")
-
-    def __init__(self) -> None:
-        self.entry: Entry | None = None
-        self.waiting: list[CtxCall] = []
-
-
 class Calls:
     """The calls of one drive."""
 
@@ -162,27 +152,19 @@ class Calls:
         self.opened = recorded.opened
         self.winners = recorded.winners
         self._run_id = run_id
+        self._thread = get_ident()
         self._branches = branches
         self._results = results
         self._waits = waits
         self._kinds = recorded.kinds
         self._closed_keys = {entry.key for entry in recorded.closes} if recorded.closes else set()
-        # Results that unchanged code asks for and this body has not asked for so far. While there are some, nothing new begins.
-        self.missing = recorded.owed
-        # Results that are owed once the step with this key, which something outside the journal cancelled, is cancelled again.
-        self._owed_after = recorded.owed_after
-        for segment in (self.missing, *(later for _, later in self._owed_after)):
-            for entry in [each for each in segment.values() if each.key in retired or each.name in retired]:
-                del segment[entry.key]
-        self._cancelled_again: Counter[str] = Counter()
+        self.owed = OwedResults(recorded, retired, self._nothing_is_missing)
         self._used: set[str] = set()
         self._freed: set[str] = set()
         # How many calls of each key were cancelled before they had a result.
         self._cancelled = recorded.cancelled
         self._on_cancelled = on_cancelled
         self._on_misfit = on_misfit
-        # Recorded keys that the body has not asked for so far.
-        self.unasked = {entry.key for entry in recorded.closes if entry.key not in retired and entry.name not in retired}
         # How many numbers ctx.random() and ctx.uuid4() have given in each scope.
         self.counters: dict[tuple[tuple[str, ...], str], int] = {}
         self._live_waiters: list[CtxCall] = []
@@ -196,9 +178,6 @@ class Calls:
         self.is_refusing = False
         self._refusals = 0
         self._raised: list[tuple[BaseException, str]] = []
-        # Cached keys that were used, so that a second use gives what the first gave, and how many of those had to wait.
-        self.shared: dict[str, Shared] = {}
-        self._repeats = 0
         self.closed: Literal["unloaded", "ended"] | None = None
 
     def begin(self, key: str, kind: Kind) -> CtxCall:
@@ -206,15 +185,19 @@ class Calls:
         branch = self._use(key, kind)
         return CtxCall(key, kind, branch, self, bool(self._cancelled) and self._was_cancelled(key))
 
+    def begin_again(self, key: str, use: int) -> CtxCall:
+        """A call that wants what an earlier call of `key` gets. It records nothing, and has a key that no call of a user has."""
+        self.check()
+        own_key = f"{key}\0{use}"
+        return CtxCall(own_key, "step", self._use(own_key, "step"), self)
+
     def _use(self, key: str, kind: Kind) -> BodyTask | None:
         """The branch that uses the key from now on."""
-        if isinstance(current.get(), StepInfo):
-            raise _out_of_place(key)
+        if get_ident() != self._thread or current.get() is not self._branches:
+            self.check_place(key)
         branch = self._branches.running
-        if branch is not None:
-            if branch.deferred_cancel:
-                branch.check_cancellation()
-            branch.called = True
+        if branch is not None and branch.deferred_cancel:
+            branch.check_cancellation()
         if key in self._used:
             raise DuplicateStep(self._run_id, key)
         recorded = self._kinds.setdefault(key, kind)
@@ -224,32 +207,27 @@ class Calls:
                 raise changed
             self._on_misfit(changed)
         self._used.add(key)
-        if self.unasked:
-            self.unasked.discard(key)
-            if self.missing.pop(key, None) is not None and not self.missing:
-                self._nothing_is_missing()
+        if self.owed.unasked:
+            self.owed.ask(key)
         return branch
 
-    def expect(self, keys: Iterable[str]) -> None:
-        """The body asks for these keys, now or, as `ctx.map` does, some of them later."""
-        for key in keys:
-            self.missing.pop(key, None)
-            for _, later in self._owed_after:
-                later.pop(key, None)
-        if not self.missing:
-            self._nothing_is_missing()
+    def check_place(self, key: str) -> None:
+        """Raise if this is called in a step's function, or in another thread than the body's: nothing here is thread-safe."""
+        asked = key.partition("\0")[0]
+        if isinstance(current.get(), StepInfo):
+            raise RuntimeError(
+                f"ctx was used inside a step's function (for {asked!r}); return a value and use ctx in the body instead"
+            )
+        if get_ident() != self._thread:
+            raise RuntimeError(
+                f"ctx was used in another thread than the body of run {self._run_id!r} (for {asked!r}); "
+                "call ctx in the body, and return values to it from steps and threads"
+            )
 
     def _nothing_is_missing(self) -> None:
         """Let calls go ahead that were held back; before the run is live, `go_live` does it."""
         if self._results.is_live:
             asyncio.get_running_loop().call_soon(self.go_live)
-
-    def expect_nothing(self) -> None:
-        """The body may go another way from here than it went before, and rightly so."""
-        self._owed_after.clear()
-        if self.missing:
-            self.missing.clear()
-            self._nothing_is_missing()
 
     def _was_cancelled(self, key: str) -> bool:
         left = self._cancelled.get(key, 0)
@@ -272,7 +250,7 @@ class Calls:
         return (
             self._results.is_live
             and call.key not in self._closed_keys
-            and not self.missing
+            and not self.owed.missing
             and self.suspending is None
             and self.closed is None
         )
@@ -287,7 +265,7 @@ class Calls:
             return await self._ask(call)
         if self.suspending is not None:
             await asyncio.shield(self.suspending)
-        if not self._results.is_live or (self.missing and self._is_new(call)):
+        if not self._results.is_live or (self.owed.missing and self._is_new(call)):
             self._live_waiters.append(call)
             self._results.note_call()
             await self.parked(call, call.park())
@@ -304,53 +282,6 @@ class Calls:
         future = call.park(is_shielded=True)
         self._results.add(entry, call)
         return self.parked(call, future)
-
-    @contextmanager
-    def sharing(self, key: str) -> Iterator[None]:
-        """Around the first use of a cached key. If it ends without a record, the calls that wait for it try by themselves."""
-        shared = self.shared[key] = Shared()
-        try:
-            yield
-        finally:
-            if shared.entry is None:
-                del self.shared[key]
-                self._pass_on(shared, Entry(seq=0, key=key, phase="open"))
-
-    async def same_as(self, key: str, shared: Shared) -> Entry:
-        """The record of the first use of `key`, after it reached the body; an open entry when there will be none."""
-        self.check()
-        if isinstance(current.get(), StepInfo):
-            raise _out_of_place(key)
-        branch = self._branches.running
-        if branch is not None:
-            branch.check_cancellation()
-            branch.called = True
-        if shared.entry is not None:
-            return shared.entry
-        # No user's key has this character, so this key differs from that of the first call, and by the number from all others.
-        self._repeats += 1
-        call = CtxCall(f"{key}\0{self._repeats}", "step", branch, self)
-        shared.waiting.append(call)
-        with call:
-            self._results.note_call()
-            entry: Entry = await self.parked(call, call.park())
-        return entry
-
-    def got(self, entry: Entry) -> None:
-        """The body has this record. Calls that want the same get it next, in the order in which they came."""
-        shared = self.shared.get(entry.key)
-        if shared is not None and shared.entry is None:
-            shared.entry = entry
-            self._pass_on(shared, entry)
-
-    def _pass_on(self, shared: Shared, entry: Entry) -> None:
-        # Asked for only now: while they wait for the first use they do nothing live, and the run may leave memory.
-        calls = [call for call in shared.waiting if call.is_waiting]
-        shared.waiting.clear()
-        for call in calls:
-            call.shield()
-            self._results.ask(call.key, call)
-        self._results.add_next([msgspec.structs.replace(entry, key=call.key) for call in calls])
 
     def resolve(self, entry: Entry, receiver: Receiver) -> None:
         """A timer or a signal resolved a wait; `receiver` gets the record when it is acknowledged and its turn comes."""
@@ -403,16 +334,8 @@ class Calls:
             return
         if not call.was_cancelled:
             self._on_cancelled(call)
-        elif self._owed_after:
-            self._cancelled_again[call.key] += 1
-            self._owe_what_followed()
-
-    def _owe_what_followed(self) -> None:
-        """What came after a cancelled step is owed when this replay has cancelled it as well: it goes the same way."""
-        while self._owed_after and self._cancelled_again[self._owed_after[0][0]]:
-            key, followed = self._owed_after.pop(0)
-            self._cancelled_again[key] -= 1
-            self.missing.update((owed, entry) for owed, entry in followed.items() if owed in self.unasked)
+        else:
+            self.owed.note_cancelled_again(call.key)
 
     def free(self, key: str) -> None:
         """Let the key be used again, for the same kind of call."""
@@ -444,7 +367,7 @@ class Calls:
         self.take_patches()
         waiters, self._live_waiters = self._live_waiters, []
         for call in waiters:
-            if self.missing and self._is_new(call):
+            if self.owed.missing and self._is_new(call):
                 self._live_waiters.append(call)
             elif call.future is not None and not call.future.done():
                 call.future.set_result(None)
@@ -457,7 +380,7 @@ class Calls:
         if call.key in self._closed_keys and not call.was_cancelled:
             await self._ask(call)
             return True
-        if not self._results.is_live or (self.missing and self._is_new(call)):
+        if not self._results.is_live or (self.owed.missing and self._is_new(call)):
             self._patch_waiters.append(call)
             try:
                 self._results.note_call()
@@ -474,7 +397,7 @@ class Calls:
         """The journal ends where calls of ctx.patched wait: let them take the new code. False when none may."""
         taken = False
         for call in self._patch_waiters:
-            if call.future is not None and not call.future.done() and not (self.missing and self._is_new(call)):
+            if call.future is not None and not call.future.done() and not (self.owed.missing and self._is_new(call)):
                 call.future.set_result(None)
                 taken = True
         return taken
@@ -490,13 +413,13 @@ class Calls:
 
     def find_divergence(self) -> RunDiverged | None:
         """The error of a body at rest that wants something new while recorded results are missing."""
-        if not self.missing or self.is_cancelling:
+        if not self.owed.missing or self.is_cancelling:
             return None
         waiters = (*self._live_waiters, *self._patch_waiters)
         new = next((call for call in waiters if call.is_waiting and self._is_new(call)), None)
         if new is None:
             return None
-        return RunDiverged(self._run_id, new.key, sorted(self.missing, key=lambda key: self.missing[key].seq))
+        return RunDiverged(self._run_id, new.key, self.owed.missing_keys())
 
     def close(self, why: Literal["unloaded", "ended"]) -> None:
         """Refuse every call from now on."""
@@ -504,7 +427,7 @@ class Calls:
             self.closed = why
             self.is_refusing = True
             self._results.close()
-            self._on_cancelled = nothing
+            self._on_cancelled = self.owed.on_none_missing = nothing
             self._on_misfit = _refuse_misfit
 
     def begin_to_cancel(self) -> None:
@@ -557,10 +480,6 @@ class Calls:
 
 def _refuse_misfit(error: PerdureError) -> NoReturn:
     raise error
-
-
-def _out_of_place(key: str) -> RuntimeError:
-    return RuntimeError(f"ctx was used inside a step's function (for {key!r}); return a value and use ctx in the body instead")
 
 
 def _behind(error: Any) -> list[BaseException]:

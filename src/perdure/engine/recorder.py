@@ -4,7 +4,8 @@ Entries are numbered when they are appended and sent in that order, one write at
 flight goes with the next. A result is sent at once, or, where other branches may have one too, in the next turn of the loop, so
 that results which are ready together share a commit. Open entries go with the next write, with `suspend` or `finish`, or at the
 latest when the body rests; cancellations only before something else. `on_written` is told what the store has acknowledged.
-A write that fails is never retried here and never skipped: it ends the drive.
+A write that fails is never retried here and never skipped: it ends the drive. There is one exception: when the store says that it
+can never hold a value, the longest result of the write becomes its step's recorded failure. The same write would fail for ever.
 """
 
 from __future__ import annotations
@@ -15,15 +16,21 @@ import weakref
 from collections.abc import Awaitable, Callable, Collection
 from typing import ClassVar, Final, TypeVar
 
+import msgspec
+
 from perdure.aio.pending_write import PendingWrite, await_reply, in_flight, is_committed, is_unknown, wait_for_reply
+from perdure.codec.outcomes import note_step, store_exception
 from perdure.engine.body_tasks import BodyTasks, nothing
-from perdure.errors import LeaseLost, PerdureError, PersistenceError
+from perdure.errors import LeaseLost, PerdureError, PersistenceError, ValueNotStorable
 from perdure.model.clock import Clock
 from perdure.model.journal import Entry, Kind, Phase
 from perdure.model.records import Awaited, EndStatus, Lease, Pulse, Signal
 from perdure.store import Store
 
 T = TypeVar("T")
+
+# A result of no more bytes is refused for another reason than its length, as the failure in its place would be.
+_SHORT: Final = 4000
 
 
 class Unrecorded:
@@ -131,6 +138,7 @@ class Recorder(Unrecorded):
         on_pulse: Callable[[Pulse], None],
         on_failure: Callable[[PerdureError], None],
         on_written: Callable[[int], None],
+        on_replaced: Callable[[Entry], None],
     ) -> None:
         super().__init__(journal, lease.epoch)
         self._store = store
@@ -139,6 +147,8 @@ class Recorder(Unrecorded):
         self._on_pulse = on_pulse
         self._on_failure = on_failure
         self._on_written = on_written
+        # Told of an entry that stands in the place of the one with its seq.
+        self._on_replaced = on_replaced
         self._loop = asyncio.get_running_loop()
         self._branches = branches
         # Not the body's context: a task that is created there is a task of the body.
@@ -185,8 +195,16 @@ class Recorder(Unrecorded):
     async def finish(self, status: EndStatus, outcome: bytes) -> None:
         entries, consume = await self._what_is_left()
         now = self._clock.store_now()
-        ending = self._store.finish(self._lease, status, outcome, entries=entries, consume=consume, now=now)
-        await self._await_reply(ending, lambda _: self._let_go(entries))
+        while True:
+            ending = self._store.finish(self._lease, status, outcome, entries=entries, consume=consume, now=now)
+            try:
+                await self._await_reply(ending, lambda _: self._let_go(entries))
+            except ValueNotStorable as refusal:
+                if not self._replace_longest(entries, refusal, longer_than=len(outcome)):
+                    self._entries, self._consume = entries, consume  # for an end with another outcome
+                    raise
+            else:
+                return
 
     async def suspend(self, wake_at: int | None, waiting_for: Collection[Awaited]) -> list[Signal]:
         entries, consume = await self._what_is_left()
@@ -206,10 +224,20 @@ class Recorder(Unrecorded):
             entries.pop()  # the end of the process cancelled these calls, not the body, and nothing followed
         now = self._clock.store_now()
         if entries:
-            recording = self._store.record(self._lease, entries, consume=consume, now=now)
-            await self._await_reply(recording, lambda _: self._wrote(entries))
+            await self._record_rest(entries, consume, now)
             self.report_written()
         await self._await_reply(self._store.release(self._lease, now=now), lambda _: self._let_go([]))
+
+    async def _record_rest(self, entries: list[Entry], consume: list[int], now: int | None) -> None:
+        while True:
+            recording = self._store.record(self._lease, entries, consume=consume, now=now)
+            try:
+                await self._await_reply(recording, lambda _: self._wrote(entries))
+            except ValueNotStorable as refusal:
+                if not self._replace_longest(entries, refusal):
+                    raise
+            else:
+                return
 
     def report_written(self) -> None:
         if self._reported_seq < self._acknowledged_seq:
@@ -224,7 +252,7 @@ class Recorder(Unrecorded):
             self._take_reply(writing)
 
     def forget_owner(self) -> None:
-        self._on_pulse = self._on_failure = self._on_written = nothing
+        self._on_pulse = self._on_failure = self._on_written = self._on_replaced = nothing
 
     async def _what_is_left(self) -> tuple[list[Entry], list[int]]:
         """The entries and inbox rows that go with the last write of the drive, once the write in flight has its reply."""
@@ -275,7 +303,10 @@ class Recorder(Unrecorded):
         if is_unknown(writing):
             # The loop is being shut down. Whether it was committed is unknown, but sent twice it is recorded once.
             self._entries, self._consume = entries + self._entries, consume + self._consume
-        elif (error := writing.exception()) is not None:
+        elif isinstance(error := writing.exception(), ValueNotStorable) and self._replace_longest(entries, error):
+            self._entries, self._consume = entries + self._entries, consume + self._consume
+            self.flush()
+        elif error is not None:
             self._failure = failure = self._as_failure(error)
             self._on_failure(failure)
         else:
@@ -285,8 +316,25 @@ class Recorder(Unrecorded):
             if self._entries:
                 self.flush()
 
+    def _replace_longest(self, entries: list[Entry], refusal: ValueNotStorable, *, longer_than: int = 0) -> bool:
+        """Put a recorded failure in the place of the longest result of these, and of its step.
+
+        False, and nothing changes, when there is none that is longer than this, or it is such a failure already.
+        """
+        results = [entry for entry in entries if entry.kind == "step" and entry.phase == "close"]
+        longest = max(results, key=lambda entry: len(entry.payload), default=None)
+        if longest is None or len(longest.payload) <= max(longer_than, _SHORT):
+            return False
+        error = ValueNotStorable("value", f"it has {len(longest.payload):,} bytes ({refusal.reason})")
+        error.add_note(f"step {longest.key!r} ran, but what it returned cannot be recorded")
+        note_step(error, longest.key, self._lease.run_id)
+        failed = msgspec.structs.replace(longest, ok=False, payload=store_exception(error))
+        entries[entries.index(longest)] = self.journal[self.journal.index(longest)] = failed
+        self._on_replaced(failed)
+        return True
+
     def _as_failure(self, error: BaseException) -> PerdureError:
-        if isinstance(error, LeaseLost | PersistenceError):
+        if isinstance(error, LeaseLost | PersistenceError | ValueNotStorable):
             return error
         failure = PersistenceError(f"run {self._lease.run_id!r} could not be recorded", repr(error))
         failure.__cause__ = error

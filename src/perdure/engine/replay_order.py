@@ -185,6 +185,14 @@ class ResultQueue:
             self._calls += 1
             self._asked[entry.key] = receiver  # `acknowledge` looks
 
+    def replace(self, entry: Entry) -> None:
+        """This record stands in the place of the one with its seq, which was not delivered."""
+        for index, known in enumerate(self.queue):
+            if known.seq == entry.seq:
+                self.queue[index] = entry
+        if entry.key in self._skipped and self._skipped[entry.key].seq == entry.seq:
+            self._skipped[entry.key] = entry
+
     def acknowledge(self, seq: int) -> None:
         """The store has recorded everything up to `seq`."""
         self._acknowledged = seq

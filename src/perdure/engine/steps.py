@@ -8,6 +8,7 @@ intent without a result is a failure whose effect is unknown.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import inspect
@@ -19,6 +20,8 @@ from typing import Any, Final
 import msgspec
 
 from perdure import events
+from perdure.aio.interrupts import InterruptInThread
+from perdure.aio.threads import ThreadsClosed
 from perdure.codec import dump_error, tree_of
 from perdure.codec.checksums import have_changed
 from perdure.codec.outcomes import error_on_replay, load_failure, note_step, store_err, store_exception, store_value
@@ -64,7 +67,7 @@ class AttemptResult(msgspec.Struct):
 async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) -> Any:
     """The step's value, recorded or fresh; raises what it raised."""
     if step.caching is not None and not is_first_use:
-        return await _run_shared(drive, step)
+        return await _run_cached(drive, step)
     calls = drive.calls
     if calls.is_refusing:
         await calls.admitted()
@@ -79,24 +82,24 @@ async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) 
                 entry = await calls.turn(call)
             if entry is None:
                 return await _Attempts(drive, call, step, args_hash).run()
-    if calls.shared:
-        calls.got(entry)
+    if drive.cached_keys.uses:
+        drive.cached_keys.note_result(entry)
     if drive.publisher.subscribers:
         await drive.publisher.publish_replayed_step(step, entry)
     return replay_step(drive, step.key, step.plan, entry, args_hash)
 
 
-async def _run_shared(drive: Drive, step: StepCall) -> Any:
+async def _run_cached(drive: Drive, step: StepCall) -> Any:
     """As `run_step`, for a step whose key names a cached value: used again, it gives what the first use gave."""
     await drive.calls.admitted()
-    while (shared := drive.calls.shared.get(step.key)) is not None:
-        entry = await drive.calls.same_as(step.key, shared)
+    while (use := drive.cached_keys.uses.get(step.key)) is not None:
+        entry = await drive.cached_keys.same_as(step.key, use)
         if entry.phase == "close":
             args_hash = drive.codec.checksum(step.args) if drive.compares_arguments else None
             if have_changed(entry.args_hash, args_hash):  # by the same code, which may handle it
                 drive.warn_or_raise(drive.options.on_changed_arguments, changed_arguments(drive, step.key))
             return load_result(drive, step.key, step.plan, entry)
-    with drive.calls.sharing(step.key):
+    with drive.cached_keys.first_use(step.key):
         return await run_step(drive, step, is_first_use=True)
 
 
@@ -156,9 +159,12 @@ class _Attempts(msgspec.Struct):
             ended_at=drive.clock.now(),
         )
         if not drive.results.reaches_body_at_once(entry):
-            await drive.calls.wait_for_delivery(self._call, entry)
-        if drive.calls.shared:
-            drive.calls.got(entry)
+            delivered = await drive.calls.wait_for_delivery(self._call, entry)
+            if delivered is not entry:  # the store cannot hold the result
+                entry, failure = delivered, load_failure(drive.codec, delivered.payload, step.key, step.plan.fails_with)
+                result = AttemptResult(False, entry.payload, error=failure)
+        if drive.cached_keys.uses:
+            drive.cached_keys.note_result(entry)
         if drive.publisher.subscribers:
             self._call.left()
             await drive.publisher.publish_step_result(step, entry, result.error)
@@ -188,8 +194,11 @@ class _Attempts(msgspec.Struct):
         try:
             cached = await caching.read(self._step.key)
         except PersistenceError as failure:
-            # Whether the step was done before is not known, so nothing is done now.
-            self._drive.stop_because(failure)
+            if self._step.plan.at_most_once:
+                # Another run may have done it, and doing it twice is worse than waiting for the cache.
+                self._drive.stop_because(failure)
+            caching.warn_of_failure(f"{failure}; the step is done without it")
+            return None
         if cached is not None and have_changed(cached.args_hash, self._args_hash):
             error = changed_arguments(self._drive, self._step.key, " by the run whose result is in the cache")
             try:
@@ -246,6 +255,8 @@ class _Attempts(msgspec.Struct):
                     drive.executing -= 1
                     if drive.must_stop:
                         drive.look_whether_drained()
+            except (KeyboardInterrupt, SystemExit) as interrupt:
+                drive.stop_at_exit(interrupt, f"step {step.key!r}")
             except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - a step may raise anything; it is recorded
                 result = await self._after(raised)
             else:
@@ -256,7 +267,7 @@ class _Attempts(msgspec.Struct):
 
     async def _after(self, raised: Exception | asyncio.CancelledError) -> AttemptResult | None:
         """What the step came to, if it is not tried again; otherwise None when the time for that has come."""
-        if isinstance(raised, _NoMoreThreads):
+        if isinstance(raised, ThreadsClosed):  # that says nothing about the step
             self._drive.stop()
             return None
         error = self._as_exception(raised)
@@ -374,28 +385,30 @@ class _Attempts(msgspec.Struct):
         return await self._call_in_thread()
 
     async def _call_in_time(self, timeout: float) -> Any:
+        """What the function gives. Its time counts from the call: a plain function may have to wait for a thread before that."""
+        plan = self._step.plan
         try:
-            async with asyncio.timeout(timeout) as limit:
-                return await (self._step.fn(*self._step.args) if self._step.plan.is_async else self._call_in_thread())
+            async with asyncio.timeout(timeout if plan.is_async else None) as limit:
+                if plan.is_async:
+                    return await self._step.fn(*self._step.args)
+                return await self._call_in_thread(_LimitFromCall(limit, asyncio.get_running_loop(), timeout).start)
         except TimeoutError as error:
             if limit.expired():
                 raise StepTimeout(self._step.key, timeout) from error
             raise
 
-    async def _call_in_thread(self) -> Any:
-        call = _ThreadCall(self._step.fn, self._step.args)
-        in_context = functools.partial(contextvars.copy_context().run, call)
-        try:
-            running = asyncio.get_running_loop().run_in_executor(self._drive.settings.executor, in_context)
-        except RuntimeError as reason:
-            raise _NoMoreThreads from reason
-        self._lingering = running
+    async def _call_in_thread(self, on_call: Callable[[], None] | None = None) -> Any:
+        in_context = functools.partial(contextvars.copy_context().run, _call_plain, self._step.fn, self._step.args, on_call)
+        call = self._drive.settings.threads.submit_patiently(in_context)
+        self._lingering = running = asyncio.wrap_future(call)
         try:
             # Shielded: cancelling cannot stop a thread, and whether it has ended must stay known.
             value = await asyncio.shield(running)
-        except asyncio.CancelledError:
-            call.is_dropped = True
-            running.add_done_callback(_close_result)
+        except (asyncio.CancelledError, GeneratorExit):
+            if call.cancel():  # no thread has taken it, and none will
+                self._lingering = None
+            else:
+                running.add_done_callback(_close_result)
             raise
         self._lingering = None
         return await value if inspect.isawaitable(value) else value
@@ -424,28 +437,33 @@ async def _awaited(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 
-class _NoMoreThreads(Exception):
-    """The threads are shut down because this process ends. That says nothing about the step, which was not called."""
+class _LimitFromCall(msgspec.Struct, frozen=True):
+    """A time limit on an event loop that begins when a thread calls the function."""
+
+    limit: asyncio.Timeout
+    loop: asyncio.AbstractEventLoop
+    seconds: float
+
+    def start(self) -> None:
+        """In the thread: the loop may be busy, so the time is taken here."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self._reschedule, self.loop.time() + self.seconds)
+
+    def _reschedule(self, at: float) -> None:
+        with contextlib.suppress(RuntimeError):  # the step has ended, or was cancelled
+            self.limit.reschedule(at)
 
 
-class _ThreadCall:
-    """A plain function on its way to a thread. Dropped before it got one, it is not called."""
-
-    __slots__ = ("args", "fn", "is_dropped")
-
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.fn = fn
-        self.args = args
-        self.is_dropped = False
-
-    def __call__(self) -> Any:
-        if self.is_dropped:
-            return None
-        try:
-            return self.fn(*self.args)
-        except StopIteration as error:
-            # No future can carry it, so the step would never end. Python turns it into this in a coroutine.
-            raise RuntimeError("the step's function raised StopIteration") from error
+def _call_plain(fn: Callable[..., Any], args: tuple[Any, ...], on_call: Callable[[], None] | None) -> Any:
+    if on_call is not None:
+        on_call()
+    try:
+        return fn(*args)
+    except StopIteration as error:
+        # No future can carry it, so the step would never end. Python turns it into this in a coroutine.
+        raise RuntimeError("the step's function raised StopIteration") from error
+    except KeyboardInterrupt as error:
+        raise InterruptInThread(*error.args) from error
 
 
 def _close_result(running: asyncio.Future[Any]) -> None:

@@ -5,19 +5,28 @@ go, in order of arrival, to the waits for it in the order in which these were op
 
 Nothing is resolved before the run is live, and then one wait at a time, when the body rests: what the body does with the first
 may cancel the second, and a signal must not be consumed by a wait that is about to be cancelled.
+
+A signal that the store accepted before a wait's deadline wins over it, so the inbox is read once more before such a wait expires:
+another process may have sent the signal, and its notification may be late or lost.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from perdure.engine.body_tasks import nothing
 from perdure.model.clock import Clock, Timer
 from perdure.model.records import Awaited, Signal
 
 _NONE: Final[frozenset[int]] = frozenset()
+# From how many elements on a collection is cleared of what it need not keep.
+_CLEARED_FROM: Final = 16
+# Tells waits of one rank and seq apart, since waits themselves have no order.
+_order: Final = itertools.count()
 
 
 @dataclass(eq=False, slots=True)
@@ -29,57 +38,107 @@ class Wait:
     on_due: Callable[[], None]
     address: Awaited | None = None
     on_signal: Callable[[Signal], None] | None = None
+    is_open: bool = False
+
+
+# Waits by a rank, their seq and `_order`. One that was closed is dropped when it comes to the front.
+_Heap: TypeAlias = list[tuple[int, int, int, Wait]]
+
+
+def _push(heap: _Heap, rank: int, wait: Wait, number_open: int) -> None:
+    """Add a wait to a heap. Closed waits are dropped from it when they are many."""
+    if len(heap) > 4 * number_open + _CLEARED_FROM:
+        heap[:] = [item for item in heap if item[-1].is_open]
+        heapq.heapify(heap)
+    heapq.heappush(heap, (rank, wait.seq, next(_order), wait))
+
+
+def _first(heap: _Heap) -> Wait | None:
+    """The open wait with the lowest rank, of several the one that was opened first."""
+    while heap and not heap[0][-1].is_open:
+        heapq.heappop(heap)
+    return heap[0][-1] if heap else None
 
 
 class Waits:
-    """The open waits of one drive, and the inbox rows that no wait has taken."""
+    """The open waits of one drive, and the inbox rows that no wait has taken.
 
-    def __init__(self, clock: Clock, inbox: list[Signal], inbox_seq: int) -> None:
+    Everything sent up to the instant `inbox_read_at` is among the rows of `inbox`, or was consumed before.
+    """
+
+    def __init__(self, clock: Clock, inbox: list[Signal], inbox_seq: int, inbox_read_at: int = 0) -> None:
         self._clock = clock
         # Called when there may be something to resolve.
         self.on_change: Callable[[], None] = nothing
-        self._waits: list[Wait] = []
-        # Replaced when it changes, so a reader's copy does not change.
-        self._inbox = tuple(inbox)
-        # Taken, and by `unrecorded` not recorded as consumed.
-        self._taken: tuple[Signal, ...] = ()
+        # Called, with the present instant, when the inbox must be read before a wait may expire. None: there is no other inbox.
+        self.read_inbox: Callable[[int], None] | None = None
+        self._open: dict[Wait, None] = {}
+        self._by_deadline: _Heap = []
+        self._by_address: dict[Awaited, _Heap] = {}
+        # Of every address that has a signal, at least the first open wait. Also waits whose signal another wait has taken.
+        self._matched: _Heap = []
+        # What no wait has taken, as heaps by seq.
+        self._signals: dict[Awaited, list[tuple[int, Signal]]] = {}
+        # Taken, and by `unrecorded` not recorded as consumed; also others, until it is cleared of them.
+        self._taken: list[Signal] = []
+        self._cleared_from = _CLEARED_FROM
         self.unrecorded: Collection[int] = _NONE
-        self._received = frozenset(signal.seq for signal in inbox) if inbox else _NONE
+        self._received: set[int] = set()
         self._timer: Timer | None = None
+        self._timer_at: int | None = None
         # Everything up to this seq was fetched. Single rows above it may have been received by other ways.
         self.inbox_seq = inbox_seq
+        self._inbox_read_at = self._asked_at = inbox_read_at
         self.is_live = False
+        if inbox:
+            self._keep(inbox)
 
     @property
     def inbox(self) -> tuple[Signal, ...]:
         """The rows that were received and are not recorded as consumed."""
         self._forget_recorded()
-        if not self._taken:
-            return self._inbox
-        return tuple(sorted((*self._inbox, *self._taken), key=lambda signal: signal.seq))
+        if not self._signals and not self._taken:
+            return ()
+        waiting = (signal for rows in self._signals.values() for _, signal in rows)
+        return tuple(sorted((*waiting, *self._taken), key=lambda signal: signal.seq))
+
+    @property
+    def has_address(self) -> bool:
+        """Whether a wait is open for an inbox row."""
+        return bool(self._by_address)
 
     def add(self, wait: Wait) -> None:
         """Open a wait."""
-        self._waits.append(wait)
-        self._waits.sort(key=lambda each: each.seq)
+        wait.is_open = True
+        self._open[wait] = None
+        if wait.deadline is not None:
+            _push(self._by_deadline, wait.deadline, wait, len(self._open))
+        if wait.address is not None:
+            _push(self._by_address.setdefault(wait.address, []), wait.seq, wait, len(self._open))
+            if wait.address in self._signals:
+                _push(self._matched, wait.seq, wait, len(self._open))
         self._arm()
 
     def remove(self, wait: Wait) -> None:
         """Forget a wait that was cancelled."""
-        if wait in self._waits:
-            self._waits.remove(wait)
+        if wait.is_open:
+            self._shut(wait)
             self._arm()
 
     def receive(self, signals: list[Signal]) -> None:
         """Take inbox rows, whether they are new or not."""
-        new = (signal for signal in signals if signal.seq not in self._received)
-        self._inbox = tuple(sorted((*self._inbox, *new), key=lambda signal: signal.seq))
-        self._received |= {signal.seq for signal in signals}
+        self._keep(signals)
         self.on_change()
+
+    def note_inbox_read(self, signals: list[Signal], asked_at: int) -> None:
+        """These are all rows above `inbox_seq` in an inbox that was read at this instant or later."""
+        self.inbox_seq = max((self.inbox_seq, *(signal.seq for signal in signals)))
+        self._inbox_read_at = max(self._inbox_read_at, asked_at)
+        self.receive(signals)
 
     def has_due(self) -> bool:
         """Whether a wait can be resolved now."""
-        return self.is_live and bool(self._waits) and self._due() is not None
+        return self.is_live and bool(self._open) and self._due() is not None
 
     def resolve_one(self) -> bool:
         """Resolve one wait if one can be; a signal that is there in time wins over the deadline."""
@@ -87,52 +146,111 @@ class Waits:
         if resolution is None:
             return False
         wait, signal = resolution
-        self._waits.remove(wait)
         if signal is not None and wait.on_signal is not None:
-            self._inbox = tuple(other for other in self._inbox if other is not signal)
+            self._take(signal)
+            self._shut(wait)
             wait.on_signal(signal)
-            self._forget_recorded()
-            self._taken += (signal,)
+            self._taken.append(signal)
+            if len(self._taken) >= self._cleared_from:
+                self._forget_recorded()
+                self._cleared_from = max(_CLEARED_FROM, 2 * len(self._taken))
         else:
+            self._shut(wait)
             wait.on_due()
         self._arm()
         return True
 
-    def _forget_recorded(self) -> None:
-        self._taken = tuple(signal for signal in self._taken if signal.seq in self.unrecorded)
-
     def _due(self) -> tuple[Wait, Signal | None] | None:
-        for wait in self._waits:
-            signal = self._signal_for(wait)
-            if signal is not None:
-                return wait, signal
+        matched = self._first_matched()
+        if matched is not None:
+            return matched
+        wait = _first(self._by_deadline)
+        if wait is None or wait.deadline is None:
+            return None
         now = self._clock.now()
-        due = [wait for wait in self._waits if wait.deadline is not None and wait.deadline <= now]
-        return (min(due, key=lambda each: (each.deadline or 0, each.seq)), None) if due else None
+        if wait.deadline > now:
+            self._arm()  # the timer was early by this clock
+            return None
+        return None if self._must_read_inbox(wait, wait.deadline, now) else (wait, None)
+
+    def _must_read_inbox(self, wait: Wait, deadline: int, now: int) -> bool:
+        """Whether this wait may not expire yet, because what was sent before its deadline may not have been received."""
+        if wait.address is None or self.read_inbox is None or deadline <= self._inbox_read_at:
+            return False
+        if deadline > self._asked_at:
+            self._asked_at = now
+            self.read_inbox(now)
+        return True
 
     def wake_at(self) -> int | None:
         """The earliest deadline."""
-        return min((wait.deadline for wait in self._waits if wait.deadline is not None), default=None)
+        wait = _first(self._by_deadline)
+        return None if wait is None else wait.deadline
 
     def addresses(self) -> tuple[Awaited, ...]:
         """What inbox rows are waited for, in the order in which the waits were opened."""
-        return tuple(dict.fromkeys(wait.address for wait in self._waits if wait.address is not None))
+        waiting = sorted((wait.seq, index, wait.address) for index, wait in enumerate(self._open) if wait.address is not None)
+        return tuple(dict.fromkeys(address for _, _, address in waiting))
 
     def close(self) -> None:
         """Resolve nothing more, and call nothing more."""
         self.is_live = False
-        self._waits.clear()
-        self._arm()
+        if self._open:
+            for wait in self._open:
+                wait.is_open = False
+            self._open, self._by_address = {}, {}
+            self._arm()
         self.on_change = nothing
+        self.read_inbox = None
 
-    def _signal_for(self, wait: Wait) -> Signal | None:
+    def _shut(self, wait: Wait) -> None:
+        wait.is_open = False
+        del self._open[wait]
         if wait.address is None:
-            return None
-        return next((signal for signal in self._inbox if signal.address == wait.address), None)
+            return
+        following = _first(self._by_address[wait.address])
+        if following is None:
+            del self._by_address[wait.address]
+        elif wait.address in self._signals:
+            _push(self._matched, following.seq, following, len(self._open))
+
+    def _keep(self, signals: list[Signal]) -> None:
+        for signal in signals:
+            if signal.seq in self._received:
+                continue
+            self._received.add(signal.seq)
+            rows = self._signals.setdefault(signal.address, [])
+            heapq.heappush(rows, (signal.seq, signal))
+            waiting = self._by_address.get(signal.address) if len(rows) == 1 else None
+            if waiting is not None and (wait := _first(waiting)) is not None:
+                _push(self._matched, wait.seq, wait, len(self._open))
+
+    def _take(self, signal: Signal) -> None:
+        rows = self._signals[signal.address]
+        heapq.heappop(rows)
+        if not rows:
+            del self._signals[signal.address]
+
+    def _first_matched(self) -> tuple[Wait, Signal] | None:
+        while (wait := _first(self._matched)) is not None:
+            if wait.address is not None and (rows := self._signals.get(wait.address)):
+                return wait, rows[0][1]
+            heapq.heappop(self._matched)
+        return None
+
+    def _forget_recorded(self) -> None:
+        if self._taken:
+            self._taken = [signal for signal in self._taken if signal.seq in self.unrecorded]
 
     def _arm(self) -> None:
+        wake_at = self.wake_at()
+        if wake_at == self._timer_at:
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        if self._waits and (wake_at := self.wake_at()) is not None:
-            self._timer = self._clock.call_at(wake_at, self.on_change)
+        self._timer_at = wake_at
+        self._timer = None if wake_at is None else self._clock.call_at(wake_at, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer = self._timer_at = None
+        self.on_change()

@@ -28,6 +28,7 @@ from typing import Final, NoReturn, ParamSpec, TypeVar
 import msgspec
 
 from perdure.aio.pending_write import await_reply
+from perdure.aio.threads import run_in_thread
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.files.disk import (
     make_directory,
@@ -105,8 +106,8 @@ class FilesKeyValueStore:
 
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
         """Store the text, for `ttl` or without expiry."""
-        data, length = encode_value(check_key(key), value), lifetime(ttl)
-        await self._ask(self._files.write, key, data, length)
+        name = check_key(key)
+        await self._ask(self._files.write, name, encode_value(name, value), lifetime(ttl))
 
     async def delete(self, key: str) -> bool:
         """Whether there was anything to delete."""
@@ -135,7 +136,7 @@ class FilesKeyValueStore:
         lifecycle.enter()
         try:
             # A cancelled call ends only when the thread is done, so that it cannot overwrite a later `set` of the key.
-            return await await_reply(asyncio.to_thread(work, *args, **kwargs))
+            return await await_reply(run_in_thread(work, *args, **kwargs))
         except LockBusy:
             raise lock_timeout(self._root) from None
         except OSError as error:

@@ -19,9 +19,13 @@ _MAX_SHOWN: Final = 80
 
 
 def check_key(key: str) -> str:
-    """The key. Raises `ValueError` unless it has 1 to 2,048 UTF-8 bytes, without NUL or lone surrogates."""
+    """The key. Raises `ValueError` unless it has 1 to 2,048 UTF-8 bytes, without NUL or lone surrogates, `TypeError` for no text.
+
+    Of a subclass of str only the text counts.
+    """
     if not isinstance(key, str):
         raise TypeError(f"a key must be a str, not {type(key).__name__}")
+    key = key if type(key) is str else str.__str__(key)
     size = _size(key)
     if size is None:
         raise ValueError(f"key {_shorten(key)!r} contains a lone surrogate, which not every key-value store can hold")
@@ -55,9 +59,15 @@ def check_namespace(namespace: str) -> str:
     return stores_namespace(namespace, "namespace")
 
 
-def escape_namespace(namespace: str) -> str:
-    """The namespace with its colons escaped, so that a colon can end it."""
-    return namespace.replace("%", "%25").replace(":", "%3A")
+def escape_colons(text: str) -> str:
+    """The text with its colons escaped, so that a colon can stand before or after it."""
+    return text.replace("%", "%25").replace(":", "%3A")
+
+
+def unescape_colons(escaped: str) -> str | None:
+    """The text that `escape_colons` escaped, or None when it did not write this."""
+    text = escaped.replace("%3A", ":").replace("%25", "%")
+    return text if escape_colons(text) == escaped else None
 
 
 def _size(text: str) -> int | None:

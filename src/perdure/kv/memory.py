@@ -7,11 +7,11 @@ removed from memory.
 from __future__ import annotations
 
 import heapq
-import threading
 from typing import NamedTuple
 
+from perdure.aio.fork_locks import new_fork_lock
 from perdure.kv.limits import check_key, encode_value, lifetime
-from perdure.kv.patterns import matches
+from perdure.kv.patterns import literal_prefix, matches
 from perdure.model.clock import Clock, SystemClock
 from perdure.model.durations import Duration
 
@@ -27,7 +27,7 @@ class MemoryKeyValueStore:
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         # Guards the two below.
-        self._lock = threading.Lock()
+        self._lock = new_fork_lock()
         self._texts: dict[str, _StoredText] = {}
         # A heap of (expires_at, key). The pair of a replaced or deleted text stays in it, and is skipped when it comes due.
         self._expiring: list[tuple[int, str]] = []
@@ -38,12 +38,12 @@ class MemoryKeyValueStore:
         return None if kept is None else kept.value
 
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
-        encode_value(check_key(key), value)
-        length = lifetime(ttl)
+        name, length = check_key(key), lifetime(ttl)
+        encode_value(name, value)
         expires_at = None if length is None else self._clock.now() + length
         with self._lock:
-            self._live()[key] = _StoredText(value, expires_at)
-            self._note_expiry(key, expires_at)
+            self._live()[name] = _StoredText(value, expires_at)
+            self._note_expiry(name, expires_at)
 
     async def delete(self, key: str) -> bool:
         with self._lock:
@@ -54,6 +54,8 @@ class MemoryKeyValueStore:
             return check_key(key) in self._live()
 
     async def keys(self, pattern: str) -> list[str]:
+        if literal_prefix(pattern) is None:
+            return []
         with self._lock:
             return [key for key in self._live() if matches(key, pattern)]
 

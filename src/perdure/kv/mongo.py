@@ -9,14 +9,14 @@ kept as binary. What was set is in the journal of a majority when `set` returns.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
+from perdure.aio.threads import run_in_thread
 from perdure.backends.mongo.address import address_of_client, check_source, parse_address, settings_for
 from perdure.backends.mongo.connections import MongoConnections
 from perdure.backends.mongo.errors import driver
 from perdure.backends.mongo.schema import check_stem
-from perdure.kv.limits import check_namespace, escape_namespace
+from perdure.kv.limits import check_namespace, escape_colons
 from perdure.kv.patterns import key_range
 from perdure.kv.server_store import ServerKeyValueStore
 
@@ -37,7 +37,7 @@ class MongoKvConnections(MongoConnections):
     async def open(self, *, allowed: bool) -> None:  # noqa: ARG002 - it may always create its index
         """Make a client and the TTL index. Many processes may do this at once: it is the same index."""
         if self._client is None and self._url is not None:  # in a thread, as it reads files
-            self._client = await asyncio.to_thread(driver().AsyncMongoClient, self._url, **settings_for(self._url))
+            self._client = await run_in_thread(driver().AsyncMongoClient, self._url, **settings_for(self._url))
         await self.values.create_index("expires_at", expireAfterSeconds=0)
 
 
@@ -63,7 +63,7 @@ class MongoKeyValueStore(ServerKeyValueStore[MongoKvConnections]):
         driver()
         check_source(url, client)
         address = address_of_client(client, database) if url is None else parse_address(url, database)
-        self._before = f"{escape_namespace(check_namespace(namespace))}:"
+        self._before = f"{escape_colons(check_namespace(namespace))}:"
         super().__init__(MongoKvConnections(address, check_stem(collection), url=url, client=client))
 
     @property

@@ -117,7 +117,7 @@ class PostgresKeyValueStore(ServerKeyValueStore[PostgresKvConnections]):
         if (url is None) == (pool is None):
             raise ValueError("a PostgreSQL key-value store takes a URL or a pool, one of them")
         driver()
-        place = PostgresAddress(f"pool {id(pool)}", "", "", None) if url is None else parse_address(url)
+        place = PostgresAddress(f"pool {id(pool)}", "", "") if url is None else parse_address(url)
         self._namespace = check_namespace(namespace)
         super().__init__(PostgresKvConnections(place, table, dsn=url, pool=pool, pool_size=pool_size))
 

@@ -15,7 +15,7 @@ from perdure.backends.redis.connections import RedisConnections
 from perdure.backends.redis.driver import driver
 from perdure.backends.redis.keys import Keys
 from perdure.errors import PerdureWarning
-from perdure.kv.limits import check_namespace, escape_namespace
+from perdure.kv.limits import check_namespace, escape_colons
 from perdure.kv.server_store import ServerKeyValueStore
 
 _SPECIAL: Final = re.compile(rb"[*?\[\]\\^-]")
@@ -65,7 +65,7 @@ class RedisKeyValueStore(ServerKeyValueStore[RedisKvConnections]):
         driver()
         check_source(url, client)
         address = address_of_client(client) if url is None else parse_address(url)
-        self._before = f"{keys.stem}:values:{escape_namespace(check_namespace(namespace))}:".encode()
+        self._before = f"{keys.stem}:values:{escape_colons(check_namespace(namespace))}:".encode()
         super().__init__(RedisKvConnections(address, keys, url=url, client=client, cluster=cluster))
 
     @property

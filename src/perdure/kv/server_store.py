@@ -43,9 +43,10 @@ class ServerKeyValueStore(ServerBacked[H], ABC):
 
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
         """Store the text, for `ttl` or without expiry."""
-        data, length = encode_value(check_key(key), value, most=self.most_bytes), lifetime(ttl)
+        name, length = check_key(key), lifetime(ttl)
+        data = encode_value(name, value, most=self.most_bytes)
         # A cancelled `set` ends only when its reply has arrived, so that it cannot overwrite a later `set` of the key.
-        await await_reply(self._call(lambda _: self._set(key, data, length)))
+        await await_reply(self._call(lambda _: self._set(name, data, length)))
 
     async def delete(self, key: str) -> bool:
         """Whether there was anything to delete."""

@@ -92,8 +92,8 @@ class SQLiteKeyValueStore:
 
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
         """Store the text, for `ttl` or without expiry."""
-        data = encode_value(check_key(key), value)
-        await self._ask(self._database.writer, self._rows.set, key, data, lifetime(ttl))
+        name = check_key(key)
+        await self._ask(self._database.writer, self._rows.set, name, encode_value(name, value), lifetime(ttl))
 
     async def delete(self, key: str) -> bool:
         """Whether there was anything to delete."""

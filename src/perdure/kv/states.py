@@ -1,4 +1,8 @@
-"""`StatePersistence`: resume states in any key-value store, each under a prefix and its id."""
+"""`StatePersistence`: resume states in any key-value store, each under a prefix and its id.
+
+The key of a state is `prefix + id`, with the colons of the id escaped (`%3A`, and `%25` for a percent sign). A prefix is empty or
+ends in a colon, so the last colon of a key ends its prefix: two prefixes never share a key, even if one begins the other.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any, Self
 
 from perdure.errors import SnapshotFormatError
 from perdure.kv.dsns import open_key_value_store
+from perdure.kv.limits import escape_colons, unescape_colons
 from perdure.kv.protocol import KeyValueStore, as_text, maybe_await
 from perdure.model.ids import check_id
 from perdure.snapshots.resume_state import ResumeState, dump_state, parse_state
@@ -16,12 +21,14 @@ from perdure.snapshots.snapshot import Snapshot
 class StatePersistence:
     """Resume states in a key-value store, each under `prefix` and its id.
 
+    `prefix` is empty or ends in a colon. It keeps its states to itself: `"tenant:"` sees none of `"tenant:7:"`.
+
     Leaving `async with` closes the key-value store if `open` opened it.
     """
 
     def __init__(self, kv: KeyValueStore, prefix: str = "workflow:state:") -> None:
         self._kv = kv
-        self._prefix = prefix
+        self._prefix = _check_prefix(prefix)
         self._is_owned = False
 
     @property
@@ -76,9 +83,23 @@ class StatePersistence:
 
     async def list(self) -> list[str]:
         """The ids under which something is saved, sorted."""
-        # A star in the prefix matches more than itself, so the keys are checked once more.
         found = [as_text(key) for key in await maybe_await(self._kv.keys(f"{self._prefix}*"))]
-        return sorted(key.removeprefix(self._prefix) for key in found if key.startswith(self._prefix))
+        return sorted(id_ for id_ in map(self._id_in, found) if id_ is not None)
 
     def _key(self, id: str) -> str:  # noqa: A002 - as above
-        return self._prefix + check_id(id, "the id of a state")
+        return self._prefix + escape_colons(check_id(id, "the id of a state"))
+
+    def _id_in(self, key: str) -> str | None:
+        """The id of the state under this key, or None when the key is of another prefix: a star in a prefix matches any text."""
+        prefix, colon, escaped = key.rpartition(":")
+        return unescape_colons(escaped) if prefix + colon == self._prefix else None
+
+
+def _check_prefix(prefix: str) -> str:
+    if not isinstance(prefix, str):
+        raise TypeError(f"the prefix of states must be a str, not {type(prefix).__name__}")
+    if prefix and not prefix.endswith(":"):
+        raise ValueError(
+            f"the prefix of states must end in ':', as {prefix + ':'!r} does, or be empty; else prefixes could overlap"
+        )
+    return prefix

@@ -5,6 +5,7 @@ Instants are integer microseconds UTC, payloads are opaque bytes, run ids and ke
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
@@ -18,6 +19,8 @@ Status: TypeAlias = Literal["pending", "running", "suspended", "completed", "fai
 EndStatus: TypeAlias = Literal["completed", "failed", "cancelled", "dead"]
 # A workflow by its name, and one of its versions.
 WorkflowVersion: TypeAlias = tuple[str, int]
+# A running run that lost this many workers in a row, without recording anything, may be what ends them.
+SUSPECT_ATTEMPTS: Final = 2
 ENDED: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled", "dead"})
 STATUSES: Final[frozenset[str]] = ENDED | {"pending", "running", "suspended"}
 
@@ -81,8 +84,9 @@ class RunRow(NewRun, frozen=True, kw_only=True):
 
     `wake_at` is the instant from which it may be claimed: a pending run's start, a running one's lease end, a suspended
     one's timer. None: only a signal or a cancel can wake it. `waiting_for` is empty unless it is suspended.
-    `problem` says why its last holder gave it back without driving it on, `problem_at` when that was, and `problem_count` how
-    many holders in a row did so. A new lease keeps them; a suspension, an end and a release without a problem clear them.
+    `problem` says why its last holder gave it back without driving it on (it does not fit the code, or its attempt failed),
+    `problem_at` when that was, and `problem_count` how many holders in a row did so. A new lease keeps them; a suspension, an end
+    and a release without a problem clear them.
     `updated_at` changes when the run is created, leased, renewed, released, suspended, finished, reopened or restored, or gets
     the input it was restored without, and at no other time.
     """
@@ -109,6 +113,11 @@ class RunRow(NewRun, frozen=True, kw_only=True):
     def ended(self) -> bool:
         """Whether the run has ended, so that nothing can be added to it."""
         return self.status in ENDED
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether its last holders were lost rather than gave it back, and it recorded nothing with them."""
+        return self.status == "running" and self.attempts >= SUSPECT_ATTEMPTS
 
     @property
     def lacks_input(self) -> bool:
@@ -149,6 +158,11 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     until: int
 
+    def __post_init__(self) -> None:
+        # The verbs of a driver go by these without checking them again, and a dict is an operator to MongoDB.
+        if type(self.run_id) is not str or type(self.token) is not str or type(self.epoch) is not int:
+            raise TypeError(f"a lease has a str, an int and a str as run_id, epoch and token, not {self.run_id!r}")
+
 
 class Pulse(msgspec.Struct, frozen=True, gc=False):
     """What the store tells the lease holder with every write and renewal: the highest inbox seq, and whether to stop."""
@@ -180,10 +194,14 @@ class Created(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True):
-    """The claimed runs, and the earliest instant after now at which more may come due (it may be early, never late)."""
+    """The claimed runs, and the earliest instant after now at which more may come due (it may be early, never late).
+
+    `now` is the store's time at the claim: by its clock, or what the caller passed.
+    """
 
     claims: list[Claim]
     next_wake_at: int | None
+    now: int
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,7 +272,8 @@ def is_changed(recorded: str | None, current: str | None) -> bool:
     return recorded != current
 
 
-_FIRST_PAUSE: Final = 5.0
+_FIRST_MISFIT_PAUSE: Final = 5.0
+_FIRST_FAILURE_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 300.0
 _LONGEST_PROBLEM: Final = 4000
 _CUT: Final = " […] "
@@ -265,8 +284,22 @@ def misfit_pause(problem_count: int) -> float:
 
     It grows, so that a thousand runs which do not fit the code do not keep the workers busy.
     """
-    doublings = min(max(problem_count, 0), 10)  # more would only make a large number that is cut anyway
-    return min(_FIRST_PAUSE * (1 << doublings), _LONGEST_PAUSE)
+    return _doubled(_FIRST_MISFIT_PAUSE, problem_count)
+
+
+def failure_pause(attempts: int) -> float:
+    """Seconds until a run is tried again whose attempt number `attempts` failed.
+
+    By attempts and not by `problem_count`: a run that records something between two failures starts again with the first pause.
+    Up to a quarter is added at random, so that runs which failed together are not tried together.
+    """
+    pause = _doubled(_FIRST_FAILURE_PAUSE, attempts - 1)
+    return pause * random.uniform(1.0, 1.25)  # noqa: S311 - to spread out, not to hide
+
+
+def _doubled(pause: float, times: int) -> float:
+    doublings = min(max(times, 0), 10)  # more would only make a large number that is cut anyway
+    return min(pause * (1 << doublings), _LONGEST_PAUSE)
 
 
 def problem_text(problem: BaseException | str) -> str:

@@ -173,9 +173,12 @@ def _metadata(row: RunRow) -> dict[str, Any]:
     of_run: dict[str, Any] = {"workflowId": row.id}
     if row.definition_hash is not None:
         of_run["definitionHash"] = row.definition_hash
-    if row.input_hash:
-        of_run["input"] = msgspec.json.decode(row.input)
-    return {**of_run, **user_metadata(row)}
+    try:
+        if row.input_hash:
+            of_run["input"] = msgspec.json.decode(row.input)
+        return {**of_run, **user_metadata(row)}
+    except (ValueError, msgspec.MsgspecError) as reason:
+        raise SnapshotCorrupt(row.id, "the input or the metadata", str(reason)) from reason
 
 
 def user_metadata(row: RunRow) -> dict[str, Any]:

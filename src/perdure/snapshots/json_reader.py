@@ -1,7 +1,9 @@
 """Reads plain JSON from outside without trusting it, and reports every problem with its path.
 
 A document is text, or a tree of dicts and lists that the caller may still change. Either way it is walked once, without
-recursion: the walk makes a copy, notes each part that is no JSON, and stops at limits on size and depth.
+recursion: the walk makes a copy, notes each part that is no JSON, and stops at limits on size and depth. A tree may refer to one
+part many times, and then a small one stands for a huge document: such repetitions have a limit of their own, which is checked
+before a part is copied again.
 What a parser would accept silently (a repeated key, NaN, a number with too many digits) stays in the tree as a marker object,
 because the parser does not know the path and the walk does.
 
@@ -22,25 +24,43 @@ from perdure.errors import FormatProblem
 MAX_BYTES: Final = 64 * 2**20
 # Of one value, as in the codec. The levels that a document puts around its values come on top.
 MAX_DEPTH: Final = 200
+# How many parts may be copies of parts that the tree contains elsewhere. Text has no such parts, and a program few or small ones.
+MAX_REPEATED_PARTS: Final = 1_000_000
+# Further problems than these are not listed.
+MAX_PROBLEMS: Final = 1000
 
 JsonPath: TypeAlias = tuple[str | int, ...]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NESTING: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 _MAX_DIGITS: Final = 640
+# A container with fewer parts than this is copied again without counting: that costs less than to remember it.
+_FEW_PARTS: Final = 16
 # How many levels of JSON directly below a tag belong to the tag.
 _BELOW_TAG: Final = {"$class": 2, "$dict": 2}
 _SCALARS: Final = frozenset({type(None), bool, str})
 
 
 class Problems:
-    """What is wrong with one document, in the order found. Of two problems with one path only the first is kept."""
+    """What is wrong with one document, in the order found. Of two problems with one path only the first is kept.
+
+    A document may have as many problems as it has parts, so only the first `MAX_PROBLEMS` are kept.
+    """
 
     def __init__(self) -> None:
         self._found: dict[str, str] = {}
+        self._has_more = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further problem is kept."""
+        return len(self._found) >= MAX_PROBLEMS
 
     def add(self, path: JsonPath, reason: str) -> None:
-        self._found.setdefault(format_path(path), reason)
+        if self.is_full:
+            self._has_more = True
+        else:
+            self._found.setdefault(format_path(path), reason)
 
     def extend(self, problems: Iterable[FormatProblem]) -> None:
         for path, reason in problems:
@@ -50,7 +70,10 @@ class Problems:
         return bool(self._found)
 
     def errors(self) -> tuple[FormatProblem, ...]:
-        return tuple(FormatProblem(path, reason) for path, reason in self._found.items())
+        found = [FormatProblem(path, reason) for path, reason in self._found.items()]
+        if self._has_more:
+            found.append(FormatProblem("$", f"has more problems than the {len(found):,} that are listed"))
+        return tuple(found)
 
 
 class _NotJson:
@@ -163,11 +186,12 @@ def copy_json(tree: Any, problems: Problems, *, around: int) -> Any:
 
 
 class _OpenContainer:
-    """A container whose parts are being copied."""
+    """A container whose parts are being copied. `begins_at` is how many parts the walk had copied before it."""
 
-    __slots__ = ("copy", "depth", "key", "of_tag", "parts", "source")
+    __slots__ = ("begins_at", "copy", "depth", "key", "of_tag", "parts", "source")
 
-    def __init__(self, source: Any, depth: int, of_tag: int) -> None:
+    def __init__(self, source: Any, depth: int, of_tag: int, begins_at: int) -> None:
+        self.begins_at = begins_at
         self.source = source
         self.copy: Any = [] if type(source) is list else {}
         self.parts: Iterator[tuple[Any, Any]] = enumerate(source) if type(source) is list else iter(source.items())
@@ -190,17 +214,28 @@ class _Copier:
         # The containers around the current part, outermost first.
         self.open: list[_OpenContainer] = []
         self.ids: set[int] = set()
-        # Each part takes at least one byte of text, so a tree that refers to one list a billion times is stopped.
+        # Each part takes at least one byte of text.
         self.room = MAX_BYTES
+        # How many parts were copied, and, of the larger containers that are complete, how many each has: by id, as the tree is
+        # there until the walk has ended.
+        self.copied = 0
+        self.sizes: dict[int, int] = {}
+        self.repeats_left = MAX_REPEATED_PARTS
+        self.is_over = False
 
     def copy(self, tree: Any) -> Any:
         result = self._part(tree)
-        while self.open:
+        while self.open and not self.is_over:
             inner = self.open[-1]
             if not self._next_part(inner):
-                self.open.pop()
-                self.ids.discard(id(inner.source))
+                self._close(self.open.pop())
         return result
+
+    def _close(self, inner: _OpenContainer) -> None:
+        self.ids.discard(id(inner.source))
+        size = self.copied - inner.begins_at
+        if size >= _FEW_PARTS:
+            self.sizes[id(inner.source)] = size
 
     def _next_part(self, inner: _OpenContainer) -> bool:
         for key, part in inner.parts:
@@ -210,16 +245,17 @@ class _Copier:
                 self._problem("is a key that is no text")
                 continue
             inner.add(self._part(part))
-            if self.open[-1] is not inner:
+            if self.open[-1] is not inner or self.is_over:
                 return True
         return False
 
     def _part(self, part: Any) -> Any:
         """The copy of a part; the copy of a container is still empty, and open."""
         kind = type(part)
+        self.copied += 1
         self.room -= len(part) if kind is str else 1
         if self.room < 0:
-            return self._problem(f"is where the document has grown larger than {MAX_BYTES // 2**20} MiB")
+            return self._end(f"is where the document has grown larger than {MAX_BYTES // 2**20} MiB")
         if kind in _SCALARS or (kind is int and is_plain_int(part)):
             return part
         if kind is float:
@@ -235,15 +271,25 @@ class _Copier:
             return self._problem("contains itself")
         if depth > self.max_depth:
             return self._problem(f"is nested more than {MAX_DEPTH} deep")
+        self.repeats_left -= self.sizes.get(id(part), 0)
+        if self.repeats_left < 0:
+            return self._end(f"is where parts that stand in several places make the document {MAX_REPEATED_PARTS:,} parts larger")
         of_tag = _BELOW_TAG.get(tag, 1) if tag else outer.of_tag - 1 if outer and in_tag else 0
         self.ids.add(id(part))
-        self.open.append(inner := _OpenContainer(part, depth, of_tag))
+        self.open.append(inner := _OpenContainer(part, depth, of_tag, self.copied))
         for key in part.repeated if type(part) is _RepeatedKeys else ():
             inner.key = key
             self._problem("stands twice in its object")
         return inner.copy
 
+    def _end(self, reason: str) -> None:
+        """Note the problem, and walk no further."""
+        self._problem(reason)
+        self.is_over = True
+
     def _problem(self, reason: str) -> None:
+        if self.problems.is_full:  # a path is not made for nothing
+            self.is_over = True
         self.problems.add(tuple(inner.key for inner in self.open), reason)
 
 

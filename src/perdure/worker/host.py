@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import uuid
 import warnings
 import weakref
 from collections.abc import Collection, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -24,7 +21,7 @@ from perdure.engine.drive import Drive
 from perdure.engine.heartbeat import heartbeat_of
 from perdure.engine.subscriptions import subscriptions_of
 from perdure.errors import InvalidInput, PerdureWarning, RunConflict, RunNotFound, ValueNotStorable
-from perdure.model.clock import elapsed
+from perdure.model.clock import Clock, StoreClock, elapsed
 from perdure.model.ids import check_id, random_bytes
 from perdure.model.records import Claim, Claims, Created, NewRun, RunRow, WorkflowVersion
 from perdure.options import EngineSettings, Options, columns_of
@@ -34,20 +31,15 @@ from perdure.snapshots.importer import Arguments, RunStart, has_state, import_st
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
 from perdure.store import Store
-from perdure.worker.active_runs import ActiveRun, active_runs, drive_key
+from perdure.worker.active_runs import ActiveRun, active_runs, drive_key, wait_until_over
 from perdure.worker.retry_run import reopen_run
 from perdure.worker.workflow_body import WorkflowDefinition, body_of, call_body
 
-STEP_THREADS: Final = 100
+# How long a drain waits, beyond `drain_after`, for drives on the event loops of other threads.
+FOREIGN_LOOP_PATIENCE: Final = 10.0
 
 # Implicit stores in memory about which the user was warned.
 _warned_about: weakref.WeakSet[Store] = weakref.WeakSet()
-
-
-@lru_cache(maxsize=1)
-def shared_threads() -> ThreadPoolExecutor:
-    """The threads for plain step functions outside a Runtime."""
-    return ThreadPoolExecutor(STEP_THREADS, thread_name_prefix="perdure-step")
 
 
 class Host:
@@ -66,12 +58,14 @@ class Host:
         is_implicit: bool = False,
     ) -> None:
         self.store = store
-        self.settings = settings if settings.executor is not None else replace(settings, executor=shared_threads())
-        self.clock = settings.clock
+        # Under a clock that gives the store its instants there is no other time.
+        self._store_clock = StoreClock(settings.clock, store) if settings.clock.store_now() is None else None
+        self.clock: Clock = settings.clock if self._store_clock is None else self._store_clock
+        self.settings = settings
         self.lease_ttl = lease_ttl
         self.process_options = process_options
         self.workflows: dict[WorkflowVersion, WorkflowDefinition] = {}
-        self._heartbeat = heartbeat_of(store, lease_ttl, settings.clock)
+        self._heartbeat = heartbeat_of(store, lease_ttl)
         # When each lease that is not driven yet was asked for, by its token: its time-to-live counts from then at the earliest.
         self._asked_at: dict[str, float] = {}
         self._is_implicit = is_implicit
@@ -162,8 +156,10 @@ class Host:
         not be driven here: then a worker may claim it.
         """
         is_leased = may_drive and start.new.start_at is None
-        asked_at = elapsed()
+        asked_at, sent_at = elapsed(), self.clock.now()
         created = await self._create(workflow, start, self.lease_ttl if is_leased else None)
+        if created.is_new and self._store_clock is not None:
+            self._store_clock.observe(created.run.updated_at, sent_at)
         if created.claim is not None:
             self._asked_at[created.claim.lease.token] = asked_at
             return self.drive(workflow, created.claim, options, arguments=start.arguments, is_background=is_background)
@@ -188,6 +184,8 @@ class Host:
 
         try:
             return await create(start.new)
+        except ValueNotStorable as reason:
+            raise InvalidInput(workflow.name, str(reason)) from reason
         except RunConflict:
             found = await self.store.get(start.new.id) if workflow.aliases else None
             if found is None or found.workflow not in workflow.aliases:
@@ -195,21 +193,36 @@ class Host:
             return await create(msgspec.structs.replace(start.new, workflow=found.workflow))
 
     async def claim(self, limit: int, queues: Collection[str] | None) -> Claims:
-        """Claim due runs of the workflows known here."""
-        asked_at = elapsed()
-        claim = self.store.claim(limit, self.lease_ttl, tuple(self.workflows), queues, now=self.clock.store_now())
+        """Claim due runs of the workflows known here.
+
+        Of runs that were lost with their workers this process drives one at a time: if it is what ends the process, the others
+        are not lost with it once more.
+        """
+        asked_at, sent_at, suspects = elapsed(), self.clock.now(), 0 if active_runs.has_suspect() else 1
+        now = self.clock.store_now()
+        claim = self.store.claim(limit, self.lease_ttl, tuple(self.workflows), queues, suspects=suspects, now=now)
         claims = await await_reply(claim, self._give_back)
+        if self._store_clock is not None:
+            self._store_clock.observe(claims.now, sent_at)
         self._asked_at.update((claim.lease.token, asked_at) for claim in claims.claims)
         return claims
 
     async def acquire(self, run_id: str, *, due_only: bool = True) -> Claim | None:
         """Lease this run if it is due, or at any time."""
-        asked_at = elapsed()
+        asked_at, sent_at = elapsed(), self.clock.now()
         acquire = self.store.acquire(run_id, self.lease_ttl, due_only=due_only, now=self.clock.store_now())
         claim = await await_reply(acquire, self._give_back)
         if claim is not None:
             self._asked_at[claim.lease.token] = asked_at
+            if self._store_clock is not None:
+                self._store_clock.observe(claim.run.updated_at, sent_at)
         return claim
+
+    async def ask_time(self) -> None:
+        """Return when this host has the store's time: a claim that takes nothing tells it, unless another reply has."""
+        if self._store_clock is not None and not self._store_clock.has_store_time:
+            sent_at = self.clock.now()
+            self._store_clock.observe((await self.store.claim(0, self.lease_ttl, ())).now, sent_at)
 
     async def _give_back(self, leased: Created | Claims | Claim | None) -> None:
         """Release the leases in this answer of the store, whose caller was cancelled before it came."""
@@ -246,6 +259,7 @@ class Host:
             asked_at=elapsed() if asked_at is None else asked_at,
             subscriptions=subscriptions_of(key),
             retired=workflow.retired,
+            clock=self.clock,
         )
         return active_runs.start(drive, key, self, is_background=is_background)
 
@@ -269,15 +283,15 @@ class Host:
         """Let the steps that run here end, and give every run back. Calls that wait for one get `Suspended`."""
         driven = active_runs.of(self)
         for run in driven:
-            run.drive.stop()
+            run.call_threadsafe(run.drive.stop)
         if driven:
-            await asyncio.wait([run.task for run in driven])
+            await wait_until_over(driven, self.settings.drain_after + FOREIGN_LOOP_PATIENCE)
 
     async def close_store(self) -> None:
         """Close the store, after the drives of this host that other calls have joined."""
         driven = active_runs.of(self)
         if driven:
-            await await_reply(asyncio.wait([run.task for run in driven]))
+            await await_reply(wait_until_over(driven, FOREIGN_LOOP_PATIENCE))
         await self.store.close()
 
     async def view(self, run_id: str) -> View:
@@ -310,18 +324,22 @@ class Host:
         except ValueNotStorable as reason:
             raise InvalidInput(f"signal {name}", str(reason)) from reason
         now = self.clock.store_now()
-        await self.store.signal(check_id(run_id, "a run's id"), name, encoded, dedupe=dedupe, now=now)
-        active = active_runs.find(self.store, run_id)
-        if active is not None:
-            active.drive.look_at_inbox()
+        try:
+            await self.store.signal(check_id(run_id, "a run's id"), name, encoded, dedupe=dedupe, now=now)
+        except ValueNotStorable as reason:
+            raise InvalidInput(f"signal {name}", str(reason)) from reason
+        active_runs.note_change(self.store, run_id)
+        for active in active_runs.find_all(self.store, run_id):
+            active.call_threadsafe(active.drive.look_at_inbox)
 
     async def cancel(self, run_id: str) -> None:
         """Ask the run to stop and let a drive here know."""
         await self.store.cancel(check_id(run_id, "a run's id"), now=self.clock.store_now())
-        active = active_runs.find(self.store, run_id)
-        if active is not None:
-            active.drive.cancel()
+        active_runs.note_change(self.store, run_id)
+        for active in active_runs.find_all(self.store, run_id):
+            active.call_threadsafe(active.drive.cancel)
 
     async def reopen(self, run_id: str) -> None:
         """Let a failed, cancelled or dead run go on without what failed. Raises `RunNotFound`, `RunFinished`."""
         await reopen_run(self.store, await self.row(run_id), self.clock.store_now())
+        active_runs.note_change(self.store, run_id)

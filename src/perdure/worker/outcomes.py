@@ -1,16 +1,20 @@
 """How a caller gets the outcome of a run: it drives the run, joins a drive in this process, or waits for another process.
 
-A run that another process drives is watched through its store: `store.watch` returns when something may have changed there.
+A run that another process drives is looked at again when its store may have changed. Waiting for a run survives failures of the
+store, as the worker does: it goes on when the store answers again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
-from perdure.errors import InvalidInput, LeaseHeld, LeaseLost, RunNotFound
+from perdure.errors import InvalidInput, LeaseHeld, LeaseLost, PersistenceError, RunNotFound, StoreClosed
+from perdure.model.clock import elapsed
 from perdure.model.durations import instant, moment
 from perdure.model.records import RunRow
 from perdure.result import Outcome, Suspended
@@ -21,8 +25,12 @@ from perdure.worker.workflow_body import WorkflowDefinition
 
 T = TypeVar("T")
 
-# How long a change in the store may go unnoticed, where the store cannot report it.
-POLL_SECONDS: Final = 1.0
+# How long a wait for a run pauses after a failure of the store: at first, and at most. Doubled with each failure in a row.
+PAUSE_SECONDS: Final = (0.1, 5.0)
+# An attempt that failed after this time was good for a while, so that the pauses start over and the failure is logged again.
+NEW_OUTAGE_SECONDS: Final = 60.0
+
+log: Final = logging.getLogger("perdure")
 
 
 async def run_to_outcome(
@@ -73,11 +81,11 @@ async def resume(host: Host, run_id: str, options: dict[str, Any], *, wait: bool
             return _undriven_outcome(host, await host.row(run_id))
         return await host.drive(definition, claim, options).join()
 
-    return await _look_until_found(host, look)
+    return await _look_until_found(host, run_id, look)
 
 
 async def wait_for_outcome(host: Host, run_id: str, *, through_waits: bool = False) -> Outcome[Any]:
-    """The outcome when the run has ended, or (unless `through_waits`) is suspended. Drives nothing."""
+    """The outcome when the run has ended, or (unless `through_waits`) is suspended. Drives nothing. Raises `RunNotFound`."""
 
     async def join() -> Outcome[Any] | None:
         """What the drive here comes to; None when there is none, or the waiting goes on after it."""
@@ -94,52 +102,74 @@ async def wait_for_outcome(host: Host, run_id: str, *, through_waits: bool = Fal
         row = await host.row(run_id)
         if row.ended:
             return host.ended_outcome(row)
+        if row.status == "suspended" and row.wake_at is not None:
+            await host.ask_time()
         is_waiting = row.status == "suspended" and not _is_due(host, row)
         return _suspended(row) if is_waiting and not through_waits else None
 
-    # First without watching the store, which is not needed for a run that is driven here to its end.
-    outcome = await join()
-    return outcome if outcome is not None else await _look_until_found(host, look)
+    async def wait() -> Outcome[Any]:
+        # First without watching the store, which is not needed for a run that is driven here to its end.
+        outcome = await join()
+        return outcome if outcome is not None else await _look_until_found(host, run_id, look)
+
+    return await _outlast_failures(run_id, wait)
 
 
 async def drive_whenever_due(host: Host, run_id: str, options: dict[str, Any]) -> None:
     """Drive the run each time it is due, until it has ended or was deleted."""
-    while True:
-        watch = asyncio.ensure_future(host.store.watch(POLL_SECONDS))
-        timer = None
+    while not await _outlast_failures(run_id, lambda: _drive_when_due(host, run_id, options)):
+        pass
+
+
+async def _drive_when_due(host: Host, run_id: str, options: dict[str, Any]) -> bool:
+    """Drive the run if it is due; whether it has ended or was deleted. Otherwise returns when it may be due again."""
+    with active_runs.expect_change(host.store, run_id) as change:
+        await asyncio.sleep(0)  # starts the watch before the run is read, so that no change falls between the two
         try:
-            await asyncio.sleep(0)  # starts the watch before the run is read, so that no change falls between the two
-            try:
-                outcome = await resume(host, run_id, options)
-            except (LeaseHeld, LeaseLost):  # an operator or another worker has it, for the time being
-                outcome = Suspended(run_id)
-            except RunNotFound:
-                return
-            if not isinstance(outcome, Suspended):
-                return
-            if outcome.wake_at is not None:
-                timer = host.clock.call_at(instant(outcome.wake_at), watch.cancel)
-            await asyncio.wait([watch])
-            if not watch.cancelled():
-                watch.result()
+            outcome = await resume(host, run_id, options)
+        except (LeaseHeld, LeaseLost):  # an operator or another worker has it, for the time being
+            outcome = Suspended(run_id)
+        except RunNotFound:
+            return True
+        if not isinstance(outcome, Suspended):
+            return True
+        timer = None if outcome.wake_at is None else host.clock.call_at(instant(outcome.wake_at), change.cancel)
+        try:
+            await asyncio.wait([change])
         finally:
-            watch.cancel()
             if timer is not None:
                 timer.cancel()
+        return False
 
 
-async def _look_until_found(host: Host, look: Callable[[], Awaitable[T | None]]) -> T:
-    """What `look` gives once it gives something. It is called again whenever the store may have changed."""
+async def _outlast_failures(run_id: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    """What `attempt` gives once the store does not fail. Pauses longer and longer between attempts, and logs the first failure.
+
+    Raises `StoreClosed`, and whatever is no failure of the store, such as `RunNotFound`.
+    """
+    pause, failed_at = PAUSE_SECONDS[0], None
     while True:
-        watch = asyncio.ensure_future(host.store.watch(POLL_SECONDS))
         try:
+            return await attempt()
+        except StoreClosed:
+            raise
+        except PersistenceError as failure:
+            if failed_at is None or elapsed() - failed_at > NEW_OUTAGE_SECONDS:
+                pause = PAUSE_SECONDS[0]
+                log.warning("the store failed, and waiting for run %r goes on when it answers: %s", run_id, failure)
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the load
+        pause, failed_at = min(pause * 2, PAUSE_SECONDS[1]), elapsed()
+
+
+async def _look_until_found(host: Host, run_id: str, look: Callable[[], Awaitable[T | None]]) -> T:
+    """What `look` gives once it gives something. It is called again whenever the run may have changed."""
+    while True:
+        with active_runs.expect_change(host.store, run_id) as change:
             await asyncio.sleep(0)  # as above
             found = await look()
             if found is not None:
                 return found
-            await watch
-        finally:
-            watch.cancel()
+            await change
 
 
 def _undriven_outcome(host: Host, row: RunRow) -> Outcome[Any] | None:

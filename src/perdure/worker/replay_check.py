@@ -92,8 +92,8 @@ class ReplayCheck(Drive):
         if isinstance(outcome, Err) and self._is_of_body(outcome):
             text = traceback.format_exception_only(outcome.error)[0].strip()  # also of an error that cannot be printed
             return self._judge("stops", f"the body raises an error of its own, and the run would fail: {text}", outcome.error)
-        if isinstance(outcome, Suspended) and self.calls.missing and not self.run.cancel_requested:
-            self._warnings.append(_not_asked_for(list(self.calls.missing)))
+        if isinstance(outcome, Suspended) and self.calls.owed.missing and not self.run.cancel_requested:
+            self._warnings.append(_not_asked_for(list(self.calls.owed.missing)))
         return self._judge("warns" if self._warnings else "fits")
 
     def warn_or_raise(self, choice: OnChange, error: PerdureError) -> None:
@@ -113,7 +113,7 @@ class ReplayCheck(Drive):
 
     def _watch(self, patience: float, before: tuple[int, int] | None = None) -> None:
         """End the check if no recorded result was asked for or delivered since the last look."""
-        left = len(self.calls.unasked), len(self.results.queue)
+        left = len(self.calls.owed.unasked), len(self.results.queue)
         if left != before:
             self._timer = self._loop.call_later(patience, self._watch, patience, left)
         elif not self.is_closed:

@@ -32,12 +32,13 @@ class Scheduler:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._loop = asyncio.get_running_loop()
         self._look_soon = asyncio.Event()
         self._reported: set[tuple[str, str]] = set()
 
     def look_soon(self) -> None:
-        """A schedule has changed: look at once."""
-        self._look_soon.set()
+        """A schedule has changed: look at once. May be called on any event loop."""
+        self._loop.call_soon_threadsafe(self._look_soon.set)
 
     async def work(self) -> None:
         """Fire what is due, again and again, until cancelled."""
@@ -58,6 +59,7 @@ class Scheduler:
     async def fire_due(self) -> int | None:
         """Create the runs that are due by schedules, and give the earliest instant that is not reached yet."""
         store, next_at = require(self._host.store, "schedules"), None
+        await self._host.ask_time()
         for schedule in await store.schedules():
             if schedule.next_at is None:
                 continue

@@ -94,6 +94,7 @@ class RuntimeSchedules:
         _check_choice("catch_up", catch_up, get_args(CatchUp))
         new_id = check_id(workflow.name if schedule_id is None else schedule_id, "a schedule's id")
         check_id(run_id_at(new_id, 0), "the id of a schedule's runs")
+        await self._host.ask_time()
         now = self._host.clock.now()
         when = recurrence(cron, every, tz, now - now % MICROSECOND)
         encoded, digest, _ = workflow.encode_input(self._host.settings.codec, args, {})
@@ -123,6 +124,7 @@ class RuntimeSchedules:
     async def run_now(self, schedule_id: str) -> NewRun:
         """Create a run of the schedule that is due at once, whatever its next instant. Raises `ScheduleNotFound`."""
         schedule = await self._get(schedule_id)
+        await self._host.ask_time()
         now = self._host.clock.now()
         run = new_run(self._host.definition(schedule.workflow), schedule, ScheduleSpec.of(schedule), now - now % MICROSECOND)
         await self._store.create(run, now=self._host.clock.store_now())
@@ -137,6 +139,7 @@ class RuntimeSchedules:
         spec = ScheduleSpec.of(schedule)
         if spec.is_held == is_held:
             return
+        await self._host.ask_time()
         spec = msgspec.structs.replace(spec, is_held=is_held)
         next_at = None if is_held else spec.when.after(self._host.clock.now())
         await self._store.put_schedule(msgspec.structs.replace(schedule, spec=_text(spec), next_at=next_at))

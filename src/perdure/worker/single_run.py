@@ -18,7 +18,7 @@ from perdure.snapshots.importer import Arguments, RunStart, import_state, resolv
 from perdure.store import Store
 from perdure.stores import choose_store
 from perdure.worker.active_runs import active_runs
-from perdure.worker.host import Host, shared_threads
+from perdure.worker.host import Host
 from perdure.worker.outcomes import drive_whenever_due, run_to_outcome
 from perdure.worker.workflow_body import WorkflowDefinition, body_with
 
@@ -69,7 +69,7 @@ def _host_for(workflow: WorkflowDefinition, store: Store, *, is_implicit: bool) 
 @lru_cache(maxsize=1)
 def _settings() -> EngineSettings:
     """The settings of all runs without a runtime: a heartbeat is shared by hosts that have the same clock."""
-    return EngineSettings(executor=shared_threads())
+    return EngineSettings()
 
 
 async def call_in_memory(workflow: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

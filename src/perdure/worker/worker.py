@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import signal
 import threading
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
+from perdure.aio.store_watch import POLL_SECONDS
 from perdure.errors import LeaseLost
 from perdure.model.clock import elapsed
 from perdure.model.records import RunInfo, Status, WorkflowVersion
 from perdure.result import Err
 from perdure.worker.active_runs import ActiveRun, active_runs
 from perdure.worker.host import Host
-from perdure.worker.outcomes import POLL_SECONDS
 from perdure.worker.scheduler import Scheduler
 
 # How often a worker looks for runs of versions that it does not have, at most.
@@ -25,7 +26,8 @@ UNFINISHED: Final[tuple[Status, ...]] = ("pending", "suspended", "running")
 
 log: Final = logging.getLogger("perdure")
 
-# How long to wait after a failure of the store: at first, and at most. Doubled with each failure in a row.
+# How long to wait after a failure of the store: at first, and at most. Doubled with each failure in a row, and up to a quarter is
+# added at random, so that the workers of a fleet do not ask a store that comes back all at once.
 BACKOFF_SECONDS: Final = (0.1, 5.0)
 
 
@@ -36,33 +38,40 @@ class Worker:
         self._host = host
         self._concurrency = concurrency
         self._queues = queues
+        self._loop = asyncio.get_running_loop()
         # Set when something may be due, when a run has ended and another may be claimed, and when it is time to stop.
         self._wake = asyncio.Event()
-        self._is_stopping = False
-        self._backoff = BACKOFF_SECONDS[0]
+        self._stopping = asyncio.Event()
+        self._outage = _Outage()
         self._missing_versions = _MissingVersions()
         self.scheduler = Scheduler(host) if "schedules" in host.store.capabilities else None
 
     def has_room(self) -> bool:
-        """Whether one more run can be driven."""
-        return not self._is_stopping and len(active_runs.of(self)) < self._concurrency
+        """Whether one more run can be driven on the running event loop, which has to be the worker's own."""
+        is_here = asyncio.get_running_loop() is self._loop
+        return is_here and not self._stopping.is_set() and active_runs.count(self) < self._concurrency
 
     def adopt(self, run: ActiveRun) -> None:
         """Count this run against the worker's concurrency."""
         active_runs.adopt(run, self)
+        run.drive.watches_after = 0.0
 
     async def work(self) -> None:
         """Claim and drive until `stop`, then drain."""
         scheduling = None if self.scheduler is None else asyncio.ensure_future(self.scheduler.work())
         try:
-            while not self._is_stopping:
+            while not self._stopping.is_set():
                 self._wake.clear()
                 watch = asyncio.ensure_future(self._watch())
                 try:
                     await asyncio.sleep(0)  # starts the watch before the claim, so that no change falls between the two
-                    await self._rest(await self._claim())
+                    next_wake_at = await self._claim()
+                    if not self._outage.pause:
+                        await self._rest(next_wake_at)
                 finally:
                     watch.cancel()
+                if self._outage.pause:
+                    await self._wait_out(self._outage.pause)
         finally:
             if scheduling is not None:
                 scheduling.cancel()
@@ -71,13 +80,13 @@ class Worker:
 
     def stop(self) -> None:
         """Claim nothing more; let running steps end and give the runs back."""
-        self._is_stopping = True
+        self._stopping.set()
         self._wake.set()
 
     async def _claim(self) -> int | None:
         """Claim and drive what is due, and give the time of the next wake-up in the store."""
         host = self._host
-        room = self._concurrency - len(active_runs.of(self))
+        room = self._concurrency - active_runs.count(self)
         if room <= 0:
             return None
         try:
@@ -86,9 +95,9 @@ class Worker:
             if "interpreter shutdown" in str(failure):  # the error of starting a thread at that time, from Python 3.12 on
                 self.stop()
             else:
-                await self._store_failed(failure)
+                self._outage.go_on(failure)
             return None
-        self._backoff = BACKOFF_SECONDS[0]
+        self._outage.end()
         for claim in claims.claims:
             self.adopt(host.drive(host.definition_of(claim.run), claim, {}, is_background=True))
         if len(claims.claims) == room:
@@ -97,14 +106,11 @@ class Worker:
             self._missing_versions.look_soon(host)
         return claims.next_wake_at
 
-    async def _store_failed(self, failure: Exception) -> None:
-        log.error("the store did not answer, trying again in %.1f s: %s", self._backoff, failure)
+    async def _wait_out(self, pause: float) -> None:
+        """Wait so long, whatever the watch reports and however many drives end meanwhile: only `stop` ends it sooner."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._backoff):  # not wait_for, which may lose a cancellation before Python 3.12
-                await self._wake.wait()
-        self._backoff = min(self._backoff * 2, BACKOFF_SECONDS[1])
-        if not self._is_stopping:
-            self._wake.set()
+            async with asyncio.timeout(pause):  # not wait_for, which may lose a cancellation before Python 3.12
+                await self._stopping.wait()
 
     async def _rest(self, next_wake_at: int | None) -> None:
         """Return when something may be due: when the watch reports a change, when a run has ended, or at the next wake-up."""
@@ -120,8 +126,6 @@ class Worker:
             await self._host.store.watch(POLL_SECONDS)
         except Exception:  # noqa: BLE001 - as above; the claim that follows reports it
             await asyncio.sleep(POLL_SECONDS)
-        for run in active_runs.of(self):
-            run.drive.look_at_inbox()
         self._wake.set()
 
     def on_drive_over(self, run: ActiveRun) -> None:
@@ -138,6 +142,31 @@ class Worker:
             # A run that does not fit the code is tried every few minutes: the same problem is an error once.
             is_known = run.drive.problem is not None and run.drive.problem == run.drive.run.problem
             log.log(logging.INFO if is_known else logging.ERROR, "run %r will be tried again: %s", run.drive.run.id, error)
+
+
+class _Outage:
+    """The time in which the store does not answer: how long to wait before it is asked again, and what is logged."""
+
+    def __init__(self) -> None:
+        # How long to wait now; 0 while the store answers.
+        self.pause = 0.0
+        self._next_pause = BACKOFF_SECONDS[0]
+        self._since = 0.0
+
+    def go_on(self, failure: Exception) -> None:
+        """The store has failed, perhaps again. The first failure is an error; after that there is one warning for each pause."""
+        is_first, now = not self.pause, elapsed()
+        self._since = now if is_first else self._since
+        self.pause = self._next_pause * random.uniform(1.0, 1.25)  # noqa: S311 - to spread out, not to hide
+        self._next_pause = min(self._next_pause * 2, BACKOFF_SECONDS[1])
+        level = logging.ERROR if is_first else logging.WARNING
+        log.log(level, "the store did not answer, trying again in %.1f s: %s", self.pause, failure)
+
+    def end(self) -> None:
+        """The store has answered."""
+        if self.pause:
+            log.info("the store answers again, after %.1f s", elapsed() - self._since)
+            self.pause, self._next_pause = 0.0, BACKOFF_SECONDS[0]
 
 
 class _MissingVersions:

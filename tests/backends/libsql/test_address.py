@@ -1,5 +1,6 @@
 import pytest
 
+from perdure.backends.libsql import LibsqlStore
 from perdure.backends.libsql.address import is_remote, parse_url
 
 
@@ -53,3 +54,22 @@ def test_a_bad_libsql_url_is_refused_without_being_repeated(url: str) -> None:
         parse_url(url)
     assert "secret" not in f"{refusal.value!r}{refusal.value.__cause__!r}"
     assert refusal.value.__suppress_context__ or refusal.value.__context__ is None
+
+
+@pytest.mark.parametrize("url", ["http://db.test:8080", "ws://10.0.0.5", "http://[fe80::1]:8080", "http://localhost.test"])
+def test_no_token_is_sent_in_plain_text_over_a_network_unless_asked_for(url: str) -> None:
+    with pytest.raises(ValueError, match="without encryption; use libsql:// or https://, or pass tls=False"):
+        LibsqlStore(url, auth_token="secret")
+    with pytest.raises(ValueError, match="without encryption") as refusal:
+        LibsqlStore(f"{url}?authToken=secret")
+    assert "secret" not in repr(refusal.value)
+    for asked in (LibsqlStore(url, auth_token="secret", tls=False), LibsqlStore(f"{url}?tls=0&authToken=secret")):
+        assert asked._connections.target.token == "secret"
+    LibsqlStore(url)  # without a token there is nothing to protect
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8080", "http://[::1]:8080", "ws://localhost", "https://db.test", "libsql://db.test"]
+)
+def test_a_token_may_stay_on_the_machine_or_be_encrypted(url: str) -> None:
+    assert LibsqlStore(url, auth_token="secret")._connections.target.token == "secret"

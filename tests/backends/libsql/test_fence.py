@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.libsql import LibsqlStore
 from perdure.backends.libsql.channels import SingleRequests
 from perdure.backends.libsql.hrana import committed_results, in_transaction

@@ -2,21 +2,17 @@
 
 import asyncio
 import contextlib
-import datetime as dt
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from perdure.backends.base.retries import NotSentError, WriteFailure
 from perdure.backends.libsql.address import LibsqlAddress
 from perdure.backends.libsql.errors import classify_failure
 from perdure.backends.libsql.http import HttpError, HttpPool, HttpResponse
+from tests.servers.certificates import make_certificate
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
 
@@ -193,31 +189,13 @@ async def test_a_closed_pool_keeps_no_connection() -> None:
         assert (server.met, sum(map(len, pool._idle.values()))) == (2, 0)
 
 
-def certificate(directory: Path) -> Path:
-    """A file with a key and a certificate for localhost that it signed itself."""
-    key = generate_private_key(SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    today = dt.datetime.now(dt.UTC)
-    signed = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(today - dt.timedelta(days=1))
-        .not_valid_after(today + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    file = directory / "server.pem"
-    parts = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), signed.public_bytes(Encoding.PEM)
-    file.write_bytes(b"".join(parts))
-    return file
-
-
 @pytest.fixture
 def encrypting(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """What a server encrypts with, and what a client trusts it by."""
-    file = certificate(tmp_path)
+    made = make_certificate(tmp_path)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(file)
-    return server, ssl.create_default_context(cafile=file)
+    server.load_cert_chain(made.certificate, made.key)
+    return server, ssl.create_default_context(cafile=made.certificate)
 
 
 async def test_an_encrypted_server_that_is_trusted_is_talked_to(encrypting: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:

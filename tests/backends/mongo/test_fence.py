@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.mongo import MongoStore, claims, recording, runs, writes
 from perdure.backends.mongo.schema import Collections
 from perdure.errors import LeaseLost

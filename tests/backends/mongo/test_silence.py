@@ -120,7 +120,7 @@ async def test_listening_ends_whenever_it_is_closed(dsn: str, turns: int) -> Non
     opened = AfterTheStreamOpened(turns, close)
     url = f"{dsn}&socketTimeoutMS=30000"  # as a store's own client has it; without one the driver sends without `wait_for`
     client: AsyncMongoClient[dict[str, Any]] = await asyncio.to_thread(AsyncMongoClient, url, event_listeners=[opened])
-    place = MongoAddress("borrowed", urlsplit(dsn).path[1:], None)
+    place = MongoAddress("borrowed", urlsplit(dsn).path[1:])
     listener = ChangeStream(MongoConnections(place, "perdure", url=None, client=client), Lifecycle("a store"))
     await listener.start()
     async with asyncio.timeout(20):

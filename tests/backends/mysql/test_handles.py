@@ -50,7 +50,7 @@ def test_a_password_that_an_error_repeats_is_taken_out() -> None:
 def test_a_dsn_is_read_without_loss() -> None:
     place = parse_address("mariadb://us%40er:p%2Fw%C3%B6rd@[::1]/my%20db?ssl_ca=/ca.pem")
     assert (place.host, place.port, place.database, place.user, place.password) == ("::1", 3306, "my db", "us@er", "p/wörd")
-    assert place.arguments()["ssl"] == {"ca": "/ca.pem"}
+    assert (place.options["ssl_ca"], place.ssl_mode) == ("/ca.pem", "VERIFY_IDENTITY")
     with pytest.raises(ValueError, match="no option 'tls'"):
         parse_address("mysql://u@h/d?tls=1")
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release
 from perdure.backends.base.new_runs import new_row
 from perdure.backends.base.process_owner import Owners, current

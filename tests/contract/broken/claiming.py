@@ -64,7 +64,7 @@ class ChoosesThenMarks(MemoryStore):
         await asyncio.sleep(0)
         with self._lock() as namespace:
             claims = [namespace.runs[claim.run.id].grant_lease(ttl, now or 0) for claim in picked.claims]
-        return Claims(claims=claims, next_wake_at=None)
+        return Claims(claims=claims, next_wake_at=None, now=picked.now)
 
 
 @breaks("one_of_many_acquires_one_run")
@@ -104,6 +104,13 @@ class NoQueueLimits(MemoryStore):
 class GoesByItsOwnClock(MemoryStore):
     async def claim(self, limit: int, ttl: float, *which: Any, now: int | None = None, **options: Any) -> Claims:
         return await super().claim(limit, ttl, *which, **options)
+
+
+@breaks("a_claim_has_the_time_of_the_store")
+class ClaimsWithoutTime(MemoryStore):
+    async def claim(self, *args: Any, now: int | None = None, **options: Any) -> Claims:
+        claims = await super().claim(*args, now=now, **options)
+        return msgspec.structs.replace(claims, now=now or 0)
 
 
 @breaks("attempts_count_claims_without_progress")
@@ -146,3 +153,37 @@ class FiresAlways(MemoryStore):
         if run is not None:
             await self.create(run, now=options["now"])
         return True
+
+
+@breaks("suspects_are_claimed_a_few_at_a_time")
+class TakesAllSuspects(MemoryStore):
+    async def claim(self, limit: int, ttl: float, *which: Any, suspects: int | None = None, **options: Any) -> Claims:
+        return await super().claim(limit, ttl, *which, **options)
+
+
+@breaks("suspects_delay_no_other_run")
+class StopsAtASuspect(MemoryStore):
+    """Picks as many as it may lease, and passes over suspects afterwards."""
+
+    async def claim(self, limit: int, ttl: float, *which: Any, now: int | None = None, **options: Any) -> Claims:
+        with self._lock() as namespace:
+            due = [run.row for run in namespace.claimable() if is_due(run.row, now or 0)]
+            first = {row.id for row in sorted(due, key=lambda row: (-row.priority, row.wake_at or 0, row.id))[:limit]}
+            hidden, namespace.live = namespace.live, namespace.live & first
+        try:
+            return await super().claim(limit, ttl, *which, now=now, **options)
+        finally:
+            namespace.live = hidden
+
+
+@breaks("only_a_run_that_lost_its_holders_is_a_suspect")
+class SuspectsByAttemptsAlone(MemoryStore):
+    async def claim(self, limit: int, ttl: float, *which: Any, suspects: int | None = None, **options: Any) -> Claims:
+        with self._lock() as namespace:
+            before = set(namespace.live)
+            if suspects is not None:
+                namespace.live = {run_id for run_id in before if namespace.runs[run_id].row.attempts < 2}
+        try:
+            return await super().claim(limit, ttl, *which, suspects=suspects, **options)
+        finally:
+            namespace.live = before

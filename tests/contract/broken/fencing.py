@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import msgspec
+
 from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.backends.memory.database import MemoryDatabase, Namespace
 from perdure.backends.memory.store import MemoryStore
@@ -194,6 +196,13 @@ class RecordTouchesTheRow(MemoryStore):
 class SignalsAreText(MemoryStore):
     async def signal(self, run_id: str, name: str, payload: bytes, **options: Any) -> int:
         return await super().signal(run_id, name, payload.decode(errors="replace").encode(), **options)
+
+
+@breaks("a_long_value_is_kept_or_refused_for_good")
+class CutsLongPayloads(MemoryStore):
+    async def record(self, lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Pulse:
+        cut = [msgspec.structs.replace(entry, payload=entry.payload[: 1 << 20]) for entry in entries]
+        return await super().record(lease, cut, **options)
 
 
 @breaks("items_and_progress_are_opaque_bytes")

@@ -13,7 +13,7 @@ import msgspec
 
 from perdure.backends.memory.database import Namespace
 from perdure.backends.memory.store import MemoryStore
-from perdure.model.records import Created, Lease, NewRun, RunInfo, RunRow, Status
+from perdure.model.records import Created, Item, Lease, NewRun, RunInfo, RunRow, Status
 from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 from tests.contract.broken.table import breaks
 
@@ -204,3 +204,50 @@ class Durable(MemoryStore):
     @property
     def durability(self) -> Durability:
         return "disk"
+
+
+class Unchecked:
+    """Leaves the verbs of a broken store as they are written: `ChecksIds` does not wrap them."""
+
+    def __init_subclass__(cls) -> None:
+        pass
+
+
+@breaks("ids_that_are_no_text_are_refused")
+class ReadsByOperator(Unchecked, MemoryStore):
+    """An id that is a dict selects a run, as a filter of MongoDB does."""
+
+    async def get(self, run_id: Any) -> RunRow | None:
+        lines = [] if isinstance(run_id, str) else await self.list()
+        return await super().get(lines[0].id if lines else run_id)
+
+
+@breaks("text_that_is_no_id_is_refused")
+class FindsNothingUnderNoId(Unchecked, MemoryStore):
+    async def get(self, run_id: str) -> RunRow | None:
+        return await super().get(run_id) if run_id else None
+
+
+@breaks("a_subclass_of_str_is_taken_for_its_text")
+class AsksTheIdForItsText(MemoryStore):
+    async def create(self, run: NewRun, **options: Any) -> Created:
+        return await super().create(msgspec.structs.replace(run, id=str(run.id)), **options)
+
+
+@breaks("operators_ids_that_are_no_text_are_refused")
+class DeletesNothingForADict(Unchecked, MemoryStore):
+    async def delete(self, run_id: str) -> None:
+        if isinstance(run_id, str):
+            await super().delete(run_id)
+
+
+@breaks("schedules_ids_that_are_no_text_are_refused")
+class DropsNothingForADict(Unchecked, MemoryStore):
+    async def drop_schedule(self, schedule_id: str) -> bool:
+        return isinstance(schedule_id, str) and await super().drop_schedule(schedule_id)
+
+
+@breaks("streams_names_that_are_no_text_are_refused")
+class HasNoItemsForADict(Unchecked, MemoryStore):
+    async def items(self, run_id: str, stream: str, *, after: int = -1, limit: int = 100) -> list[Item]:
+        return await super().items(run_id, stream, after=after, limit=limit) if isinstance(stream, str) else []

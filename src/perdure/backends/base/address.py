@@ -1,13 +1,21 @@
-"""Reading the URL of a server, without repeating it in an error: it may hold a password or a token."""
+"""Reading the URL of a server, without repeating it in an error: it may hold a password or a token.
+
+A password with a character that ends the host (`/`, `?` or `#`) has to be written with escapes. Otherwise a part of it would be
+read as host or database, and be shown. What gives it away is an `@` after the host, so such a URL is refused.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, unquote_plus, urlsplit
 
 # Ends every error about a URL.
 HIDDEN: Final = "(it is not repeated here, as it may hold a password or a token)"
+_ESCAPES: Final = "in a user name, a password and an option the characters / ? # @ [ ] % are written %2F %3F %23 %40 %5B %5D %25"
+_CONTROL: Final = re.compile("[\0-\x1f\x7f]")
+_SECRET_OPTION: Final = re.compile("pass|pwd|token|secret|credential", re.IGNORECASE)
 
 
 class ServerUrl(NamedTuple):
@@ -26,6 +34,8 @@ class ServerUrl(NamedTuple):
     password: str | None
     fragment: str
     options: Mapping[str, str]
+    # Texts that no message may show: the password, and options that look like one, as they are written and decoded.
+    secrets: tuple[str, ...]
 
     def __repr__(self) -> str:
         return f"ServerUrl({self.scheme!r}, {self.hosts!r}, {self.path!r})"
@@ -47,12 +57,30 @@ def parse_server_url(
     scheme, mark, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
     if not isinstance(url, str) or not mark or scheme.lower() not in schemes:
         raise ValueError(f"a {product} {noun} reads {form} {HIDDEN}")
+    refuse_ambiguous(url, f"{product} {noun}")
     try:
         parts = urlsplit(url)
         options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=strict and bool(parts.query)))
         return _decode(parts, options)
     except ValueError:
-        raise ValueError(f"the {product} {noun} cannot be read; it reads {form} {HIDDEN}") from None
+        raise ValueError(f"the {product} {noun} cannot be read; it reads {form}, and {_ESCAPES} {HIDDEN}") from None
+
+
+def refuse_ambiguous(url: str, what: str) -> None:
+    """Raise `ValueError` for a URL that may be read in two ways: an `@` after the host, a second `?`, control characters."""
+    rest = url.partition("://")[2]
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    if "@" in rest[len(authority) :] or rest.count("?") > 1 or _CONTROL.search(url):
+        raise ValueError(f"the {what} can be read in two ways: {_ESCAPES} {HIDDEN}")
+
+
+def _secrets(parts: SplitResult) -> tuple[str, ...]:
+    written = [parts.password or ""]
+    for pair in parts.query.split("&"):
+        name, _, value = pair.partition("=")
+        if _SECRET_OPTION.search(name):
+            written.append(value)
+    return tuple(dict.fromkeys(text for raw in written for text in (raw, unquote(raw), unquote_plus(raw)) if text))
 
 
 def _decode(parts: SplitResult, options: dict[str, str]) -> ServerUrl:
@@ -69,4 +97,5 @@ def _decode(parts: SplitResult, options: dict[str, str]) -> ServerUrl:
         password=None if parts.password is None else unquote(parts.password),
         fragment=parts.fragment,
         options=options,
+        secrets=_secrets(parts),
     )

@@ -16,8 +16,9 @@ from concurrent.futures import Future
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
+from perdure.aio.own_tasks import own_context, start_own_task
 from perdure.backends.base.retries import NotSentError, WriteFailure, retry_transient
-from perdure.errors import PersistenceError
+from perdure.errors import PersistenceError, StoreClosed
 from perdure.store import Durability
 
 T = TypeVar("T")
@@ -73,10 +74,10 @@ class ServerConnections(ABC):
         if not self.is_borrowed:
             return self.THREAD.submit(coro)
         try:
-            return asyncio.run_coroutine_threadsafe(coro, self._pin_loop())
+            return own_context().run(asyncio.run_coroutine_threadsafe, coro, self._pin_loop())
         except RuntimeError:
             coro.close()
-            raise PersistenceError(self.label, "the event loop of what it borrowed is closed; make a store anew") from None
+            raise StoreClosed(self.label, "the event loop of what it borrowed is closed; make a store anew") from None
 
     async def run(self, coro: Coroutine[Any, Any, T]) -> T:
         """What the coroutine gives, run on the connections loop to its end whatever becomes of the caller."""
@@ -85,7 +86,7 @@ class ServerConnections(ABC):
     def start(self, coro: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """The coroutine on its way on the connections' loop. Raises `PersistenceError`, and has not started it, without that."""
         is_here = self.is_borrowed and self._pin_loop() is asyncio.get_running_loop()
-        running: asyncio.Future[T] = asyncio.ensure_future(coro) if is_here else asyncio.wrap_future(self.submit(coro))
+        running: asyncio.Future[T] = start_own_task(coro) if is_here else asyncio.wrap_future(self.submit(coro))
         running.add_done_callback(_was_heard)
         return running
 
@@ -101,7 +102,7 @@ class ServerConnections(ABC):
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            raise PersistenceError(self.label, "the event loop of what it borrowed is closed; make a store anew") from None
+            raise StoreClosed(self.label, "the event loop of what it borrowed is closed; make a store anew") from None
 
     def _pin_loop(self) -> asyncio.AbstractEventLoop:
         if self._borrowed_loop is None:
@@ -129,7 +130,22 @@ class ServerConnections(ABC):
 
     async def retry_transient(self, attempt: Callable[[bool], Awaitable[T]]) -> T:
         """The result of the attempt, repeated after transient errors. It is passed True when it may be committed already."""
-        return await retry_transient(attempt, self.classify_failure, self.map_error, self.PATIENCE)
+        return await retry_transient(attempt, self.classify_failure, self.map_error, self.PATIENCE, self._drop_idle_after_silence)
+
+    async def _drop_idle_after_silence(self, error: BaseException) -> bool:
+        """Whether it was a silence. Then the connections that are idle now are closed: most likely they are silent too."""
+        is_silence = self.is_silence(error)
+        if is_silence:
+            with contextlib.suppress(Exception):
+                await self.drop_idle()
+        return is_silence
+
+    def is_silence(self, error: BaseException) -> bool:
+        """Whether an error means that a connection was there, and no reply came on it in time."""
+        return isinstance(error, TimeoutError)
+
+    async def drop_idle(self) -> None:  # noqa: B027 - for a client of the caller's there is nothing to do
+        """Close the connections that nothing uses now, so that the next statement opens another."""
 
     @contextlib.contextmanager
     def map_errors(self) -> Iterator[None]:
@@ -137,7 +153,8 @@ class ServerConnections(ABC):
         try:
             yield
         except NotSentError as carrier:
-            raise self.map_error(carrier.__cause__ or carrier) from carrier.__cause__
+            mapped = self.map_error(carrier.__cause__ or carrier)
+            raise mapped from mapped.__cause__
         except Exception as error:
             mapped = self.map_error(error)
             if mapped is error:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode
 
+from perdure.backends.base.address import refuse_ambiguous
+
 T = TypeVar("T")
 
 FORMS: Final = (
@@ -52,7 +54,8 @@ def scheme_of(dsn: object, schemes: Collection[str], *, what: str = "store", for
         raise TypeError(f"a DSN is a str like {forms}, not {type(dsn).__name__}")
     name, colon, _ = dsn.partition(":")
     if not colon or name not in schemes:
-        begins = f" that begins with {name + ':'!r}" if colon and name.replace("+", "").isalnum() else ""
+        is_scheme = colon and name.replace("+", "").isalnum() and ("://" in dsn or "@" not in dsn)
+        begins = f" that begins with {name + ':'!r}" if is_scheme else ""
         raise ValueError(f"no {what} for a DSN{begins}; write {forms}")
     return name
 
@@ -81,6 +84,8 @@ def split_options(dsn: str, names: Collection[str]) -> tuple[str, dict[str, Any]
     url, mark, query = dsn.partition("?")
     if not mark:
         return dsn, {}
+    if "@" in query or "?" in query:  # these would be escaped below, and not be noticed
+        refuse_ambiguous(dsn, "DSN")
     pairs = _parse_query(query)
     others = [(name, value) for name, value in pairs if name not in names]
     ours = {name: _parse_value(name, value) for name, value in pairs if name in names}

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final, TypeVar
 
-from perdure.errors import PersistenceError
+from perdure.errors import StoreClosed
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Lifecycle:
         return self._closed
 
     def enter(self) -> None:
-        """Count one more. Raises `PersistenceError` when the store was closed."""
+        """Count one more. Raises `StoreClosed` when the store was closed."""
         with self._lock:
             self._check()
             self._inside += 1
@@ -87,7 +87,7 @@ class Lifecycle:
             put(message)
 
     def watch(self) -> Watcher:
-        """A watcher that `wake` and `close` wake. Raises `PersistenceError` when the store was closed."""
+        """A watcher that `wake` and `close` wake. Raises `StoreClosed` when the store was closed."""
         watcher = Watcher()
         with self._lock:
             self._check()
@@ -120,7 +120,7 @@ class Lifecycle:
 
     def _check(self) -> None:
         if self._closed:
-            raise PersistenceError(self._label, "it was closed; open a new one")
+            raise StoreClosed(self._label, "it was closed; open a new one")
 
 
 _lifecycles: Final[weakref.WeakSet[Lifecycle]] = weakref.WeakSet()

@@ -12,6 +12,8 @@ from operator import attrgetter
 import msgspec
 
 from perdure.errors import RunConflict
+from perdure.model.id_checks import check_names
+from perdure.model.ids import check_id, check_text
 from perdure.model.journal import Entry
 from perdure.model.records import NO_PROBLEM, NewRun, RunRow, Signal
 
@@ -24,10 +26,10 @@ def new_row(new: NewRun, now: int, created_at: int | None = None) -> RunRow:
 
 
 def check_start(new: NewRun) -> NewRun:
-    """The run, if it has an input hash. Raises `ValueError` otherwise."""
+    """The run, if its names are text and it has an input hash. Raises `TypeError` or `ValueError` otherwise."""
     if not new.input_hash:
         raise ValueError(f"run {new.id!r} has an empty input_hash, which only a run restored without its input may have")
-    return new
+    return check_names(new)
 
 
 def row_after_create(existing: RunRow, new: NewRun, now: int) -> RunRow:
@@ -94,10 +96,12 @@ def _wake_at(row: RunRow, inbox: Iterable[Signal], now: int) -> int | None:
 
 
 def check_journal(entries: Iterable[Entry]) -> list[Entry]:
-    """The entries by seq. Raises `ValueError` unless every seq is above zero and unique."""
+    """The entries by seq. Raises `ValueError` unless every seq is above zero and unique, `TypeError` for a key that is no str."""
     journal = sorted(entries, key=attrgetter("seq"))
     if journal:
         _check_seqs([entry.seq for entry in journal], "journal")
+        for entry in journal:
+            check_text(entry.key, "a key")  # that of a drop entry is empty
     return journal
 
 
@@ -108,6 +112,9 @@ def check_inbox(rows: Iterable[Signal]) -> list[Signal]:
         return inbox
     _check_seqs([row.seq for row in inbox], "inbox")
     for row in inbox:
+        check_id(row.name, "a signal's name")
+        if row.dedupe is not None:
+            check_id(row.dedupe, "a signal's dedupe")
         if row.consumed_by is not None:
             raise ValueError(f"inbox row {row.seq} was consumed; leave it out, its outcome is in the journal")
         if row.kind == "child" and row.dedupe is not None:

@@ -9,7 +9,6 @@ A store that only one process may use names its process in the same way, and ref
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import time
@@ -17,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
+from perdure.aio.threads import run_in_thread
 from perdure.errors import StoreCapabilityError
 
 _PROC: Final = "/proc"
@@ -171,9 +171,9 @@ async def refuse_second_process(
     one of them off, so both would drive the same runs. A process elsewhere cannot be looked up.
     """
     owners = Owners()
-    here = await asyncio.to_thread(lambda: owners.here)
+    here = await run_in_thread(lambda: owners.here)
     other = await read()
-    if other not in ("", here) and await asyncio.to_thread(_is_alive_here, owners, other):
+    if other not in ("", here) and await run_in_thread(_is_alive_here, owners, other):
         raise StoreCapabilityError(store, f"way to serve two processes without {lacks}, and {label_of(other)} has it open")
     await write(here)
 

@@ -16,6 +16,7 @@ from perdure.backends.base.change_listener import POLL_EVERY, ChangeListener
 from perdure.backends.base.connections import ServerConnections
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.errors import PersistenceError
+from perdure.model.id_checks import ChecksIds
 from perdure.model.ids import check_namespace
 from perdure.snapshots.save_load import SavesSnapshots
 from perdure.store import Durability
@@ -131,7 +132,7 @@ def _failed_future(error: PersistenceError) -> asyncio.Future[Any]:
     return future
 
 
-class ServerStore(ServerBacked[H], SavesSnapshots):
+class ServerStore(ServerBacked[H], ChecksIds, SavesSnapshots):
     """What all stores on a server share. A subclass has the verbs."""
 
     def __init__(self, connections: H, *, prefix: str, auto_migrate: bool) -> None:

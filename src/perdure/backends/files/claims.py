@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from perdure.backends.base.claim_filter import ClaimFilter
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest, QueueCounter, SuspectCounter
 from perdure.backends.base.leases import is_due, is_leased, store_time
 from perdure.backends.base.process_owner import Owners
-from perdure.backends.base.queue_limits import QueueCounter
 from perdure.backends.files.index import RunSummary
 from perdure.backends.files.index_repair import PASS_OVER_AFTER, repair
 from perdure.backends.files.locks import LockBusy
@@ -22,31 +21,33 @@ from perdure.errors import SnapshotCorrupt
 from perdure.model.records import Claim, Claims
 
 
-def claim(namespace: FilesNamespace, limit: int, ttl: float, wanted: ClaimFilter, owners: Owners, now: int | None) -> Claims:
-    """Lease up to `limit` due runs. When nothing is due this writes nothing and takes no lock."""
-    at = store_time(now)
+def claim(namespace: FilesNamespace, request: ClaimRequest, ttl: float, owners: Owners) -> Claims:
+    """Lease up to `request.limit` due runs. When nothing is due this writes nothing and takes no lock."""
+    at, wanted = store_time(request.now), request.filter
     repair(namespace)
-    if limit < 1 or not any(may_be_claimed(summary, owners, at) for summary in _matching(namespace, wanted)):
-        return Claims(claims=[], next_wake_at=_next_wake_at(namespace, wanted, at))
+    if request.limit < 1 or not any(may_be_claimed(summary, owners, at) for summary in _matching(namespace, wanted)):
+        return Claims(claims=[], next_wake_at=_next_wake_at(namespace, wanted, at), now=at)
     with namespace.lock("claim"):
         repair(namespace)
         next_wake_at = _next_wake_at(namespace, wanted, at)
-        return Claims(claims=_claim_due(namespace, limit, ttl, wanted, owners, at), next_wake_at=next_wake_at)
+        return Claims(claims=_claim_due(namespace, request, ttl, owners, at), next_wake_at=next_wake_at, now=at)
 
 
-def _claim_due(namespace: FilesNamespace, limit: int, ttl: float, wanted: ClaimFilter, owners: Owners, at: int) -> list[Claim]:
+def _claim_due(namespace: FilesNamespace, request: ClaimRequest, ttl: float, owners: Owners, at: int) -> list[Claim]:
+    wanted, suspects = request.filter, SuspectCounter(request.suspects)
     leased = [one for one in namespace.index.unfinished() if _is_taken(one, owners, at)]
     counter = QueueCounter(queue_limits(namespace), ((one.queue, one.limit_key, 1) for one in leased))
     due = [summary for summary in _matching(namespace, wanted) if may_be_claimed(summary, owners, at)]
     lease = partial(_lease, ttl=ttl, wanted=wanted, owners=owners, at=at)
     claims: list[Claim] = []
     for summary in sorted(due, key=lambda one: (-one.priority, min(one.wake_at or 0, at), one.id)):
-        if len(claims) >= limit:
+        if len(claims) >= request.limit:
             break
-        if counter.has_room(summary.queue, summary.limit_key):
+        if counter.has_room(summary.queue, summary.limit_key) and suspects.take(is_suspect=summary.is_suspect):
             try:
                 claimed = namespace.change_one(summary.id, lease, patience=PASS_OVER_AFTER)
             except (SnapshotCorrupt, LockBusy):
+                suspects.give_back(is_suspect=summary.is_suspect)
                 continue  # one run that cannot be read, or whose writer is stopped, must not hold up the others
             except OSError:
                 if not claims:
@@ -55,6 +56,8 @@ def _claim_due(namespace: FilesNamespace, limit: int, ttl: float, wanted: ClaimF
             if claimed is not None:
                 counter.add(summary.queue, summary.limit_key)
                 claims.append(claimed)
+            else:
+                suspects.give_back(is_suspect=summary.is_suspect)
     return claims
 
 

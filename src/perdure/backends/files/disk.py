@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
+from urllib.parse import unquote
 
 from perdure.errors import PersistenceError
 
@@ -50,6 +51,16 @@ _LONGEST: Final = 140
 def run_name(run_id: str) -> str:
     """The directory of this run."""
     return _file_name("r-", "s-", run_id)
+
+
+def run_id_of(name: str) -> str | None:
+    """The id of the run in this directory, or None when it is named by its hash."""
+    if not name.startswith("r-"):
+        return None
+    try:
+        return unquote(name.removeprefix("r-").replace("_", "%"), errors="strict")
+    except UnicodeDecodeError:
+        return None
 
 
 def namespace_name(prefix: str) -> str:

@@ -2,8 +2,12 @@
 
 The checksum also covers the frame's offset, so neither an old frame nor a payload that looks like one is taken for a frame. A log
 is created whole (written to a draft, synced, renamed), and one frame at a time is added and synced. So all that a crash can leave
-is one bad frame at the very end, which was never acknowledged: a torn tail. A bad frame with a good one behind it was once
-acknowledged and is damage, which is reported and left as it is.
+is one bad frame at the very end, which was never acknowledged: a torn tail. It is shorter than it says, or sectors of it were not
+written and read as zeros.
+
+Every other bad frame is damage: one with a good frame behind it, and a last one that is whole but whose checksum is wrong. It
+was once acknowledged, perhaps as the end of the run, so to cut it off would let a completed run go on. Damage is reported, and
+left as it is.
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ _BEGIN: Final = b"perdure\x01"
 _SALT: Final = 16
 _MARK: Final = b"\xf5pd\x1e"
 _FRAME: Final = struct.Struct("<4sI16s")
+# What a disk writes at once, and how many zeros are no coincidence.
+_SECTOR: Final = 512
+_LEAST_ZEROS: Final = 32
 HEADER: Final = len(_BEGIN) + _SALT
 MAX_PAYLOAD: Final = (1 << 32) - 1
 
@@ -26,10 +33,11 @@ class DamagedLog(Exception):
 
 
 class ScannedFrames(NamedTuple):
-    """The payloads of good frames, and where the last one ends."""
+    """The payloads of good frames, where the last one ends, and whether a torn tail behind it is whole in length."""
 
     payloads: list[bytes]
     end: int
+    tail_is_whole: bool = False
 
 
 def new_header() -> bytes:
@@ -58,7 +66,7 @@ def scan(data: bytes, header: bytes, offset: int) -> ScannedFrames:
         payload = _frame_at(data, at, header, offset)
         if payload is None:
             _refuse_damage(data, at, header, offset)
-            break
+            return ScannedFrames(payloads, offset + at, _is_whole_tail(data[at:], header, offset + at))
         payloads.append(payload)
         at += _FRAME.size + len(payload)
     return ScannedFrames(payloads, offset + at)
@@ -80,6 +88,30 @@ def _refuse_damage(data: bytes, bad: int, header: bytes, offset: int) -> None:
         if _frame_at(data, at, header, offset) is not None:
             raise DamagedLog(f"what stands at byte {offset + bad} is damaged, and good records follow it at byte {offset + at}")
         at = data.find(_MARK, at + 1)
+
+
+def _is_whole_tail(tail: bytes, header: bytes, offset: int) -> bool:
+    """Whether the torn tail at this offset is whole in length, with sectors that were not written. Raises `DamagedLog`."""
+    if len(tail) < _FRAME.size or not tail.strip(b"\0"):
+        return False
+    mark, length, checksum = _FRAME.unpack_from(tail)
+    payload = tail[_FRAME.size :]
+    if checksum == _checksum(payload, header, offset):
+        raise DamagedLog(f"the mark or the length of its last record, at byte {offset}, is damaged")
+    if mark == _MARK and length > len(payload):
+        return False
+    if _has_unwritten_sector(tail, offset):
+        return True
+    raise DamagedLog(f"its last record, at byte {offset}, is whole and has a wrong checksum")
+
+
+def _has_unwritten_sector(tail: bytes, offset: int) -> bool:
+    """Whether a part of the tail that reaches from one sector's beginning to its end, or to the end of the file, is zeros."""
+    first = -(-offset // _SECTOR) * _SECTOR - offset
+    starts = [0, *range(first or _SECTOR, len(tail), _SECTOR)]
+    parts = [tail[start:end] for start, end in zip(starts, [*starts[1:], len(tail)], strict=True)]
+    unwritten = [part for part in [*parts, tail[-_LEAST_ZEROS:]] if len(part) >= _LEAST_ZEROS]
+    return any(not part.strip(b"\0") for part in unwritten)
 
 
 def _checksum(payload: bytes, header: bytes, offset: int) -> bytes:

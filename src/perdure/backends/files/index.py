@@ -16,18 +16,20 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+import time
 import zlib
 from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
 
-from perdure.backends.files.disk import boot_id, open_file, read_all
+from perdure.backends.base.damaged_runs import DAMAGED_PAUSE
+from perdure.backends.files.disk import boot_id, open_file, read_all, run_id_of
 from perdure.backends.files.locks import file_lock
 from perdure.backends.files.run_state import RunState
 from perdure.model.records import RunRow, Status
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _SLACK: Final = 1 << 20
 # The first line is shorter than this, and it identifies the file: an inode number is used again after the file was replaced.
 _HEADER: Final = 200
@@ -51,6 +53,7 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
     ended: bool
     owes_parent: bool
     problem: str | None
+    is_suspect: bool
 
     @classmethod
     def of(cls, state: RunState) -> RunSummary:
@@ -72,6 +75,7 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
             row.ended,
             state.owes_parent,
             row.problem,
+            row.is_suspect,
         )
 
 
@@ -118,9 +122,10 @@ class RunIndex:
         self.known: dict[str, RunSummary] = {}
         # Runs that have not ended, of those in `known`.
         self.live: dict[str, RunSummary] = {}
-        # Runs whose log must be read, in the order in which they became dirty; and those of them that cannot be read.
+        # Runs whose log must be read, in the order in which they became dirty.
         self.dirty: dict[str, None] = {}
-        self.unreadable: set[str] = set()
+        # Runs whose log cannot be read, dirty or not: why, and from when on a dirty one is tried again.
+        self.unreadable: dict[str, tuple[str, float]] = {}
         # Dirty runs whose lock was not released in time; it is not waited for again.
         self.stuck: set[str] = set()
 
@@ -213,7 +218,7 @@ class RunIndex:
 
     def _apply(self, line: _IndexLine) -> None:
         name = line.name
-        self.unreadable.discard(name)
+        self.unreadable.pop(name, None)
         self.stuck.discard(name)
         if line.summary is not None:
             self._set(name, line.summary)
@@ -238,14 +243,20 @@ class RunIndex:
     def dirty_runs(self) -> list[tuple[str, bool]]:
         """The runs whose log must be read, and whether to wait for its lock: only if the run is unknown and not stuck."""
         with self._mutex:
-            return [
-                (name, name not in self.known and name not in self.stuck) for name in self.dirty if name not in self.unreadable
-            ]
+            now = time.monotonic()
+            readable = [name for name in self.dirty if self.unreadable.get(name, ("", 0.0))[1] <= now]
+            return [(name, name not in self.known and name not in self.stuck) for name in readable]
 
-    def mark_unreadable(self, name: str) -> None:
-        """Remember that this run's log cannot be read, until the run is changed."""
+    def mark_unreadable(self, name: str, problem: str) -> None:
+        """Remember that this run's log cannot be read, and why, until it can be or the run is changed."""
         with self._mutex:
-            self.unreadable.add(name)
+            self.unreadable[name] = problem, time.monotonic() + DAMAGED_PAUSE
+
+    def mark_readable(self, name: str) -> None:
+        """Forget that this run's log could not be read."""
+        if name in self.unreadable:
+            with self._mutex:
+                self.unreadable.pop(name, None)
 
     def mark_stuck(self, name: str) -> None:
         """Remember that the writer of this run is stopped."""
@@ -258,6 +269,19 @@ class RunIndex:
             return list(self.live.values())
 
     def all(self) -> list[RunSummary]:
-        """All runs."""
+        """All runs, those whose log cannot be read with that as their problem, if their id is known."""
         with self._mutex:
-            return list(self.known.values())
+            found = dict(self.known)
+            for name, (problem, _) in self.unreadable.items():
+                summary = found.get(name) or _unknown_run(name)
+                if summary is not None:
+                    found[name] = msgspec.structs.replace(summary, problem=problem)
+            return list(found.values())
+
+
+def _unknown_run(name: str) -> RunSummary | None:
+    """A run of which only the directory's name is known."""
+    run_id = run_id_of(name)
+    if run_id is None:
+        return None
+    return RunSummary(run_id, "", 0, "pending", 0, None, "", 0, None, True, None, None, False, False, None, False)

@@ -52,8 +52,7 @@ def _index_dirty(namespace: FilesNamespace, name: str, *, patience: float) -> No
     try:
         namespace.index_from_log(name, patience=patience)
     except SnapshotCorrupt:
-        # `get` and the like raise this for the run; here it must not keep the other runs from being driven.
-        namespace.index.mark_unreadable(name)
+        pass  # `get` and the like raise this for the run; here it must not keep the other runs from being driven
     except LockBusy:
         if patience:
             namespace.index.mark_stuck(name)

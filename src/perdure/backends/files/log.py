@@ -7,15 +7,15 @@ died before it synced them, so they are synced here before their content is used
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
-from perdure.backends.files.disk import open_file, read_all, run_name, sync, sync_directory, write_all
+from perdure.backends.base.damaged_runs import UNREADABLE
+from perdure.backends.files.disk import open_file, read_all, run_id_of, run_name, sync, sync_directory, write_all
 from perdure.backends.files.frames import HEADER, DamagedLog, check_header, make_frame, new_header, scan
 from perdure.backends.files.run_state import LogRecord, RunState, decode_record, encode_record
 from perdure.errors import SnapshotCorrupt
@@ -23,6 +23,8 @@ from perdure.errors import SnapshotCorrupt
 _CACHED_BYTES: Final = 64 << 20
 # A log is compacted when this much of it, and the larger part, is only about earlier leases and progress.
 _MOST_WASTE: Final = 1 << 20
+
+logger: Final = logging.getLogger("perdure")
 
 
 @dataclass(slots=True)
@@ -69,8 +71,9 @@ class RunLogs:
         cached = self._pop(name)
         try:
             log = self._read(name, cached, may_cut=may_cut, is_safe=is_safe)
-        except (DamagedLog, ValueError, LookupError, TypeError, msgspec.MsgspecError) as reason:
-            raise SnapshotCorrupt(name if cached is None else cached.state.row.id, "the log", str(reason)) from reason
+        except (DamagedLog, *UNREADABLE) as reason:
+            run_id = (run_id_of(name) or name) if cached is None else cached.state.row.id
+            raise SnapshotCorrupt(run_id, "the log", str(reason) or type(reason).__name__) from reason
         if log is None:
             return None
         self._put(name, log)
@@ -149,8 +152,20 @@ class RunLogs:
             cached.waste += len(payload) if record.changes_only_row else 0
         cached.end, cached.is_synced = scanned.end, False
         if may_cut and scanned.end < size:
+            if scanned.tail_is_whole:
+                self._keep_aside(name, os.pread(fd, size - scanned.end, scanned.end), scanned.end)
             os.ftruncate(fd, scanned.end)
         return cached
+
+    def _keep_aside(self, name: str, tail: bytes, end: int) -> None:
+        """Write a tail that is about to be cut off to a file beside the log."""
+        path = f"{self._path(name)}.cut-{end}"
+        with open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
+            write_all(fd, tail, 0)
+            sync(fd)
+        sync_directory(f"{self._directory}/{name}")
+        reason = "a write that a crash interrupted was cut off; it was not acknowledged"
+        logger.warning("run %r: %s. Its bytes are kept in %r", run_id_of(name) or name, reason, path)
 
     def _replace(self, name: str, state: RunState, record: LogRecord) -> LoadedLog:
         """Write a new log, in place of what is there."""

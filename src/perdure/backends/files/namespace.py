@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 
+from perdure.backends.base.damaged_runs import report
 from perdure.backends.files.disk import make_directory, namespace_name, refuse_network, run_name, sync_directory
 from perdure.backends.files.index import RunIndex, RunSummary
 from perdure.backends.files.locks import LockBusy, file_lock, lock_timeout
 from perdure.backends.files.log import RunLogs
 from perdure.backends.files.run_state import RunState
 from perdure.errors import LeaseLost, PerdureError, RunNotFound, SnapshotCorrupt
-from perdure.model.records import Lease, RunRow
+from perdure.model.records import Lease, RunRow, problem_text
 
 T = TypeVar("T")
 
@@ -135,7 +136,7 @@ class FilesNamespace:
         """What `look` returns for the run, or None when there is none. It must not keep or change what it is given."""
         name = run_name(run_id)
         with file_lock(f"{self._runs}/{name}/lock", shared=True) as is_there:
-            state = LockedRun(name, run_id, self.logs.load(name)).state if is_there else None
+            state = LockedRun(name, run_id, self._load(name)).state if is_there else None
             return None if state is None else look(state)
 
     @contextmanager
@@ -143,7 +144,18 @@ class FilesNamespace:
         """The run, under its exclusive lock."""
         name = run_name(run_id)
         with self._lock_directory(name, create=create, patience=patience) as is_there:
-            yield LockedRun(name, run_id, self.logs.load(name, may_cut=True) if is_there else None)
+            yield LockedRun(name, run_id, self._load(name, may_cut=True) if is_there else None)
+
+    def _load(self, name: str, *, may_cut: bool = False, is_safe: bool = True) -> RunState | None:
+        """The run in this directory. One that cannot be read is logged, and has that as its problem in lists."""
+        try:
+            state = self.logs.load(name, may_cut=may_cut, is_safe=is_safe)
+        except SnapshotCorrupt as problem:
+            report(problem)
+            self.index.mark_unreadable(name, problem_text(problem))
+            raise
+        self.index.mark_readable(name)
+        return state
 
     @contextmanager
     def _lock_directory(self, name: str, *, create: bool = False, patience: float | None = None) -> Iterator[bool]:
@@ -258,13 +270,16 @@ class FilesNamespace:
             return target
 
     def _is_removable(self, name: str, may_remove: Callable[[RunRow], bool]) -> bool:
-        state = self.logs.load(name, may_cut=True)
+        try:
+            state = self._load(name, may_cut=True)
+        except SnapshotCorrupt:  # one run that cannot be read must not keep the others
+            return False
         return state is not None and may_remove(state.row)
 
     def index_from_log(self, name: str, *, patience: float) -> None:
         """Put a summary of the run in this directory into the index. Raises `SnapshotCorrupt`, `LockBusy`."""
         with file_lock(f"{self._runs}/{name}/lock", shared=True, patience=patience) as is_there:
-            self.index.put(name, self.logs.load(name, is_safe=False) if is_there else None)
+            self.index.put(name, self._load(name, is_safe=False) if is_there else None)
 
 
 def _parent_of(state: RunState) -> str | None:

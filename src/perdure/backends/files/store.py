@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
-from perdure.backends.base.claim_filter import ClaimFilter
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, store_time
 from perdure.backends.base.lifecycle import Lifecycle, Watcher
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
@@ -33,6 +33,7 @@ from perdure.backends.files.namespace import LockedRun
 from perdure.backends.files.run_state import RunState
 from perdure.backends.files.threads import RunChange, join_namespace, leave_namespace
 from perdure.errors import StoreCapabilityError
+from perdure.model.id_checks import ChecksIds
 from perdure.model.ids import check_namespace
 from perdure.model.journal import Entry
 from perdure.model.records import (
@@ -62,7 +63,7 @@ T = TypeVar("T")
 _POLL_EVERY: Final = 0.05
 
 
-class FilesStore(SavesSnapshots):
+class FilesStore(ChecksIds, SavesSnapshots):
     """A store in a directory of a local disk. `prefix` keeps runs of several users of the same directory apart."""
 
     def __init__(self, directory: str | Path, *, prefix: str = "") -> None:
@@ -106,8 +107,8 @@ class FilesStore(SavesSnapshots):
         if empty is None:
             return
         await asyncio.shield(asyncio.wrap_future(empty))
-        if leave_namespace(self._shared, self._lifecycle):
-            await asyncio.to_thread(self._shared.threads.stop)
+        if leave_namespace(self._shared, self._lifecycle) and (ended := self._shared.threads.stop()) is not None:
+            await asyncio.shield(asyncio.wrap_future(ended))
 
     def sibling(self) -> FilesStore:
         """Another handle on the same threads. Like this one it depends on no event loop."""
@@ -155,12 +156,12 @@ class FilesStore(SavesSnapshots):
         workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
+        suspects: int | None = None,
         now: int | None = None,
     ) -> Claims:
         """Lease due runs. When nothing is due this writes nothing and takes no lock."""
-        lease_microseconds(ttl)
-        wanted = ClaimFilter.of(workflows, queues)
-        return await self._do(partial(claims.claim, self._files, limit, ttl, wanted, self._owners, now))
+        request = ClaimRequest(ClaimFilter.of(workflows, queues), limit, lease_microseconds(ttl), "", now, suspects)
+        return await self._do(partial(claims.claim, self._files, request, ttl, self._owners))
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         """Lease this run."""
@@ -378,7 +379,11 @@ class FilesStore(SavesSnapshots):
 
     async def _do(self, work: Callable[[], T], *, wakes: bool = False) -> T:
         self._lifecycle.enter()
-        future = self._shared.threads.submit(work, wakes=wakes)
+        try:
+            future = self._shared.threads.submit(work, wakes=wakes)
+        except BaseException:
+            self._lifecycle.leave()
+            raise
         future.add_done_callback(self._lifecycle.leave)
         return await asyncio.wrap_future(future)
 

@@ -12,9 +12,11 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
+from perdure.aio.threads import ThreadPool
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.files.disk import map_error
 from perdure.backends.files.namespace import FilesNamespace, LockedRun
@@ -55,34 +57,40 @@ class FilesThreads:
         self._lock = threading.Lock()
         # By run, only while a thread makes changes of it: those that go into its next frame.
         self._waiting: dict[str, deque[RunChange[Any]]] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: ThreadPool | None = None
 
     def submit(self, work: Callable[[], T], *, wakes: bool = False) -> Future[T]:
-        """Run this in a thread, by itself."""
-        return self._start_pool().submit(self._run, work, wakes=wakes)
+        """Run this in a thread, by itself. Raises `PersistenceError`, and does not run it, without a thread."""
+        return self._get_pool().submit(partial(self._run, work, wakes=wakes))
 
     def change(self, run_id: str, change: RunChange[T]) -> Future[T]:
-        """Make this change in the next frame of the run."""
+        """Make this change in the next frame of the run. Without a thread it fails with `PersistenceError`."""
         with self._lock:
             waiting = self._waiting.get(run_id)
             if waiting is not None:
                 waiting.append(change)
                 return change.future
             self._waiting[run_id] = deque([change])
-        self._start_pool().submit(self._write_frames, run_id)
+        try:
+            self._get_pool().submit(partial(self._write_frames, run_id))
+        except Exception as failure:  # noqa: BLE001 - no thread, or the process ends: whatever waits for this one gets it
+            with self._lock:
+                changes = self._waiting.pop(run_id)
+            for one in changes:
+                if one.future.set_running_or_notify_cancel():
+                    one.future.set_exception(type(failure)(*failure.args))  # each caller adds its own traceback
         return change.future
 
-    def stop(self) -> None:
-        """Wait for the threads to end."""
+    def stop(self) -> Future[None] | None:
+        """End the threads. The future is done when they have ended; None if there are none."""
         with self._lock:
             pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown()
+        return None if pool is None else pool.close()
 
-    def _start_pool(self) -> ThreadPoolExecutor:
+    def _get_pool(self) -> ThreadPool:
         with self._lock:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="perdure-files")
+                self._pool = ThreadPool("perdure-files", THREADS)
             return self._pool
 
     def _run(self, work: Callable[[], T], *, wakes: bool) -> T:

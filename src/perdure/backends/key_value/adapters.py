@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from perdure.aio.threads import run_in_thread
 from perdure.backends.key_value.backend import Backend, KeyValueTraits, PlainBackend, StoredValue, Version
 from perdure.backends.key_value.emulated_cas import EmulatedBackend
 from perdure.kv.protocol import KeyValueStore, maybe_await
@@ -149,9 +150,9 @@ class LocalObjectBackend:
         """Store this in place of what is there, which stays until this is on the disk."""
         draft = f"{key}-new"
         await self._objects.write(draft, data)
-        await asyncio.to_thread(_sync, self._root / draft)
+        await run_in_thread(_sync, self._root / draft)
         await self._store.rename_async(draft, key)
-        await asyncio.to_thread(self._sync_folders, self._root / key)
+        await run_in_thread(self._sync_folders, self._root / key)
 
     async def remove(self, key: str) -> None:
         """Delete what is there."""

@@ -10,11 +10,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final
 
-from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest, QueueCounter, SuspectCounter
+from perdure.backends.base.damaged_runs import problem_of, set_aside
 from perdure.backends.base.leases import is_due, is_leased, store_time
-from perdure.backends.base.queue_limits import QueueCounter
+from perdure.backends.key_value import verbs
 from perdure.backends.key_value.editable_run import EditableRun, LeaseGrant
 from perdure.backends.key_value.keys import DueKey, DuePartition, new_nonce, run_name, short_hash
 from perdure.backends.key_value.lookup import KeyedRun, RunLookup
@@ -22,7 +24,7 @@ from perdure.backends.key_value.namespace import KeyValueNamespace, map_concurre
 from perdure.backends.key_value.run_writer import RunWriter
 from perdure.backends.key_value.schedules import Schedules
 from perdure.backends.key_value.settings_document import NoncedDocument, SwappedDocument
-from perdure.errors import SnapshotCorrupt
+from perdure.errors import PerdureError, SnapshotCorrupt
 from perdure.model.records import ENDED, Claim, Claims, QueueLimits, RunRow
 
 _LOCK_SECONDS: Final = 10
@@ -73,15 +75,15 @@ class Claimer:
         next_wake_at = min((due_key.wake_at for due_key in _matching_keys(request.filter, later)), default=None)
         matching = _matching_keys(request.filter, due)
         if request.limit < 1 or not matching:
-            return Claims(claims=[], next_wake_at=next_wake_at)
+            return Claims(claims=[], next_wake_at=next_wake_at, now=now)
         grants = await (self._lease_within(limits, request, now) if limits else self._lease_many(matching, request, now))
-        claims = await map_concurrently(self._load_readable, grants)
-        return Claims(claims=[claim for claim in claims if claim is not None], next_wake_at=next_wake_at)
+        claims = await map_concurrently(partial(self._load_readable, now=now), grants)
+        return Claims(claims=[claim for claim in claims if claim is not None], next_wake_at=next_wake_at, now=now)
 
-    async def _load_readable(self, grant: LeaseGrant) -> Claim | None:
-        """The claim, or None when the run cannot be read: reading it raises that, and it must not hold up the others."""
+    async def _load_readable(self, grant: LeaseGrant, now: int) -> Claim | None:
+        """The claim, or None when the run cannot be read: it is set aside, and must not hold up the others."""
         with suppress(SnapshotCorrupt):
-            return await self.load_claim(grant)
+            return await self.load_claim(grant, now)
         return None
 
     async def list_due(self, now: int, limit: int) -> list[str]:
@@ -111,7 +113,10 @@ class Claimer:
         """Lease due runs, several at a time."""
         grants: list[LeaseGrant] = []
         batch: list[KeyedRun] = []
+        suspects = SuspectCounter(request.suspects)
         async for keyed in self.lookup.in_order(due, _by_priority):
+            if not suspects.take(is_suspect=keyed.row.is_suspect):
+                continue
             batch.append(keyed)
             if len(batch) == min(_AT_ONCE, request.limit - len(grants)):
                 grants += await self._lease_batch(batch, request, now)
@@ -146,11 +151,13 @@ class Claimer:
             due, _ = await self._list_timed(now)
             counter = await self._count_leased(limits, now)
             grants: list[LeaseGrant] = []
+            suspects = SuspectCounter(request.suspects)
             async for keyed in self.lookup.in_order(_matching_keys(request.filter, due), _by_priority):
+                row = keyed.row
                 if len(grants) == request.limit:
                     break
-                has_room = counter.has_room(keyed.row.queue, keyed.row.limit_key)
-                grant = await self._lease(keyed, request, now) if has_room else None
+                may_take = counter.has_room(row.queue, row.limit_key) and suspects.take(is_suspect=row.is_suspect)
+                grant = await self._lease(keyed, request, now) if may_take else None
                 if grant is not None:
                     counter.add(grant.row.queue, grant.row.limit_key)
                     grants.append(grant)
@@ -177,15 +184,23 @@ class Claimer:
                 if is_shared:
                     await self._shared_lock.change(lambda lock: lock.release(token))
 
-    async def load_claim(self, grant: LeaseGrant) -> Claim | None:
-        """The claim, or None when the run was deleted before its worker got it."""
+    async def load_claim(self, grant: LeaseGrant, now: int) -> Claim | None:
+        """The claim, or None when the run was deleted before its worker got it.
+
+        A run that cannot be read is set aside, and `SnapshotCorrupt` is raised.
+        """
+        run_id = grant.lease.run_id
         try:
             return await self._namespace.load_claim(grant)
-        except SnapshotCorrupt:
-            stored = await self._namespace.load_document(run_name(grant.lease.run_id))
-            if stored is not None and stored.document.incarnation == grant.incarnation:
-                raise
-            return None
+        except (SnapshotCorrupt, MemoryError) as reason:
+            stored = await self._namespace.load_document(run_name(run_id), run_id)
+            if stored is None or stored.document.incarnation != grant.incarnation:
+                return None
+            problem = problem_of(run_id, "the journal or the inbox", reason)
+            release = partial(verbs.release, lease=grant.lease, release=set_aside(problem, now), now=now)
+            with suppress(PerdureError):  # then its lease expires by itself; the others must reach their worker
+                await self._writer.change(run_id, release)
+            raise problem from reason
 
 
 def _matching_keys(wanted: ClaimFilter, due_keys: Iterable[DueKey]) -> list[DueKey]:

@@ -14,6 +14,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
+from perdure.backends.base.damaged_runs import report
 from perdure.backends.key_value import verbs
 from perdure.backends.key_value.editable_run import EditableRun
 from perdure.backends.key_value.keys import EXISTS_KEYS, DueKey, DuePartition, ExistsKey, bucket_of, bucket_start, short_hash
@@ -85,7 +86,7 @@ class RunLookup:
 
     async def load_row(self, seen: SeenRun) -> RunRow | None:
         """The run's row, whichever due key it has by now; None when there is no run or it cannot be read."""
-        stored = await self._load(seen.name, seen.key_names)
+        stored = await self._load(seen.name, seen.id_start, seen.key_names)
         return None if stored is None else stored.document.row
 
     async def list_partition(self, partition: DuePartition) -> list[DueKey]:
@@ -127,17 +128,18 @@ class RunLookup:
         return sorted(found, key=lambda keyed: (order(keyed.due_key), keyed.row.id))
 
     async def _load_keyed(self, due_key: DueKey) -> KeyedRun | None:
-        stored = await self._load(due_key.run, [due_key.name])
+        stored = await self._load(due_key.run, due_key.id_start, [due_key.name])
         row = None if stored is None else stored.document.row
         if stored is None or row is None or stored.document.due_key != due_key.name:
             return None
         return KeyedRun(due_key, row)
 
-    async def _load(self, name: str, names: Iterable[str]) -> StoredDocument | None:
+    async def _load(self, name: str, id_start: bytes, names: Iterable[str]) -> StoredDocument | None:
         """The run's document, once it is clear which of these key names it names. None also when it cannot be read."""
         try:
-            stored = await self._namespace.load_document(name)
-        except SnapshotCorrupt:
+            stored = await self._namespace.load_document(name, id_start.decode(errors="replace"))
+        except SnapshotCorrupt as problem:
+            report(problem)
             return None  # reading the run raises this; here it must not hold up the others
         named = key_names(None if stored is None else stored.document)
         for key_name in names:

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from perdure.backends.base.damaged_runs import raise_damage
 from perdure.backends.key_value.backend import Backend, NameIndex, Version
 from perdure.backends.key_value.editable_run import LeaseGrant
 from perdure.backends.key_value.keys import run_name
@@ -61,15 +62,15 @@ class KeyValueNamespace:
     def _folder(self, run_id: str, incarnation: str) -> str:
         return f"{self.root}/o/{run_name(run_id)}/{incarnation}/"
 
-    async def load_document(self, name: str) -> StoredDocument | None:
-        """The document of the run with this name as it is now."""
+    async def load_document(self, name: str, run_id: str = "") -> StoredDocument | None:
+        """The document of the run with this name as it is now. Raises `SnapshotCorrupt`, which names the id if it is given."""
         found = await self.backend.read(self.document_key(name))
-        return None if found is None else StoredDocument(decode_document(found.data, name), found.version, found.data)
+        return None if found is None else StoredDocument(decode_document(found.data, run_id or name), found.version, found.data)
 
     async def read(self, run_id: str, look: Callable[[RunDocument, RunRow], Awaitable[A]]) -> A | None:
         """What `look` returns for the run, or None when there is none. It is called again if the run changed meanwhile."""
         while True:
-            stored = await self.load_document(run_name(run_id))
+            stored = await self.load_document(run_name(run_id), run_id)
             row = None if stored is None else stored.document.row
             if stored is None or row is None:
                 return None
@@ -78,7 +79,7 @@ class KeyValueNamespace:
             try:
                 return await look(stored.document, row)
             except SnapshotCorrupt:
-                again = await self.load_document(run_name(run_id))
+                again = await self.load_document(run_name(run_id), run_id)
                 if again is not None and again.data == stored.data:
                     raise
 
@@ -187,7 +188,8 @@ class KeyValueNamespace:
         found = await self.backend.read(self._folder(run_id, incarnation) + key)
         if found is None:
             raise SnapshotCorrupt(run_id, "a payload", f"its blob {key!r} is not there")
-        return msgspec.json.decode(found.data, type=bytes)
+        with raise_damage(run_id, f"the blob {key!r}"):
+            return msgspec.json.decode(found.data, type=bytes)
 
     async def load_claim(self, grant: LeaseGrant) -> Claim:
         """The claim, with all that the driver needs. What this reads was there when the lease was committed."""

@@ -20,6 +20,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
+from perdure.backends.base.damaged_runs import check_row, raise_damage
 from perdure.backends.key_value.keys import ExistsKey, new_nonce
 from perdure.errors import SnapshotCorrupt
 from perdure.model.journal import Entry
@@ -135,10 +136,10 @@ def encode(value: RunDocument | JournalChunk) -> bytes:
 
 def decode_document(data: bytes, name: str) -> RunDocument:
     """The document that these bytes are. Raises `SnapshotCorrupt`."""
-    try:
+    with raise_damage(name, "the document"):
         document = _document_decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError) as reason:
-        raise SnapshotCorrupt(name, "the document", str(reason)) from reason
+        if document.row is not None:
+            check_row(document.row)
     if document.format != FORMAT:
         raise SnapshotCorrupt(name, "the document", f"it has format {document.format}, and this version reads {FORMAT}")
     return document
@@ -146,10 +147,8 @@ def decode_document(data: bytes, name: str) -> RunDocument:
 
 def decode_chunk(data: bytes, run_id: str) -> JournalChunk:
     """The chunk that these bytes are. Raises `SnapshotCorrupt`."""
-    try:
+    with raise_damage(run_id, "a chunk of the journal"):
         return _chunk_decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError) as reason:
-        raise SnapshotCorrupt(run_id, "a chunk of the journal", str(reason)) from reason
 
 
 def key_names(document: RunDocument | None) -> set[str]:

@@ -132,7 +132,7 @@ class RunWriter:
         nonce, pause, deadline = new_nonce(), _FIRST_PAUSE, asyncio.get_running_loop().time() + _PATIENCE
         while True:
             if stored is None:
-                stored, is_fresh = await self._namespace.load_document(name), True
+                stored, is_fresh = await self._namespace.load_document(name, run_id), True
             attempt = _WriteAttempt(self._namespace, name, run_id, stored)
             await attempt.make_room()
             results = [await attempt.call(change.verb) for change in batch]

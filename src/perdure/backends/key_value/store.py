@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
-from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, store_time
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, new_row
 from perdure.backends.base.server_store import ServerStore
@@ -142,11 +142,12 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
+        suspects: int | None = None,
         now: int | None = None,
     ) -> Claims:
         """Lease due runs, which are found by their due keys. When nothing is due this writes nothing."""
         wanted, length = ClaimFilter.of(workflows, queues), lease_microseconds(ttl)
-        request = ClaimRequest(wanted, limit, length, self._owner, now)
+        request = ClaimRequest(wanted, limit, length, self._owner, now, suspects)
         return await self._do(lambda services: services.claimer.claim(request))
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
@@ -156,7 +157,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
 
         async def acquire(services: Services) -> Claim | None:
             grant = await services.writer.change(run_id, verb)
-            return None if grant is None else await services.claimer.load_claim(grant)
+            return None if grant is None else await services.claimer.load_claim(grant, store_time(now))
 
         return await self._do(acquire)
 

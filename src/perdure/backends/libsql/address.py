@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Final, NamedTuple
 
 from perdure.backends.base.address import HIDDEN, parse_server_url
@@ -31,16 +32,38 @@ class LibsqlAddress(NamedTuple):
         return f"{'https' if self.is_encrypted else 'http'}://{self.authority}{self.path}"
 
     @property
+    def is_private(self) -> bool:
+        """Whether nobody on the way can read what is sent: it is encrypted, or does not leave this machine."""
+        return self.is_encrypted or _is_loopback(self.host)
+
+    @property
     def label(self) -> str:
         """How messages name the store."""
         return f"libSQL store {self.url}"
 
 
 class LibsqlTarget(NamedTuple):
-    """An address, and the token for it if there is one. Its representation hides the token."""
+    """An address, and the token for it if there is one. Its representation hides the token.
+
+    `is_plain_wanted` says that the caller has switched encryption off, and not only written `http`.
+    """
 
     address: LibsqlAddress
     token: str | None
+    is_plain_wanted: bool = False
+
+    def check_token(self) -> None:
+        """Raise `ValueError` when the token would cross a network in plain text without being asked to."""
+        if self.token and not self.address.is_private and not self.is_plain_wanted:
+            raise ValueError(
+                f"the token would be sent to {self.address.authority} without encryption; use libsql:// or https://, or pass "
+                "tls=False if all of the way there is trusted"
+            )
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no message may show."""
+        return (self.token,) if self.token else ()
 
     def __repr__(self) -> str:
         return f"LibsqlTarget({self.address!r}, token={'***' if self.token else None})"
@@ -63,7 +86,8 @@ def parse_url(url: str, *, tls: bool | None = None) -> LibsqlTarget:
         raise ValueError(f"a libSQL URL has no user, password, fragment or options but authToken and tls {HIDDEN}")
     is_encrypted = _is_encrypted(parts.scheme, parts.options.get("tls"), tls=tls)
     address = LibsqlAddress(parts.host, parts.port or _default_port(is_encrypted), parts.raw_path.rstrip("/"), is_encrypted)
-    return LibsqlTarget(address, parts.options.get("authToken") or None)
+    is_plain_wanted = tls is False or parts.options.get("tls") == "0"
+    return LibsqlTarget(address, parts.options.get("authToken") or None, is_plain_wanted)
 
 
 def _is_encrypted(scheme: str, option: str | None, *, tls: bool | None) -> bool:
@@ -75,6 +99,13 @@ def _is_encrypted(scheme: str, option: str | None, *, tls: bool | None) -> bool:
     if wanted != _ENCRYPTED[scheme]:
         raise ValueError(f"tls={wanted} contradicts {scheme}://; use libsql:// or the other scheme")
     return wanted
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def _default_port(is_encrypted: bool) -> int:  # noqa: FBT001 - a field, not an option

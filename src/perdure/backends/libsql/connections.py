@@ -126,6 +126,11 @@ class LibsqlConnections(SqlConnections):
         """What an error of a request means for what was sent."""
         return errors.classify_failure(error)
 
+    async def drop_idle(self) -> None:
+        """Close the connections that nothing uses now."""
+        if self._client is not None:
+            self._client.drop_idle()
+
     def map_error(self, error: BaseException) -> BaseException:
         """The error that the caller gets."""
-        return errors.map_error(error, self.label, self.target.token)
+        return errors.map_error(error, self.label, self.target.secrets)

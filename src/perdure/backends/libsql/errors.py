@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Collection
 from typing import Final
 
-from perdure.backends.base.retries import WriteFailure, wrap_error
+from perdure.backends.base.retries import NoReplyError, WriteFailure, wrap_error
 from perdure.backends.libsql.hrana import ServerError
-from perdure.backends.libsql.http import NoReplyError
 from perdure.backends.libsql.large_values import PIECES_DELETED
 from perdure.errors import PerdureError
 
@@ -67,7 +67,7 @@ def is_too_large(error: BaseException) -> bool:
     return isinstance(error, ServerError) and error.code == "RESPONSE_TOO_LARGE"
 
 
-def map_error(error: BaseException, label: str, secret: str | None = None) -> BaseException:
+def map_error(error: BaseException, label: str, secrets: Collection[str] = ()) -> BaseException:
     """The error that the caller gets: `PersistenceError` for errors of the server and the system, without the token."""
     if isinstance(error, PerdureError) or not isinstance(error, ServerError | OSError):
         return error
@@ -78,4 +78,4 @@ def map_error(error: BaseException, label: str, secret: str | None = None) -> Ba
     advice = _ADVICE.get(status or 0)
     if advice is not None:
         text = f"{advice} ({text})"
-    return wrap_error(error, label, text, secret)
+    return wrap_error(error, label, text, secrets)

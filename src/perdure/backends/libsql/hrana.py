@@ -14,8 +14,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from perdure.backends.base.retries import NoReplyError
 from perdure.backends.libsql.address import LibsqlAddress, parse_url
-from perdure.backends.libsql.http import HttpError, HttpPool, HttpResponse, NoReplyError
+from perdure.backends.libsql.http import HttpError, HttpPool, HttpResponse
 from perdure.backends.libsql.wire_values import WireValue, from_wire, to_wire
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.session import Result
@@ -190,6 +191,11 @@ class HranaClient:
         if index is not None:
             self.last_change = max(int(index), self.last_change or 0)
 
+    def drop_idle(self) -> None:
+        """Close the connections that nothing uses now."""
+        self._pool.drop_idle()
+        self._streams.drop_idle()
+
     async def close(self) -> None:
         """Close all connections."""
         await self._pool.close()
@@ -254,7 +260,7 @@ class HranaStream:
             address = parse_url(url).address
         except ValueError:
             raise HttpError("the server asks to go on at an address that cannot be read") from None
-        if self._address.is_encrypted and not address.is_encrypted:
+        if (self._address.is_encrypted and not address.is_encrypted) or (self._address.is_private and not address.is_private):
             raise HttpError(f"the server asks to go on at {address.url}, which is not encrypted")
         self._address = address
 

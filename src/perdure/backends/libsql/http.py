@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final, NamedTuple
 
-from perdure.backends.base.retries import NotSentError
+from perdure.aio.threads import run_in_thread
+from perdure.backends.base.retries import NoReplyError, NotSentError
 from perdure.backends.libsql.address import LibsqlAddress
 
 CONNECT_TIMEOUT: Final = 10.0
@@ -28,10 +29,6 @@ _FINAL: Final = 200  # an informational status below this is followed by another
 
 class HttpError(ConnectionError):
     """The server sent no HTTP response, or not a whole one."""
-
-
-class NoReplyError(TimeoutError):
-    """The server was silent for too long. It may have received the request."""
 
 
 class HttpResponse(NamedTuple):
@@ -190,14 +187,23 @@ class HttpPool:
 
     async def _ssl_context(self) -> ssl.SSLContext:
         if self._ssl is None:
-            self._ssl = await asyncio.to_thread(ssl.create_default_context)  # reads files
+            self._ssl = await run_in_thread(ssl.create_default_context)  # reads files
         return self._ssl
+
+    def drop_idle(self) -> None:
+        """Close all idle connections without waiting."""
+        for connection in self._take_idle():
+            connection.close()
+
+    def _take_idle(self) -> list[HttpConnection]:
+        idle = [connection for kept in self._idle.values() for connection in kept]
+        self._idle.clear()
+        return idle
 
     async def close(self) -> None:
         """Close all idle connections, and keep none from now on."""
         self._is_closed = True
-        idle = [connection for kept in self._idle.values() for connection in kept]
-        self._idle.clear()
+        idle = self._take_idle()
         if idle:
             await asyncio.wait(
                 [asyncio.ensure_future(connection.close_gracefully()) for connection in idle], timeout=_CLOSE_TIMEOUT

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from perdure.backends.base.batching import Batcher, Reply
-from perdure.backends.base.claim_filter import ClaimRequest
+from perdure.backends.base.claim_rules import ClaimRequest
 from perdure.backends.base.leases import lease_microseconds
 from perdure.backends.base.new_runs import check_inbox, check_journal
 from perdure.backends.base.retries import NotSentError
 from perdure.backends.libsql import errors, large_values, record_batch, run_batches
-from perdure.backends.libsql.address import LibsqlTarget, parse_url
+from perdure.backends.libsql.address import parse_url
 from perdure.backends.libsql.connections import LibsqlConnections
 from perdure.backends.libsql.hrana import ServerError
 from perdure.backends.sql import claims, reading, runs
@@ -51,11 +51,12 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
         prefix: str = "",
         auto_migrate: bool = True,
     ) -> None:
-        """`url` is `libsql://host` and the like (see `address`); `tls=False` is for a `libsql://` without encryption."""
+        """`url` is `libsql://host` and the like (see `address`); `tls=False` is for one without encryption."""
         target = parse_url(url, tls=tls)
-        token = _check_token(auth_token if auth_token is not None else target.token)
+        target = target._replace(token=_check_token(auth_token if auth_token is not None else target.token))
+        target.check_token()
         tables = Tables(table, SQLITE, large_values.ReferencingValues())
-        connections = LibsqlConnections(LibsqlTarget(target.address, token), tables)
+        connections = LibsqlConnections(target, tables)
         super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
     def _on_attach(self) -> None:
@@ -84,7 +85,6 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
     ) -> None:
         """Put this whole run in place of what is there."""
-        runs.check_names(run)
         journal, rows = check_journal(entries), check_inbox(inbox)
         await self._change(lambda db: large_values.restore(db, self._connections.large_values, run, journal, rows, now))
 
@@ -119,7 +119,9 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
 
     async def _claim(self, request: ClaimRequest) -> Claims:
         idle = await self._connections.read(self._namespace, lambda db: _next_wake(db, request))
-        return Claims(claims=[], next_wake_at=idle.next_wake_at) if idle is not None else await super()._claim(request)
+        if idle is None:
+            return await super()._claim(request)
+        return Claims(claims=[], next_wake_at=idle.next_wake_at, now=idle.now)
 
     async def delete(self, run_id: str) -> None:
         """Remove the run and everything of it."""

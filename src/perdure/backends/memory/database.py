@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import threading
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from perdure.aio.fork_locks import new_fork_lock
+from perdure.backends.base.claim_rules import QueueCounter
 from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.backends.base.leases import is_leased
-from perdure.backends.base.queue_limits import QueueCounter
 from perdure.errors import RunNotFound
 from perdure.model.journal import Entry
 from perdure.model.records import QueueLimits, RunRow, Schedule, Signal
@@ -66,7 +66,7 @@ class MemoryDatabase:
 
     def __init__(self) -> None:
         self.id = secrets.token_hex(8)
-        self.lock = threading.Lock()  # guards everything below; nothing waits and no callback runs while it is held
+        self.lock = new_fork_lock()  # guards everything below; nothing waits and no callback runs while it is held
         self.namespaces: defaultdict[str, Namespace] = defaultdict(Namespace)
         self.watchers: set[asyncio.Future[None]] = set()
 

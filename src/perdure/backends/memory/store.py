@@ -16,12 +16,14 @@ from typing import NoReturn
 
 import msgspec
 
-from perdure.backends.base.claim_filter import ClaimFilter
+from perdure.backends.base.claim_rules import ClaimFilter, SuspectCounter
 from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.backends.base.leases import Release, is_due, length_in_microseconds, refuse_leased, store_time
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, new_row, row_after_create, row_after_restore
 from perdure.backends.memory.database import MemoryDatabase, Namespace
-from perdure.errors import LeaseLost, PersistenceError, StoreCapabilityError
+from perdure.errors import LeaseLost, StoreCapabilityError, StoreClosed
+from perdure.model.id_checks import ChecksIds
+from perdure.model.ids import check_namespace
 from perdure.model.journal import Entry
 from perdure.model.records import (
     Awaited,
@@ -48,12 +50,12 @@ from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 __all__ = ["MemoryDatabase", "MemoryStore"]
 
 
-class MemoryStore(SavesSnapshots):
+class MemoryStore(ChecksIds, SavesSnapshots):
     """A `Store` in this process's memory; see `perdure.store.Store` for what each verb promises."""
 
     def __init__(self, database: MemoryDatabase | None = None, *, prefix: str = "") -> None:
         self._database = MemoryDatabase() if database is None else database
-        self._prefix = prefix
+        self._prefix = check_namespace(prefix)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -124,18 +126,24 @@ class MemoryStore(SavesSnapshots):
         workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
+        suspects: int | None = None,
         now: int | None = None,
     ) -> Claims:
         now, wanted = store_time(now), ClaimFilter.of(workflows, queues)
         with self._lock() as namespace:
             matching = [run for run in namespace.claimable() if wanted.matches(run.row)]
             later = [run.row.wake_at for run in matching if run.row.wake_at is not None and run.row.wake_at > now]
-            counter = namespace.queue_counter(now)
+            counter, suspect_counter = namespace.queue_counter(now), SuspectCounter(suspects)
             claims: list[Claim] = []
             for run in sorted((run for run in matching if is_due(run.row, now)), key=_by_priority):
-                if len(claims) < limit and counter.take(run.row.queue, run.row.limit_key):
+                row = run.row
+                if len(claims) >= limit or not suspect_counter.take(is_suspect=row.is_suspect):
+                    continue
+                if counter.take(row.queue, row.limit_key):
                     claims.append(run.grant_lease(ttl, now))
-            return Claims(claims=claims, next_wake_at=min(later, default=None))
+                else:
+                    suspect_counter.give_back(is_suspect=row.is_suspect)
+            return Claims(claims=claims, next_wake_at=min(later, default=None), now=now)
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         now = store_time(now)
@@ -345,10 +353,10 @@ class MemoryStore(SavesSnapshots):
 
     @contextmanager
     def _lock(self) -> Iterator[Namespace]:
-        """The runs under this handle's prefix, for the length of one verb. Raises `PersistenceError` once it is closed."""
+        """The runs under this handle's prefix, for the length of one verb. Raises `StoreClosed` once it is closed."""
         with self._database.lock:
             if self._closed:
-                raise PersistenceError("the memory store", "this handle is closed; open another one")
+                raise StoreClosed("the memory store", "this handle is closed; open another one")
             yield self._database.namespaces[self._prefix]
 
     @contextmanager

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qsl, unquote
 
-from perdure.backends.base.address import HIDDEN
+from perdure.backends.base import retries
+from perdure.backends.base.address import HIDDEN, ServerUrl, parse_server_url
 
 DEFAULT_DATABASE: Final = "perdure"
-# Not `urlsplit`: that ends the credentials at the first slash, and of a password that was not escaped would show the half before.
-_URL: Final = re.compile(
-    r"(?P<scheme>mongodb(?:\+srv)?)://(?:(?P<login>.*)@)?(?P<hosts>[^/?@]+)(?:/(?P<path>[^?]*))?(?:\?(?P<query>.*))?"
-)
-# The driver's own defaults are to wait 30 seconds for a server and for ever for a reply, and to open a hundred connections.
+_SCHEMES: Final = ("mongodb", "mongodb+srv")
+_FORM: Final = "mongodb://user:password@host/database"
+# The driver's own defaults are to wait 30 seconds for a server, and to open a hundred connections.
 _SETTINGS: Final[dict[str, Any]] = {
     "serverSelectionTimeoutMS": 5_000,
     "connectTimeoutMS": 5_000,
-    "socketTimeoutMS": 30_000,
     "maxPoolSize": 20,
 }
 
 
 class MongoAddress(NamedTuple):
-    """Where a database is. `password` is kept to be taken out of messages, and is never shown."""
+    """Where a database is. `secrets` are kept to be taken out of messages, and never shown."""
 
     hosts: str
     database: str
-    password: str | None
+    secrets: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -40,11 +36,8 @@ class MongoAddress(NamedTuple):
 
 def parse_address(url: str, database: str | None) -> MongoAddress:
     """The database that a URL names, in its path unless it is given. Raises `ValueError` without repeating the URL."""
-    found = _parts(url)
-    _, _, password = (found["login"] or "").partition(":")
-    return MongoAddress(
-        found["hosts"].lower(), database or unquote(found["path"] or "") or DEFAULT_DATABASE, unquote(password) or None
-    )
+    parts = _parse(url)
+    return MongoAddress(parts.hosts.lower(), database or parts.database or DEFAULT_DATABASE, parts.secrets)
 
 
 def check_source(url: object, client: object) -> None:
@@ -65,17 +58,18 @@ def check_source(url: object, client: object) -> None:
 
 def address_of_client(client: object, database: str | None) -> MongoAddress:
     """The address of a borrowed client, which need not know its hosts yet."""
-    return MongoAddress(f"client {id(client)}", database or DEFAULT_DATABASE, None)
+    return MongoAddress(f"client {id(client)}", database or DEFAULT_DATABASE)
 
 
 def settings_for(url: str) -> dict[str, Any]:
-    """The settings for the driver, without those that the URL sets."""
-    set_in_url = {name.lower() for name, _ in parse_qsl(_parts(url)["query"] or "", keep_blank_values=True)}
-    return {name: value for name, value in _SETTINGS.items() if name.lower() not in set_in_url}
+    """The settings for the driver, without those that the URL sets. By its own default it would wait for ever for a reply."""
+    settings = {**_SETTINGS, "socketTimeoutMS": int(retries.REPLY_WITHIN * 1000)}
+    set_in_url = {name.lower() for name in _parse(url).options}
+    return {name: value for name, value in settings.items() if name.lower() not in set_in_url}
 
 
-def _parts(url: str) -> re.Match[str]:
-    found = _URL.fullmatch(url) if isinstance(url, str) else None
-    if found is None:
-        raise ValueError(f"a MongoDB URL reads mongodb://host/database {HIDDEN}")
-    return found
+def _parse(url: str) -> ServerUrl:
+    parts = parse_server_url(url, "MongoDB", _SCHEMES, _FORM, strict=False)
+    if not parts.hosts:
+        raise ValueError(f"a MongoDB URL reads {_FORM} {HIDDEN}")
+    return parts

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest, QueueCounter, SuspectCounter
+from perdure.backends.base.damaged_runs import UNREADABLE, problem_of, set_aside
 from perdure.backends.base.leases import Release, new_token
-from perdure.backends.base.queue_limits import QueueCounter
 from perdure.backends.mongo.documents import (
     LARGE_COLUMNS,
     Document,
@@ -29,7 +30,7 @@ from perdure.backends.mongo.documents import (
     lease_of,
     literal,
     name_in,
-    plus,
+    plus_sound,
     pulse_of,
     row_of,
 )
@@ -39,14 +40,15 @@ from perdure.backends.mongo.overflow import load_payloads
 from perdure.backends.mongo.reading import by_key, due_condition, inbox_of, item_counts, journal_of
 from perdure.backends.mongo.schema import Collections
 from perdure.backends.mongo.writes import fence
-from perdure.errors import LeaseHeld, LeaseLost, RunNotFound
-from perdure.model.records import NO_PROBLEM, Claim, Claims, Lease, Pulse, QueueLimits
+from perdure.errors import LeaseHeld, LeaseLost, RunNotFound, SnapshotCorrupt
+from perdure.model.records import NO_PROBLEM, SUSPECT_ATTEMPTS, Claim, Claims, Lease, Pulse, QueueLimits
 
 if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
 
 _ORDER: Final = [("priority", -1), ("wake_at", 1), ("_id", 1)]
-_CANDIDATE: Final = dict.fromkeys(("generation", "queue", "limit_key"), 1)
+_CANDIDATE: Final = dict.fromkeys(("generation", "queue", "limit_key", "status", "attempts"), 1)
+_SUSPECT: Final[Document] = {"status": "running", "attempts": {"$gte": SUSPECT_ATTEMPTS}}
 _PULSE: Final = dict.fromkeys(("epoch", "token", "inbox_seq", "cancel_requested"), 1)
 
 
@@ -56,8 +58,8 @@ def _lease_pipeline(length: int, owner: str, token: Expression, now: int | None)
     until = {"$add": [at, length]}
     grew = {"$gt": ["$length", "$claimed_length"]}
     leased = {"token": token, "lease_owner": {"$literal": owner}, "lease_until": until, "wake_at": until}
-    attempts = either(grew, 1, plus("attempts", 1))
-    epoch = {"$max": [plus("epoch", 1), at]}
+    attempts = either(grew, 1, plus_sound("attempts", 1))
+    epoch = {"$max": [plus_sound("epoch", 1), at]}
     changes = {"status": "running", "epoch": epoch, "attempts": attempts, "claimed_length": "$length", "updated_at": at}
     return [{"$set": lease_columns(**leased, **changes)}]
 
@@ -70,7 +72,7 @@ async def claim(db: Collections, request: ClaimRequest) -> Claims:
         taken = await db.run_transaction(lambda session: _take_limited(db, request, now, limited, session))
     else:
         taken = await _take(db, request, now)
-    return Claims(claims=await load(db, taken), next_wake_at=next_wake_at)
+    return Claims(claims=await load(db, taken, now), next_wake_at=next_wake_at, now=now)
 
 
 async def _next_wake_at(db: Collections, request: ClaimRequest, now: int) -> int | None:
@@ -81,14 +83,21 @@ async def _next_wake_at(db: Collections, request: ClaimRequest, now: int) -> int
 
 async def _take(db: Collections, request: ClaimRequest, now: int) -> list[Document]:
     taken: list[Document] = []
-    missing = request.limit
+    missing, suspects = request.limit, SuspectCounter(request.suspects)
     while missing > 0:
         due = {**due_condition(db, now), **_filter_condition(request.filter)}
-        candidates = await db.runs.find(due, _CANDIDATE).sort(_ORDER).limit(missing).to_list()
-        taken += await _take_these(db, candidates, request, now)
+        if not suspects.has_room:  # they must not fill the page
+            due = {"$and": [due, {"$nor": [_SUSPECT]}]}
+        found = await db.runs.find(due, _CANDIDATE).sort(_ORDER).limit(missing).to_list()
+        taken += await _take_these(db, [one for one in found if suspects.take(is_suspect=_is_suspect(one))], request, now)
         # Fewer than asked for are all that were due, also when another worker took some of them.
-        missing = request.limit - len(taken) if len(candidates) == missing else 0
+        missing = request.limit - len(taken) if len(found) == missing else 0
     return taken
+
+
+def _is_suspect(candidate: Document) -> bool:
+    attempts = candidate["attempts"]
+    return candidate["status"] == "running" and isinstance(attempts, int) and attempts >= SUSPECT_ATTEMPTS
 
 
 async def _take_limited(
@@ -98,10 +107,16 @@ async def _take_limited(
     counter = await _lock_queues(db, limited, now, session)
     due = {**due_condition(db, now), **_filter_condition(request.filter), **_limits_condition(counter, limited)}
     candidates: list[Document] = []
+    suspects = SuspectCounter(request.suspects)
     if request.limit > 0:
         async for candidate in db.runs.find(due, _CANDIDATE, session=session).sort(_ORDER):
+            is_suspect = _is_suspect(candidate)
+            if not suspects.take(is_suspect=is_suspect):
+                continue
             if counter.take(candidate["queue"], candidate["limit_key"]):
                 candidates.append(candidate)
+            else:
+                suspects.give_back(is_suspect=is_suspect)
             if len(candidates) == request.limit:
                 break
     return await _take_these(db, candidates, request, now, session)
@@ -140,7 +155,7 @@ async def acquire(
         if found is None:
             raise RunNotFound(run_id)
         if (found["token"] or "").endswith(secret):  # taken now, or by an attempt whose reply was lost
-            return await _load(db, found)
+            return await _load_or_set_aside(db, found, await db.clock(now))
         if not _may_be_taken(found, await db.clock(now), due_only=due_only):
             return None
 
@@ -182,12 +197,7 @@ def _pulse(found: Document | None, lease: Lease) -> Pulse | None:
 async def release(db: Collections, lease: Lease, release: Release, now: int | None, mark: str) -> None:
     """Give the run back, due at once or later."""
     at = instant(now)
-    columns: dict[str, Expression] = {**NO_PROBLEM, "wake_at": at if release.wake_at is None else literal(release.wake_at)}
-    if not release.counts_attempt:
-        columns["attempts"] = {"$max": [0, plus("attempts", -1)]}
-    if release.problem is not None:
-        columns |= {"problem": literal(release.problem), "problem_at": at, "problem_count": plus("problem_count", 1)}
-    free = lease_columns(status="pending", updated_at=at, closed_by=mark, **columns)
+    free = lease_columns(status="pending", updated_at=at, closed_by=mark, **_release_columns(release, at))
     done = await db.runs.update_one(fence(db, lease), [{"$set": free}])
     if done.matched_count:
         return
@@ -196,10 +206,35 @@ async def release(db: Collections, lease: Lease, release: Release, now: int | No
         raise LeaseLost(lease.run_id, lease.epoch)
 
 
-async def load(db: Collections, taken: Sequence[Document]) -> list[Claim]:
-    """The claims for runs that were leased, without those that were deleted or replaced since."""
-    loaded = [await _load(db, document) for document in taken]
-    return [claim for claim in loaded if claim is not None]
+def _release_columns(release: Release, at: Expression) -> dict[str, Expression]:
+    """The columns that giving up a lease changes, but for the lease itself."""
+    columns: dict[str, Expression] = {**NO_PROBLEM, "wake_at": at if release.wake_at is None else literal(release.wake_at)}
+    if not release.counts_attempt:
+        columns["attempts"] = {"$max": [0, plus_sound("attempts", -1)]}
+    if release.problem is not None:
+        columns |= {"problem": literal(release.problem), "problem_at": at, "problem_count": plus_sound("problem_count", 1)}
+    return columns
+
+
+async def load(db: Collections, taken: Sequence[Document], now: int) -> list[Claim]:
+    """The claims for runs that were leased, without those that were deleted or replaced since, and those that are damaged."""
+    claims: list[Claim] = []
+    for document in taken:
+        with suppress(SnapshotCorrupt):
+            claim = await _load_or_set_aside(db, document, now)
+            claims += [] if claim is None else [claim]
+    return claims
+
+
+async def _load_or_set_aside(db: Collections, taken: Document, now: int) -> Claim | None:
+    """As `_load`. A run that cannot be read is set aside, and `SnapshotCorrupt` is raised."""
+    try:
+        return await _load(db, taken)
+    except UNREADABLE as reason:
+        problem = problem_of(name_in(taken["_id"]), "the journal or the inbox", reason)
+        free = lease_columns(status="pending", updated_at=literal(now), **_release_columns(set_aside(problem, now), literal(now)))
+        await db.runs.update_one({"_id": taken["_id"], "token": taken["token"]}, [{"$set": free}])
+        raise problem from reason
 
 
 async def _load(db: Collections, taken: Document) -> Claim | None:
@@ -216,6 +251,8 @@ async def _load(db: Collections, taken: Document) -> Claim | None:
 async def _claim_of(db: Collections, document: Document) -> Claim:
     """The claim for a run that was leased, with everything that it recorded. Raises `TornError`."""
     await load_payloads(db, [document], LARGE_COLUMNS)
+    if type(document["inbox_seq"]) is not int:
+        raise ValueError(f"inbox_seq is of type {type(document['inbox_seq']).__name__}")
     return Claim(
         lease=lease_of(document),
         run=row_of(document),

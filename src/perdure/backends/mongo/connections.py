@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
+from perdure.aio.threads import run_in_thread
+from perdure.backends.base import retries
 from perdure.backends.base.connections import ServerConnections
 from perdure.backends.base.retries import WriteFailure
 from perdure.backends.mongo.address import MongoAddress, settings_for
 from perdure.backends.mongo.documents import Document
-from perdure.backends.mongo.errors import classify_failure, driver, map_error
+from perdure.backends.mongo.errors import classify_failure, driver, is_silence, map_error
 from perdure.backends.mongo.schema import Collections, set_up
-from perdure.errors import PersistenceError
+from perdure.errors import PersistenceError, StoreClosed
 from perdure.store import Durability
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class MongoConnections(ServerConnections):
         return classify_failure(error)
 
     def map_error(self, error: BaseException) -> BaseException:
-        return map_error(error, self.address.label, self.address.password)
+        return map_error(error, self.address.label, self.address.secrets)
 
     def collections(self, namespace: str) -> Collections:
         """The collections, for one namespace."""
@@ -67,13 +68,13 @@ class MongoConnections(ServerConnections):
 
     def _require_client(self) -> AsyncMongoClient[Document]:
         if self._client is None:
-            raise PersistenceError(self.label, "it was closed; open a new one")
+            raise StoreClosed(self.label, "it was closed; open a new one")
         return self._client
 
     async def open(self, *, allowed: bool) -> None:
         """Make a client and the collections, and find out what the server survives."""
         if self._client is None and self._url is not None:
-            self._client = await asyncio.to_thread(_new_client, self._url, self.label)  # in a thread, as it reads files
+            self._client = await run_in_thread(_new_client, self._url, self.label)  # in a thread, as it reads files
         with self.time_limit():
             await self._inspect(self.collections(""), allowed=allowed)
 
@@ -109,10 +110,23 @@ class MongoConnections(ServerConnections):
         return await self.retry_transient(attempt)
 
     def time_limit(self) -> AbstractContextManager[object]:
-        """A context in which no wait is endless: by the client's own settings, or else by ours."""
+        """A context in which no wait is endless: by the client's own settings, or else by ours, longer after a silence."""
         options = self._require_client().options
         is_bounded = options.timeout or options.pool_options.socket_timeout
-        return nullcontext() if is_bounded else driver().timeout(_ATTEMPT_WITHIN)
+        is_patient = retries.reply_limit() > retries.REPLY_WITHIN and not self.is_borrowed
+        if is_bounded and not is_patient:
+            return nullcontext()
+        limit: AbstractContextManager[object] = driver().timeout(retries.reply_limit() if is_patient else _ATTEMPT_WITHIN)
+        return limit
+
+    def is_silence(self, error: BaseException) -> bool:
+        return is_silence(error)
+
+    async def drop_idle(self) -> None:
+        """Close the connections that nothing uses now. The driver would do so when its own check of the server has failed."""
+        topology = self._require_client()._topology  # noqa: SLF001 - there is no public way to ask for it
+        for server in list(topology._servers.values()):  # noqa: SLF001
+            await server.pool.reset_without_pause()
 
     async def close(self) -> None:
         """Close the client, if it is ours."""

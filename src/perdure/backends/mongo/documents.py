@@ -22,6 +22,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from perdure.backends.base.damaged_runs import check_entry, check_row, check_signal, raise_damage
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, Item, Lease, Pulse, RunRow, Signal
 
@@ -76,10 +77,12 @@ def run_document(namespace: str, row: RunRow, generation: str, entries: Sequence
 
 
 def row_of(document: Mapping[str, Any]) -> RunRow:
-    """The run's row. Large columns have been loaded before."""
-    waiting_for = tuple(_awaited_from(text) for text in document["waiting_for"])
-    columns = {name: document[name] for name in _COLUMNS}
-    return RunRow(id=name_in(document["_id"]), waiting_for=waiting_for, **columns)
+    """The run's row. Large columns have been loaded before. Raises `SnapshotCorrupt`."""
+    run_id = name_in(document["_id"])
+    with raise_damage(run_id, "the row"):
+        waiting_for = tuple(_awaited_from(text) for text in document["waiting_for"])
+        columns = {name: document[name] for name in _COLUMNS}
+        return check_row(RunRow(id=run_id, waiting_for=waiting_for, **columns))
 
 
 def entry_document(entry: Entry) -> Document:
@@ -88,8 +91,8 @@ def entry_document(entry: Entry) -> Document:
 
 
 def entry_of(document: Mapping[str, Any]) -> Entry:
-    """The entry, from a tail or from `steps`."""
-    return Entry(**{name: document[name] for name in Entry.__struct_fields__})
+    """The entry, from a tail or from `steps`. Raises one of `UNREADABLE`."""
+    return check_entry(Entry(**{name: document[name] for name in Entry.__struct_fields__}))
 
 
 def item_document(item: Item) -> Document:
@@ -122,8 +125,8 @@ def signal_document(signal: Signal, mark: str | None = None) -> Document:
 
 
 def signal_of(document: Mapping[str, Any]) -> Signal:
-    """The unconsumed inbox row, from a run's document or from `signals`."""
-    return Signal(**{name: document[name] for name in ("seq", "kind", "name", "payload", "dedupe")})
+    """The unconsumed inbox row, from a run's document or from `signals`. Raises one of `UNREADABLE`."""
+    return check_signal(Signal(**{name: document[name] for name in ("seq", "kind", "name", "payload", "dedupe")}))
 
 
 def address(awaited: Awaited) -> str:
@@ -244,6 +247,11 @@ def without_first(field: str, count: int) -> Expression:
 def plus(field: str, number: Expression) -> Expression:
     """The field plus the number."""
     return {"$add": [f"${field}", number]}
+
+
+def plus_sound(field: str, number: int) -> Expression:
+    """The field plus the number; the number where the field is damaged, since that would fail the whole update."""
+    return {"$add": [either({"$isNumber": f"${field}"}, f"${field}", 0), number]}
 
 
 def earliest(field: str, at: Expression) -> Expression:

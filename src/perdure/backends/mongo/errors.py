@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import ModuleType
 from typing import Any, Final
 
 from perdure.backends.base.retries import WriteFailure, wrap_error
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, ValueNotStorable
 
 DUPLICATE_KEY: Final = 11000
 _WRITE_CONFLICT: Final = 112
@@ -18,6 +19,8 @@ _UNKNOWN_CODES: Final = frozenset({
     50, 262,  # the operation took too long
     9001,  # a socket failed
 })  # fmt: skip
+# A document would have more than 16 MiB.
+_TOO_LARGE_CODES: Final = frozenset({10334, 17419, 17420})
 # The moment of a read is too old for the server, or not yet available there.
 _SNAPSHOT_CODES: Final = frozenset({239, 246})
 _LABELS: Final = ("RetryableWriteError", "TransientTransactionError", "UnknownTransactionCommitResult")
@@ -57,6 +60,13 @@ def _is_label_bug(error: BaseException) -> bool:
     return isinstance(error, AttributeError) and "RawBSONDocument" in str(error)
 
 
+def is_silence(error: BaseException) -> bool:
+    """Whether no reply came in time."""
+    from pymongo.errors import NetworkTimeout
+
+    return isinstance(error, NetworkTimeout | TimeoutError)
+
+
 def has_only_duplicates(error: BaseException) -> bool:
     """Whether a bulk write failed only for documents that exist already."""
     details: dict[str, Any] = getattr(error, "details", None) or {}
@@ -70,16 +80,23 @@ def _codes(error: BaseException) -> set[int]:
     return {part.get("code", 0) for part in parts} if parts else {getattr(error, "code", None) or 0}
 
 
-def map_error(error: BaseException, label: str, secret: str | None = None) -> BaseException:
-    """What the caller gets: `PersistenceError` for what the driver, the server and the system say, without the password."""
+def map_error(error: BaseException, label: str, secrets: Collection[str] = ()) -> BaseException:
+    """What the caller gets: `PersistenceError` for what the driver, the server and the system say, without the password.
+
+    `ValueNotStorable` for a document that is too large.
+    """
     from bson.errors import BSONError
-    from pymongo.errors import PyMongoError
+    from pymongo.errors import DocumentTooLarge, PyMongoError
 
     kinds = PyMongoError | BSONError | TornError | OSError | TimeoutError | OverflowError
     if isinstance(error, PerdureError) or not (isinstance(error, kinds) or _is_label_bug(error)):
         return error
     message = f"{type(error).__name__}: {_short(error)}"
-    return wrap_error(error, label, message, secret)
+    if isinstance(error, DocumentTooLarge) or _codes(error) & _TOO_LARGE_CODES or "object to insert too large" in message:
+        refusal = ValueNotStorable("value", message)
+        refusal.__cause__ = error
+        return refusal
+    return wrap_error(error, label, message, secrets)
 
 
 def _short(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from perdure.backends.base.damaged_runs import UNREADABLE, check_line, damaged_line, raise_damage
 from perdure.backends.mongo.documents import (
     LARGE_COLUMNS,
     LEAST,
@@ -45,13 +46,15 @@ async def get(db: Collections, run_id: str) -> RunRow | None:
 async def journal(db: Collections, run_id: str, after: int) -> list[Entry]:
     """The entries above `after`, by seq."""
     found = await db.runs.find_one({"_id": db.key(run_id)}, _OF_JOURNAL)
-    return [] if found is None else await journal_of(db, found, after)
+    with raise_damage(run_id, "the journal"):
+        return [] if found is None else await journal_of(db, found, after)
 
 
 async def inbox(db: Collections, run_id: str, after: int) -> list[Signal]:
     """The unconsumed inbox rows above `after`, by seq."""
     found = await db.runs.find_one({"_id": db.key(run_id)}, _OF_INBOX)
-    return [] if found is None else [row for row in await inbox_of(db, found) if row.seq > after]
+    with raise_damage(run_id, "the inbox"):
+        return [] if found is None else [row for row in await inbox_of(db, found) if row.seq > after]
 
 
 async def items(db: Collections, run_id: str, stream: str, after: int, limit: int) -> list[Item]:
@@ -148,10 +151,15 @@ async def list_runs(
     wanted = dict.fromkeys(("workflow", "version", "status", "updated_at", "problem"), 1)
     async with db.read_at_one_moment() as session:
         cursor = db.runs.find(conditions, wanted, session=session).sort([("updated_at", -1), ("_id", 1)]).limit(limit)
-        return [
-            RunInfo.of(name_in(one["_id"]), one["workflow"], one["version"], one["status"], one["updated_at"], one["problem"])
-            async for one in cursor
-        ]
+        return [_line(one) async for one in cursor]
+
+
+def _line(one: Document) -> RunInfo:
+    run_id = name_in(one["_id"])
+    try:
+        return check_line(RunInfo.of(run_id, one["workflow"], one["version"], one["status"], one["updated_at"], one["problem"]))
+    except UNREADABLE as reason:
+        return damaged_line(run_id, one, reason)
 
 
 async def count(db: Collections, prefix: str, status: Status | None, workflow: str | None) -> int:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from perdure.backends.base.batching import Batcher, Reply
-from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, new_token
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.server_store import ServerStore
@@ -139,10 +139,11 @@ class MongoStore(ServerStore[MongoConnections]):
         workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
+        suspects: int | None = None,
         now: int | None = None,
     ) -> Claims:
         """Lease due runs, and load what they recorded."""
-        request = ClaimRequest(ClaimFilter.of(workflows, queues), limit, lease_microseconds(ttl), self._owner, now)
+        request = ClaimRequest(ClaimFilter.of(workflows, queues), limit, lease_microseconds(ttl), self._owner, now, suspects)
         return await self._do(claims.claim, request)
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:

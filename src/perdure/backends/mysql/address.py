@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from perdure.backends.base.address import HIDDEN, parse_server_url
 
 _SCHEMES: Final = ("mysql", "mariadb")
-_OPTIONS: Final = frozenset({"ssl", "ssl_ca", "unix_socket"})
+_OPTIONS: Final = frozenset({"ssl", "ssl_ca", "ssl_mode", "unix_socket"})
+# The words of MySQL's own clients for `ssl_mode`. PREFERRED, which would let anyone switch encryption off, is not among them.
+_MODES: Final = ("DISABLED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY")
 _FORM: Final = "mysql://user:password@host:port/database"
 
 
@@ -21,6 +24,7 @@ class MysqlAddress(NamedTuple):
     user: str
     password: str
     options: Mapping[str, str]
+    secrets: tuple[str, ...] = ()
 
     @property
     def server(self) -> str:
@@ -36,7 +40,7 @@ class MysqlAddress(NamedTuple):
         return f"MysqlAddress({self.server!r}, {self.database!r})"
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments for asyncmy's `connect`."""
+        """The keyword arguments for asyncmy's `connect`. With encryption it reads files."""
         arguments: dict[str, Any] = {
             "host": self.host,
             "port": self.port,
@@ -46,11 +50,23 @@ class MysqlAddress(NamedTuple):
         }
         if "unix_socket" in self.options:
             arguments["unix_socket"] = self.options["unix_socket"]
-        if "ssl_ca" in self.options:
-            arguments["ssl"] = {"ca": self.options["ssl_ca"]}  # the server has to show a certificate of that authority
-        elif self.options.get("ssl") == "true":
-            arguments["ssl"] = True
+        if self.ssl_mode != "DISABLED":
+            arguments["ssl"] = self._ssl_context()
         return arguments
+
+    @property
+    def ssl_mode(self) -> str:
+        """One of `_MODES`: by `ssl=true` or `ssl_ca` the server's certificate and name are verified."""
+        is_wanted = self.options.get("ssl") == "true" or "ssl_ca" in self.options
+        return self.options.get("ssl_mode", "VERIFY_IDENTITY" if is_wanted else "DISABLED").upper()
+
+    def _ssl_context(self) -> ssl.SSLContext:
+        """Not the driver's: that verifies nothing unless it is given the certificate of an authority."""
+        context = ssl.create_default_context(cafile=self.options.get("ssl_ca"))
+        context.check_hostname = self.ssl_mode == "VERIFY_IDENTITY"
+        if self.ssl_mode == "REQUIRED":
+            context.verify_mode = ssl.CERT_NONE
+        return context
 
 
 def parse_address(dsn: str) -> MysqlAddress:
@@ -58,9 +74,20 @@ def parse_address(dsn: str) -> MysqlAddress:
     url = parse_server_url(dsn, "MySQL", _SCHEMES, _FORM, noun="DSN")
     if unknown := sorted(url.options.keys() - _OPTIONS):
         raise ValueError(f"a MySQL DSN has no option {unknown[0]!r}; it takes {', '.join(sorted(_OPTIONS))}")
-    if url.options.get("ssl", "true") not in {"true", "false"}:
-        raise ValueError(f"the option ssl of a MySQL DSN is 'true' or 'false', not {url.options['ssl']!r}")
+    _check_ssl(url.options)
     if not url.database:
         raise ValueError(f"the MySQL DSN names no database; it reads {_FORM} {HIDDEN}")
     host = url.host or "localhost"
-    return MysqlAddress(host, url.port or 3306, url.database, url.user or "", url.password or "", url.options)
+    return MysqlAddress(host, url.port or 3306, url.database, url.user or "", url.password or "", url.options, url.secrets)
+
+
+def _check_ssl(options: Mapping[str, str]) -> None:
+    if options.get("ssl", "true") not in {"true", "false"}:
+        raise ValueError(f"the option ssl of a MySQL DSN is 'true' or 'false', not {options['ssl']!r}")
+    mode = options.get("ssl_mode", "DISABLED").upper()
+    if mode not in _MODES:
+        raise ValueError(f"the option ssl_mode of a MySQL DSN is one of {', '.join(_MODES)}, not {options['ssl_mode']!r}")
+    if {"ssl", "ssl_mode"} <= options.keys() and options["ssl"] != ("false" if mode == "DISABLED" else "true"):
+        raise ValueError("the options ssl and ssl_mode of the MySQL DSN contradict each other; leave one out")
+    if "ssl_ca" in options and (options.get("ssl") == "false" or ("ssl_mode" in options and mode in {"DISABLED", "REQUIRED"})):
+        raise ValueError("the MySQL DSN has ssl_ca, and another option by which no certificate is verified; leave one out")

@@ -14,27 +14,34 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
-from perdure.backends.base.retries import NotSentError, WriteFailure
+from perdure.backends.base import retries
+from perdure.backends.base.retries import NoReplyError, NotSentError, WriteFailure
 from perdure.backends.mysql import errors
 from perdure.backends.mysql.address import MysqlAddress
 from perdure.backends.mysql.connection import MysqlConnection
 from perdure.backends.mysql.literals import quote_escaped, quote_hexadecimal
 from perdure.backends.mysql.packets import Packet, is_unexpected_state
 from perdure.backends.mysql.schema import check_settings, check_tables
-from perdure.backends.sql.dialect import Tables
+from perdure.backends.sql.dialect import Statement, Tables
 from perdure.backends.sql.schema import set_up
 from perdure.backends.sql.session import Result, Session, SqlConnections
-from perdure.errors import PersistenceError
+from perdure.errors import PersistenceError, StoreClosed
 
 T = TypeVar("T")
 
 CONNECT_TIMEOUT: Final = 10.0
 WAIT_FOR_CONNECTION: Final = 60.0
-STATEMENT_TIMEOUT: Final = 60.0
 _FOUND_ROWS: Final = 2  # the protocol's CLIENT_FOUND_ROWS
 _SESSION: Final = """
     SET SESSION sql_mode = 'STRICT_ALL_TABLES', time_zone = '+00:00', innodb_lock_wait_timeout = 10, lock_wait_timeout = 10;
     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED
+"""
+
+
+# Only a session of the same user that has done nothing for some time: the number may be that of another session by now, or on
+# another server behind the same address.
+_FIND_SESSION: Final = """
+    SELECT id FROM information_schema.processlist WHERE id = %s AND time >= %s AND user = SUBSTRING_INDEX(USER(), '@', 1)
 """
 
 
@@ -53,6 +60,8 @@ class MysqlConnections(SqlConnections):
         # Connections of open transactions: a pool of their own, so that the verbs never wait for those.
         self._transactions = pool
         self._max_packet = 1 << 20
+        self._arguments: dict[str, Any] | None = None  # of the driver, once a pool was opened
+        self._ending_sessions: set[asyncio.Task[None]] = set()
 
     def sibling(self) -> Self:
         """Connections of its own to the same server; a borrowed pool is shared."""
@@ -70,7 +79,7 @@ class MysqlConnections(SqlConnections):
 
     def map_error(self, error: BaseException) -> BaseException:
         """The error that the caller gets."""
-        return errors.map_error(error, self.label, "" if self.address is None else self.address.password)
+        return errors.map_error(error, self.label, () if self.address is None else self.address.secrets)
 
     def is_caused_by_one_request(self, error: BaseException) -> bool:
         """Whether a packet failed because of one of its requests: by its values, or by a lock on its row."""
@@ -91,18 +100,25 @@ class MysqlConnections(SqlConnections):
             await check_tables(connection, self.tables, self.label)
 
     async def _open_pool(self) -> Any:
-        if self.address is None:
-            raise PersistenceError(self.label, "it was closed; open a new one")
-        return await errors.driver().create_pool(
-            minsize=0,
-            maxsize=self._pool_size,
+        if self._arguments is None and self.address is not None:
+            try:
+                self._arguments = await asyncio.to_thread(self.address.arguments)  # reads files
+            except OSError as error:
+                raise PersistenceError(self.label, f"its ssl_ca cannot be read: {error}") from error
+        return await errors.driver().create_pool(minsize=0, maxsize=self._pool_size, **self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        """The driver's arguments for a connection."""
+        if self._arguments is None:
+            raise StoreClosed(self.label, "it was closed; open a new one")
+        return dict(
             client_flag=_FOUND_ROWS,
             autocommit=True,
             charset="utf8mb4",
             init_command=_SESSION,
             connect_timeout=CONNECT_TIMEOUT,
-            read_timeout=STATEMENT_TIMEOUT,
-            **self.address.arguments(),
+            read_timeout=CONNECT_TIMEOUT,  # of the greeting; a statement has the limit of `MysqlConnection.send_texts`
+            **self._arguments,
         )
 
     @contextlib.asynccontextmanager
@@ -153,10 +169,14 @@ class MysqlConnections(SqlConnections):
 
     async def _send_packet(self, namespace: str, build: Callable[[Packet], None]) -> Sequence[Result] | None:
         async with self._borrow(self._pool) as connection:
-            packet = Packet(self.tables, namespace, connection.quote)
+            packet, variables = Packet(self.tables, namespace, connection.quote, connection.max_statement), None
             build(packet)
+            if not connection.takes(packet.statements):
+                variables = connection.new_variables()
+                packet = Packet(self.tables, namespace, variables, connection.max_statement)
+                build(packet)
             try:
-                return await connection.transact(packet.statements)
+                return await connection.transact(packet.statements, variables)
             except Exception as error:
                 if not is_unexpected_state(error):
                     raise
@@ -170,10 +190,39 @@ class MysqlConnections(SqlConnections):
         try:
             yield connection
         except BaseException as error:
+            if isinstance(error, NoReplyError):
+                self._end_session_later(connection.driver_connection.thread_id())
             await connection.roll_back(error)
             raise
         finally:
             await pool.release(connection.driver_connection)
+
+    def _end_session_later(self, number: int) -> None:
+        if not self.is_borrowed:
+            ending = asyncio.ensure_future(self._end_session(number))
+            self._ending_sessions.add(ending)
+            ending.add_done_callback(self._ending_sessions.discard)
+
+    async def _end_session(self, number: int) -> None:
+        """End a session that gave no reply, on the server. It may be in the middle of a transaction, and would keep its locks."""
+        with contextlib.suppress(Exception):  # the server may be away
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                opened = await errors.driver().connect(**self._settings())
+                try:
+                    connection = MysqlConnection(opened, quote_escaped, self._max_packet, self.label, is_borrowed=False)
+                    (found,) = await connection.send([Statement(_FIND_SESSION, (number, int(retries.REPLY_WITHIN / 2)))])
+                    if found.rows:
+                        await connection.send_texts([b"KILL %d" % number])
+                finally:
+                    opened.close()
+
+    async def drop_idle(self) -> None:
+        """Close the connections that nothing uses now."""
+        for pool in filter(None, {self._pool, self._transactions}):
+            while pool._free:  # noqa: SLF001 - `pool.clear` would wait until a silent connection has sent everything
+                idle = pool._free.popleft()  # noqa: SLF001
+                idle._transport.abort()  # noqa: SLF001
+                idle.close()
 
     async def _acquire(self, pool: Any) -> MysqlConnection:
         """A connection of the pool. Raises `NotSentError` when there is none for now."""
@@ -186,6 +235,8 @@ class MysqlConnections(SqlConnections):
             if self.classify_failure(error) is WriteFailure.PERMANENT:
                 raise
             raise NotSentError from error
+        if not self.is_borrowed:
+            acquired._read_timeout = None  # noqa: SLF001 - after it the driver waits until all is sent, which may be never
         quote = quote_hexadecimal if self.is_borrowed else quote_escaped
         return MysqlConnection(acquired, quote, self._max_packet, self.label, is_borrowed=self.is_borrowed)
 
@@ -198,6 +249,8 @@ class MysqlConnections(SqlConnections):
     async def close(self) -> None:
         """Close the pools, unless they are borrowed."""
         pools = (self._pool, self._transactions)
+        for ending in self._ending_sessions:
+            ending.cancel()
         self._pool = self._transactions = None
         for pool in pools:
             if pool is not None and not self.is_borrowed:

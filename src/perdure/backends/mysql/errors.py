@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
-from perdure.backends.base.retries import WriteFailure, wrap_error
+from perdure.backends.base.retries import WriteFailure, is_untrusted, wrap_error
 from perdure.errors import PerdureError
 
 
@@ -69,9 +70,11 @@ def is_stale(error: BaseException) -> bool:
     )
 
 
-def map_error(error: BaseException, label: str, secret: str = "") -> BaseException:
+def map_error(error: BaseException, label: str, secrets: Collection[str] = ()) -> BaseException:
     """The error that the caller gets: `PersistenceError` for errors of driver, server and system, without the password."""
     if isinstance(error, PerdureError) or not isinstance(error, driver().errors.MySQLError | OSError | TimeoutError):
         return error
     text = f"{type(error).__name__}: {': '.join(str(part) for part in error.args)}"
-    return wrap_error(error, label, text, secret)
+    if is_untrusted(error):
+        text += "; pass the certificate of its authority as ssl_ca=, or ssl_mode=REQUIRED to encrypt without knowing who it is"
+    return wrap_error(error, label, text, secrets)

@@ -4,6 +4,8 @@ A packet has expectations instead of branches. Where one is not met (a lease is 
 has to be notified, an awaited signal has arrived) a statement fails, the statements after it, COMMIT among them, are not
 executed, and nothing is written. Then the verb of `backends.sql` runs, which reads before it writes and covers every case.
 
+A transaction that the server would not take as one packet is sent in several, see `large_values`.
+
 A statement is made to fail by an addition to the highest number that the server knows.
 """
 
@@ -91,8 +93,10 @@ class _ServerInstant(NamedTuple):
 class Packet:
     """Builds the statements of one transaction."""
 
-    def __init__(self, tables: Tables, namespace: str, quote: Quote) -> None:
+    def __init__(self, tables: Tables, namespace: str, quote: Quote, max_statement: int) -> None:
+        """Rows are inserted by statements of up to `max_statement` bytes, or of one row."""
         self._tables = tables
+        self._max_statement = max_statement
         self._namespace = namespace
         self._quote = quote
         self.statements: list[bytes] = []
@@ -103,10 +107,19 @@ class Packet:
         self.statements.append(fill(sql, stored, self._quote))
 
     def add_rows(self, template: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Add one statement that inserts rows, each after the namespace; none for no rows."""
-        lines = [b"(%b)" % self._values((self._namespace, *row)) for row in rows]
+        """Add statements that insert rows, each after the namespace: one if that is not too long, and none for no rows."""
+        before = self._tables.statement(template).sql.encode()
+        lines: list[bytes] = []
+        size = 0
+        for row in rows:
+            line = b"(%b)" % self._values((self._namespace, *row))
+            if lines and size + len(line) > self._max_statement:
+                self.statements.append(before + b",".join(lines))
+                lines, size = [], 0
+            lines.append(line)
+            size += len(line) + 1
         if lines:
-            self.statements.append(self._tables.statement(template).sql.encode() + b",".join(lines))
+            self.statements.append(before + b",".join(lines))
 
     def add_held(self, template: tuple[str, str], names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Add one statement over these rows, a derived table with these column names between the halves of the template."""

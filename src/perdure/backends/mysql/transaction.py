@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+from perdure.backends.base.retries import REPEATED_REPLY_WITHIN
 from perdure.backends.mysql.connection import MysqlConnection
 from perdure.backends.mysql.connections import MysqlConnections
 from perdure.backends.mysql.errors import DUPLICATE, code_of
@@ -70,7 +71,7 @@ class MysqlTransaction(SqlTransaction):
         text = connection.driver_connection.cursor().mogrify(sql, values) if values else sql
         self._busy = connection
         try:
-            results = await connection.send_texts([text.encode()])
+            results = await connection.send_texts([text.encode()], limit=REPEATED_REPLY_WITHIN)  # it may take its time
         finally:
             self._busy = None
         if len(results) > 1 or not (commits or connection.in_transaction):

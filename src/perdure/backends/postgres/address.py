@@ -12,12 +12,12 @@ _FORM: Final = "postgresql://user:password@host:port/database"
 
 
 class PostgresAddress(NamedTuple):
-    """Where a database is. `password` is kept to be taken out of messages, and shown nowhere."""
+    """Where a database is. `secrets` are kept to be taken out of messages, and shown nowhere."""
 
     hosts: str
     database: str
     search_path: str
-    password: str | None
+    secrets: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -35,7 +35,7 @@ def parse_address(dsn: str) -> PostgresAddress:
     hosts = url.hosts or options.get("host") or defaults.get("PGHOST") or "localhost"
     if ":" not in hosts and "/" not in hosts:
         hosts = f"{hosts}:{options.get('port') or defaults.get('PGPORT') or 5432}"
-    password = options.get("password") or url.password or defaults.get("PGPASSWORD")
+    secrets = url.secrets or tuple(filter(None, [defaults.get("PGPASSWORD")]))
     user = options.get("user") or url.user or defaults.get("PGUSER") or ""
     database = url.database or options.get("dbname") or options.get("database") or defaults.get("PGDATABASE") or user
-    return PostgresAddress(hosts, database, options.get("search_path") or options.get("options") or "", password)
+    return PostgresAddress(hosts, database, options.get("search_path") or options.get("options") or "", secrets)

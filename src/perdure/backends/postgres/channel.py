@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
+from perdure.backends.postgres.errors import is_stale
 from perdure.backends.sql.dialect import POSTGRES, Dialect, Statement
 from perdure.backends.sql.session import Result, Session
 
@@ -23,11 +24,45 @@ _WITH_ROWS: Final = ("SELECT", "WITH")
 class Connection(Protocol):
     """What is used of an asyncpg connection."""
 
-    def fetch(self, query: str, *args: Any) -> Awaitable[list[Any]]: ...
+    def fetch(self, query: str, *args: Any, timeout: float | None = None) -> Awaitable[list[Any]]: ...
     def fetchmany(self, query: str, args: Sequence[Sequence[Any]]) -> Awaitable[list[Any]]: ...
     async def execute(self, query: str, *args: Any) -> str: ...
     def is_closed(self) -> bool: ...
     def terminate(self) -> None: ...
+
+
+class PatientConnection:
+    """A connection whose statements may take so many seconds, whatever its own time limit is."""
+
+    __slots__ = ("_connection", "_seconds")
+
+    def __init__(self, connection: Any, seconds: float) -> None:
+        self._connection = connection
+        self._seconds = seconds
+
+    def fetch(self, query: str, *args: Any, timeout: float | None = None) -> Awaitable[list[Any]]:
+        rows: Awaitable[list[Any]] = self._connection.fetch(query, *args, timeout=timeout or self._seconds)
+        return rows
+
+    def fetchmany(self, query: str, args: Sequence[Sequence[Any]]) -> Awaitable[list[Any]]:
+        rows: Awaitable[list[Any]] = self._connection.fetchmany(query, args, timeout=self._seconds)
+        return rows
+
+    async def execute(self, query: str, *args: Any) -> str:
+        done: str = await self._connection.execute(query, *args, timeout=self._seconds)
+        return done
+
+    def is_closed(self) -> bool:
+        closed: bool = self._connection.is_closed()
+        return closed
+
+    def terminate(self) -> None:
+        self._connection.terminate()
+
+    def get_server_pid(self) -> int:
+        """The number of the server's process, as the server or a pooler gave it."""
+        pid: int = self._connection.get_server_pid()
+        return pid
 
 
 class PostgresChannel:
@@ -59,14 +94,14 @@ async def begin(connection: Connection, commit: str = "COMMIT") -> AsyncIterator
     await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
     try:
         yield PostgresChannel(connection)
-    except BaseException:
-        await _roll_back(connection)
+    except BaseException as error:
+        await _roll_back(connection, error)
         raise
     await connection.execute(commit)
 
 
-async def _roll_back(connection: Connection) -> None:
-    if connection.is_closed():
+async def _roll_back(connection: Connection, error: BaseException) -> None:
+    if connection.is_closed() or is_stale(error):  # a stale one is closed, with its transaction
         return
     try:
         await connection.execute("ROLLBACK")

@@ -16,12 +16,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from perdure.backends.base.claim_filter import ClaimRequest
+from perdure.backends.base.claim_rules import ClaimRequest
+from perdure.backends.base.damaged_runs import DamagedRun
 from perdure.backends.postgres.channel import connection_of, fetch
 from perdure.backends.postgres.connections import PostgresConnections
 from perdure.backends.sql.claims import ClaimResult, LeasedRun
 from perdure.backends.sql.rows import RUN_FIELDS, lease_of, run_from
+from perdure.backends.sql.runs import time
 from perdure.backends.sql.session import Session
+from perdure.errors import SnapshotCorrupt
+from perdure.model.records import SUSPECT_ATTEMPTS, Lease
 
 _MAY_WAKE: Final = "run.namespace || '' = $1 AND run.wake_at IS NOT NULL AND run.held = 0"
 _IN_GROUP: Final = """
@@ -29,8 +33,12 @@ _IN_GROUP: Final = """
         AND run.priority = groups.priority
 """
 
+_IS_SUSPECT: Final = f"run.status = 'running' AND run.attempts >= {SUSPECT_ATTEMPTS}"
+# A damaged number must not make the statement overflow, which would fail the claims of all runs.
+_LARGEST: Final = (1 << 63) - 2
+
 # $2 now, $3 the lease's length, $4 its owner, $5 how many, $6 workflows, $7 queues or NULL, $8 whether limits were locked,
-# $9 the version of each workflow.
+# $9 the version of each workflow, $10 how many suspects (`RunRow.is_suspect`) or NULL.
 # A loose index scan finds the groups: from the first row of a group straight to the first row of the next.
 CLAIM: Final = f"""
     WITH RECURSIVE clock AS MATERIALIZED (
@@ -78,19 +86,30 @@ CLAIM: Final = f"""
         SELECT limits.queue, limits.concurrency - coalesce(sum(leased.number), 0) AS number, limits.key_concurrency
         FROM limits LEFT JOIN leased USING (queue) GROUP BY limits.queue, limits.concurrency, limits.key_concurrency
     ),
-    due AS MATERIALIZED (
-        SELECT found.*, groups.queue, groups.priority, room.number AS room, room.key_concurrency,
-            row_number() OVER (
-                PARTITION BY groups.queue, found.limit_key ORDER BY groups.priority DESC, found.wake_at, found.id
-            ) AS turn_of_key
+    found AS MATERIALIZED (
+        SELECT found.*, groups.queue, groups.priority, room.number AS room, room.key_concurrency, row_number() OVER (
+            PARTITION BY found.is_suspect ORDER BY groups.priority DESC, found.wake_at, found.id
+        ) AS turn_of_suspect
         FROM groups LEFT JOIN room USING (queue) CROSS JOIN clock CROSS JOIN LATERAL (
-            SELECT run.id, run.wake_at, run.limit_key FROM $runs AS run
+            (SELECT run.id, run.wake_at, run.limit_key, false AS is_suspect FROM $runs AS run
             WHERE {_MAY_WAKE} AND {_IN_GROUP}
-                AND run.wake_at <= clock.at
+                AND run.wake_at <= clock.at AND ($10::bigint IS NULL OR NOT ({_IS_SUSPECT}))
             ORDER BY run.wake_at, run.id
-            LIMIT CASE WHEN room.number <= 0 THEN 0 WHEN room.key_concurrency IS NULL THEN $5::bigint * 10 + 100 END
+            LIMIT CASE WHEN room.number <= 0 THEN 0 WHEN room.key_concurrency IS NULL THEN $5::bigint * 10 + 100 END)
+            UNION ALL
+            (SELECT run.id, run.wake_at, run.limit_key, true FROM $runs AS run
+            WHERE {_MAY_WAKE} AND {_IN_GROUP}
+                AND run.wake_at <= clock.at AND $10::bigint > 0 AND {_IS_SUSPECT}
+            ORDER BY run.wake_at, run.id
+            LIMIT CASE WHEN room.number <= 0 THEN 0 ELSE $10::bigint END)
         ) AS found
         WHERE (SELECT go FROM may)
+    ),
+    due AS MATERIALIZED (
+        SELECT found.*, row_number() OVER (
+            PARTITION BY found.queue, found.limit_key ORDER BY found.priority DESC, found.wake_at, found.id
+        ) AS turn_of_key
+        FROM found WHERE NOT found.is_suspect OR found.turn_of_suspect <= $10::bigint
     ),
     allowed AS MATERIALIZED (
         SELECT due.id, due.wake_at, due.priority, due.room,
@@ -110,8 +129,8 @@ CLAIM: Final = f"""
     taken AS (
         UPDATE $runs AS run SET lease_token = replace(gen_random_uuid()::text, '-', ''),
             status = 'running', waiting_for = '[]', lease_until = clock.at + $3, wake_at = clock.at + $3, updated_at = clock.at,
-            epoch = greatest(run.epoch + 1, clock.at), lease_owner = $4,
-            attempts = CASE WHEN run.journal_length < grown.length THEN 1 ELSE run.attempts + 1 END, journal_length = grown.length
+            epoch = greatest(least(run.epoch, {_LARGEST}) + 1, clock.at), lease_owner = $4, journal_length = grown.length,
+            attempts = CASE WHEN run.journal_length < grown.length THEN 1 ELSE least(run.attempts, {_LARGEST}) + 1 END
         FROM clock, picked CROSS JOIN LATERAL (
             SELECT coalesce(max(step.seq), 0) AS length FROM $steps AS step
             WHERE step.namespace = $1 AND step.run_id = picked.id
@@ -120,7 +139,7 @@ CLAIM: Final = f"""
         RETURNING {", ".join(f"run.{field}" for field in RUN_FIELDS)}, run.lease_token, run.inbox_seq
     )
     SELECT taken.*, picked.priority AS turn, picked.wake_at AS since,
-        (SELECT go FROM may) AS go, (SELECT wake_at FROM soon) AS soon
+        (SELECT go FROM may) AS go, (SELECT wake_at FROM soon) AS soon, (SELECT at FROM clock) AS at
     FROM (VALUES (1)) AS always LEFT JOIN (taken JOIN picked USING (id)) ON true
     ORDER BY turn DESC, since, id
 """
@@ -134,30 +153,39 @@ _LOCK_LIMITS: Final = """
 async def claim(connections: PostgresConnections, namespace: str, request: ClaimRequest) -> ClaimResult:
     """Lease due runs."""
     if request.filter.is_empty:
-        return ClaimResult([], None)
+        return ClaimResult([], None, await connections.perform(namespace, lambda db, _: time(db, request.now)), [])
 
     async def attempt(db: Session, _: bool, *, lock_limits: bool) -> ClaimResult | None:  # noqa: FBT001 - as all work
-        if not connections.jit_is_off:  # to compile the statement first takes a hundred times as long as the statement
+        if not connections.has_own_sessions:  # to compile the statement first takes a hundred times as long as the statement
             await connection_of(db).execute("SET LOCAL jit = off")
         if lock_limits:
             await fetch(db, _LOCK_LIMITS, request.filter.queues)
         return await _claim(db, request, limits_are_locked=lock_limits)
 
-    perform = connections.autocommit if connections.jit_is_off else connections.perform
+    perform = connections.autocommit if connections.has_own_sessions else connections.perform
     result = await perform(namespace, partial(attempt, lock_limits=False))
-    if result is None:
+    while result is None:  # once: under the locks no limit is in the way
         result = await connections.perform(namespace, partial(attempt, lock_limits=True))
-    return result or ClaimResult([], None)
+    return result
 
 
 async def _claim(db: Session, request: ClaimRequest, *, limits_are_locked: bool) -> ClaimResult | None:
     """None when a limit is in the way."""
-    (workflows, queues), limit, length, owner, now = request
+    (workflows, queues), limit, length, owner, now, suspects = request
     names, versions = zip(*workflows, strict=True)
-    rows = await fetch(db, CLAIM, now, length, owner, limit, names, queues, limits_are_locked, versions)
+    rows = await fetch(db, CLAIM, now, length, owner, limit, names, queues, limits_are_locked, versions, suspects)
     if not rows[0]["go"]:
         return None
-    return ClaimResult([_leased_run(db, row) for row in rows if row["id"] is not None], rows[0]["soon"])
+    result = ClaimResult([], rows[0]["soon"], rows[0]["at"], [])
+    for row in rows:
+        if row["id"] is None:
+            continue
+        try:
+            result.leased.append(_leased_run(db, row))
+        except SnapshotCorrupt as problem:
+            lease = Lease(run_id=row["id"], epoch=row["epoch"], token=row["lease_token"], until=row["lease_until"])
+            result.damaged.append(DamagedRun(lease, problem))
+    return result
 
 
 def _leased_run(db: Session, row: Sequence[Any]) -> LeasedRun:

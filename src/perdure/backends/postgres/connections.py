@@ -14,9 +14,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
+from perdure.backends.base import retries
 from perdure.backends.base.retries import NotSentError, WriteFailure
 from perdure.backends.postgres.address import PostgresAddress
-from perdure.backends.postgres.channel import DIALECT, PostgresChannel, begin
+from perdure.backends.postgres.channel import DIALECT, PatientConnection, PostgresChannel, begin
 from perdure.backends.postgres.errors import classify_failure, driver, is_stale, map_error
 from perdure.backends.postgres.notifications import channel_name
 from perdure.backends.sql.dialect import Tables
@@ -29,7 +30,7 @@ from perdure.store import Durability
 T = TypeVar("T")
 
 CONNECT_TIMEOUT: Final = 10.0
-COMMAND_TIMEOUT: Final = 60.0
+_CLOSE_TIMEOUT: Final = 1.0
 _MOST_AT_HAND: Final = 3
 
 # What a session begins with. Every statement finds its rows by an index. A plan is made once for a connection, maybe while the
@@ -49,6 +50,12 @@ _KEEP_PLANS_FOR: Final = 20  # seconds; and in any case a plan does not outlive 
 _SETTINGS: Final = """
     SELECT pg_backend_pid(), current_setting('fsync'), current_setting('synchronous_commit'),
         current_setting('synchronous_standby_names'), current_setting('server_encoding')
+"""
+# Only a session of the same user that has done nothing for some time: the number may be that of another session by now, or on
+# another server behind the same address.
+_END_SESSION: Final = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE pid = $1 AND usename = current_user AND state_change < clock_timestamp() - make_interval(secs => $2::float8)
 """
 
 
@@ -77,6 +84,7 @@ class PostgresConnections(SqlConnections):
         self._waiting = 0
         # Connections of open transactions: a pool of their own, so that the verbs never wait for those.
         self._transactions = pool
+        self._ending_sessions: set[asyncio.Task[None]] = set()
 
     def sibling(self) -> Self:
         """Connections to the same database, with a pool of their own unless that is borrowed."""
@@ -90,15 +98,15 @@ class PostgresConnections(SqlConnections):
         return connections
 
     @property
-    def jit_is_off(self) -> bool:
-        """Whether the sessions have our settings."""
+    def has_own_sessions(self) -> bool:
+        """Whether each connection is a session of ours on the server, with our settings."""
         return not self.is_borrowed and not self.behind_pooler
 
     def classify_failure(self, error: BaseException) -> WriteFailure:
         return classify_failure(error)
 
     def map_error(self, error: BaseException) -> BaseException:
-        return map_error(error, self.place.label, self.place.password)
+        return map_error(error, self.place.label, self.place.secrets)
 
     def is_caused_by_one_request(self, error: BaseException) -> bool:
         # Also when another transaction wrote the same at this moment.
@@ -112,7 +120,9 @@ class PostgresConnections(SqlConnections):
 
     async def _connect(self) -> Any:
         """A connection of its own that keeps no statements."""
-        return await driver().connect(self._dsn, timeout=CONNECT_TIMEOUT, statement_cache_size=0, command_timeout=COMMAND_TIMEOUT)
+        return await driver().connect(
+            self._dsn, timeout=CONNECT_TIMEOUT, statement_cache_size=0, command_timeout=retries.REPLY_WITHIN
+        )
 
     async def open(self, *, allowed: bool) -> None:
         """Leave schema and pool there, and know how the server is reached and what it survives."""
@@ -148,7 +158,7 @@ class PostgresConnections(SqlConnections):
             min_size=0,
             max_size=self._pool_size,
             timeout=CONNECT_TIMEOUT,
-            command_timeout=COMMAND_TIMEOUT,
+            command_timeout=retries.REPLY_WITHIN,
             statement_cache_size=0 if self.behind_pooler else 200,
             max_cached_statement_lifetime=_KEEP_PLANS_FOR,
             server_settings=None if self.behind_pooler else SERVER_SETTINGS,  # a pooler refuses what it does not know
@@ -163,9 +173,11 @@ class PostgresConnections(SqlConnections):
             return
         connection = await self._connect()
         try:
-            yield connection
-        finally:
-            await connection.close()
+            yield self._limit(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        await connection.close()
 
     def autocommit(self, namespace: str, work: Callable[[Session, bool], Awaitable[T]]) -> Coroutine[Any, Any, T]:
         """As `perform`, on a connection that commits each statement by itself; behind a pooler, in one transaction."""
@@ -182,10 +194,10 @@ class PostgresConnections(SqlConnections):
         connection = await self._acquire()
         try:
             if self.behind_pooler:
-                async with begin(connection):
-                    answer = await use(connection)
+                async with begin(self._limit(connection)):
+                    answer = await use(self._limit(connection))
             else:
-                answer = await use(connection)
+                answer = await use(self._limit(connection))
         except BaseException as error:
             await self._discard(connection, error)
             raise
@@ -196,7 +208,7 @@ class PostgresConnections(SqlConnections):
     async def _connection(self) -> AsyncIterator[Any]:
         connection = await self._acquire()
         try:
-            yield connection
+            yield self._limit(connection)
         except BaseException as error:
             await self._discard(connection, error)
             raise
@@ -227,8 +239,21 @@ class PostgresConnections(SqlConnections):
         async with self._changing:
             if self._transactions is None:
                 self._transactions = await self._new_pool()
-        async with self._transactions.acquire() as connection, begin(connection) as channel:
-            yield channel
+        pool = self._transactions
+        connection = await pool.acquire()
+        try:
+            async with begin(self._limit(connection)) as channel:
+                yield channel
+        except BaseException as error:
+            self._terminate_if_stale(connection, error)
+            raise
+        finally:
+            await pool.release(connection)
+
+    def _limit(self, connection: Any) -> Any:
+        """The connection with the time limit of this attempt, which a pool of ours has already in a first one."""
+        limit = retries.reply_limit()
+        return connection if limit == retries.REPLY_WITHIN and not self.is_borrowed else PatientConnection(connection, limit)
 
     async def _acquire(self) -> Any:
         """A connection that is at hand or from the pool. What goes wrong here was never sent."""
@@ -252,13 +277,43 @@ class PostgresConnections(SqlConnections):
             self._at_hand.append(connection)
 
     async def _discard(self, connection: Any, error: BaseException) -> None:
-        if is_stale(error):
-            connection.terminate()
+        self._terminate_if_stale(connection, error)
         await self._pool.release(connection)  # the pool sees to what an error or a cancellation left behind
+
+    def _terminate_if_stale(self, connection: Any, error: BaseException) -> None:
+        if not is_stale(error):
+            return
+        if isinstance(error, TimeoutError) and self.has_own_sessions and not connection.is_closed():
+            ending = asyncio.ensure_future(self._end_session(connection.get_server_pid()))
+            self._ending_sessions.add(ending)
+            ending.add_done_callback(self._ending_sessions.discard)
+        connection.terminate()
+
+    async def _end_session(self, pid: int) -> None:
+        """End a session that gave no reply, on the server. It may be in the middle of a transaction, and would keep its locks."""
+        with contextlib.suppress(Exception):  # the server may be away, or not allow it
+            connection = await self._connect()
+            try:
+                await connection.fetch(_END_SESSION, pid, retries.REPLY_WITHIN / 2)
+            finally:
+                await connection.close(timeout=_CLOSE_TIMEOUT)
+
+    async def drop_idle(self) -> None:
+        """Close the connections that nothing uses now."""
+        while self._at_hand:
+            connection = self._at_hand.pop()
+            connection.terminate()
+            await self._pool.release(connection)
+        for pool in filter(None, {self._pool, self._transactions}):
+            for holder in pool._holders:  # noqa: SLF001 - `expire_connections` waits for a reply of each, and logs that none came
+                if holder._in_use is None:  # noqa: SLF001
+                    holder.terminate()
 
     async def close(self) -> None:
         """Close the pools, if they are ours."""
         pools = (self._pool, self._transactions)
+        for ending in self._ending_sessions:
+            ending.cancel()
         while self._at_hand:
             await self._pool.release(self._at_hand.pop())
         self._pool = self._transactions = None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
-from perdure.backends.base.retries import WriteFailure
-from perdure.errors import PerdureError, PersistenceError
+from perdure.backends.base.retries import WriteFailure, wrap_error
+from perdure.errors import PerdureError
 
 
 def driver() -> Any:
@@ -50,12 +51,13 @@ def classify_failure(error: BaseException) -> WriteFailure:
 def is_stale(error: BaseException) -> bool:
     """Whether the connection, good as it seems, should not be used again.
 
-    It leads to a server that takes no writes, or the driver has lost track of it: the server closed it while it was idle.
+    It leads to a server that takes no writes, the driver has lost track of it as the server closed it while it was idle, or it
+    gave no reply: then asyncpg would wait for the end of the statement, which it has asked the server to cancel.
     """
-    return getattr(error, "sqlstate", None) == "25006" or isinstance(error, driver().InternalClientError)
+    return getattr(error, "sqlstate", None) == "25006" or isinstance(error, driver().InternalClientError | TimeoutError)
 
 
-def map_error(error: BaseException, label: str, secret: str | None = None) -> BaseException:
+def map_error(error: BaseException, label: str, secrets: Collection[str] = ()) -> BaseException:
     """What the caller gets: `PersistenceError` for what the driver, the server and the system say, without the password."""
     if isinstance(error, PerdureError):
         return error
@@ -64,9 +66,4 @@ def map_error(error: BaseException, label: str, secret: str | None = None) -> Ba
         error, asyncpg.PostgresError | asyncpg.InterfaceError | asyncpg.InternalClientError | OSError | TimeoutError
     ):
         return error
-    said = f"{type(error).__name__}: {error}"
-    if secret and secret in said:
-        return PersistenceError(label, said.replace(secret, "***"))
-    result = PersistenceError(label, said)
-    result.__cause__ = error
-    return result
+    return wrap_error(error, label, f"{type(error).__name__}: {error}", secrets)

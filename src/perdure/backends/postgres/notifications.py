@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from perdure.backends.base import change_listener
 from perdure.backends.base.change_listener import ChangeListener
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.sql.dialect import Tables
@@ -47,7 +48,11 @@ class NotificationListener(ChangeListener):
     async def _listen(self) -> None:
         connection = self._connection
         try:
-            await self._is_lost.wait()
+            while not self._is_lost.is_set() and not self._is_closed:
+                await asyncio.wait([lost := asyncio.ensure_future(self._is_lost.wait())], timeout=change_listener.CHECK_EVERY)
+                if not lost.cancel():
+                    return
+                await connection.fetch("SELECT 1")  # raises when no reply comes
         finally:
             try:
                 await connection.close(timeout=1.0)

@@ -15,8 +15,9 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from perdure.backends.base.batching import Batcher, Reply, Request
-from perdure.backends.base.claim_filter import ClaimRequest
+from perdure.backends.base.claim_rules import ClaimRequest
 from perdure.backends.base.loop_connections import LoopBatchers, LoopConnections
+from perdure.backends.base.retries import REPEATED_REPLY_WITHIN
 from perdure.backends.postgres import claiming
 from perdure.backends.postgres.address import PostgresAddress, parse_address
 from perdure.backends.postgres.batching import make_batchers
@@ -56,7 +57,7 @@ class PostgresStore(SqlStore[PostgresConnections]):
         if (url is None) == (pool is None):
             raise ValueError("a PostgreSQL store takes a url or a pool, one of them")
         driver()
-        place = PostgresAddress(f"pool {id(pool)}", "", "", None) if url is None else parse_address(url)
+        place = PostgresAddress(f"pool {id(pool)}", "", "") if url is None else parse_address(url)
         connections = PostgresConnections(place, table, dsn=url, pool=pool, pool_size=pool_size)
         super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
@@ -101,7 +102,8 @@ class PostgresStore(SqlStore[PostgresConnections]):
 
     async def _claim(self, request: ClaimRequest) -> Claims:
         result = await claiming.claim(self._connections, self._namespace, request)
-        return Claims(claims=await self._load(result.leased), next_wake_at=result.next_wake_at)
+        loaded = await self._load(result, request.now)
+        return Claims(claims=loaded.claims, next_wake_at=result.next_wake_at, now=result.now)
 
     def _new_transaction(self, lease: Lease) -> PostgresTransaction:
         return PostgresTransaction(self._connections, self._namespace, lease)
@@ -121,7 +123,7 @@ class PostgresTransaction(SqlTransaction):
     })  # fmt: skip
 
     async def _run(self, db: Session, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        rows = await connection_of(db).fetch(sql, *values)
+        rows = await connection_of(db).fetch(sql, *values, timeout=REPEATED_REPLY_WITHIN)  # it may take its time
         return [tuple(row) for row in rows]
 
     async def _record_all(self, db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from perdure.backends.base.address import parse_server_url
+from perdure.backends.base.address import ServerUrl, parse_server_url
 
 URL_FORMS: Final = "redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/socket"
 _SCHEMES: Final = ("redis", "rediss", "unix")
@@ -24,11 +24,20 @@ class RedisAddress(NamedTuple):
 
 def parse_address(url: str) -> RedisAddress:
     """Where the URL leads. Raises `ValueError`, without the URL's text, when it cannot be read."""
-    parts = parse_server_url(url, "Redis", _SCHEMES, URL_FORMS, strict=False)
+    parts = _parse(url)
     db = parts.options.get("db") or "0"
     if parts.scheme == "unix":
         return RedisAddress(parts.path, "", db)
     return RedisAddress(parts.host or "localhost", str(parts.port or _DEFAULT_PORT), parts.path.strip("/") or db)
+
+
+def secrets_in(url: str) -> tuple[str, ...]:
+    """The texts in the URL that no message may show."""
+    return _parse(url).secrets
+
+
+def _parse(url: str) -> ServerUrl:
+    return parse_server_url(url, "Redis", _SCHEMES, URL_FORMS, strict=False)
 
 
 def check_source(url: object, client: object) -> None:

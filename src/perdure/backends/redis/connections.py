@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Self
 from perdure.aio.loop_thread import LoopThread
 from perdure.backends.base.connections import ServerConnections
 from perdure.backends.base.retries import WriteFailure
-from perdure.backends.redis.address import RedisAddress
-from perdure.backends.redis.driver import classify_failure, map_error, open_client
+from perdure.backends.redis.address import RedisAddress, secrets_in
+from perdure.backends.redis.driver import classify_failure, is_silence, map_error, open_client
 from perdure.backends.redis.keys import Keys
 from perdure.backends.redis.scripts import SCRIPTS, ScriptCall, send_calls
 from perdure.backends.redis.server_info import FORMAT, ServerInfo, check_server, fsync_policy, server_info_from
@@ -35,6 +35,7 @@ class RedisConnections(ServerConnections):
         self.durability = "process"  # until the server has said that it syncs every write
         self.server_info: ServerInfo | None = None
         self._url = url
+        self._secrets = () if url is None else secrets_in(url)
         self._cluster = cluster
 
     def sibling(self) -> Self:
@@ -49,7 +50,16 @@ class RedisConnections(ServerConnections):
         return classify_failure(error)
 
     def map_error(self, error: BaseException) -> BaseException:
-        return map_error(error, self.label)
+        return map_error(error, self.label, self._secrets)
+
+    def is_silence(self, error: BaseException) -> bool:
+        return is_silence(error)
+
+    async def drop_idle(self) -> None:
+        """Close the connections that nothing uses now. A cluster's client keeps its own, by node."""
+        pool = getattr(self.client, "connection_pool", None)
+        if pool is not None:
+            await pool.disconnect(inuse_connections=False)
 
     async def open(self, *, allowed: bool) -> None:
         """Make a client, and find out what the server does with what it is given.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 from perdure.backends.base.address import HIDDEN
-from perdure.backends.base.retries import WriteFailure
+from perdure.backends.base.retries import WriteFailure, wrap_error
 from perdure.backends.redis.address import URL_FORMS
-from perdure.errors import PersistenceError
 
 # A server that does not answer within this many seconds counts as lost.
-_ANSWERS_WITHIN: Final = 10.0
+REPLY_WITHIN: Final = 10.0
 _CONNECTS_WITHIN: Final = 5.0
 _HEALTH_CHECK_EVERY: Final = 30
 # Errors by which a server says that it did not run the script, and that it may run it later.
@@ -40,7 +40,7 @@ def open_client(url: str, *, cluster: bool) -> Any:
         return make(
             url,
             retry=Retry(NoBackoff(), 0),
-            socket_timeout=_ANSWERS_WITHIN,
+            socket_timeout=REPLY_WITHIN,
             socket_connect_timeout=_CONNECTS_WITHIN,
             health_check_interval=_HEALTH_CHECK_EVERY,
             **_without_name(),
@@ -78,12 +78,17 @@ def classify_failure(error: BaseException) -> WriteFailure:
     return WriteFailure.PERMANENT
 
 
-def map_error(error: BaseException, label: str) -> BaseException:
+def is_silence(error: BaseException) -> bool:
+    """Whether no reply came in time."""
+    from redis.exceptions import TimeoutError as TimedOut
+
+    return isinstance(error, TimedOut | TimeoutError)
+
+
+def map_error(error: BaseException, label: str, secrets: Collection[str] = ()) -> BaseException:
     """The error that a caller gets: the driver's own become `PersistenceError`."""
     from redis.exceptions import RedisError
 
     if not isinstance(error, RedisError | OSError):
         return error
-    mapped = PersistenceError(label, str(error) or type(error).__name__)
-    mapped.__cause__ = error
-    return mapped
+    return wrap_error(error, label, str(error) or type(error).__name__, secrets)

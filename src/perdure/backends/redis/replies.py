@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from perdure.backends.base.damaged_runs import UNREADABLE, check_line, damaged_line
 from perdure.backends.base.new_runs import row_after_restore
 from perdure.backends.redis.rows import run_from, signal_from
 from perdure.errors import LeaseHeld, LeaseLost, PersistenceError, RunFinished, RunNotFound
@@ -54,8 +55,15 @@ def pulse_from(reply: Sequence[bytes]) -> Pulse:
 
 def line_from(line: Sequence[bytes]) -> RunInfo:
     """A line of a list."""
-    run_id, workflow, status, updated_at, version, problem = (part.decode() for part in line)
-    return RunInfo.of(run_id, workflow, int(version), status, int(updated_at), problem or None)  # type: ignore[arg-type]  # as written
+    try:
+        run_id, workflow, status, updated_at, version, problem = (part.decode() for part in line)
+        info = RunInfo.of(run_id, workflow, int(version), status, int(updated_at), problem or None)  # type: ignore[arg-type]
+        return check_line(info)
+    except UNREADABLE as reason:
+        names = ("id", "workflow", "status", "updated_at", "version", "problem")
+        texts = {name: part.decode(errors="replace") for name, part in zip(names, line, strict=False)}
+        numbers = {name: int(text) for name in ("updated_at", "version") if (text := texts.get(name, "")).isdecimal()}
+        return damaged_line(texts["id"], texts | numbers, reason)
 
 
 def to_restore(run: RunRow, inbox: Sequence[Signal]) -> tuple[RunRow, str]:

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from perdure.backends.base.damaged_runs import UNREADABLE, check_entry, check_row, problem_of
 from perdure.model.journal import Entry, Kind, Phase
 from perdure.model.records import Awaited, Claim, Item, Lease, NewRun, QueueLimits, RunRow, Schedule, Signal
 
@@ -110,12 +111,20 @@ def columns_of(run: NewRun) -> list[Arg]:
 
 
 def run_from(flat: Sequence[bytes]) -> RunRow | None:
-    """The run that is stored in these columns, or None when there are no columns."""
-    stored = {name.decode(): value for name, value in pairs(flat)}
+    """The run that is stored in these columns, or None when there are no columns. Raises `SnapshotCorrupt`."""
+    stored = dict(pairs(flat))
     if not stored:
         return None
-    columns = {name: _column(name, stored[name]) for name in RunRow.__struct_fields__ if name in stored}
-    return RunRow(**({"wake_at": None} | columns))
+    columns: dict[str, Any] = {"wake_at": None}
+    name = "id"
+    try:
+        for name in RunRow.__struct_fields__:
+            if (value := stored.get(name.encode())) is not None:
+                columns[name] = _column(name, value)
+        return check_row(RunRow(**columns))
+    except UNREADABLE as reason:
+        what = "the row" if name in columns else f"the column {name}"
+        raise problem_of(stored.get(b"id", b"?").decode(errors="replace"), what, reason) from reason
 
 
 def _column(name: str, value: bytes) -> Any:
@@ -144,10 +153,10 @@ def entries_of(entries: Iterable[Entry]) -> list[Arg]:
 
 
 def entry_from(stored: bytes) -> Entry:
-    """The entry of these stored bytes."""
+    """The entry of these stored bytes. Raises one of `UNREADABLE`."""
     seq, epoch, started_at, ended_at, data = stored.split(b":", 4)
     rest = _entry_rest.decode(data)
-    return Entry(
+    entry = Entry(
         seq=int(seq),
         key=rest.key,
         phase=rest.phase,
@@ -161,6 +170,7 @@ def entry_from(stored: bytes) -> Entry:
         ended_at=int(ended_at),
         epoch=int(epoch),
     )
+    return check_entry(entry)
 
 
 def inbox_of(rows: Iterable[Signal]) -> list[Arg]:
@@ -179,7 +189,7 @@ def dedupes_of(rows: Iterable[Signal]) -> list[Arg]:
 
 
 def signal_from(stored: bytes) -> Signal:
-    """The inbox row of these stored bytes."""
+    """The inbox row of these stored bytes. Raises one of `UNREADABLE`."""
     seq, kind, length, dedupe_length, data = stored.split(b":", 4)
     end = int(length)
     until = end + max(0, int(dedupe_length))
@@ -203,20 +213,30 @@ def item_from(stream: str, stored: bytes) -> Item:
 
 
 def claim_from(reply: Sequence[Any]) -> Claim:
-    """The claim on a run that a script has leased and replied whole."""
+    """The claim on a run that a script has leased and replied whole. Raises `SnapshotCorrupt`."""
     flat, steps, inbox, streams = reply
     run = run_from(flat)
     hidden = dict(pairs(flat))
     if run is None or run.lease_until is None:
         raise ValueError("a leased run has no lease")
-    return Claim(
-        lease=Lease(run_id=run.id, epoch=run.epoch, token=hidden[b"token"].decode(), until=run.lease_until),
-        run=run,
-        journal=[entry_from(stored) for stored in steps],
-        inbox=[signal_from(stored) for stored in inbox],
-        inbox_seq=int(hidden.get(b"inbox_seq", b"0")),
-        item_counts={name.decode(): int(length) for name, length in pairs(streams)},
-    )
+    try:
+        return Claim(
+            lease=lease_from(flat),
+            run=run,
+            journal=[entry_from(stored) for stored in steps],
+            inbox=[signal_from(stored) for stored in inbox],
+            inbox_seq=int(hidden.get(b"inbox_seq", b"0")),
+            item_counts={name.decode(): int(length) for name, length in pairs(streams)},
+        )
+    except UNREADABLE as reason:
+        raise problem_of(run.id, "the journal or the inbox", reason) from reason
+
+
+def lease_from(flat: Sequence[bytes]) -> Lease:
+    """The lease that a script has given on the run with these columns; the script has just written them."""
+    stored = dict(pairs(flat))
+    run_id, token = stored[b"id"].decode(), stored[b"token"].decode()
+    return Lease(run_id=run_id, epoch=int(stored[b"epoch"]), token=token, until=int(stored[b"lease_until"]))
 
 
 def schedule_bytes(schedule: Schedule) -> bytes:

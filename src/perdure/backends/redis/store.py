@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Any, Final
 
 from perdure.backends.base.batching import Batcher
-from perdure.backends.base.leases import lease_microseconds, new_token
+from perdure.backends.base.claim_rules import ClaimFilter
+from perdure.backends.base.damaged_runs import raise_damage, report, set_aside
+from perdure.backends.base.leases import lease_microseconds, new_token, store_time
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, row_after_create
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.redis import rows
@@ -35,10 +37,11 @@ from perdure.backends.redis.replies import (
 from perdure.backends.redis.rows import Arg, as_list, as_lists, optional
 from perdure.backends.redis.scripts import SCRIPTS, ScriptCall
 from perdure.backends.redis.subscription import RedisSubscription
-from perdure.errors import StoreCapabilityError
+from perdure.errors import PerdureError, SnapshotCorrupt, StoreCapabilityError
 from perdure.model.durations import microseconds
 from perdure.model.journal import Entry, drop_entry
 from perdure.model.records import (
+    SUSPECT_ATTEMPTS,
     Awaited,
     Claim,
     Claims,
@@ -143,23 +146,40 @@ class RedisStore(ServerStore[RedisConnections]):
         workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
+        suspects: int | None = None,
         now: int | None = None,
     ) -> Claims:
         """Lease due runs, with everything of each, in one script."""
         token = new_token()
         args: builtins.list[Arg] = [optional(now), max(limit, 0), lease_microseconds(ttl), token, self._owner]
-        wanted: builtins.list[Arg] = [part for workflow in workflows for part in workflow]
-        names = [*as_list(wanted), "" if queues is None else 1, *as_list([*(queues or ())])]
-        next_wake_at, taken = await self._call("claim", [self._keys.mark(token)], [*args, *names])
-        return Claims(
-            claims=[rows.claim_from(whole) for whole in taken], next_wake_at=int(next_wake_at) if next_wake_at else None
-        )
+        args += [optional(suspects), SUSPECT_ATTEMPTS]
+        wanted = ClaimFilter.of(workflows, queues)
+        versions: builtins.list[Arg] = [part for workflow in wanted.workflows for part in workflow]
+        names = [*as_list(versions), "" if wanted.queues is None else 1, *as_list([*(wanted.queues or ())])]
+        at, next_wake_at, taken, passed_over = await self._call("claim", [self._keys.mark(token)], [*args, *names])
+        for run_id in passed_over:
+            report(SnapshotCorrupt(run_id.decode(errors="replace"), "the row", "its columns are not those of the index"))
+        claims: builtins.list[Claim] = []
+        for whole in taken:
+            with suppress(SnapshotCorrupt):
+                claims.append(await self._claim_of(whole, now))
+        return Claims(claims=claims, next_wake_at=int(next_wake_at) if next_wake_at else None, now=int(at))
+
+    async def _claim_of(self, whole: Sequence[Any], now: int | None) -> Claim:
+        """The claim on a leased run. One that cannot be read is set aside, and `SnapshotCorrupt` is raised."""
+        try:
+            return rows.claim_from(whole)
+        except SnapshotCorrupt as problem:
+            release = set_aside(problem, store_time(now))
+            with suppress(PerdureError):  # then its lease expires by itself; the others must reach their worker
+                await self.release(rows.lease_from(whole[0]), wake_at=release.wake_at, problem=release.problem, now=now)
+            raise
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         """Lease this run."""
         args = [optional(now), run_id, lease_microseconds(ttl), new_token(), self._owner, int(due_only)]
         reply = check_reply(await self._call("acquire", self._keys.of(run_id), args), run_id)
-        return rows.claim_from(reply[1]) if reply[0] == b"ok" else None
+        return await self._claim_of(reply[1], now) if reply[0] == b"ok" else None
 
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one script."""
@@ -263,11 +283,15 @@ class RedisStore(ServerStore[RedisConnections]):
 
     async def journal(self, run_id: str, *, after: int = 0) -> builtins.list[Entry]:
         """The run's entries, by seq."""
-        return [rows.entry_from(entry) for entry in await self._call("journal", self._keys.of(run_id, "steps"), [run_id, after])]
+        stored = await self._call("journal", self._keys.of(run_id, "steps"), [run_id, after])
+        with raise_damage(run_id, "the journal"):
+            return [rows.entry_from(entry) for entry in stored]
 
     async def inbox(self, run_id: str, *, after: int = 0) -> builtins.list[Signal]:
         """The unconsumed inbox rows, by seq."""
-        return [rows.signal_from(row) for row in await self._call("inbox", self._keys.of(run_id, "inbox"), [run_id, after])]
+        stored = await self._call("inbox", self._keys.of(run_id, "inbox"), [run_id, after])
+        with raise_damage(run_id, "the inbox"):
+            return [rows.signal_from(row) for row in stored]
 
     async def items(self, run_id: str, stream: str, *, after: int = -1, limit: int = 100) -> builtins.list[Item]:
         """Items of a stream, in order."""

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from perdure.backends.base.claim_filter import ClaimRequest
+from perdure.backends.base.claim_rules import ClaimRequest, QueueCounter, SuspectCounter
+from perdure.backends.base.damaged_runs import FETCH_FAILURES, DamagedRun, problem_of, raise_damage, set_aside
 from perdure.backends.base.leases import Release, new_token
 from perdure.backends.base.process_owner import label_of
-from perdure.backends.base.queue_limits import QueueCounter
 from perdure.backends.sql import reading
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.due_order import DueGroup, DueOrder, due_groups, next_wake_at
@@ -29,7 +29,7 @@ from perdure.backends.sql.rows import RUN_COLUMNS, RUN_FIELDS, Row, lease_of, ru
 from perdure.backends.sql.runs import time
 from perdure.backends.sql.schedules import limits_from
 from perdure.backends.sql.session import Parameters, Result, Session, SqlConnections
-from perdure.errors import LeaseHeld, LeaseLost, RunNotFound
+from perdure.errors import LeaseHeld, LeaseLost, RunNotFound, SnapshotCorrupt
 from perdure.model.records import Claim, Lease, Pulse, QueueLimits, RunRow
 
 _LOCK_RUN: Final = f"SELECT {RUN_COLUMNS}, lease_token, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_update"
@@ -45,6 +45,21 @@ _RELEASE: Final = """
 """
 
 
+# A problem is stored without reading anything else of the row. ?4 is when it is due again, ?3 the present.
+_SET_ASIDE: Final = """
+    UPDATE $runs SET status = 'pending', updated_at = ?3, wake_at = ?4, problem = ?5, problem_at = ?3,
+        problem_count = CASE WHEN problem_count BETWEEN 0 AND 1000000 THEN problem_count + 1 ELSE 1 END,
+        lease_token = NULL, lease_owner = NULL, lease_until = NULL
+    WHERE namespace = ?1 AND id = ?2
+"""
+# The same for a run that was leased with token ?6, whose attempt does not count.
+_SET_LEASED_ASIDE: Final = """
+    UPDATE $runs SET status = 'pending', updated_at = ?3, wake_at = ?4, problem = ?5, problem_at = ?3,
+        problem_count = CASE WHEN problem_count BETWEEN 0 AND 1000000 THEN problem_count + 1 ELSE 1 END,
+        attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END,
+        lease_token = NULL, lease_owner = NULL, lease_until = NULL
+    WHERE namespace = ?1 AND id = ?2 AND lease_token = ?6
+"""
 _RENEWAL_PAUSES: Final = (0.0, 0.01, 0.03, 0.1, 0.2)  # seconds before each attempt
 
 Pulses: TypeAlias = dict[Lease, Pulse]
@@ -59,30 +74,47 @@ class LeasedRun(NamedTuple):
 
 
 class ClaimResult(NamedTuple):
-    """The runs that a claim leased, and when the next one comes due."""
+    """The runs that a claim leased, when the next one comes due, the time of the claim, and the runs whose row cannot be read."""
 
     leased: list[LeasedRun]
     next_wake_at: int | None
+    now: int
+    damaged: list[DamagedRun]
+
+
+class LoadedRuns(NamedTuple):
+    """The claims for leased runs, and those of them whose journal or inbox cannot be read."""
+
+    claims: list[Claim]
+    damaged: list[DamagedRun]
+
+    def one(self) -> Claim:
+        """The claim for the only run. Raises `SnapshotCorrupt`."""
+        for damaged in self.damaged:
+            raise damaged.problem
+        return self.claims[0]
 
 
 async def claim(db: Session, request: ClaimRequest) -> ClaimResult:
     """Lease due runs."""
     if request.filter.is_empty:
-        return ClaimResult([], None)
+        return ClaimResult([], None, await time(db, request.now), [])
     at, groups, counter = await _find_groups(db, request)
     soon = await next_wake_at(db, groups, at)
-    ids = await _lock_due_runs(db, DueOrder(db, groups, counter, at, request.limit), counter, request.limit, at)
-    return ClaimResult(await _lease(db, ids, request.owner, at, request.length), soon)
+    suspects = SuspectCounter(request.suspects)
+    order = DueOrder(db, groups, counter, suspects, at, request.limit)
+    ids = await _lock_due_runs(db, order, counter, suspects, request.limit, at)
+    return ClaimResult(await _lease(db, ids, request.owner, at, request.length), soon, at, [])
 
 
 async def find_nothing_due(db: Session, request: ClaimRequest) -> ClaimResult | None:
     """The empty result of a claim for which nothing is due, found by reading alone; None when there is something to lease."""
     if request.filter.is_empty:
-        return ClaimResult([], None)
+        return ClaimResult([], None, await time(db, request.now), [])
     at, groups, counter = await _find_groups(db, request)
-    if await DueOrder(db, groups, counter, at, 1).next(min(request.limit, 1)):
+    if await DueOrder(db, groups, counter, SuspectCounter(request.suspects), at, 1).next(min(request.limit, 1)):
         return None
-    return ClaimResult([], await next_wake_at(db, groups, at))
+    return ClaimResult([], await next_wake_at(db, groups, at), at, [])
 
 
 async def _find_groups(db: Session, request: ClaimRequest) -> tuple[int, list[DueGroup], QueueCounter]:
@@ -115,7 +147,9 @@ async def _count_leased(db: Session, queues: Sequence[str], now: int) -> list[tu
     return [(name(queue), key and name(key), int(number)) for queue, key, number in await db.all(template, *params.values)]
 
 
-async def _lock_due_runs(db: Session, order: DueOrder, counter: QueueCounter, limit: int, now: int) -> list[str]:
+async def _lock_due_runs(
+    db: Session, order: DueOrder, counter: QueueCounter, suspects: SuspectCounter, limit: int, now: int
+) -> list[str]:
     """The ids of due runs that are now locked, first the ones that are to be driven first."""
     ids: list[str] = []
     while due := await order.next(limit - len(ids)):
@@ -125,6 +159,7 @@ async def _lock_due_runs(db: Session, order: DueOrder, counter: QueueCounter, li
                 ids.append(run.id)
             else:
                 counter.give_back(run.queue, run.limit_key)
+                suspects.give_back(is_suspect=run.is_suspect)
     return ids
 
 
@@ -139,25 +174,62 @@ async def _lock_if_due(db: Session, ids: Sequence[str], now: int) -> set[str]:
 
 
 async def _lease(db: Session, ids: Sequence[str], owner: str, at: int, length: int, token: str = "") -> list[LeasedRun]:
-    """Lease runs that are locked."""
+    """Lease runs that are locked. One that cannot be read is set aside."""
     if not ids:
         return []
+    leased: list[LeasedRun] = []
+    statements: list[Statement] = []
+    for row in await _read_rows(db, ids):
+        try:
+            if isinstance(row, SnapshotCorrupt):
+                raise row
+            run, statement = _lease_row(db, row, owner, at, length, token or new_token())
+        except SnapshotCorrupt as problem:
+            if token:  # `acquire` raises it
+                raise
+            statement = _set_aside(db, problem, at)
+        else:
+            leased.append(run)
+        statements.append(statement)
+    await db.send(statements)
+    return sorted(leased, key=lambda leased: ids.index(leased.run.id))
+
+
+async def _read_rows(db: Session, ids: Sequence[str]) -> Sequence[Row | SnapshotCorrupt]:
+    """The rows of these runs. If the driver cannot read them together, each is read alone: one that it cannot read is damaged."""
     params = db.parameters()
     template = f"""
         SELECT {RUN_COLUMNS}, inbox_seq, journal_length,
             (SELECT max(step.seq) FROM $steps AS step WHERE step.namespace = ?1 AND step.run_id = run.id)
         FROM $runs AS run WHERE namespace = ?1 AND {params.among("id", ids)}
     """
-    rows = await db.all(template, *params.values)
-    leased = [_lease_row(db, row, owner, at, length, token or new_token()) for row in rows]
-    await db.send([statement for _, statement in leased])
-    return sorted((run for run, _ in leased), key=lambda leased: ids.index(leased.run.id))
+    try:
+        return await db.all(template, *params.values)
+    except FETCH_FAILURES as reason:
+        if len(ids) == 1:
+            return [problem_of(ids[0], "the row", reason)]
+    return [row for run_id in ids for row in await _read_rows(db, [run_id])]
+
+
+def _set_aside(db: Session, problem: SnapshotCorrupt, at: int) -> Statement:
+    """The statement that sets a run aside which could not be leased."""
+    release = set_aside(problem, at)
+    return db.statement(_SET_ASIDE, problem.args[0], at, release.wake_at, release.problem)
+
+
+async def set_aside_leased(db: Session, damaged: Sequence[DamagedRun], now: int | None) -> None:
+    """Set leased runs aside whose data cannot be read."""
+    at = await time(db, now)
+    for lease, problem in damaged:
+        release = set_aside(problem, at)
+        await db.run(_SET_LEASED_ASIDE, lease.run_id, at, release.wake_at, release.problem, lease.token)
 
 
 def _lease_row(db: Session, row: Row, owner: str, at: int, length: int, token: str) -> tuple[LeasedRun, Statement]:
     """The run as the lease leaves it, and the statement that leases it."""
     run = run_from(row, db.tables.values)
-    inbox_seq, seen, journal_length = (int(value or 0) for value in row[len(RUN_FIELDS) :])
+    with raise_damage(run.id, "the length of the inbox or the journal"):
+        inbox_seq, seen, journal_length = (int(value or 0) for value in row[len(RUN_FIELDS) :])
     until = at + length
     run = msgspec.structs.replace(
         run,
@@ -276,10 +348,20 @@ async def _prolong(db: Session, run_ids: Sequence[str], at: int, until: int, own
     await db.run(template, *params.values)
 
 
-async def load(db: Session, leased: Sequence[LeasedRun]) -> list[Claim]:
-    """The claims for runs that were leased. Call it after the commit: from then on only the lease holder appends to them."""
-    parts = await reading.parts(db, [run.run.id for run in leased])
-    return [_claim_of(run, parts) for run in leased]
+async def load(db: Session, leased: Sequence[LeasedRun]) -> LoadedRuns:
+    """What the leased runs recorded. Call it after the commit: from then on only the lease holder appends to them.
+
+    All are read together. If that fails, each is read alone, so that one which is damaged or too large fails alone.
+    """
+    try:
+        parts = await reading.parts(db, [run.run.id for run in leased])
+        return LoadedRuns([_claim_of(run, parts) for run in leased], [])
+    except (SnapshotCorrupt, *FETCH_FAILURES) as reason:
+        if len(leased) == 1:
+            problem = problem_of(leased[0].run.id, "the journal or the inbox", reason)
+            return LoadedRuns([], [DamagedRun(leased[0].lease, problem)])
+    each = [await load(db, [run]) for run in leased]
+    return LoadedRuns([claim for one in each for claim in one.claims], [damaged for one in each for damaged in one.damaged])
 
 
 def _claim_of(leased: LeasedRun, parts: reading.Parts) -> Claim:

@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from perdure.backends.base.claim_filter import ClaimFilter
-from perdure.backends.base.queue_limits import QueueCounter
+from perdure.backends.base.claim_rules import ClaimFilter, QueueCounter, SuspectCounter
+from perdure.backends.base.damaged_runs import UNREADABLE, log_once
 from perdure.backends.sql.dialect import Statement, chunks
 from perdure.backends.sql.rows import Row
 from perdure.backends.sql.session import Parameters, Session
-from perdure.model.records import WorkflowVersion
+from perdure.model.records import SUSPECT_ATTEMPTS, WorkflowVersion
 
 _MAX_SELECTS: Final = 100
+# `RunRow.is_suspect`.
+_IS_SUSPECT: Final = f"status = 'running' AND attempts >= {SUSPECT_ATTEMPTS}"
 
 # A loose index scan: from the first row of a group straight to the first row of the next. It does not compare row values,
 # because SQLite would then read through the rows of the present group.
@@ -81,6 +83,7 @@ class DueRun(NamedTuple):
     id: str
     queue: str
     limit_key: str | None
+    is_suspect: bool
 
 
 class _DuePages:
@@ -92,7 +95,7 @@ class _DuePages:
         self.is_read = False
         self._last: DueRun | None = None
 
-    def select_page(self, params: Parameters, counter: QueueCounter, now: int, size: int) -> str:
+    def select_page(self, params: Parameters, counter: QueueCounter, suspects: SuspectCounter, now: int, size: int) -> str:
         """The template that reads the next page."""
         conditions = [self.group.condition(params), f"wake_at <= {params.one(now)}"]
         if self._last is not None:
@@ -101,22 +104,34 @@ class _DuePages:
         full = counter.full_keys(self.group.queue)
         if full:
             conditions.append(f"(limit_key IS NULL OR limit_key NOT IN ({params.many(full)}))")
+        if not suspects.has_room:  # they must not fill the pages
+            conditions.append(f"NOT ({_IS_SUSPECT})")
         due = " AND ".join(conditions)
-        return f"SELECT wake_at, id, limit_key FROM $runs $by_wake WHERE {due} ORDER BY wake_at, id LIMIT {size}"
+        is_suspect = f"CASE WHEN {_IS_SUSPECT} THEN 1 ELSE 0 END"
+        return f"SELECT wake_at, id, limit_key, {is_suspect} FROM $runs $by_wake WHERE {due} ORDER BY wake_at, id LIMIT {size}"
 
-    def add_page(self, runs: Sequence[DueRun], size: int) -> None:
-        """Append a page; one with fewer runs than `size` is the last."""
+    def add_page(self, runs: Sequence[DueRun], size: int, count: int) -> None:
+        """Append a page, of which `count` rows were read; one with fewer rows than `size` is the last."""
         self.runs.extend(runs)
-        self.is_read = len(runs) < size
+        self.is_read = count < size or not runs
         self._last = runs[-1] if runs else self._last
 
 
 class DueOrder:
     """The due runs of a claim in their order, as far as the limits of their queues let them in."""
 
-    def __init__(self, db: Session, groups: Iterable[DueGroup], counter: QueueCounter, now: int, limit: int) -> None:
+    def __init__(
+        self,
+        db: Session,
+        groups: Iterable[DueGroup],
+        counter: QueueCounter,
+        suspects: SuspectCounter,
+        now: int,
+        limit: int,
+    ) -> None:
         self._db = db
         self._counter = counter
+        self._suspects = suspects
         self._now = now
         self._size = limit + 20
         by_priority = groupby(sorted(groups, key=lambda group: -group.priority), key=lambda group: group.priority)
@@ -129,8 +144,11 @@ class DueOrder:
             run = await self._pop_first(self._levels[0])
             if run is None:
                 self._levels.popleft()
-            elif self._counter.take(run.queue, run.limit_key):
-                picked.append(run)
+            elif self._suspects.take(is_suspect=run.is_suspect):
+                if self._counter.take(run.queue, run.limit_key):
+                    picked.append(run)
+                else:
+                    self._suspects.give_back(is_suspect=run.is_suspect)
         return picked
 
     async def _pop_first(self, level: Sequence[_DuePages]) -> DueRun | None:
@@ -141,17 +159,26 @@ class DueOrder:
         return min(waiting, key=lambda pages: pages.runs[0]).runs.popleft() if waiting else None
 
     async def _read_next_pages(self, groups: Sequence[_DuePages]) -> None:
-        db, name = self._db, self._db.tables.values.name_from
+        db = self._db
         statements: list[Statement] = []
         for pages in groups:
             params = Parameters()
-            template = pages.select_page(params, self._counter, self._now, self._size)
+            template = pages.select_page(params, self._counter, self._suspects, self._now, self._size)
             statements.append(db.statement(template, *params.values))
         for pages, result in zip(groups, await db.send(statements), strict=True):
-            queue = pages.group.queue
             pages.add_page(
-                [DueRun(int(at), name(run_id), queue, key and name(key)) for at, run_id, key in result.rows], self._size
+                [run for row in result.rows if (run := _due_run(db, row, pages.group.queue))], self._size, len(result.rows)
             )
+
+
+def _due_run(db: Session, row: Row, queue: str) -> DueRun | None:
+    """The due run of this row; None when its id cannot be read. What else cannot be read is found when it is leased."""
+    wake_at, run_id, limit_key, is_suspect = row
+    readable = db.tables.values.id_from(run_id)
+    if readable is None:
+        return None
+    key = None if limit_key is None else db.tables.values.id_from(limit_key)
+    return DueRun(int(wake_at), readable, queue, key, bool(int(is_suspect)))
 
 
 async def due_groups(db: Session, wanted: ClaimFilter) -> list[DueGroup]:
@@ -168,8 +195,21 @@ async def _groups(db: Session, workflows: Sequence[WorkflowVersion]) -> list[Due
 
 
 def _groups_from(db: Session, rows: Iterable[Row]) -> list[DueGroup]:
-    name = db.tables.values.name_from
-    return [DueGroup(name(workflow), int(version), name(queue), int(priority)) for workflow, version, queue, priority in rows]
+    return [group for row in rows if (group := _group_from(db, *row)) is not None]
+
+
+def _group_from(db: Session, workflow: Any, version: Any, queue: Any, priority: Any) -> DueGroup | None:
+    """The group, or None when what its runs have in common cannot be read: then no worker can take them."""
+    name = db.tables.values.id_from
+    try:
+        of, within = name(workflow), name(queue)
+        if of is not None and within is not None:
+            return DueGroup(of, int(version), within, int(priority))
+    except UNREADABLE:
+        pass
+    columns = f"workflow {workflow!r:.200}, version {version!r:.50}, queue {queue!r:.200} and priority {priority!r:.50}"
+    log_once(f"runs with {columns} are not claimed: one of these is damaged")
+    return None
 
 
 async def _groups_step_by_step(db: Session, workflows: Sequence[WorkflowVersion]) -> list[DueGroup]:
@@ -183,8 +223,7 @@ async def _groups_step_by_step(db: Session, workflows: Sequence[WorkflowVersion]
             for workflow, result in zip(reversed(step_workflows), reversed(results), strict=True)
             if result.rows
         }
-        name = db.tables.values.name_from
-        groups = [DueGroup(*workflow, name(queue), int(priority)) for workflow, (queue, priority) in rows.items()]
+        groups = [group for workflow, row in rows.items() if (group := _group_from(db, *workflow, *row)) is not None]
         found += groups
         # Each workflow has two statements; the row in the same queue counts before the row in a later queue.
         steps = [step for group in groups for step in _after(db, group)]
@@ -209,13 +248,21 @@ async def next_wake_at(db: Session, groups: Sequence[DueGroup], now: int) -> int
         selects = [
             f"SELECT min(wake_at) FROM $runs $by_wake WHERE {group.condition(params)} AND wake_at > {after}" for group in chunk
         ]
-        wake_ats += [int(row[0]) for row in await db.all(" UNION ALL ".join(selects), *params.values) if row[0] is not None]
+        rows = await db.all(" UNION ALL ".join(selects), *params.values)
+        wake_ats += [wake_at for row in rows if (wake_at := _instant(row[0])) is not None]
     return min(wake_ats, default=None)
+
+
+def _instant(value: Any) -> int | None:
+    """The instant, or None for NULL and for what is none: SQLite holds text in a column of numbers, behind all of them."""
+    try:
+        return None if value is None else int(value)
+    except UNREADABLE:
+        return None
 
 
 async def due_by_group(db: Session, limit: int, now: int | None) -> list[str]:
     """Ids of the runs that may be claimed, longest due first, for dialects without an index of all due runs."""
-    name = db.tables.values.name_from
     groups = _groups_from(db, await db.all(_GROUPS.format(_FIRST_OF_ALL, _OF_NEXT_WORKFLOW)))
     due: list[tuple[int, str]] = []
     for chunk in chunks(groups, _MAX_SELECTS):
@@ -227,5 +274,8 @@ async def due_by_group(db: Session, limit: int, now: int | None) -> list[str]:
             f"ORDER BY wake_at, id LIMIT {most})"
             for group in chunk
         )
-        due += [(int(at), name(run_id)) for at, run_id in await db.all(" UNION ALL ".join(pages), *params.values)]
+        for at, value in await db.all(" UNION ALL ".join(pages), *params.values):
+            run_id = db.tables.values.id_from(value)
+            if run_id is not None:
+                due.append((int(at), run_id))
     return [run_id for _, run_id in sorted(due)[:limit]]

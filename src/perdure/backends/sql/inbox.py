@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
+from perdure.backends.base.damaged_runs import FETCH_FAILURES, raise_damage
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.recording import insert_rows
 from perdure.backends.sql.rows import SIGNAL_COLUMNS, Row, awaited_from, signal_from, signal_values
@@ -60,11 +63,12 @@ async def _deliver(
     now: int | None,
 ) -> int:
     """Append to the inbox of a run whose row is `target`, and wake the run if it waits for this. Gives the new row's seq."""
-    status, waiting_for = (db.tables.values.name_from(value) for value in target[:2])
-    seq, wake_at = int(target[2]) + 1, None if target[3] is None else int(target[3])
-    has_problem = status == "pending" and target[5] is not None and address.kind == "signal"
-    if has_problem or (status == "suspended" and address in awaited_from(waiting_for)):
-        wake_at = wake_time(wake_at, int(target[4]) if now is None else now)
+    with raise_damage(run_id, "the row"):
+        status, waiting_for = (db.tables.values.name_from(value) for value in target[:2])
+        seq, wake_at = int(target[2]) + 1, None if target[3] is None else int(target[3])
+        has_problem = status == "pending" and target[5] is not None and address.kind == "signal"
+        if has_problem or (status == "suspended" and address in awaited_from(waiting_for)):
+            wake_at = wake_time(wake_at, int(target[4]) if now is None else now)
     await db.send([put(db, run_id, seq, address, payload, dedupe, identity), update_run(db, run_id, seq, wake_at)])
     return seq
 
@@ -93,18 +97,23 @@ def insert(db: Session, run_id: str, rows: Sequence[Signal]) -> list[Statement]:
 
 
 async def read(db: Session, run_id: str, after: int = 0) -> list[Signal]:
-    """The unconsumed rows with a seq above `after`, in order of arrival."""
-    return [signal_from(row, db.tables.values) for row in await db.all(_UNCONSUMED, run_id, after)]
+    """The unconsumed rows with a seq above `after`, in order of arrival. Raises `SnapshotCorrupt`."""
+    with raise_damage(run_id, "the inbox", FETCH_FAILURES):
+        rows = await db.all(_UNCONSUMED, run_id, after)
+    with raise_damage(run_id, "the inbox"):
+        return [signal_from(row, db.tables.values) for row in rows]
 
 
 async def read_all(db: Session, run_ids: Sequence[str]) -> dict[str, list[Signal]]:
-    """The unconsumed rows of these runs, each in order of arrival."""
+    """The unconsumed rows of these runs, each in order of arrival. Raises `SnapshotCorrupt`, and `FETCH_FAILURES`."""
     params = db.parameters()
     template = f"""
         SELECT {SIGNAL_COLUMNS}, run_id FROM $signals $by_unconsumed
         WHERE namespace = ?1 AND {params.among("run_id", run_ids)} AND $unconsumed ORDER BY run_id, seq
     """
     found: dict[str, list[Signal]] = {}
-    for row in await db.all(template, *params.values):
-        found.setdefault(db.tables.values.name_from(row[-1]), []).append(signal_from(row, db.tables.values))
+    for key, rows in groupby(await db.all(template, *params.values), itemgetter(-1)):
+        run_id = db.tables.values.name_from(key)
+        with raise_damage(run_id, "the inbox"):
+            found[run_id] = [signal_from(row, db.tables.values) for row in rows]
     return found

@@ -11,11 +11,13 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
 
+from perdure.backends.base.damaged_runs import FETCH_FAILURES, UNREADABLE, check_line, damaged_line, raise_damage
 from perdure.backends.sql import inbox
 from perdure.backends.sql.dialect import chunks
 from perdure.backends.sql.due_order import due_by_group
-from perdure.backends.sql.rows import ENTRY_COLUMNS, entries_from
+from perdure.backends.sql.rows import ENTRY_COLUMNS, Row, entries_from
 from perdure.backends.sql.session import Parameters, Session
+from perdure.model.durations import instant
 from perdure.model.journal import Entry
 from perdure.model.records import STATUSES, Item, RunInfo, Signal, Status
 
@@ -56,7 +58,7 @@ class Parts(NamedTuple):
 
 
 async def parts(db: Session, run_ids: Sequence[str]) -> Parts:
-    """Journals, unconsumed inboxes and lengths of streams of these runs."""
+    """Journals, unconsumed inboxes and lengths of streams of these runs. Raises `SnapshotCorrupt`, and `FETCH_FAILURES`."""
     found = Parts({}, await inbox.read_all(db, run_ids), {})
     values, params = db.tables.values, db.parameters()
     of_runs = f"namespace = ?1 AND {params.among('run_id', run_ids)}"
@@ -69,16 +71,23 @@ async def parts(db: Session, run_ids: Sequence[str]) -> Parts:
             db.statement(streams, *params.values),
         ]
     )
-    for run_id, rows in groupby(journals.rows, itemgetter(-1)):
-        found.journals[values.name_from(run_id)] = entries_from(rows, values)
-    for run_id, stream, last in lengths.rows:
-        found.item_counts.setdefault(values.name_from(run_id), {})[values.name_from(stream)] = int(last) + 1
+    for key, rows in groupby(journals.rows, itemgetter(-1)):
+        run_id = values.name_from(key)
+        with raise_damage(run_id, "the journal"):
+            found.journals[run_id] = entries_from(rows, values)
+    for key, stream, last in lengths.rows:
+        run_id = values.name_from(key)
+        with raise_damage(run_id, "a stream"):
+            found.item_counts.setdefault(run_id, {})[values.name_from(stream)] = int(last) + 1
     return found
 
 
 async def journal(db: Session, run_id: str, after: int) -> list[Entry]:
-    """The entries above `after`, by seq."""
-    return entries_from(await db.all(_JOURNAL, run_id, after), db.tables.values)
+    """The entries above `after`, by seq. Raises `SnapshotCorrupt`."""
+    with raise_damage(run_id, "the journal", FETCH_FAILURES):
+        rows = await db.all(_JOURNAL, run_id, after)
+    with raise_damage(run_id, "the journal"):
+        return entries_from(rows, db.tables.values)
 
 
 async def items(db: Session, run_id: str, stream: str, after: int, limit: int) -> list[Item]:
@@ -97,7 +106,9 @@ async def due(db: Session, limit: int, now: int | None) -> list[str]:
         SELECT id FROM $runs WHERE $due_namespace = ?1 AND $may_wake AND wake_at <= {until}
         ORDER BY wake_at, id LIMIT {params.one(max(limit, 0))}
     """
-    return [db.tables.values.name_from(row[0]) for row in await db.all(template, *params.values)]
+    return [
+        run_id for (value,) in await db.all(template, *params.values) if (run_id := db.tables.values.id_from(value)) is not None
+    ]
 
 
 class RunGroup(NamedTuple):
@@ -149,7 +160,7 @@ async def list_runs(
     """Runs, last changed first, ties by id: the newest of each group, merged."""
     is_one_group = bool(prefix) and db.tables.dialect.has_few_indexes
     groups = [RunGroup(workflow, status)] if is_one_group else await run_groups(db, status, workflow)
-    name, found = db.tables.values.name_from, list[tuple[int, str, str, int, str, str | None]]()
+    found: list[RunInfo] = []
     for chunk in chunks(groups, MAX_SELECTS):
         params = Parameters()
         most = params.one(max(limit, 0))
@@ -165,13 +176,21 @@ async def list_runs(
             SELECT id, workflow, version, status, updated_at, problem FROM ({" UNION ALL ".join(newest)}) AS newest
             ORDER BY updated_at DESC, id LIMIT {most}
         """
-        rows = await db.all(template, *params.values)
-        found += [
-            (-int(at), name(run_id), name(of), int(version), name(now), problem and name(problem))
-            for run_id, of, version, now, at, problem in rows
-        ]
-    newest_first = sorted(found)[: max(limit, 0)]
-    return [RunInfo.of(run_id, of, version, now, -at, problem) for at, run_id, of, version, now, problem in newest_first]  # type: ignore[arg-type]
+        found += [line for row in await db.all(template, *params.values) if (line := _line(db, row)) is not None]
+    return sorted(found, key=lambda line: (-instant(line.updated_at), line.id))[: max(limit, 0)]
+
+
+def _line(db: Session, row: Row) -> RunInfo | None:
+    """The line of a list for this row. A run whose id cannot be read has none: no verb can name it."""
+    name, (run_id, workflow, version, status, updated_at, problem) = db.tables.values.name_from, row
+    try:
+        return check_line(
+            RunInfo.of(name(run_id), name(workflow), int(version), name(status), int(updated_at), problem and name(problem))  # type: ignore[arg-type]
+        )
+    except UNREADABLE as reason:
+        readable = db.tables.values.id_from(run_id)
+        columns = {"workflow": workflow, "version": version, "status": status, "updated_at": updated_at}
+        return None if readable is None else damaged_line(readable, columns, reason)
 
 
 async def count(db: Session, prefix: str, status: Status | None, workflow: str | None) -> int:

@@ -14,6 +14,8 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
+from perdure.backends.base.damaged_runs import UNREADABLE, check_entry, check_row, check_signal, problem_of
+from perdure.errors import SnapshotCorrupt
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, Lease, RunRow, Signal
 
@@ -34,6 +36,7 @@ class Values(Protocol):
     def __hash__(self) -> int: ...
     def name(self, text: str) -> Any: ...
     def name_from(self, value: Any) -> str: ...
+    def id_from(self, value: Any) -> str | None: ...
     def payload(self, payload: bytes) -> Any: ...
     def payload_from(self, value: Any) -> bytes: ...
 
@@ -51,6 +54,14 @@ class TextValues:
     def name_from(self, value: Any) -> str:
         """Binary columns give bytes."""
         return value if isinstance(value, str) else bytes(value).decode()
+
+    def id_from(self, value: Any) -> str | None:
+        """As `name_from`; None for what is no text."""
+        try:
+            name = self.name_from(value)
+        except UNREADABLE:
+            return None
+        return name if isinstance(name, str) else None
 
     def payload(self, payload: bytes) -> Any:
         """As it is if it is text without NUL, which PostgreSQL does not take; otherwise in base 64."""
@@ -119,6 +130,7 @@ _NUMBERS: Final = frozenset({
     "version", "priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts", "problem_at", "problem_count",
     "created_at", "updated_at", "seq", "attempt", "started_at", "took", "next_at",
 })  # fmt: skip
+_ID: Final = RUN_FIELDS.index("id")
 _WAITING_FOR: Final = RUN_FIELDS.index("waiting_for")
 _BOOLEAN_INDEXES: Final = tuple(index for index, field in enumerate(RUN_FIELDS) if field in _BOOLEANS)
 _PAYLOAD_INDEXES: Final = tuple(index for index, field in enumerate(RUN_FIELDS) if field in _PAYLOADS)
@@ -158,10 +170,26 @@ def fields_from(fields: tuple[str, ...], row: Row, values: Values) -> dict[str, 
 
 
 def run_from(row: Row, values: Values) -> RunRow:
-    """The run of a row that begins with `RUN_COLUMNS`."""
-    fields = fields_from(RUN_FIELDS, row, values)
-    fields["waiting_for"] = awaited_from(fields["waiting_for"])
-    return RunRow(**fields)
+    """The run of a row that begins with `RUN_COLUMNS`. Raises `SnapshotCorrupt`."""
+    try:
+        fields = fields_from(RUN_FIELDS, row, values)
+        fields["waiting_for"] = awaited_from(fields["waiting_for"])
+        return check_row(RunRow(**fields))
+    except UNREADABLE as reason:
+        raise _damage(row, values, reason) from reason
+
+
+def _damage(row: Row, values: Values, reason: BaseException) -> SnapshotCorrupt:
+    """The error that names the run, and the first column that cannot be read, if it is one column's fault."""
+    run_id, what = values.id_from(row[_ID]) or repr(row[_ID]), "the row"
+    for (field, read), value in zip(_readers(RUN_FIELDS, values), row, strict=False):
+        try:
+            if value is not None:
+                read(value)
+        except UNREADABLE:
+            what = f"the column {field}"
+            break
+    return problem_of(run_id, what, reason)
 
 
 def run_values(run: RunRow, blob: Callable[[bytes], Any] = bytes) -> list[Any]:
@@ -177,22 +205,24 @@ def run_values(run: RunRow, blob: Callable[[bytes], Any] = bytes) -> list[Any]:
 
 
 def entries_from(rows: Iterable[Row], values: Values) -> list[Entry]:
-    """The entries of rows that begin with `ENTRY_COLUMNS`."""
+    """The entries of rows that begin with `ENTRY_COLUMNS`. Raises one of `UNREADABLE`."""
     exact = rows if values.is_exact else (fields_from(ENTRY_FIELDS, row, values).values() for row in rows)
     return [
-        Entry(
-            seq=seq,
-            key=key,
-            phase=phase or "close",
-            kind=kind or "step",
-            name=name,
-            ok=bool(ok),
-            payload=payload,
-            attempt=attempt,
-            args_hash=args_hash,
-            started_at=started_at,
-            ended_at=started_at + took,
-            epoch=epoch,
+        check_entry(
+            Entry(
+                seq=seq,
+                key=key,
+                phase=phase or "close",
+                kind=kind or "step",
+                name=name,
+                ok=bool(ok),
+                payload=payload,
+                attempt=attempt,
+                args_hash=args_hash,
+                started_at=started_at,
+                ended_at=started_at + took,
+                epoch=epoch,
+            )
         )
         for seq, epoch, key, phase, kind, name, ok, attempt, started_at, took, args_hash, payload, *_ in exact
     ]
@@ -217,8 +247,8 @@ def entry_values(entry: Entry, blob: Callable[[bytes], Any] = bytes) -> tuple[An
 
 
 def signal_from(row: Row, values: Values) -> Signal:
-    """The signal of a row that begins with `SIGNAL_COLUMNS`."""
-    return Signal(**fields_from(SIGNAL_FIELDS, row, values))
+    """The signal of a row that begins with `SIGNAL_COLUMNS`. Raises one of `UNREADABLE`."""
+    return check_signal(Signal(**fields_from(SIGNAL_FIELDS, row, values)))
 
 
 def signal_values(signal: Signal) -> list[Any]:

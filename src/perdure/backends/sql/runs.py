@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from perdure.backends.base.batching import SEND_AGAIN, Reply
+from perdure.backends.base.damaged_runs import FETCH_FAILURES, raise_damage
 from perdure.backends.base.new_runs import new_row, row_after_create, row_after_restore
 from perdure.backends.base.process_owner import label_of
 from perdure.backends.sql import inbox, reading
@@ -18,7 +19,6 @@ from perdure.backends.sql.recording import append
 from perdure.backends.sql.rows import NO_PROBLEM_SQL, RUN_COLUMNS, RUN_FIELDS, assignments, lease_of, run_from, run_values
 from perdure.backends.sql.session import Parameters, Session, SqlConnections
 from perdure.errors import LeaseHeld, PerdureError, RunFinished, RunNotFound
-from perdure.model.ids import check_id
 from perdure.model.journal import Entry, drop_entry
 from perdure.model.records import ENDED, Claim, Created, NewRun, RunRow, Signal
 
@@ -102,15 +102,6 @@ def last_seq(rows: Sequence[Entry] | Sequence[Signal]) -> int:
     return rows[-1].seq if rows else 0
 
 
-def check_names(run: NewRun) -> NewRun:
-    """The run, if its names are short enough for the indexes. Raises `ValueError`."""
-    check_id(run.id, "a run's id")
-    check_id(run.queue, "a queue's name")
-    if run.workflow:  # a restored run may lack it
-        check_id(run.workflow, "a workflow's name")
-    return run
-
-
 async def time(db: Session, now: int | None) -> int:
     """The server's present instant, or the one a test gave."""
     if now is not None:
@@ -189,8 +180,9 @@ async def _set_input(db: Session, creation: RunCreation) -> Created | None:
 
 
 async def get(db: Session, run_id: str) -> RunRow | None:
-    """The run's row, or None."""
-    row = await db.one(_GET, run_id)
+    """The run's row, or None. Raises `SnapshotCorrupt`."""
+    with raise_damage(run_id, "the row", FETCH_FAILURES):
+        row = await db.one(_GET, run_id)
     return None if row is None else run_from(row, db.tables.values)
 
 

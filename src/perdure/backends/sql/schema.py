@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from importlib import resources
 from typing import Final
 
+from perdure.aio.threads import run_in_thread
 from perdure.backends.sql.dialect import Statement, Tables
 from perdure.backends.sql.session import Channel
 from perdure.errors import PersistenceError
@@ -19,7 +19,7 @@ _WRITE_META: Final = "INSERT INTO $meta (name, value) VALUES ('payloads', ?1), (
 
 async def creation(tables: Tables) -> list[Statement]:
     """The statements that create the tables, in their order, read from a file in another thread."""
-    return await asyncio.to_thread(creation_statements, tables)
+    return await run_in_thread(creation_statements, tables)
 
 
 async def set_up(

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final, NamedTuple, TypeVar
 
 from perdure.backends.base.batching import Batcher, Reply, Request
-from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, new_token
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.server_store import ServerStore
@@ -24,7 +24,7 @@ from perdure.backends.sql.rows import identity
 from perdure.backends.sql.session import SqlConnections
 from perdure.backends.sql.transaction import SqlTransaction, open_fenced
 from perdure.backends.sql.verbs import SqlVerbs, Verb
-from perdure.model.ids import check_id
+from perdure.errors import PersistenceError
 from perdure.model.journal import Entry
 from perdure.model.records import (
     Awaited,
@@ -36,9 +36,7 @@ from perdure.model.records import (
     Lease,
     NewRun,
     Pulse,
-    QueueLimits,
     RunRow,
-    Schedule,
     Signal,
     WorkflowVersion,
 )
@@ -90,7 +88,7 @@ class SqlStore(ServerStore[H], SqlVerbs):
         """Insert the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
         length = None if ttl is None else lease_microseconds(ttl)
         journal, rows = check_journal(entries), check_inbox(inbox)
-        start = None if run is None else runs.check_names(check_start(run))
+        start = check_start(run)
         creation = runs.RunCreation(start, length, new_token(), self._owner, journal, rows, created_at, now)
         return self._batch(lambda batchers: batchers.creations, creation)
 
@@ -98,7 +96,6 @@ class SqlStore(ServerStore[H], SqlVerbs):
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
     ) -> None:
         """Put this whole run in place of what is there."""
-        runs.check_names(run)
         journal, rows = check_journal(entries), check_inbox(inbox)
         while not await self._change(lambda db: runs.restore(db, run, journal, rows, now)):
             pass
@@ -110,19 +107,29 @@ class SqlStore(ServerStore[H], SqlVerbs):
         workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
+        suspects: int | None = None,
         now: int | None = None,
     ) -> Claims:
         """Lease due runs, and load what they recorded."""
         length = lease_microseconds(ttl)
-        request = ClaimRequest(ClaimFilter.of(workflows, queues), max(limit, 0), length, self._owner, now)
+        request = ClaimRequest(ClaimFilter.of(workflows, queues), max(limit, 0), length, self._owner, now, suspects)
         return await self._submit(lambda: self._claim(request))
 
     async def _claim(self, request: ClaimRequest) -> Claims:
         result = await self._connections.perform(self._namespace, lambda db, _: claims.claim(db, request))
-        return Claims(claims=await self._load(result.leased), next_wake_at=result.next_wake_at)
+        loaded = await self._load(result, request.now)
+        return Claims(claims=loaded.claims, next_wake_at=result.next_wake_at, now=result.now)
 
-    async def _load(self, leased: Sequence[claims.LeasedRun]) -> builtins.list[Claim]:
-        return await self._connections.read(self._namespace, lambda db: claims.load(db, leased)) if leased else []
+    async def _load(self, result: claims.ClaimResult, now: int | None) -> claims.LoadedRuns:
+        """The claims for leased runs. Those that cannot be read are set aside."""
+        loaded = claims.LoadedRuns([], [])
+        if result.leased:
+            loaded = await self._connections.read(self._namespace, lambda db: claims.load(db, result.leased))
+        damaged = [*result.damaged, *loaded.damaged]
+        if damaged:
+            with suppress(PersistenceError):  # then their leases expire by themselves; the others must reach their worker
+                await self._connections.perform(self._namespace, lambda db, _: claims.set_aside_leased(db, damaged, now))
+        return claims.LoadedRuns(loaded.claims, damaged)
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         """Lease this run, and load what it recorded."""
@@ -134,7 +141,9 @@ class SqlStore(ServerStore[H], SqlVerbs):
         leased = await self._connections.perform(
             self._namespace, lambda db, _: claims.acquire(db, run_id, length, self._owner, token, now, due_only=due_only)
         )
-        return None if leased is None else (await self._load([leased]))[0]
+        if leased is None:
+            return None
+        return (await self._load(claims.ClaimResult([leased], None, leased.run.updated_at, []), now)).one()
 
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one transaction. It waits for no lock."""
@@ -208,22 +217,6 @@ class SqlStore(ServerStore[H], SqlVerbs):
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
         """Ids of the runs that may be claimed now."""
         return await self._read(lambda db: reading.due(db, limit, now))
-
-    async def put_schedule(self, schedule: Schedule) -> None:
-        """Insert or replace the schedule."""
-        check_id(schedule.id, "a schedule's id")
-        await super().put_schedule(schedule)
-
-    async def fire(
-        self, schedule_id: str, *, expected_at: int, next_at: int | None, run: NewRun | None, now: int | None = None
-    ) -> bool:
-        """Move the schedule on and create its run, once."""
-        start = None if run is None else runs.check_names(check_start(run))
-        return await super().fire(schedule_id, expected_at=expected_at, next_at=next_at, run=start, now=now)
-
-    async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
-        """Set the limits of a queue."""
-        await super().limit_queue(check_id(queue, "a queue's name"), limits)
 
     async def watch(self, timeout: float) -> None:
         """Return when this handle changed what may be due, after `timeout` seconds, or after `POLL_EVERY`: others may have."""

@@ -148,11 +148,13 @@ class SqlTransaction:
             result = await work(db)
         except _RollBackError:
             raise
-        except Exception as error:  # noqa: BLE001 - the caller gets it
+        except Exception as error:
             if not isinstance(error, PerdureError):  # after a refusal by perdure the transaction is still whole
                 self._broken = self._broken or "an earlier statement failed, so all of it is rolled back; nothing was written"
                 self._has_failed = True
             answer.set_exception(error)
+            if self._connections.is_silence(error):
+                raise  # the connection is of no use any more, and the server may keep the transaction's locks until it is ended
         else:
             answer.set_result(result)
 

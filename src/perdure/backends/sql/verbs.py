@@ -15,6 +15,7 @@ from perdure.backends.base.new_runs import check_start
 from perdure.backends.sql import inbox, reading, recording, runs, schedules
 from perdure.backends.sql.session import Session
 from perdure.model.durations import microseconds
+from perdure.model.id_checks import ChecksIds
 from perdure.model.journal import Entry
 from perdure.model.records import Item, Lease, NewRun, QueueLimits, RunInfo, RunRow, Schedule, Signal, Status, check_positive
 from perdure.store import STANDARD_PARTS, Capability
@@ -23,7 +24,7 @@ T = TypeVar("T")
 Verb: TypeAlias = Callable[[Session], Coroutine[Any, Any, T]]
 
 
-class SqlVerbs(ABC):
+class SqlVerbs(ChecksIds, ABC):
     """The base of every store on an SQL database."""
 
     @abstractmethod

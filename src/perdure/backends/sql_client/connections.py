@@ -11,17 +11,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import sqlite3
 from collections.abc import AsyncIterator, Mapping, Sequence, Sized
 from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, Final, Protocol, Self
 
 from perdure.aio.loop_thread import LoopThread
+from perdure.backends.base.damaged_runs import UnreadableText
 from perdure.backends.base.retries import WriteFailure, wrap_error
 from perdure.backends.sql.dialect import Statement, Tables
 from perdure.backends.sql.schema import set_up
 from perdure.backends.sql.session import Channel, Result, SqlConnections
 from perdure.backends.sql_client.settings import check_settings
-from perdure.errors import PerdureError, PersistenceError
+from perdure.errors import PerdureError, PersistenceError, ValueNotStorable
 
 _UPDATE_UNCHANGED: Final = "UPDATE $meta SET value = value WHERE name = 'schema_version'"
 _LOCK_WRITES: Final = "UPDATE $meta SET value = value WHERE name = ''"
@@ -32,6 +34,8 @@ _DELETE_PROBE: Final = "DELETE FROM $meta WHERE name = ?1"
 # Error numbers and SQLSTATEs, whichever driver raises them: deadlocks, lock time-outs, and duplicate keys of another transaction
 # that is visible now.
 _TRANSIENT: Final[frozenset[str | int]] = frozenset({"40001", "40P01", "55P03", "23505", 1205, 1213, 1062})
+# The same for: a value is too long for the server.
+_TOO_LONG: Final[frozenset[str | int]] = frozenset({"54000", 1153})
 # The same for: the connection broke, or was refused, or the server is shutting down or starting.
 _CONNECTION_LOST: Final[frozenset[str | int]] = frozenset({
     "08000", "08001", "08003", "08004", "08006", "57P01", "57P02", "57P03", "53300",
@@ -55,6 +59,10 @@ class SqlClient(Queries, Protocol):
         ...
 
 
+# How Python's sqlite3 begins to say that a TEXT value is not UTF-8.
+_NOT_TEXT: Final = "Could not decode to UTF-8"
+
+
 class ClientChannel:
     """A channel that sends statements through a client, one by one."""
 
@@ -63,8 +71,13 @@ class ClientChannel:
         self._label = label
 
     async def send(self, statements: Sequence[Statement]) -> Sequence[Result]:
-        """The result of each statement."""
-        return [_to_result(await self._queries.query(sql, list(values)), self._label) for sql, values in statements]
+        """The result of each statement. Raises `UnreadableText`: a run is damaged, the client is not."""
+        try:
+            return [_to_result(await self._queries.query(sql, list(values)), self._label) for sql, values in statements]
+        except Exception as error:
+            if _NOT_TEXT in str(error):
+                raise UnreadableText(str(error)) from error
+            raise
 
 
 def _to_result(answer: Any, label: str) -> Result:
@@ -164,11 +177,19 @@ class ClientConnections(SqlConnections):
         )
 
     def map_error(self, error: BaseException) -> BaseException:
-        """Every error of a client is wrapped, since only the client knows what it means."""
+        """Every error of a client is wrapped, since only the client knows what it means.
+
+        `ValueNotStorable` where the database says that a value is too long.
+        """
         met = _cause(error)
         if isinstance(met, PerdureError) or not isinstance(met, Exception):
             return met
-        return wrap_error(met, self.label, f"{type(met).__name__}: {met}")
+        text = f"{type(met).__name__}: {met}"
+        if _is_one_of(_TOO_LONG, met) or getattr(met, "sqlite_errorcode", None) == sqlite3.SQLITE_TOOBIG:
+            refusal = ValueNotStorable("value", text)
+            refusal.__cause__ = met
+            return refusal
+        return wrap_error(met, self.label, text)
 
 
 class _ProbeError(Exception):

@@ -11,7 +11,7 @@ import sqlite3
 import time
 from typing import Final
 
-from perdure.errors import PersistenceError
+from perdure.errors import PersistenceError, ValueNotStorable
 
 BUSY_TIMEOUT: Final = 15.0
 # What the WAL file is cut back to after a burst (it is reused in place otherwise).
@@ -44,9 +44,16 @@ def is_fault(error: BaseException) -> bool:
 
 
 def map_error(error: BaseException, path: str) -> BaseException:
-    """What the caller gets for an error met while working on the file: `PersistenceError` for SQLite's and the system's."""
+    """What the caller gets for an error met while working on the file: `PersistenceError` for SQLite's and the system's.
+
+    `ValueNotStorable` for a value that is too long.
+    """
     if isinstance(error, PersistenceError):
         return PersistenceError(*error.args)  # one for each caller, as each adds its own traceback
+    if code_of(error) == sqlite3.SQLITE_TOOBIG or isinstance(error, OverflowError):  # the driver's own, from 2 GiB on
+        refusal = ValueNotStorable("value", f"{_REASONS[sqlite3.SQLITE_TOOBIG]} ({error})")
+        refusal.__cause__ = error
+        return refusal
     if not isinstance(error, sqlite3.Error | OSError):
         return error
     reason = _REASONS.get(code_of(error))

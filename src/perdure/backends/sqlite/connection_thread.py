@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
+from perdure.aio.threads import start_thread
 from perdure.backends.base.lifecycle import Watcher
 from perdure.backends.sqlite.connection import DatabaseFile
 from perdure.backends.sqlite.pending_call import PendingCall, deliver
@@ -91,12 +92,10 @@ class ConnectionThread:
         return self._thread is not None
 
     def start(self) -> None:
-        """Start the thread, if there is none yet."""
+        """Start the thread, if there is none yet. Raises `PersistenceError` if that fails; the next call tries again."""
         with self._lock:
             if self._thread is None:
-                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                thread.start()
-                self._thread = thread
+                self._thread = start_thread(self._name, self._work)
 
     def begin_pause(self) -> None:
         """Before a fork: ask the thread to close its connection, and keep it from being started."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from perdure.backends.base.claim_filter import ClaimRequest
+from perdure.backends.base.claim_rules import ClaimRequest
 from perdure.backends.base.leases import new_token, store_time
 from perdure.backends.base.process_owner import Owners
 from perdure.backends.sql import claims, reading, runs

@@ -13,12 +13,12 @@ import builtins
 import os
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
 
-from perdure.backends.base.claim_filter import ClaimFilter, ClaimRequest
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, store_time
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
@@ -168,27 +168,31 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
         workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
+        suspects: int | None = None,
         now: int | None = None,
     ) -> Claims:
         """Lease due runs. When nothing is due this is a read and takes no lock."""
         wanted = ClaimFilter.of(workflows, queues)
-        request = ClaimRequest(filter=wanted, limit=max(limit, 0), length=lease_microseconds(ttl), owner="", now=now)
+        request = ClaimRequest(wanted, max(limit, 0), lease_microseconds(ttl), "", now, suspects)
         owners = self._owners
         call = PendingCall(
             self._bind_verb(lambda db: process_leases.claim(db, request, owners)),
             probe=self._bind(run_at_one_moment, lambda db: process_leases.find_nothing_due(db, request, owners)),
         )
         with self._lifecycle:
+            self._database.reader.start()  # first, as what was leased must be loaded
             result = await self._run(self._database.writer, call)
-            return Claims(claims=await self._load(result.leased), next_wake_at=result.next_wake_at)
+            loaded = await self._load(result.leased, now)
+            return Claims(claims=loaded.claims, next_wake_at=result.next_wake_at, now=result.now)
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         """Lease this run."""
         length = lease_microseconds(ttl)
         acquire = self._bind_verb(lambda db: process_leases.acquire(db, run_id, length, self._owners, now, due_only=due_only))
         with self._lifecycle:
+            self._database.reader.start()
             leased = await self._run(self._database.writer, PendingCall(acquire))
-            return None if leased is None else (await self._load([leased]))[0]
+            return None if leased is None else (await self._load([leased], now)).one()
 
     async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one transaction."""
@@ -315,8 +319,15 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
         with self._lifecycle:
             return await self._run(self._database.reader, PendingCall(self._bind(run_at_one_moment, verb)))
 
-    async def _load(self, leased: Sequence[claims.LeasedRun]) -> builtins.list[Claim]:
-        return await self._read_at_one_moment(lambda db: claims.load(db, leased)) if leased else []
+    async def _load(self, leased: Sequence[claims.LeasedRun], now: int | None) -> claims.LoadedRuns:
+        """The claims for leased runs. Those that cannot be read are set aside."""
+        if not leased:
+            return claims.LoadedRuns([], [])
+        loaded = await self._read_at_one_moment(lambda db: claims.load(db, leased))
+        if loaded.damaged:
+            with suppress(PersistenceError):  # then their leases expire by themselves; the others must reach their worker
+                await self._write(lambda db: claims.set_aside_leased(db, loaded.damaged, self._time(now)))
+        return loaded
 
     def _hand_over(self, call: PendingCall[T]) -> Awaitable[T]:
         """The result of a write of a run's driver: no coroutine around the call, as every step awaits one of these."""

@@ -9,13 +9,28 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.session import Result
 from perdure.model.records import Pulse
+
+# How Python's sqlite3 begins to say that a TEXT value is not UTF-8. SQLite itself does not check it.
+_NOT_TEXT: Final = "Could not decode to UTF-8"
+
+
+def _text_or_bytes(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _is_damaged_text(error: BaseException, sql: str) -> bool:
+    """Whether a statement that only reads failed because a TEXT value is not UTF-8."""
+    return isinstance(error, sqlite3.OperationalError) and _NOT_TEXT in str(error) and sql.lstrip().startswith(("SELECT", "WITH"))
 
 
 class Fence(msgspec.Struct, frozen=True, gc=False):
@@ -47,10 +62,26 @@ class WriterConnection:
         """Run these statements at once: a `Channel` for the verbs of the SQL core that never suspends (see `session`)."""
         results: list[Result] = []
         for sql, values in statements:
-            cursor = self.execute(sql, values)
-            # All rows are fetched, so that no unfinished statement holds a commit open.
-            results.append(Result(cursor.fetchall(), cursor.rowcount))
+            cursor = None
+            try:
+                cursor = self.execute(sql, values)
+                # All rows are fetched, so that no unfinished statement holds a commit open.
+                results.append(Result(cursor.fetchall(), cursor.rowcount))
+            except BaseException as error:
+                if cursor is not None:
+                    cursor.close()  # the traceback keeps the cursor, and with it the statement and its view of the database
+                if not _is_damaged_text(error, sql):
+                    raise
+                results.append(self._fetch_damaged(sql, values))
         return results
+
+    def _fetch_damaged(self, sql: str, values: tuple[Any, ...]) -> Result:
+        """The rows of a statement that reads, where text that is none is bytes: the rows beside a damaged one can be read."""
+        self.connection.text_factory = _text_or_bytes
+        try:
+            return Result(self.connection.execute(sql, values).fetchall(), 0)
+        finally:
+            self.connection.text_factory = str
 
     def begin(self, *, defers: bool = False) -> None:
         """Begin to write, and forget the fences if another connection has written since."""
@@ -66,8 +97,16 @@ class WriterConnection:
         self.connection.execute("COMMIT")
 
     def close(self) -> None:
-        """Close the connection, which rolls back what is open."""
-        self.connection.close()
+        """Close the connection, and roll back what is open.
+
+        Not left to SQLite: while a cursor is alive somewhere, `sqlite3_close_v2` only marks the connection, and its write lock
+        stays.
+        """
+        try:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+        finally:
+            self.connection.close()
 
     def execute(self, sql: str, values: tuple[Any, ...]) -> sqlite3.Cursor:
         """Run the statement now, after the deferred ones."""

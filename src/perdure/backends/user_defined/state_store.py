@@ -12,16 +12,18 @@ import asyncio
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from perdure.aio.named_locks import NamedLocks
 from perdure.aio.pending_write import await_reply
+from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.backends.base.leases import store_time
 from perdure.backends.base.new_runs import row_after_restore
 from perdure.backends.memory.store import MemoryStore
 from perdure.backends.user_defined.extra_columns import ExtraColumns, number_after
-from perdure.errors import PerdureError, PersistenceError, SnapshotFormatError, StoreCapabilityError
+from perdure.errors import PerdureError, PersistenceError, SnapshotFormatError, StoreCapabilityError, ValueNotStorable
 from perdure.kv.protocol import maybe_await
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, Claim, Created, EndStatus, Item, Lease, NewRun, Pulse, RunRow, Signal
@@ -190,8 +192,9 @@ class StateStore(MemoryStore):
     async def _change(self, run_id: str) -> AsyncIterator[None]:
         """Around a change: the saved state is loaded before it, and the changed run saved after it."""
         async with self._lock_and_refresh(run_id):
+            before = self._copy_run(run_id)
             yield
-            await self._save_run(run_id)
+            await self._save_or_put_back(run_id, before)
 
     def _write(self, lease: Lease) -> AbstractAsyncContextManager[None]:
         """Around a change by the holder of this lease."""
@@ -269,6 +272,24 @@ class StateStore(MemoryStore):
             await self._save_run(run_id)
         except BaseException:
             self._forget(run_id)
+            raise
+
+    def _copy_run(self, run_id: str) -> InMemoryRun | None:
+        with self._lock() as namespace:
+            known = namespace.runs.get(run_id)
+            return None if known is None else replace(known, entries=dict(known.entries), inbox=dict(known.inbox))
+
+    async def _save_or_put_back(self, run_id: str, before: InMemoryRun | None) -> None:
+        """Save a run that was changed. After `ValueNotStorable` it is as before: its writer tries again with another value."""
+        try:
+            await self._save_run(run_id)
+        except ValueNotStorable:
+            with self._lock() as namespace:
+                namespace.remove(run_id)
+                if before is not None:
+                    namespace.runs[run_id] = before
+                    if not before.row.ended:
+                        namespace.live.add(run_id)
             raise
 
     def _forget(self, run_id: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from perdure.backends.base.claim_filter import ClaimFilter
+from perdure.backends.base.claim_rules import ClaimFilter, SuspectCounter
 from perdure.backends.base.leases import is_leased, store_time
 from perdure.backends.memory.store import MemoryStore
 from perdure.backends.user_defined.state_store import StateStore, call_user_method, shared_store
@@ -102,21 +102,22 @@ class WorkflowStateStore(StateStore):
         workflows: Collection[WorkflowVersion],
         queues: Collection[str] | None = None,
         *,
+        suspects: int | None = None,
         now: int | None = None,
     ) -> Claims:
         """As the contract says, but in the order of the user's `due`, and queue limits count only the leases of this process."""
-        now, wanted = store_time(now), ClaimFilter.of(workflows, queues)
+        now, wanted, suspect_counter = store_time(now), ClaimFilter.of(workflows, queues), SuspectCounter(suspects)
         claims: list[Claim] = []
         try:
             async with aclosing(self._candidates(now, limit, wanted)) as candidates:
                 async for run_id in candidates:
                     if len(claims) >= limit:
                         break
-                    claims += await self._claim_one(run_id, ttl, now, wanted)
+                    claims += await self._claim_one(run_id, ttl, now, wanted, suspect_counter)
         except PersistenceError:
             if not claims:  # runs that are leased must reach their worker; the next call raises the error again
                 raise
-        return Claims(claims=claims, next_wake_at=self._next_wake_at(now, wanted))
+        return Claims(claims=claims, next_wake_at=self._next_wake_at(now, wanted), now=now)
 
     async def _candidates(self, now: int, limit: int, wanted: ClaimFilter) -> AsyncGenerator[str, None]:
         """Ids from the user's `due`: `limit` of them, then twice as many, so that runs which cannot be claimed hide no others."""
@@ -134,14 +135,14 @@ class WorkflowStateStore(StateStore):
                 return
             asking *= 2
 
-    async def _claim_one(self, run_id: str, ttl: float, now: int, wanted: ClaimFilter) -> list[Claim]:
+    async def _claim_one(self, run_id: str, ttl: float, now: int, wanted: ClaimFilter, suspects: SuspectCounter) -> list[Claim]:
         """The claim on this run, if it can be leased. A run that cannot be read is left as it is, and the reason logged once."""
         if self._is_driven_now(run_id, now):
             return []
         try:
             async with self._lock_run(run_id), self._lease_run(run_id, ttl) as is_ours:
                 await self._refresh(run_id)
-                is_free = is_ours and self._fits(run_id, wanted, now)
+                is_free = is_ours and self._fits(run_id, wanted, now, suspects)
                 claim = await self._grant_lease(run_id, ttl, due_only=True, now=now) if is_free else None
         except (LeaseHeld, RunNotFound):
             return []
@@ -159,13 +160,14 @@ class WorkflowStateStore(StateStore):
             known = namespace.runs.get(run_id)
             return known is not None and is_leased(known.row, now) and self._leases.is_ours(run_id)
 
-    def _fits(self, run_id: str, wanted: ClaimFilter, now: int) -> bool:
+    def _fits(self, run_id: str, wanted: ClaimFilter, now: int, suspects: SuspectCounter) -> bool:
         with self._lock() as namespace:
             run = namespace.runs.get(run_id)
             return (
                 run is not None
                 and wanted.matches(run.row)
                 and namespace.queue_counter(now).has_room(run.row.queue, run.row.limit_key)
+                and suspects.take(is_suspect=run.row.is_suspect)
             )
 
     def _next_wake_at(self, now: int, wanted: ClaimFilter) -> int | None:
@@ -231,11 +233,12 @@ class WorkflowStateStore(StateStore):
             await self._refresh(run_id)
             if not is_ours:
                 self._refuse_foreign(run_id)
+            before = self._copy_run(run_id)
             yield
             if is_ours and not self._leases.is_ours(run_id):
                 self._forget(run_id)
                 raise LeaseHeld(run_id, "another process perhaps: the store took longer than the lease that it gave; try again")
-            await self._save_run(run_id)
+            await self._save_or_put_back(run_id, before)
 
     @asynccontextmanager
     async def _write(self, lease: Lease) -> AsyncIterator[None]:

@@ -56,6 +56,22 @@ async def acquire_brings_the_same_as_claim(world: World) -> None:
 
 
 @promise
+async def a_claim_has_the_time_of_the_store(world: World) -> None:
+    """`now` of a claim is the store's time, or the one that was passed, also when nothing was claimed: when runs were leased."""
+    passed = await world.a.claim(1, TTL, [("flow", 1)], now=NOW)
+    equal(passed.now, NOW, "the time that was passed")
+    before = (await world.a.create(new_run("first"))).run.updated_at
+    claims = await world.b.claim(1, TTL, [("flow", 1)])
+    nothing = await world.b.claim(0, TTL, ())
+    acquired = (await world.a.create(new_run("last"), ttl=TTL)).claim
+    assert acquired is not None
+    equal([claim.run.updated_at for claim in claims.claims], [claims.now], "when the run was leased")
+    after = acquired.run.updated_at
+    holds(before <= claims.now <= nothing.now <= after, f"{before}, {claims.now}, {nothing.now} and {after} are in order")
+    equal(acquired.lease.until - after, round(TTL * 1_000_000), "the length of the lease from then on")
+
+
+@promise
 async def priority_goes_first_then_longest_due_then_id(world: World) -> None:
     """`claim` takes the highest priority first, then the longest due, then the lowest id."""
     await world.a.create(new_run("d-late", start_at=at(-1)), now=NOW)
@@ -217,3 +233,49 @@ async def an_epoch_is_at_least_the_time(world: World) -> None:
     holds(first.epoch >= NOW, f"epoch {first.epoch} is at least the time, {NOW}")
     second = (await world.take(now=at(100))).lease
     holds(second.epoch >= at(100), f"epoch {second.epoch} is at least the time, {at(100)}")
+
+
+async def _lose(world: World, run_id: str, times: int) -> None:
+    """A new run whose holders were lost so many times, each a minute after the one before; it is due from the last minute on."""
+    await world.a.create(new_run(run_id), now=NOW)
+    for n in range(times):
+        holds(await world.a.acquire(run_id, 60, now=at(60 * n)) is not None, f"{run_id} can be acquired")
+
+
+@promise
+async def suspects_are_claimed_a_few_at_a_time(world: World) -> None:
+    """With `suspects` a claim takes at most so many running runs with two or more attempts, those that come first."""
+    for run_id in ("lost-1", "lost-2", "lost-3"):
+        await _lose(world, run_id, 2)
+    equal(await claimed_ids(world.b, now=at(120), suspects=0), [], "what a claim takes with suspects=0")
+    equal(await claimed_ids(world.b, now=at(120), suspects=1), ["lost-1"], "with suspects=1")
+    equal(await claimed_ids(world.b, now=at(120)), ["lost-2", "lost-3"], "without")
+    equal([(await world.row(run_id)).attempts for run_id in ("lost-1", "lost-2")], [3, 3], "their attempts")
+
+
+@promise
+async def suspects_delay_no_other_run(world: World) -> None:
+    """Suspects that are passed over, however long they are due, keep no other run of the same queue waiting."""
+    for n in range(30):
+        await _lose(world, f"lost-{n:02}", 2)
+    await _lose(world, "once", 1)
+    await world.a.create(new_run("new"), now=at(500))
+    equal(await claimed_ids(world.b, 1, now=at(600), suspects=0), ["once"], "what a claim of one takes with suspects=0")
+    equal(
+        await claimed_ids(world.b, 5, now=at(600), suspects=1), ["lost-00", "new"], "what a claim of five takes with suspects=1"
+    )
+    equal(await claimed_ids(world.b, 5, now=at(600), suspects=0), [], "what is left for a claim with suspects=0")
+
+
+@promise
+async def only_a_run_that_lost_its_holders_is_a_suspect(world: World) -> None:
+    """A run that its holders gave back, whatever its attempts, one that was lost once, and one that goes on, are no suspects."""
+    await world.a.create(new_run("given-back"), now=NOW)
+    for n in range(3):
+        claim = await world.take("given-back", now=at(n))
+        await world.a.release(claim.lease, wake_at=at(n + 1), counts_attempt=True, now=at(n))
+    await _lose(world, "lost-once", 1)
+    await _lose(world, "asleep", 2)
+    await world.a.suspend((await world.take("asleep", now=at(120))).lease, wake_at=at(130), now=at(120))
+    expected = ["given-back", "lost-once", "asleep"]
+    equal(await claimed_ids(world.b, now=at(200), suspects=0), expected, "what a claim takes with suspects=0")

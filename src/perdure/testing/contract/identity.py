@@ -1,12 +1,32 @@
-"""Identity: names are compared byte for byte, wherever they stand."""
+"""Identity: names are text, compared byte for byte wherever they stand; anything else is refused."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias
 
-from perdure.testing.contract.cases import promise
-from perdure.testing.contract.world import NOW, World, claimed_ids, entry, equal, holds, new_run, signals
+import msgspec
+
+from perdure.model.records import QueueLimits, Signal
+from perdure.store import FullStore, Store
+from perdure.testing.contract.cases import promise, promise_with
+from perdure.testing.contract.world import (
+    ITEM,
+    NOW,
+    SCHEDULE,
+    TTL,
+    FullWorld,
+    World,
+    claimed_ids,
+    entry,
+    equal,
+    holds,
+    new_run,
+    refused,
+    run_row,
+    signals,
+)
 
 # Written with escapes where an editor could change them: the first é is one code point, the second is two.
 NAMES: Final = (
@@ -53,6 +73,96 @@ NAMES: Final = (
     "x" * 1024,
     "é" * 512,
 )
+
+# What parsed JSON or a careless caller may pass for an id. The dicts are operators to MongoDB, which match every run.
+NOT_TEXT: Final[tuple[Any, ...]] = ({"$gt": ""}, {"$ne": "x"}, ["run"], ("run",), b"run", 7, 1.5, True)
+# Text that some database cannot hold, or cuts off.
+NO_ID: Final = ("", "x" * 1025, "é" * 513, "ru\0n", "\ud800")
+
+Calls: TypeAlias = Mapping[str, Callable[[Any], Awaitable[object]]]
+
+
+class Name(str):
+    """Text that says something else when it is asked."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "another"
+
+    def __repr__(self) -> str:
+        return "Name.another"
+
+
+async def _refuse_all(calls: Calls, values: Iterable[Any], error: type[Exception]) -> None:
+    for what, call in calls.items():
+        for value in values:
+            with refused(error, f"{what} for {value!r}"):
+                await call(value)
+
+
+def _run_verbs(store: Store) -> Calls:
+    """The verbs of the core by an id that each of them takes."""
+    return {
+        "acquire": lambda run_id: store.acquire(run_id, TTL, due_only=False, now=NOW),
+        "reopen": lambda run_id: store.reopen(run_id, ["step"], now=NOW),
+        "signal": lambda run_id: store.signal(run_id, "go", b"1", now=NOW),
+        "signal by name": lambda name: store.signal("run", name, b"1", now=NOW),
+        "cancel": lambda run_id: store.cancel(run_id, now=NOW),
+        "get": store.get,
+        "get by keyword": lambda run_id: store.get(run_id=run_id),
+        "journal": store.journal,
+        "inbox": store.inbox,
+        "create": lambda run_id: _create(store, id=run_id),
+        "create in a queue": lambda queue: _create(store, queue=queue),
+    }
+
+
+def _other_names(store: Store) -> Calls:
+    """The verbs of the core by names that may be left out."""
+    return {
+        "signal by dedupe": lambda dedupe: store.signal("run", "go", b"1", dedupe=dedupe, now=NOW),
+        "reopen dropping a key": lambda key: store.reopen("ended", [key], now=NOW),
+        "list by prefix": lambda prefix: store.list(prefix=prefix),
+        "list by status": lambda status: store.list(status=status),
+        "list by workflow": lambda workflow: store.list(workflow=workflow),
+        "list before a line": lambda run_id: store.list(before=(NOW, run_id)),
+        "claim of a workflow": lambda name: store.claim(1, TTL, [(name, 1)], now=NOW),
+        "claim from a queue": lambda queue: store.claim(1, TTL, [("flow", 1)], [queue], now=NOW),
+        "create of a workflow": lambda name: _create(store, workflow=name),
+        "create with a limit key": lambda name: _create(store, limit_key=name),
+        "create with a parent": lambda name: _create(store, parent_id=name, parent_key="child"),
+        "create with an entry": lambda key: _create(store, entries=[entry(1, key)]),
+        "create with a signal": lambda name: _create(store, inbox=[Signal(seq=1, name=name, payload=b"1")]),
+    }
+
+
+async def _create(store: Store, *, entries: Any = (), inbox: Any = (), **columns: Any) -> None:
+    await store.create(new_run(**{"run_id": "new", **columns}), entries=entries, inbox=inbox, now=NOW)
+
+
+def _operator_verbs(store: FullStore) -> Calls:
+    return {
+        "hold": store.hold,
+        "unhold": lambda run_id: store.unhold(run_id, now=NOW),
+        "delete": store.delete,
+        "restore": lambda run_id: store.restore(run_row(id=run_id), [], now=NOW),
+        "load": store.load,
+        "save": lambda run_id: store.save(run_id, {}),
+    }
+
+
+def _schedule_verbs(store: FullStore) -> Calls:
+    def fire(schedule_id: Any, **columns: Any) -> Awaitable[bool]:
+        return store.fire(schedule_id, expected_at=NOW, next_at=None, run=new_run(**{"run_id": "new", **columns}), now=NOW)
+
+    return {
+        "put_schedule": lambda schedule_id: store.put_schedule(msgspec.structs.replace(SCHEDULE, id=schedule_id)),
+        "drop_schedule": store.drop_schedule,
+        "fire": fire,
+        "fire of a run": lambda run_id: fire(SCHEDULE.id, id=run_id),
+        "limit_queue": lambda queue: store.limit_queue(queue, QueueLimits(concurrency=1)),
+    }
 
 
 @promise
@@ -113,3 +223,75 @@ async def workflows_and_queues_that_differ_stay_apart(world: World) -> None:
     for index, name in enumerate(NAMES):
         equal([line.id for line in await world.b.list(workflow=name)], [f"run-{index:02}"], f"runs of workflow {name!r}")
         equal(await claimed_ids(world.b, workflows=[name], queues=[name]), [f"run-{index:02}"], f"claimed from queue {name!r}")
+
+
+@promise
+async def ids_that_are_no_text_are_refused(world: World) -> None:
+    """A verb raises `TypeError` for an id, a name or a filter that is no text, and reads and changes nothing."""
+    await world.a.create(new_run(), now=NOW)
+    await world.ended("ended", "failed")
+    before = await world.dump("run", "ended")
+    await _refuse_all(_run_verbs(world.a), (*NOT_TEXT, None), TypeError)
+    await _refuse_all(_other_names(world.a), NOT_TEXT, TypeError)
+    equal(await world.dump("run", "ended"), before, "the runs afterwards")
+    equal([line.id for line in await world.b.list()], ["ended", "run"], "the ids afterwards")
+
+
+@promise
+async def text_that_is_no_id_is_refused(world: World) -> None:
+    """A run id or signal name that is empty, longer than 1,024 bytes, or has NUL or lone surrogates raises `ValueError`."""
+    await world.a.create(new_run(), now=NOW)
+    before = await world.dump("run")
+    await _refuse_all(_run_verbs(world.a), NO_ID, ValueError)
+    await _refuse_all({"list by status": lambda status: world.a.list(status=status)}, ["ended", ""], ValueError)
+    equal(await world.dump("run"), before, "the run afterwards")
+
+
+@promise
+async def a_subclass_of_str_is_taken_for_its_text(world: World) -> None:
+    """Where an id is a subclass of str, the text that it holds is the id, whatever its own methods say."""
+    await world.a.create(new_run(id=Name("run"), workflow=Name("flow"), queue=Name("q")), now=NOW)
+    row = await world.b.get(Name("run"))
+    holds(row is not None, "the run is found")
+    equal((await world.row("run")).queue, "q", "the queue")
+    await world.a.signal(Name("run"), Name("go"), b"1", dedupe=Name("d"), now=NOW)
+    equal([(one.name, one.dedupe) for one in await world.b.inbox("run")], [("go", "d")], "the inbox")
+    equal([line.id for line in await world.b.list(prefix=Name("ru"), workflow=Name("flow"))], ["run"], "the list")
+    equal(await claimed_ids(world.b, workflows=[Name("flow")], queues=[Name("q")]), ["run"], "the claim")
+
+
+@promise_with("operators")
+async def operators_ids_that_are_no_text_are_refused(world: FullWorld) -> None:
+    """So do the verbs of operators: nothing is held, deleted, counted or replaced for an id that is no text."""
+    await world.a.create(new_run(), now=NOW)
+    before = await world.dump("run")
+    await _refuse_all(_operator_verbs(world.a), (*NOT_TEXT, None), TypeError)
+    await _refuse_all(_operator_verbs(world.a), NO_ID, ValueError)
+    counts: Calls = {
+        "count by prefix": lambda prefix: world.a.count(prefix=prefix),
+        "count by status": lambda status: world.a.count(status=status),
+        "count by workflow": lambda workflow: world.a.count(workflow=workflow),
+    }
+    await _refuse_all(counts, NOT_TEXT, TypeError)
+    equal(await world.dump("run"), before, "the run afterwards")
+
+
+@promise_with("schedules")
+async def schedules_ids_that_are_no_text_are_refused(world: FullWorld) -> None:
+    """So do the verbs of schedules and queue limits."""
+    await world.a.put_schedule(SCHEDULE)
+    await _refuse_all(_schedule_verbs(world.a), (*NOT_TEXT, None), TypeError)
+    await _refuse_all(_schedule_verbs(world.a), NO_ID, ValueError)
+    equal(list(await world.b.schedules()), [SCHEDULE], "the schedules afterwards")
+    equal(await world.b.queue_limits(), {}, "the limits afterwards")
+    equal(await world.b.list(), [], "the runs afterwards")
+
+
+@promise_with("streams")
+async def streams_names_that_are_no_text_are_refused(world: FullWorld) -> None:
+    """So does `items`, for the run and for the stream."""
+    await world.record_item(await world.lease())
+    reads: Calls = {"items": lambda run_id: world.a.items(run_id, "log"), "items of": lambda stream: world.a.items("run", stream)}
+    await _refuse_all(reads, (*NOT_TEXT, None), TypeError)
+    await _refuse_all(reads, NO_ID, ValueError)
+    equal(await world.a.items("run", "log"), [ITEM], "the items")

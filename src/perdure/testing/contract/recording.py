@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from perdure.errors import LeaseLost, PersistenceError
+from perdure.errors import LeaseLost, PersistenceError, ValueNotStorable
 from perdure.model.journal import Entry
 from perdure.model.records import Pulse
 from perdure.testing.contract.cases import promise
@@ -25,6 +25,7 @@ FULL: Final = Entry(
     ended_at=at(2),
     epoch=NOW,
 )
+LONG: Final = 9 << 20  # more than a value may have that the engine gives to a store
 PAYLOADS: Final = (b"", b"null", b"\x00", b"a\x00b", b"\xff\xfe", b"\xed\xa0\x80", bytes(range(256)), b"'; --", b"x" * 100_000)
 
 
@@ -52,6 +53,37 @@ async def payloads_are_opaque_bytes(world: World) -> None:
         row = await world.row(run_id)
         equal({row.input, row.seed, row.metadata, row.outcome}, {payload}, "the row's payloads")
         equal(row.input_hash, hashed, "the input's hash")
+
+
+@promise
+async def a_long_value_is_kept_or_refused_for_good(world: World) -> None:
+    """Nine megabytes are kept; a store that says it cannot refuses with `ValueNotStorable`, and then nothing has changed."""
+    most = world.factory.longest_value
+    payload = b'"' * (LONG if most is None else most + 1)
+    if most is None:
+        lease = (await world.start(input=payload)).lease
+        await world.a.record(lease, [entry(1, payload=payload)], now=NOW)
+        await world.a.finish(lease, "completed", payload, now=NOW)
+        equal([one.payload for one in await world.b.journal("run")], [payload], "the entry's payload")
+        row = await world.row("run")
+        equal({row.input, row.outcome}, {payload}, "the row's payloads")
+        return
+    with refused(ValueNotStorable, "a long input"):
+        await world.a.create(new_run("long", input=payload), now=NOW)
+    equal(await world.b.get("long"), None, "the run with a long input")
+    lease = await world.lease()
+    before = await world.row("run")
+    with refused(ValueNotStorable, "a long result"):
+        await world.a.record(lease, [entry(1), entry(2, payload=payload)], now=NOW)
+    with refused(ValueNotStorable, "a long outcome"):
+        await world.a.finish(lease, "completed", payload, entries=[entry(1)], now=NOW)
+    with refused(ValueNotStorable, "a long signal"):
+        await world.a.signal("run", "go", payload, now=NOW)
+    equal(await world.b.journal("run"), [], "the journal")
+    equal(await world.b.inbox("run"), [], "the inbox")
+    equal(await world.row("run"), before, "the row")
+    await world.a.record(lease, [entry(1), entry(2)], now=NOW)
+    equal(await world.b.journal("run"), [entry(1), entry(2)], "the journal, with another value under the same number")
 
 
 @promise

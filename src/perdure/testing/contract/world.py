@@ -67,6 +67,8 @@ class StoreFactory(ABC):
     """
 
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
+    # How many bytes a value may have, for a store that takes less than the engine may give it (9 MiB), or not much more.
+    longest_value: ClassVar[int | None] = None
 
     @abstractmethod
     async def open(self, prefix: str = "") -> Store:

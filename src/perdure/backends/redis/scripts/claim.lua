@@ -1,10 +1,12 @@
--- now, limit, ttl, token, owner, workflows each with its version, whether queues are given, queues
---   -> the next wake_at after now, and whole runs
+-- now, limit, ttl, token, owner, how many suspects or '', attempts of a suspect, workflows each with its version, whether queues
+-- are given, queues
+--   -> now, the next wake_at after now, whole runs, and the ids of runs that were passed over because they are damaged
 --
 -- Runs that may come due lie in one sorted set by wake_at for each (workflow, version, queue, priority, limit key). A claim
 -- reads only groups that have due runs, and skips a group whose queue or limit key is full: its cost does not depend on how many
 -- runs sleep, or wait behind a limit.
 local now, limit, length, token, owner = take_now(), tonumber(take()), tonumber(take()), take(), take()
+local suspects, suspect_attempts = tonumber(take()) or math.huge, tonumber(take())
 local wanted, any_queue, queues = take_list(), take() == '', set_of(take_list())
 local PAGE = 32
 
@@ -13,6 +15,7 @@ for i = 1, #wanted, 2 do
   workflows[frame(wanted[i], wanted[i + 1])] = true
 end
 
+local damaged = {}
 local function reply(next_wake_at, ids)
   local runs = {}
   for n, id in ipairs(ids) do
@@ -20,7 +23,7 @@ local function reply(next_wake_at, ids)
       runs[#runs + 1] = load_run(id)
     end
   end
-  return { next_wake_at, runs }
+  return { int(now), next_wake_at, runs, damaged }
 end
 
 local done = recall(token)
@@ -73,6 +76,18 @@ local function is_wanted(parts)
   return workflows[frame(parts[1], parts[2])] and (any_queue or queues[parts[3]])
 end
 
+-- Whether the columns of the run are those by which it was found. To lease a run with others would leave it in this index for
+-- ever, and claim it again and again.
+local OPEN = { pending = true, running = true, suspended = true }
+local function is_sound(group, row)
+  return OPEN[row.status] and row.workflow and wake_group(row) == group.name
+end
+
+-- Whether the run's last holders were lost, and it recorded nothing with them.
+local function is_suspect(id, row)
+  return row.status == 'running' and number_in(columns_of(id, { 'attempts' }).attempts) >= suspect_attempts
+end
+
 local function before(a, b)
   if a.priority ~= b.priority then
     return a.priority > b.priority
@@ -123,7 +138,8 @@ end
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', root .. ':wake', '-inf', int(now))) do
   local parts = unframe(name)
   if is_wanted(parts) then
-    local group = { members = key_of('wake', name), queue = parts[3], priority = tonumber(parts[4]), limit_key = parts[5] }
+    local group = { name = name, members = key_of('wake', name), queue = parts[3], limit_key = parts[5] }
+    group.priority = tonumber(parts[4])
     group.offset, group.at, group.size, group.page = 0, 1, 1, {}
     group.limited_sets = limited_sets(group)
     advance(group)
@@ -152,9 +168,17 @@ until #sleeping == 0
 local picked = {}
 while #picked < limit and heap[1] do
   local group = heap[1]
-  local is_in = take_room(group)
-  if is_in then
-    picked[#picked + 1] = group.id
+  local row = indexed_columns(group.id)
+  local is_in = true
+  if not is_sound(group, row) then
+    damaged[#damaged + 1] = group.id
+  elseif not is_suspect(group.id, row) then
+    is_in = take_room(group)
+    picked[#picked + 1] = is_in and group.id or nil
+  elseif suspects > 0 then
+    is_in = take_room(group)
+    picked[#picked + 1] = is_in and group.id or nil
+    suspects = suspects - (is_in and 1 or 0)
   end
   if not is_in or not advance(group) then
     heap[1] = heap[#heap]

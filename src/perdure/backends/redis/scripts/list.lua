@@ -19,8 +19,9 @@ local found = {}
 if prefix ~= '' then
   for _, id in ipairs(redis.call('ZRANGEBYLEX', root .. ':ids', '[' .. prefix, '(' .. prefix .. '\255')) do
     local row = columns_of(id, { 'workflow', 'status', 'updated_at' })
-    if matches(row.workflow, row.status) and is_later(-tonumber(row.updated_at), id) then
-      found[#found + 1] = { -tonumber(row.updated_at), id, row.workflow, row.status }
+    local score = -number_in(row.updated_at)
+    if matches(row.workflow, row.status) and is_later(score, id) then
+      found[#found + 1] = { score, id, row.workflow, row.status }
     end
   end
 else

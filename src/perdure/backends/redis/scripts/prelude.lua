@@ -45,6 +45,11 @@ local function int(number)
   return string.format('%.0f', number)
 end
 
+-- The number in a column; 0 for one that is absent or damaged, since an error in a script leaves half of its writes done.
+local function number_in(text)
+  return tonumber(text or '0') or 0
+end
+
 -- Compares bytes: Lua compares text by the server's locale.
 local function is_less(a, b)
   for i = 1, math.min(#a, #b) do
@@ -232,7 +237,7 @@ local function wake_from_problem(id, now)
 end
 
 local function next_epoch(row, now)
-  return int(math.max(tonumber(row.epoch or '0') + 1, now))
+  return int(math.max(number_in(row.epoch) + 1, now))
 end
 
 local function load_run(id)
@@ -248,11 +253,11 @@ end
 local function lease_run(id, row, token, owner, length, now)
   local counted = columns_of(id, { 'epoch', 'attempts', 'claimed_length' })
   local journal = redis.call('ZCARD', key_of('steps', id))
-  local grew = journal > tonumber(counted.claimed_length or '0')
+  local grew = journal > number_in(counted.claimed_length)
   local until_ = int(now + length)
   change_run(id, row, {
     status = 'running', wake_at = until_, lease_until = until_, lease_owner = owner, token = token, waiting_for = NONE,
-    epoch = next_epoch(counted, now), attempts = grew and '1' or int(tonumber(counted.attempts or '0') + 1),
+    epoch = next_epoch(counted, now), attempts = grew and '1' or int(number_in(counted.attempts) + 1),
     claimed_length = int(journal), updated_at = int(now),
   })
 end

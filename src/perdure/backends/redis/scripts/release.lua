@@ -8,14 +8,14 @@ end
 if not is_fenced(id, epoch, token) then
   return { 'lost' }
 end
-local attempts = tonumber(row.attempts or '0')
+local attempts = number_in(row.attempts)
 local changes = clear_problem(row, {
   status = 'pending', wake_at = wake_at ~= '' and wake_at or int(now), updated_at = int(now), call = call,
   attempts = int(counts_attempt and attempts or math.max(0, attempts - 1)),
 })
 if problem ~= '' then
   changes.problem, changes.problem_at = problem, int(now)
-  changes.problem_count = int(tonumber(row.problem_count or '0') + 1)
+  changes.problem_count = int(number_in(row.problem_count) + 1)
 end
 release_lease(id, indexed_columns(id), changes)
 publish_change()

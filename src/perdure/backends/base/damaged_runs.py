@@ -1,0 +1,198 @@
+"""A run whose stored data cannot be read: its problem, and no other run's.
+
+Bits flip, operators write by hand, and a journal can be too large for this machine. The rule is the same in every store. A verb
+for one run raises `SnapshotCorrupt`. `claim` gives the other runs, and sets the damaged one aside: pending, without a lease, with
+the problem in its row and its attempt not counted, due again after `DAMAGED_PAUSE`, so that it goes on once it is mended. `list`
+shows it with its problem. What was stored stays as it is: only the columns that say when a run is due are written. Where even
+the problem cannot be stored with the run, it is passed over. Each problem is logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from perdure.backends.base.leases import Release, length_in_microseconds
+from perdure.errors import SnapshotCorrupt
+from perdure.model.journal import Entry, Kind, Phase
+from perdure.model.records import STATUSES, Lease, RunInfo, RunRow, Signal, misfit_pause, problem_text
+
+# What decoding stored data raises when they are damaged, or too large for the memory.
+UNREADABLE: Final = (
+    ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError,
+    msgspec.MsgspecError, SnapshotCorrupt,
+)  # fmt: skip
+
+
+class UnreadableText(ValueError):
+    """The database gave text that is not UTF-8, and its driver refuses it."""
+
+
+# What reading from a database raises because of its data, and not because the database or its client fails.
+FETCH_FAILURES: Final = (UnreadableText, UnicodeDecodeError, MemoryError)
+# Seconds until a damaged run is tried again, unless a signal or `unhold` makes it due.
+DAMAGED_PAUSE: Final = misfit_pause(100)
+# Beyond this an instant or a count is damage: it is the year 148,000, and leaves room for adding to it in 64 bits.
+_LIMIT: Final = 1 << 62
+# The first microsecond that is too late for a datetime.
+_END_OF_TIME: Final = 253_402_300_800 * 1_000_000
+_LOGGED: Final = 10_000
+
+log: Final = logging.getLogger("perdure")
+_logged: Final[set[str]] = set()
+
+
+class DamagedRun(NamedTuple):
+    """A leased run whose data cannot be read."""
+
+    lease: Lease
+    problem: SnapshotCorrupt
+
+
+def problem_of(run_id: str, what: str, reason: BaseException) -> SnapshotCorrupt:
+    """The problem of a run of which `what` cannot be read."""
+    if isinstance(reason, SnapshotCorrupt):
+        return reason
+    text = str(reason)
+    return SnapshotCorrupt(run_id, what, f"{type(reason).__name__}: {text}" if text else type(reason).__name__)
+
+
+@contextmanager
+def raise_damage(run_id: str, what: str, errors: tuple[type[BaseException], ...] = UNREADABLE) -> Iterator[None]:
+    """Raise `SnapshotCorrupt` for what cannot be read of this run inside the context.
+
+    A context in which a user's client is called takes `FETCH_FAILURES`: an error of the client is no damage.
+    """
+    try:
+        yield
+    except errors as reason:
+        raise problem_of(run_id, what, reason) from reason
+
+
+def report(problem: SnapshotCorrupt) -> None:
+    """Log the problem, once in this process."""
+    log_once(f"a run is set aside: {problem_text(problem)}")
+
+
+def log_once(text: str) -> None:
+    """Log this error, unless it was logged before."""
+    if text in _logged:
+        return
+    if len(_logged) >= _LOGGED:
+        _logged.clear()
+    _logged.add(text)
+    log.error("%s", text)
+
+
+def set_aside(problem: SnapshotCorrupt, at: int) -> Release:
+    """How a run with this problem is given back at this instant. Logs the problem."""
+    report(problem)
+    return Release(wake_at=due_again(at), problem=problem_text(problem))
+
+
+def due_again(at: int) -> int:
+    """When a run that is set aside at this instant is tried again."""
+    return at + length_in_microseconds(DAMAGED_PAUSE)
+
+
+def _types(struct: type[msgspec.Struct]) -> dict[str, frozenset[type]]:
+    """The types that each field of a struct may have."""
+    return {name: frozenset(_types_of(hint)) for name, hint in get_type_hints(struct).items()}
+
+
+def _types_of(hint: Any) -> Iterable[type]:
+    if hint in (int, str, bytes, bool, type(None)):
+        return (hint,)
+    if get_origin(hint) is tuple:
+        return (tuple,)
+    return (str,) if get_origin(hint) is Literal else (one for arg in get_args(hint) for one in _types_of(arg))
+
+
+_ROW_TYPES: Final = _types(RunRow)
+_NUMBERS: Final = tuple(name for name, types in _ROW_TYPES.items() if int in types)
+_COUNTS: Final = ("epoch", "attempts", "problem_count", "version")
+_PHASES: Final = frozenset(get_args(Phase))
+_KINDS: Final = frozenset(get_args(Kind))
+
+
+def check_row(row: RunRow) -> RunRow:
+    """The row, if every column has a value of its type. Raises ValueError."""
+    for name, types in _ROW_TYPES.items():
+        value = getattr(row, name)
+        if type(value) not in types:
+            raise ValueError(f"{name} is of type {type(value).__name__}")
+    if row.status not in STATUSES:
+        raise ValueError(f"status is {row.status!r:.100}")
+    for name in _NUMBERS:
+        number = getattr(row, name)
+        if number is not None and not -_LIMIT < number < _LIMIT:
+            raise ValueError(f"{name} is {number}")
+    for name in _COUNTS:
+        if getattr(row, name) < 0:
+            raise ValueError(f"{name} is {getattr(row, name)}")
+    return row
+
+
+def check_entry(entry: Entry) -> Entry:
+    """The entry, if every field has a value of its type. Raises ValueError. Kept flat: a replay reads thousands of them."""
+    if (
+        type(entry.seq) is int
+        and type(entry.key) is str
+        and entry.phase in _PHASES
+        and entry.kind in _KINDS
+        and type(entry.name) is str
+        and type(entry.payload) is bytes
+        and type(entry.attempt) is int
+        and (entry.args_hash is None or type(entry.args_hash) is bytes)
+        and type(entry.started_at) is int
+        and -_LIMIT < entry.started_at < _LIMIT
+        and type(entry.ended_at) is int
+        and -_LIMIT < entry.ended_at < _LIMIT
+        and type(entry.epoch) is int
+    ):
+        return entry
+    raise ValueError(f"entry {entry.seq!r:.50} is damaged: {msgspec.structs.replace(entry, payload=b'')!r:.400}")
+
+
+def check_signal(signal: Signal) -> Signal:
+    """The inbox row, if every field has a value of its type. Raises ValueError."""
+    if (
+        type(signal.seq) is int
+        and type(signal.name) is str
+        and type(signal.payload) is bytes
+        and signal.kind in ("signal", "child")
+        and (signal.dedupe is None or type(signal.dedupe) is str)
+    ):
+        return signal
+    raise ValueError(f"signal {signal.seq!r:.50} is damaged: {msgspec.structs.replace(signal, payload=b'')!r:.400}")
+
+
+def check_line(line: RunInfo) -> RunInfo:
+    """The line of `list`, if every field has a value of its type. Raises ValueError."""
+    if (
+        type(line.id) is str
+        and type(line.workflow) is str
+        and line.status in STATUSES
+        and type(line.problem) in (str, type(None))
+    ):
+        return line
+    raise ValueError(f"{line!r:.400}")
+
+
+def damaged_line(run_id: str, columns: Mapping[str, Any], reason: BaseException) -> RunInfo:
+    """The line of `list` for a run whose row cannot be read: what can be, and its problem. Logs the problem."""
+    problem = problem_of(run_id, "the row", reason)
+    report(problem)
+    workflow, version, status, at = (columns.get(name) for name in ("workflow", "version", "status", "updated_at"))
+    return RunInfo.of(
+        run_id,
+        workflow if isinstance(workflow, str) else "",
+        version if type(version) is int else 0,
+        status if status in STATUSES else "pending",
+        at if type(at) is int and 0 <= at < _END_OF_TIME else 0,
+        problem_text(problem),
+    )

@@ -1,0 +1,119 @@
+"""A worker whose store fails, or whose runs do: it waits between its attempts, says so once, and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Context, Runtime, stores, workflow
+from perdure.errors import PersistenceError
+from perdure.store import FullStore, Store
+from tests.worker.flows import PATIENCE, Gate, client, greet, reaches
+
+
+@pytest.mark.parametrize("opened", [lambda path: stores.sqlite(path / "runs.db"), stores.files], ids=["sqlite", "files"])
+async def test_a_database_that_is_moved_away_for_a_while_costs_a_few_lines_and_no_time(
+    opened: Callable[[Path], FullStore], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home, away = tmp_path / "home", tmp_path / "away"
+    await asyncio.to_thread(home.mkdir)
+    store = await asyncio.to_thread(opened, home)
+    with caplog.at_level(logging.INFO, "perdure"):
+        async with Runtime(store, [greet]) as runtime, asyncio.timeout(PATIENCE):
+            assert await (await runtime.start(greet, "Ada")) == "hello Ada!"
+            await asyncio.to_thread(home.rename, away)
+            began = time.process_time()
+            await asyncio.sleep(2.0)
+            spent = time.process_time() - began
+            await asyncio.to_thread(away.rename, home)
+            async with client(store, greet) as other:
+                run = await other.start(greet, "Bob", id="bob")
+            assert await run == "hello Bob!"
+    await store.close()
+    assert 1 <= len(caplog.records) < 12
+    assert spent < 1.0
+
+
+@pytest.mark.parametrize("verb", ["record", "finish"])
+async def test_a_run_that_cannot_be_recorded_is_not_tried_again_at_once(store: Store, verb: str) -> None:
+    bodies = 0
+
+    @workflow
+    async def flow(ctx: Context) -> None:
+        nonlocal bodies
+        bodies += 1
+        await ctx.step(asyncio.sleep, 0)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PersistenceError("the disk", "is full")
+
+    setattr(store, verb, refuse)
+    async with Runtime(store, [flow, greet]) as runtime, asyncio.timeout(PATIENCE):
+        await runtime.start(flow, id="run")
+        await reaches(store, "run", "pending")
+        await asyncio.sleep(0.5)
+        assert bodies == 1
+        row = await store.get("run")
+        assert row is not None
+        assert (row.attempts, row.problem) == (1, "the disk: is full")
+
+
+@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "async"])
+async def test_a_step_that_exits_leaves_its_worker_and_the_other_runs_alone(store: Store, is_plain: bool) -> None:
+    gate = Gate()
+
+    async def leave() -> None:
+        sys.exit(3)
+
+    @workflow
+    async def leaving(ctx: Context) -> None:
+        await ctx.step("leave", (lambda: sys.exit(3)) if is_plain else leave)
+
+    async with Runtime(store, [leaving, gate.flow, greet], max_attempts=1) as runtime, asyncio.timeout(PATIENCE):
+        beside = await runtime.start(gate.flow, id="beside")
+        await gate.reached.wait()
+        await runtime.start(leaving, id="run")
+        await reaches(store, "run", "dead")
+        gate.opened.set()
+        assert await beside == "through"
+        assert await (await runtime.start(greet, "Ada")) == "hello Ada!"
+        (dead,) = await runtime.list(status="dead")
+        assert dead.id == "run"
+        row = await store.get("run")
+        assert row is not None
+        assert b"step 'leave' called sys.exit(3)" in (row.outcome or b"")
+    assert gate.calls == 1
+
+
+async def test_a_run_in_memory_survives_an_inbox_that_could_not_be_read(store: Store) -> None:
+    """The signal is in the store: it is read when the store answers again, and the step beside the wait is not repeated."""
+    gate, inbox, failures, have_failed = Gate(), store.inbox, 0, asyncio.Event()
+
+    @workflow
+    async def flow(ctx: Context) -> list[Any]:
+        return list(await asyncio.gather(ctx.step("wait", gate._wait), ctx.wait_for_signal("go")))
+
+    async def failing(*args: Any, **options: Any) -> Any:
+        nonlocal failures
+        if failures < 2:
+            failures += 1
+            have_failed.set()
+            raise PersistenceError("the store", "is down")
+        return await inbox(*args, **options)
+
+    async with Runtime(store, [flow], lease_ttl=3) as runtime, client(store) as other, asyncio.timeout(PATIENCE):
+        run = await runtime.start(flow, id="run")
+        await gate.reached.wait()
+        store.inbox = failing  # type: ignore[method-assign]
+        await other.signal("run", "go", 7)
+        await have_failed.wait()
+        gate.opened.set()
+        assert await run == ["through", 7]
+    assert gate.calls == 1
