@@ -142,7 +142,7 @@ async def test_hold_unhold_run_now_and_drop(place: Place) -> None:
         ({"every": 60, "catch_up": "some"}, "catch_up is one of last, all, none"),
         ({"every": 60, "deadline": 3}, "has no option deadline"),
         ({"every": 60, "id": ""}, "id"),
-        ({"every": 60, "id": "x" * 1020}, "1 to 1024 UTF-8 bytes"),
+        ({"every": 60, "id": "x" * 1020}, "at most 1024 UTF-8 bytes"),
     ],
 )
 async def test_a_bad_schedule_is_refused_and_nothing_is_written(place: Place, options: Any, error: str) -> None:
