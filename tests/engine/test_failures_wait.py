@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Err, Ok, Runtime, Workflow, stores
+from perdure import Context, Err, Ok, Runtime, Suspended, Workflow, stores
 from perdure.errors import PersistenceError, RunDead, RunInterrupted
 from perdure.model.durations import MICROSECOND
 from perdure.model.records import RunRow, failure_pause
 from perdure.testing import ManualClock
+from perdure.worker.outcomes import resume
 from tests.engine.test_failing_runs import FailingStore
 from tests.engine.worlds import World, world
 
@@ -143,6 +144,23 @@ async def test_a_run_that_waits_after_a_failure_says_why_and_is_driven_at_once_f
         store.is_down = False
         assert await here.runtime.run(flow, id="run") == Ok("done")
         assert (await row_of(here)).problem is None
+
+
+async def test_what_drives_a_run_in_the_background_waits_until_its_pause_is_over() -> None:
+    calls: list[str] = []
+    flow = counted(calls)
+    store: Any = RefusingStore(stores.memory(), "record")
+    async with world(flow, store=store) as here:
+        with pytest.raises(PersistenceError):
+            await here.runtime.run(flow, id="run")
+        store.is_down = False
+        host = here.runtime._host
+        waiting = await resume(host, "run", {}, at_once=False)
+        assert isinstance(waiting, Suspended)
+        assert waiting.wake_at is not None
+        assert len(calls) == 1
+        here.clock.advance("2s")
+        assert await resume(host, "run", {}, at_once=False) == Ok("done")
 
 
 async def test_a_deploy_gives_the_attempt_back_and_the_run_is_due_at_once() -> None:

@@ -41,9 +41,10 @@ async def run_to_outcome(
     return await (resume(host, run_id, options, wait=wait) if active is None else active.join())
 
 
-async def resume(host: Host, run_id: str, options: dict[str, Any], *, wait: bool = True) -> Outcome[Any]:
+async def resume(host: Host, run_id: str, options: dict[str, Any], *, wait: bool = True, at_once: bool = True) -> Outcome[Any]:
     """Drive a run that exists, if it is due; otherwise give its present state. Waits for another process that has leased it.
 
+    A run with a problem is tried `at_once`, whatever its pause: the caller may have removed the cause.
     With `wait=False` it raises `LeaseHeld` instead of waiting. Raises `LookupError`, and changes nothing, when the run's workflow
     is not registered here in the version in which the run goes on.
     """
@@ -63,8 +64,7 @@ async def resume(host: Host, run_id: str, options: dict[str, Any], *, wait: bool
             raise InvalidInput(row.workflow or "of this run", reason)
         definition = host.definition_of(row)
         try:
-            # A run that did not fit the code is tried at once: the caller may have mended the code.
-            claim = await host.acquire(run_id, due_only=row.problem is None)
+            claim = await host.acquire(run_id, due_only=row.problem is None or not at_once)
         except LeaseHeld:
             if not wait or row.held:
                 raise
@@ -110,7 +110,7 @@ async def drive_whenever_due(host: Host, run_id: str, options: dict[str, Any]) -
         try:
             await asyncio.sleep(0)  # starts the watch before the run is read, so that no change falls between the two
             try:
-                outcome = await resume(host, run_id, options)
+                outcome = await resume(host, run_id, options, at_once=False)
             except (LeaseHeld, LeaseLost):  # an operator or another worker has it, for the time being
                 outcome = Suspended(run_id)
             except RunNotFound:
