@@ -49,8 +49,10 @@ demo: $(PROJECT) ## a workflow that is killed and goes on, in a few seconds
 
 # Three processes also on two cores: they often wait for servers and disks. Each starts the servers that it needs, and
 # tests/sharing.py says which files come first and what stays together.
-test: system $(DEV) ## all tests, long campaigns shortened to a tenth
+test: system $(DEV) ## all tests, long campaigns shortened to a tenth; engine and worker again on uvloop and in asyncio's debug mode
 	$(BIN)/python -m pytest -m "not chaos" -n 3 --dist loadfile
+	for loop in uvloop debug; do PERDURE_LOOP=$$loop $(BIN)/python -m pytest tests/engine tests/worker -m "not chaos" -n 3 --dist loadfile \
+		|| exit 1; done
 
 chaos: system $(DEV) ## the same tests with campaigns in full, and those that are only for here
 	PERDURE_CHAOS=1 $(BIN)/python -m pytest

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import multiprocessing
+import os
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +23,10 @@ pytest.register_assert_rewrite("perdure.testing")
 # No deadline: examples touch real disks. The count is hypothesis' own default here, and ten times that under `make chaos`.
 settings.register_profile("perdure", deadline=None, max_examples=times(1000), print_blob=True)
 settings.load_profile("perdure")
+
+# Another event loop for the tests: uvloop, or asyncio's in debug mode. Only those that are coroutines run then: the others, among
+# them the fuzzers and those that kill processes, have no loop or make their own. Those marked `one_loop` are left out too.
+LOOP: Final = os.environ.get("PERDURE_LOOP", "")
 
 ROOT: Final = Path(__file__).parent.parent
 
@@ -56,6 +63,15 @@ PRELOADED: Final = [
 ]  # fmt: skip
 
 
+class OnUvloop:
+    """A pytest plugin that runs every test on uvloop."""
+
+    def pytest_asyncio_loop_factories(self) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+        import uvloop
+
+        return {"uvloop": uvloop.new_event_loop}
+
+
 def pytest_configure(config: pytest.Config) -> None:
     multiprocessing.set_forkserver_preload(PRELOADED)
     from tests.backends.exercised import Exercised
@@ -64,13 +80,26 @@ def pytest_configure(config: pytest.Config) -> None:
     contracts = {backend.name: backend.contract for backend in BACKENDS.values()}
     left_to_chaos = [backend.name for backend in BACKENDS.values() if backend.leaves_contract_to_chaos]
     config.pluginmanager.register(Exercised(contracts, left_to_chaos), "perdure-backends")
+    if LOOP == "uvloop":
+        config.pluginmanager.register(OnUvloop(), "perdure-uvloop")
+    elif LOOP == "debug":
+        config.option.asyncio_debug = True
+    elif LOOP:
+        raise pytest.UsageError(f"PERDURE_LOOP is uvloop or debug, not {LOOP!r}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if LOOP:
+        items[:] = [item for item in items if isinstance(item, pytest.Function) and _is_repeated(item)]
     if hasattr(config, "workerinput"):  # one of several processes
         from tests.sharing import longest_first
 
         longest_first(items)
+
+
+def _is_repeated(item: pytest.Function) -> bool:
+    """Whether this test is run again on other loops."""
+    return inspect.iscoroutinefunction(item.obj) and item.get_closest_marker("one_loop") is None
 
 
 @pytest.hookimpl(optionalhook=True)

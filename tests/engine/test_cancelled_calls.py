@@ -58,7 +58,7 @@ async def swallow() -> str:
 
 
 def in_a_thread() -> None:
-    threading.Event().wait(0.05)
+    threading.Event().wait(0.15)
 
 
 HANGING: list[Callable[[], Any]] = [

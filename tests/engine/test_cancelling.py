@@ -411,6 +411,7 @@ async def disturbed(after: int, disturb: Disturb, *, resumed: bool) -> tuple[Wor
         return here, log, in_time
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("resumed", [False, True], ids=["first run", "resumed"])
 @pytest.mark.parametrize("again_after", [None, 0, 1, 2, 3, 5, 8])
 async def test_cancelled_at_any_point_a_drive_loses_nothing_and_lets_go_only_when_answered(

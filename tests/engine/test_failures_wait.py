@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Err, Ok, Runtime, Workflow, stores
+from perdure import Context, Err, Ok, Runtime, Suspended, Workflow, stores
 from perdure.errors import PersistenceError, RunDead, RunInterrupted
 from perdure.model.durations import MICROSECOND
 from perdure.model.records import RunRow, failure_pause
 from perdure.testing import ManualClock
+from perdure.worker.outcomes import resume
 from tests.engine.test_failing_runs import FailingStore
 from tests.engine.worlds import World, world
 
@@ -145,6 +146,23 @@ async def test_a_run_that_waits_after_a_failure_says_why_and_is_driven_at_once_f
         assert (await row_of(here)).problem is None
 
 
+async def test_what_drives_a_run_in_the_background_waits_until_its_pause_is_over() -> None:
+    calls: list[str] = []
+    flow = counted(calls)
+    store: Any = RefusingStore(stores.memory(), "record")
+    async with world(flow, store=store) as here:
+        with pytest.raises(PersistenceError):
+            await here.runtime.run(flow, id="run")
+        store.is_down = False
+        host = here.runtime._host
+        waiting = await resume(host, "run", {}, at_once=False)
+        assert isinstance(waiting, Suspended)
+        assert waiting.wake_at is not None
+        assert len(calls) == 1
+        here.clock.advance("2s")
+        assert await resume(host, "run", {}, at_once=False) == Ok("done")
+
+
 async def test_a_deploy_gives_the_attempt_back_and_the_run_is_due_at_once() -> None:
     reached = asyncio.Event()
 
@@ -259,3 +277,21 @@ def test_code_that_exits_without_a_store_exits() -> None:
     """Nothing could be tried again, and the workflow is called like a function: as there, `sys.exit` is for the process."""
     program = "import asyncio; from tests.engine import test_failures_wait as w; asyncio.run(w.Workflow('w', w.in_async_step)())"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 3
+
+
+async def test_a_run_of_wf_start_goes_on_after_an_attempt_that_exited() -> None:
+    attempts: list[int] = []
+
+    async def leave_once() -> str:
+        attempts.append(1)
+        if len(attempts) == 1:
+            sys.exit(3)
+        return "done"
+
+    async def flow(ctx: Context[Any]) -> str:
+        return await ctx.step(leave_once)
+
+    run = await Workflow("leaving_once", flow).start(id="run", store=stores.memory())
+    async with asyncio.timeout(20):
+        assert await run == "done"
+    assert len(attempts) == 2

@@ -676,6 +676,7 @@ async def test_a_call_that_ends_with_an_err_names_the_step_that_returned_it() ->
     assert own.step is None
 
 
+@pytest.mark.one_loop
 async def test_an_error_that_is_raised_again_and_again_does_not_collect_notes() -> None:
     always = ValueError("no")
 

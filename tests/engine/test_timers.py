@@ -140,6 +140,7 @@ async def calls_for(flow: Any, number: int) -> float:
     return calls["timers_and_signals.py"] / number
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("flow", [many_sleeps, many_signals, one_signal_often], ids=str)
 async def test_a_wait_costs_the_same_however_many_there_are(flow: Any) -> None:
     few, many = await calls_for(flow, 50), await calls_for(flow, 400)

@@ -100,7 +100,7 @@ async def test_a_worker_leaves_other_versions_alone_and_says_so_once(store: Stor
             await soon(lambda: is_said(caplog))
             await runtime.start(pay_2, 6, id="later")
             await reaches(store, "later", "suspended")
-    said = [record.message for record in caplog.records if "version" in record.message]
+    said = [record.message for record in caplog.records if record.name == "perdure" and "version" in record.message]
     assert len(said) == 1
     assert said[0].startswith("runs of workflow 'pay' in version 1, such as 'old-")
     assert said[0].endswith("wait for another worker: registered here is version 2")

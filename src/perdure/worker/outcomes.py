@@ -13,7 +13,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
-from perdure.errors import InvalidInput, LeaseHeld, LeaseLost, PersistenceError, RunNotFound, StoreClosed
+from perdure.errors import InvalidInput, LeaseHeld, LeaseLost, PersistenceError, RunInterrupted, RunNotFound, StoreClosed
 from perdure.model.clock import elapsed
 from perdure.model.durations import instant, moment
 from perdure.model.records import RunRow
@@ -49,9 +49,10 @@ async def run_to_outcome(
     return await (resume(host, run_id, options, wait=wait) if active is None else active.join())
 
 
-async def resume(host: Host, run_id: str, options: dict[str, Any], *, wait: bool = True) -> Outcome[Any]:
+async def resume(host: Host, run_id: str, options: dict[str, Any], *, wait: bool = True, at_once: bool = True) -> Outcome[Any]:
     """Drive a run that exists, if it is due; otherwise give its present state. Waits for another process that has leased it.
 
+    A run with a problem is tried `at_once`, whatever its pause: the caller may have removed the cause.
     With `wait=False` it raises `LeaseHeld` instead of waiting. Raises `LookupError`, and changes nothing, when the run's workflow
     is not registered here in the version in which the run goes on.
     """
@@ -71,8 +72,7 @@ async def resume(host: Host, run_id: str, options: dict[str, Any], *, wait: bool
             raise InvalidInput(row.workflow or "of this run", reason)
         definition = host.definition_of(row)
         try:
-            # A run that did not fit the code is tried at once: the caller may have mended the code.
-            claim = await host.acquire(run_id, due_only=row.problem is None)
+            claim = await host.acquire(run_id, due_only=row.problem is None or not at_once)
         except LeaseHeld:
             if not wait or row.held:
                 raise
@@ -91,7 +91,7 @@ async def wait_for_outcome(host: Host, run_id: str, *, through_waits: bool = Fal
         """What the drive here comes to; None when there is none, or the waiting goes on after it."""
         active = active_runs.find(host.store, run_id)
         if active is not None:
-            with contextlib.suppress(LeaseLost):  # then another process goes on with it
+            with contextlib.suppress(LeaseLost, RunInterrupted):  # then another attempt goes on with it
                 outcome = await active.join()
                 return None if through_waits and isinstance(outcome, Suspended) else outcome
         return None
@@ -126,8 +126,8 @@ async def _drive_when_due(host: Host, run_id: str, options: dict[str, Any]) -> b
     with active_runs.expect_change(host.store, run_id) as change:
         await asyncio.sleep(0)  # starts the watch before the run is read, so that no change falls between the two
         try:
-            outcome = await resume(host, run_id, options)
-        except (LeaseHeld, LeaseLost):  # an operator or another worker has it, for the time being
+            outcome = await resume(host, run_id, options, at_once=False)
+        except (LeaseHeld, LeaseLost, RunInterrupted):  # another worker has it for the time being, or its pause is not over
             outcome = Suspended(run_id)
         except RunNotFound:
             return True

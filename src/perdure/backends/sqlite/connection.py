@@ -50,7 +50,7 @@ def map_error(error: BaseException, path: str) -> BaseException:
     """
     if isinstance(error, PersistenceError):
         return PersistenceError(*error.args)  # one for each caller, as each adds its own traceback
-    if code_of(error) == sqlite3.SQLITE_TOOBIG or isinstance(error, OverflowError):  # the driver's own, from 2 GiB on
+    if code_of(error) == sqlite3.SQLITE_TOOBIG:
         refusal = ValueNotStorable("value", f"{_REASONS[sqlite3.SQLITE_TOOBIG]} ({error})")
         refusal.__cause__ = error
         return refusal
