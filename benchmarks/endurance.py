@@ -22,6 +22,9 @@ from typing import Any, Final
 
 from perdure import Context, Retry, Runtime, stores, workflow
 from perdure.store import Store
+from tests.servers.mysql import MysqlServer
+from tests.servers.postgres import PostgresServer
+from tests.wire import Wire
 
 NOBODY: Final = 65534
 STEPS_WITHOUT_THREADS: Final = 30
@@ -222,6 +225,31 @@ async def neighbours_worker(directory: Path) -> dict[str, Any]:
     return {}
 
 
+async def silence(server: PostgresServer | MysqlServer, default_port: int) -> dict[str, Any]:
+    """A step during which all connections to the server fall silent: until its result is recorded on another."""
+    server.start()
+    wire = Wire(server.dsn, default_port=default_port)
+    store = stores.open_store(wire.url)
+    try:
+        await store.setup()
+        fallen: list[float] = []
+
+        def fall_silent() -> None:
+            fallen.append(time.monotonic())
+            wire.fall_silent("requests")
+
+        @workflow
+        async def charge(ctx: Context) -> None:
+            await ctx.step("charge", fall_silent)
+
+        await charge.run(id="run", store=store)
+        return {"seconds until it is recorded": round(time.monotonic() - fallen[0], 1), "calls": len(fallen)}
+    finally:
+        await store.close()
+        wire.close()
+        server.remove()
+
+
 FIGURES: Final[dict[str, Callable[[Path], Coroutine[Any, Any, dict[str, Any]]]]] = {
     "without_threads": without_threads,
     "outage": outage,
@@ -229,6 +257,8 @@ FIGURES: Final[dict[str, Callable[[Path], Coroutine[Any, Any, dict[str, Any]]]]]
     "skew_1h": lambda directory: skew(directory, 3600),
     "skew_minus_1h": lambda directory: skew(directory, -3600),
     "sleeps_on_uvloop": sleeps_on_uvloop,
+    "silent_postgres": lambda _: silence(PostgresServer(own=True), 5432),
+    "silent_mysql": lambda _: silence(MysqlServer(own=True), 3306),
     "crashing_neighbour": crashing_neighbour,
 }
 CHILDREN: Final = {**FIGURES, "neighbours_worker": neighbours_worker}
