@@ -43,6 +43,6 @@ def test_errors_become_ours_once_and_only_those_of_the_server() -> None:
 
 
 def test_a_token_that_a_server_repeats_is_taken_out() -> None:
-    told = map_error(ServerError("the token secret is bad"), "the store", "secret")
+    told = map_error(ServerError("the token secret is bad"), "the store", ["secret"])
     assert str(told) == "the store: the token *** is bad"
     assert told.__cause__ is None

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from perdure.backends.mysql import MysqlStore
-from perdure.errors import PersistenceError
+from perdure.errors import PersistenceError, ValueNotStorable
 from perdure.model.records import Lease
 from perdure.testing.contract.world import entry, new_run, signals
 from tests.backends.mysql.conftest import ask
@@ -81,8 +81,8 @@ async def test_a_record_too_large_for_the_server_fails_alone_and_says_so(store: 
         store.record(small, [entry(1)]), store.record(large, [entry(1, payload=b"x" * (17 << 20))]), return_exceptions=True
     )
     assert not isinstance(answers[0], BaseException)
-    assert isinstance(answers[1], PersistenceError)
-    assert "max_allowed_packet=16777216" in str(answers[1])
+    assert isinstance(answers[1], ValueNotStorable)
+    assert "max_allowed_packet=16,777,216" in str(answers[1])
     assert await store.journal("small") == [entry(1)]
     await store.record(large, [entry(1, payload=b"x" * (8 << 20))])
     assert len((await store.journal("large"))[0].payload) == 8 << 20

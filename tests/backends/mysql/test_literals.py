@@ -7,7 +7,7 @@ import pytest
 from perdure.backends.mysql.connection import MysqlConnection
 from perdure.backends.mysql.literals import Quote, fill, quote_escaped, quote_hexadecimal
 from perdure.backends.sql.dialect import Statement
-from perdure.errors import PersistenceError
+from perdure.errors import ValueNotStorable
 from tests.backends.mysql.conftest import connect
 from tests.campaign import times
 
@@ -68,6 +68,6 @@ def test_a_value_without_a_column_is_refused() -> None:
 
 async def test_a_packet_that_the_server_would_not_take_is_refused_before_it_is_sent(connection: Any) -> None:
     connected = MysqlConnection(connection, quote_escaped, 1000, "store", is_borrowed=False)
-    with pytest.raises(PersistenceError, match="max_allowed_packet=1000"):
+    with pytest.raises(ValueNotStorable, match="max_allowed_packet=1,000"):
         await connected.send([Statement("SELECT %s AS a", (b"x" * 1000,))])
     assert (await connected.send([Statement("SELECT %s AS a", (b"x" * 900,))]))[0].rows == ((b"x" * 900,),)

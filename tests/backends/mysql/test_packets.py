@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Context, Ok, workflow
 from perdure.backends.mysql import MysqlStore
-from perdure.errors import PersistenceError
+from perdure.errors import ValueNotStorable
 from perdure.model.records import Claim, Item, Signal
 from perdure.testing.contract.world import entry, new_run, run_row
 from tests.backends.operators import MysqlOperator
@@ -86,9 +86,9 @@ async def test_a_value_longer_than_a_packet_is_refused_and_the_others_are_record
         *(store.record(claim.lease, [entry(1, payload=b"\\" * size)]) for claim, size in zip(claims, sizes, strict=True)),
         return_exceptions=True,
     )
-    assert isinstance(answers[1], PersistenceError)
+    assert isinstance(answers[1], ValueNotStorable)
     assert f"a value of {LIMIT:,} bytes" in str(answers[1])
-    assert f"max_allowed_packet={LIMIT}" in str(answers[1])
+    assert f"max_allowed_packet={LIMIT:,}" in str(answers[1])
     assert [len(await store.journal(f"run-{n}")) for n in range(3)] == [1, 0, 1]
 
 

@@ -90,9 +90,14 @@ def entry_document(entry: Entry) -> Document:
     return msgspec.structs.asdict(entry)
 
 
+def entry_as_stored(document: Mapping[str, Any]) -> Entry:
+    """The entry, from a tail or from `steps`. A large payload is still a reference to where it is."""
+    return Entry(**{name: document[name] for name in Entry.__struct_fields__})
+
+
 def entry_of(document: Mapping[str, Any]) -> Entry:
-    """The entry, from a tail or from `steps`. Raises one of `UNREADABLE`."""
-    return check_entry(Entry(**{name: document[name] for name in Entry.__struct_fields__}))
+    """The entry, whose payload has been loaded before. Raises one of `UNREADABLE`."""
+    return check_entry(entry_as_stored(document))
 
 
 def item_document(item: Item) -> Document:
@@ -124,9 +129,14 @@ def signal_document(signal: Signal, mark: str | None = None) -> Document:
     }
 
 
+def signal_as_stored(document: Mapping[str, Any]) -> Signal:
+    """The unconsumed inbox row, from a run's document or from `signals`. A large payload is still a reference."""
+    return Signal(**{name: document[name] for name in ("seq", "kind", "name", "payload", "dedupe")})
+
+
 def signal_of(document: Mapping[str, Any]) -> Signal:
-    """The unconsumed inbox row, from a run's document or from `signals`. Raises one of `UNREADABLE`."""
-    return check_signal(Signal(**{name: document[name] for name in ("seq", "kind", "name", "payload", "dedupe")}))
+    """The unconsumed inbox row, whose payload has been loaded before. Raises one of `UNREADABLE`."""
+    return check_signal(signal_as_stored(document))
 
 
 def address(awaited: Awaited) -> str:

@@ -18,7 +18,7 @@ from perdure.backends.mongo.documents import (
     REFERENCE,
     Document,
     Expression,
-    entry_of,
+    entry_as_stored,
     ids_below,
     item_id,
     item_of,
@@ -27,7 +27,7 @@ from perdure.backends.mongo.documents import (
     payload_id,
     plus,
     same_run,
-    signal_of,
+    signal_as_stored,
     stem_of,
     weight,
     without_first,
@@ -123,7 +123,7 @@ class _OverflowMove:
         return [{"$set": changes}]
 
     def _journal(self) -> dict[str, Expression]:
-        entries, items = list(map(entry_of, self.steps)), list(map(item_of, self.items))
+        entries, items = list(map(entry_as_stored, self.steps)), list(map(item_of, self.items))
         return {
             "tail": without_first("tail", len(entries)),
             "items": without_first("items", len(items)),
@@ -139,7 +139,7 @@ class _OverflowMove:
         consumed = {"$filter": {"input": moved, "cond": "$$this.is_consumed"}}
         return {
             "inbox": without_first("inbox", count),
-            "inbox_weight": plus("inbox_weight", -weight(map(signal_of, self.signals))),
+            "inbox_weight": plus("inbox_weight", -weight(map(signal_as_stored, self.signals))),
             "moved_rows": plus("moved_rows", count),
             "moved_waiting": plus("moved_waiting", {"$subtract": [count, {"$size": consumed}]}),
             "consumed": {

@@ -20,13 +20,13 @@ from perdure.backends.base.duplicate_records import check_consumed, missing_entr
 from perdure.backends.mongo.documents import (
     FULL,
     Document,
-    entry_of,
+    entry_as_stored,
     ids_below,
     item_id,
     item_of,
     numbered_id,
     pulse_of,
-    signal_of,
+    signal_as_stored,
 )
 from perdure.backends.mongo.inbox import NOT_ENDED, InboxDelivery, address_to, deliver
 from perdure.backends.mongo.overflow import (
@@ -232,11 +232,11 @@ async def _find_missing(db: Collections, found: Document, write: RunUpdate) -> R
 
 async def _find_new_entries(db: Collections, found: Document, write: RunUpdate) -> list[Entry]:
     """The entries that are not recorded. Raises `PersistenceError` when something else is recorded under their seqs."""
-    recorded = {entry["seq"]: entry_of(entry) for entry in found["tail"]}
+    recorded = {entry["seq"]: entry_as_stored(entry) for entry in found["tail"]}
     ids = [numbered_id(stem_in(found), entry.seq) for entry in write.entries if entry.seq <= found["steps_top"]]
     if ids:
-        recorded |= {entry["seq"]: entry_of(entry) async for entry in db.steps.find({"_id": {"$in": ids}})}
-    missing = missing_entries(write.lease.run_id, recorded, map(entry_of, entry_documents(db, write)))
+        recorded |= {entry["seq"]: entry_as_stored(entry) async for entry in db.steps.find({"_id": {"$in": ids}})}
+    missing = missing_entries(write.lease.run_id, recorded, map(entry_as_stored, entry_documents(db, write)))
     return [entry for entry in write.entries if entry.seq in missing]
 
 
@@ -266,7 +266,7 @@ async def _find_awaited(db: Collections, found: Document, write: RunUpdate) -> l
         rows += await db.signals.find(waiting).to_list()
     consumed = {*write.consume, *found["consumed"]}
     arrived = {row["seq"]: row for row in rows if row["seq"] not in consumed}
-    return [signal_of(row) for row in await load_payloads(db, [arrived[seq] for seq in sorted(arrived)])]
+    return [signal_as_stored(row) for row in await load_payloads(db, [arrived[seq] for seq in sorted(arrived)])]
 
 
 async def _apply(db: Collections, found: Document, left: RunUpdate) -> Document | None:
