@@ -15,10 +15,15 @@ import pytest
 from perdure import Context, Runtime, stores, workflow
 from perdure.errors import PersistenceError
 from perdure.store import FullStore, Store
-from tests.worker.flows import PATIENCE, Gate, client, greet, reaches
+from tests.worker.flows import PATIENCE, Gate, client, greet, nap, reaches
 
 
-@pytest.mark.parametrize("opened", [lambda path: stores.sqlite(path / "runs.db"), stores.files], ids=["sqlite", "files"])
+ON_DISK = pytest.mark.parametrize(
+    "opened", [lambda path: stores.sqlite(path / "runs.db"), stores.files], ids=["sqlite", "files"]
+)
+
+
+@ON_DISK
 async def test_a_database_that_is_moved_away_for_a_while_costs_a_few_lines_and_no_time(
     opened: Callable[[Path], FullStore], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -39,6 +44,40 @@ async def test_a_database_that_is_moved_away_for_a_while_costs_a_few_lines_and_n
     await store.close()
     assert 1 <= len(caplog.records) < 12
     assert spent < 1.0
+
+
+@ON_DISK
+async def test_a_run_is_not_missing_while_its_database_is_moved_away(opened: Callable[[Path], FullStore], tmp_path: Path) -> None:
+    """Neither a caller nor the holder of its lease may take it for deleted: it goes on when the files are back."""
+    home, away = tmp_path / "home", tmp_path / "away"
+    await asyncio.to_thread(home.mkdir)
+    store = await asyncio.to_thread(opened, home)
+    async with client(store, nap) as runtime, asyncio.timeout(PATIENCE):
+        run = await runtime.start(nap, id="run")
+        claim = await store.acquire("run", PATIENCE)
+        assert claim is not None
+        waiting = asyncio.ensure_future(run)
+        await asyncio.to_thread(home.rename, away)
+        for verb, args in (
+            (store.get, ("run",)),
+            (store.inbox, ("run",)),
+            (store.signal, ("run", "go", b"1")),
+            (store.cancel, ("run",)),
+            (store.delete, ("run",)),
+            (store.renew, ([claim.lease], PATIENCE)),
+            (store.record, (claim.lease, [])),
+            (store.finish, (claim.lease, "completed", b"1")),
+            (store.schedules, ()),
+            (store.list, ()),
+        ):
+            with pytest.raises(PersistenceError):
+                await verb(*args)
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        await asyncio.to_thread(away.rename, home)
+        await store.finish(claim.lease, "completed", b'"awake"')
+        assert await waiting == "awake"
+    await store.close()
 
 
 @pytest.mark.parametrize("verb", ["record", "finish"])
