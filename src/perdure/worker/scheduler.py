@@ -41,14 +41,16 @@ class Scheduler:
         self._loop.call_soon_threadsafe(self._look_soon.set)
 
     async def work(self) -> None:
-        """Fire what is due, again and again, until cancelled."""
+        """Fire what is due, again and again, until cancelled. Of failures in a row the first is logged."""
+        is_failing = False
         while True:
             self._look_soon.clear()
             try:
-                next_at = await self.fire_due()
+                next_at, is_failing = await self.fire_due(), False
             except Exception as failure:  # noqa: BLE001 - the store may fail in any way; the worker reports that too
-                log.warning("schedules could not be looked at, trying again in %.0f s: %s", LOOK_SECONDS, failure)
-                next_at = None
+                if not is_failing:
+                    log.warning("schedules could not be looked at, trying again in %.0f s: %s", LOOK_SECONDS, failure)
+                next_at, is_failing = None, True
             now = self._host.clock.now()
             timer = self._host.clock.call_at(_earliest(next_at, now + round(LOOK_SECONDS * MICROSECOND)), self._look_soon.set)
             try:
