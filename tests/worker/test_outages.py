@@ -17,10 +17,7 @@ from perdure.errors import PersistenceError
 from perdure.store import FullStore, Store
 from tests.worker.flows import PATIENCE, Gate, client, greet, nap, reaches
 
-
-ON_DISK = pytest.mark.parametrize(
-    "opened", [lambda path: stores.sqlite(path / "runs.db"), stores.files], ids=["sqlite", "files"]
-)
+ON_DISK = pytest.mark.parametrize("opened", [lambda path: stores.sqlite(path / "runs.db"), stores.files], ids=["sqlite", "files"])
 
 
 @ON_DISK
