@@ -153,3 +153,19 @@ async def test_a_run_in_memory_survives_an_inbox_that_could_not_be_read(store: S
         gate.opened.set()
         assert await run == ["through", 7]
     assert gate.calls == 1
+
+
+async def test_a_worker_that_stops_does_not_ask_a_store_twice_that_is_down(store: Store) -> None:
+    """A server that is down is asked for seconds before a verb fails, and a deploy does not wait for that again."""
+    gate, released = Gate(), 0
+
+    async def fail(*_: Any, **__: Any) -> Any:
+        nonlocal released
+        released += 1
+        raise PersistenceError("the store", "is down")
+
+    async with asyncio.timeout(PATIENCE), Runtime(store, [gate.flow], drain_after=0.1) as runtime:
+        await runtime.start(gate.flow, id="run")
+        await gate.reached.wait()
+        setattr(store, "release", fail)  # noqa: B010 - mypy holds an assignment against it
+    assert released == 1
