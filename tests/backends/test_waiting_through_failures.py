@@ -77,6 +77,25 @@ async def test_await_run_goes_on_after_the_store_has_failed(dsn: str, caplog: py
     assert len(warnings_of(caplog, "a1")) == 1
 
 
+async def test_many_calls_that_wait_log_one_outage_of_their_store_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "perdure")
+    async with store_at("memory://") as store, Runtime(store, [ask]) as worker:
+        failing: Any = FailingStore(store)
+        client = Runtime(failing, [ask], concurrency=0)
+        runs = [await client.start(ask, id=f"a{n}") for n in range(20)]
+        waiting = [asyncio.ensure_future(run) for run in runs]
+        for _ in range(2):
+            await failing.fail_a_few_times()
+            await asyncio.sleep(0.3)
+            failing.is_down = False
+            await asyncio.sleep(0.3)
+        for run in runs:
+            await worker.signal(run.id, "answer", 7)
+        async with asyncio.timeout(PATIENCE):
+            assert await asyncio.gather(*waiting) == [7] * len(runs)
+    assert len([record for record in caplog.records if "waiting for run" in record.getMessage()]) == 1
+
+
 @EACH
 async def test_a_run_that_was_started_here_is_driven_on_after_the_store_has_failed(
     dsn: str, caplog: pytest.LogCaptureFixture

@@ -15,10 +15,12 @@ import pytest
 from perdure import Context, Runtime, stores, workflow
 from perdure.errors import PersistenceError
 from perdure.store import FullStore, Store
-from tests.worker.flows import PATIENCE, Gate, client, greet, reaches
+from tests.worker.flows import PATIENCE, Gate, client, greet, nap, reaches
+
+ON_DISK = pytest.mark.parametrize("opened", [lambda path: stores.sqlite(path / "runs.db"), stores.files], ids=["sqlite", "files"])
 
 
-@pytest.mark.parametrize("opened", [lambda path: stores.sqlite(path / "runs.db"), stores.files], ids=["sqlite", "files"])
+@ON_DISK
 async def test_a_database_that_is_moved_away_for_a_while_costs_a_few_lines_and_no_time(
     opened: Callable[[Path], FullStore], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -39,6 +41,40 @@ async def test_a_database_that_is_moved_away_for_a_while_costs_a_few_lines_and_n
     await store.close()
     assert 1 <= len(caplog.records) < 12
     assert spent < 1.0
+
+
+@ON_DISK
+async def test_a_run_is_not_missing_while_its_database_is_moved_away(opened: Callable[[Path], FullStore], tmp_path: Path) -> None:
+    """Neither a caller nor the holder of its lease may take it for deleted: it goes on when the files are back."""
+    home, away = tmp_path / "home", tmp_path / "away"
+    await asyncio.to_thread(home.mkdir)
+    store = await asyncio.to_thread(opened, home)
+    async with client(store, nap) as runtime, asyncio.timeout(PATIENCE):
+        run = await runtime.start(nap, id="run")
+        claim = await store.acquire("run", PATIENCE)
+        assert claim is not None
+        waiting = asyncio.ensure_future(run)
+        await asyncio.to_thread(home.rename, away)
+        for verb, args in (
+            (store.get, ("run",)),
+            (store.inbox, ("run",)),
+            (store.signal, ("run", "go", b"1")),
+            (store.cancel, ("run",)),
+            (store.delete, ("run",)),
+            (store.renew, ([claim.lease], PATIENCE)),
+            (store.record, (claim.lease, [])),
+            (store.finish, (claim.lease, "completed", b"1")),
+            (store.schedules, ()),
+            (store.list, ()),
+        ):
+            with pytest.raises(PersistenceError):
+                await verb(*args)
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        await asyncio.to_thread(away.rename, home)
+        await store.finish(claim.lease, "completed", b'"awake"')
+        assert await waiting == "awake"
+    await store.close()
 
 
 @pytest.mark.parametrize("verb", ["record", "finish"])
@@ -117,3 +153,19 @@ async def test_a_run_in_memory_survives_an_inbox_that_could_not_be_read(store: S
         gate.opened.set()
         assert await run == ["through", 7]
     assert gate.calls == 1
+
+
+async def test_a_worker_that_stops_does_not_ask_a_store_twice_that_is_down(store: Store) -> None:
+    """A server that is down is asked for seconds before a verb fails, and a deploy does not wait for that again."""
+    gate, released = Gate(), 0
+
+    async def fail(*_: Any, **__: Any) -> Any:
+        nonlocal released
+        released += 1
+        raise PersistenceError("the store", "is down")
+
+    async with asyncio.timeout(PATIENCE), Runtime(store, [gate.flow], drain_after=0.1) as runtime:
+        await runtime.start(gate.flow, id="run")
+        await gate.reached.wait()
+        setattr(store, "release", fail)  # noqa: B010 - mypy holds an assignment against it
+    assert released == 1

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
-from perdure import Context, Runtime, ScheduleInfo, ScheduleNotFound, stores, workflow
+from perdure import Context, PersistenceError, Runtime, ScheduleInfo, ScheduleNotFound, stores, workflow
 from perdure.model.durations import instant, moment
 from perdure.model.recurrence import Recurrence, recurrence
 from perdure.testing import ManualClock
@@ -272,3 +272,21 @@ async def test_sleep_until_the_next_time_of_a_cron_expression(place: Place) -> N
     assert await run.status() == "suspended"
     await place.sweep_after("1h")
     assert (await run).astimezone(BERLIN).replace(microsecond=0) == datetime(2026, 5, 5, 9, 0, 30, tzinfo=BERLIN)
+
+
+async def test_a_store_that_is_down_is_logged_once_by_its_schedules(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("perdure.worker.scheduler.LOOK_SECONDS", 0.05)
+    store, looks = stores.memory(), 0
+
+    async def fail() -> Any:
+        nonlocal looks
+        looks += 1
+        raise PersistenceError("the store", "is down")
+
+    monkeypatch.setattr(store, "schedules", fail)
+    async with Runtime(store, [report]), asyncio.timeout(30):
+        while looks < 5:  # noqa: ASYNC110 - what is looked at has no event
+            await asyncio.sleep(0.01)
+    assert len([record for record in caplog.records if "schedules could not be looked at" in record.getMessage()]) == 1

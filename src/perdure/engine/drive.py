@@ -39,6 +39,7 @@ from perdure.errors import (
     LeaseLost,
     OnChange,
     PerdureError,
+    PersistenceError,
     SnapshotCorrupt,
     ValueNotStorable,
     react,
@@ -535,7 +536,8 @@ class Drive:
         if self._store is None:
             self._stands(status="failed", wake_at=None)
             return
-        if isinstance(self._failure, LeaseLost):
+        # A drain does not wait for a store that has just failed: the lease expires by itself.
+        if isinstance(self._failure, LeaseLost) or (self.must_stop and isinstance(self._failure, PersistenceError)):
             return
         self.problem = problem_text("unknown" if self._failure is None else self._failure)
         # Whatever a failing store raises now: the lease expires by itself, and the failure that is being raised says why.

@@ -27,8 +27,10 @@ T = TypeVar("T")
 
 # How long a wait for a run pauses after a failure of the store: at first, and at most. Doubled with each failure in a row.
 PAUSE_SECONDS: Final = (0.1, 5.0)
-# An attempt that failed after this time was good for a while, so that the pauses start over and the failure is logged again.
+# A failure so long after the last is another outage: the pauses start over, and it is logged again.
 NEW_OUTAGE_SECONDS: Final = 60.0
+# When a wait for a run failed last, by store. Thousands may wait, and one line says it for all.
+_failed_at: Final[dict[tuple[str, ...], float]] = {}
 
 log: Final = logging.getLogger("perdure")
 
@@ -112,12 +114,12 @@ async def wait_for_outcome(host: Host, run_id: str, *, through_waits: bool = Fal
         outcome = await join()
         return outcome if outcome is not None else await _look_until_found(host, run_id, look)
 
-    return await _outlast_failures(run_id, wait)
+    return await _outlast_failures(host, run_id, wait)
 
 
 async def drive_whenever_due(host: Host, run_id: str, options: dict[str, Any]) -> None:
     """Drive the run each time it is due, until it has ended or was deleted."""
-    while not await _outlast_failures(run_id, lambda: _drive_when_due(host, run_id, options)):
+    while not await _outlast_failures(host, run_id, lambda: _drive_when_due(host, run_id, options)):
         pass
 
 
@@ -142,7 +144,7 @@ async def _drive_when_due(host: Host, run_id: str, options: dict[str, Any]) -> b
         return False
 
 
-async def _outlast_failures(run_id: str, attempt: Callable[[], Awaitable[T]]) -> T:
+async def _outlast_failures(host: Host, run_id: str, attempt: Callable[[], Awaitable[T]]) -> T:
     """What `attempt` gives once the store does not fail. Pauses longer and longer between attempts, and logs the first failure.
 
     Raises `StoreClosed`, and whatever is no failure of the store, such as `RunNotFound`.
@@ -154,11 +156,21 @@ async def _outlast_failures(run_id: str, attempt: Callable[[], Awaitable[T]]) ->
         except StoreClosed:
             raise
         except PersistenceError as failure:
-            if failed_at is None or elapsed() - failed_at > NEW_OUTAGE_SECONDS:
+            if _is_new_outage(failed_at):
                 pause = PAUSE_SECONDS[0]
-                log.warning("the store failed, and waiting for run %r goes on when it answers: %s", run_id, failure)
+            _log_outage(host.store.key, run_id, failure)
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the load
         pause, failed_at = min(pause * 2, PAUSE_SECONDS[1]), elapsed()
+
+
+def _log_outage(store: tuple[str, ...], run_id: str, failure: PersistenceError) -> None:
+    if _is_new_outage(_failed_at.get(store)):
+        log.warning("the store failed, and waiting for run %r, and others, goes on when it answers: %s", run_id, failure)
+    _failed_at[store] = elapsed()
+
+
+def _is_new_outage(failed_at: float | None) -> bool:
+    return failed_at is None or elapsed() - failed_at > NEW_OUTAGE_SECONDS
 
 
 async def _look_until_found(host: Host, run_id: str, look: Callable[[], Awaitable[T | None]]) -> T:

@@ -41,14 +41,19 @@ class Scheduler:
         self._loop.call_soon_threadsafe(self._look_soon.set)
 
     async def work(self) -> None:
-        """Fire what is due, again and again, until cancelled."""
+        """Fire what is due, again and again, until cancelled.
+
+        Of failures in a row the second is logged: the worker reports a store that is down, and most outages are short.
+        """
+        failures = 0
         while True:
             self._look_soon.clear()
             try:
-                next_at = await self.fire_due()
-            except Exception as failure:  # noqa: BLE001 - the store may fail in any way; the worker reports that too
-                log.warning("schedules could not be looked at, trying again in %.0f s: %s", LOOK_SECONDS, failure)
-                next_at = None
+                next_at, failures = await self.fire_due(), 0
+            except Exception as failure:  # noqa: BLE001 - the store may fail in any way
+                next_at, failures = None, failures + 1
+                if failures == 2:
+                    log.warning("schedules could not be looked at, trying again every %.0f s: %s", LOOK_SECONDS, failure)
             now = self._host.clock.now()
             timer = self._host.clock.call_at(_earliest(next_at, now + round(LOOK_SECONDS * MICROSECOND)), self._look_soon.set)
             try:

@@ -58,7 +58,7 @@ class Worker:
 
     async def work(self) -> None:
         """Claim and drive until `stop`, then drain."""
-        scheduling = None if self.scheduler is None else asyncio.ensure_future(self.scheduler.work())
+        scheduling: asyncio.Future[None] | None = None
         try:
             while not self._stopping.is_set():
                 self._wake.clear()
@@ -67,6 +67,8 @@ class Worker:
                     await asyncio.sleep(0)  # starts the watch before the claim, so that no change falls between the two
                     next_wake_at = await self._claim()
                     if not self._outage.pause:
+                        if scheduling is None and self.scheduler is not None:  # not before the store has answered
+                            scheduling = asyncio.ensure_future(self.scheduler.work())
                         await self._rest(next_wake_at)
                 finally:
                     watch.cancel()

@@ -137,14 +137,24 @@ class FilesNamespace:
         name = run_name(run_id)
         with file_lock(f"{self._runs}/{name}/lock", shared=True) as is_there:
             state = LockedRun(name, run_id, self._load(name)).state if is_there else None
-            return None if state is None else look(state)
+            if state is None:
+                self.check_directory()
+                return None
+            return look(state)
 
     @contextmanager
     def lock_run(self, run_id: str, *, create: bool = False, patience: float | None = None) -> Iterator[LockedRun]:
         """The run, under its exclusive lock."""
         name = run_name(run_id)
         with self._lock_directory(name, create=create, patience=patience) as is_there:
-            yield LockedRun(name, run_id, self._load(name, may_cut=True) if is_there else None)
+            run = LockedRun(name, run_id, self._load(name, may_cut=True) if is_there else None)
+            if run.state is None and not create:
+                self.check_directory()
+            yield run
+
+    def check_directory(self) -> None:
+        """Raise FileNotFoundError if not only a run is missing but all of them: a disk that is not mounted has lost no run."""
+        os.stat(self._runs)
 
     def _load(self, name: str, *, may_cut: bool = False, is_safe: bool = True) -> RunState | None:
         """The run in this directory. One that cannot be read is logged, and has that as its problem in lists."""
@@ -260,7 +270,10 @@ class FilesNamespace:
     def _move_to_trash(self, run_id: str, may_remove: Callable[[RunRow], bool] | None) -> str | None:
         name = run_name(run_id)
         with self._lock_directory(name) as is_there:
-            if not is_there or (may_remove is not None and not self._is_removable(name, may_remove)):
+            if not is_there:
+                self.check_directory()
+                return None
+            if may_remove is not None and not self._is_removable(name, may_remove):
                 return None
             target = f"{self._trash}/{secrets.token_hex(16)}"
             self.index.mark_dirty(name)

@@ -45,6 +45,7 @@ def read_settings(namespace: FilesNamespace) -> FilesSettings:
         with open_file(path, os.O_RDONLY) as fd:
             data = read_all(fd, 0)
     except FileNotFoundError:
+        namespace.check_directory()
         return FilesSettings()
     start = len(_MARK) + 4
     if data[: len(_MARK)] != _MARK or zlib.crc32(data[start:]).to_bytes(4, "little") != data[len(_MARK) : start]:
