@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from perdure.events import StepTimeoutEvent as StepTimeoutEvent
     from perdure.events import WarningEvent as WarningEvent
     from perdure.events import is_step_complete as is_step_complete
-    from perdure.executors import RestartingExecutor as RestartingExecutor
+    from perdure.executors.restarting import RestartingExecutor as RestartingExecutor
     from perdure.kv.dsns import open_key_value_store as open_key_value_store
     from perdure.kv.files import FilesKeyValueStore as FilesKeyValueStore
     from perdure.kv.memory import MemoryKeyValueStore as MemoryKeyValueStore
@@ -210,7 +210,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "Unloaded",
         "ValueNotStorable",
     ),
-    "executors": ("RestartingExecutor",),
+    "executors.restarting": ("RestartingExecutor",),
     "events": (
         "Event",
         "LeaseChangedEvent",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import multiprocessing
 import os
 import pickle
+import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -48,6 +51,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 
 E = TypeVar("E", bound=Executor)
 
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "cpu_steps.py"
 AT_ONCE = Retry(2, wait_initial=0, wait_jitter=0)
 
 
@@ -280,11 +284,13 @@ class Counting(Executor):
 
     def __init__(self) -> None:
         self.calls = 0
+        self.last: weakref.ref[Future[Any]] | None = None
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         self.calls += 1
         future: Future[Any] = Future()
         future.set_result(fn(*args, **kwargs))
+        self.last = weakref.ref(future)
         return future
 
 
@@ -397,8 +403,14 @@ async def test_the_next_attempt_waits_for_a_process_that_is_still_at_the_last(ab
             return await ctx.step(write_times, str(times), 0.4, executor=two, timeout=0.2, retry=AT_ONCE, abandon=abandon)
 
         await asyncio.to_thread(start_processes, two, 2)
-        assert await flow() == "attempt 2"
+        async with Runtime(stores.memory(), [flow]) as runtime:
+            assert await runtime.run(flow, id="run") == Ok("attempt 2")
+            journal = await runtime.store.journal("run")
         written = (await asyncio.to_thread(times.read_text)).split()
+    assert [(entry.key, entry.phase, entry.attempt) for entry in journal] == [
+        ("write_times", "open", 2),
+        ("write_times", "close", 2),
+    ]
     if abandon:
         assert len(written) == 3, "the first call has not ended"
     else:
@@ -440,6 +452,23 @@ async def test_a_call_that_still_waits_in_the_executor_is_never_made_when_its_ru
             await asyncio.wait_for(run.outcome(), 10)
             release.set()
     assert not called.is_set()
+
+
+async def test_a_future_of_the_executor_is_freed_when_it_is_done() -> None:
+    counting = Counting()
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> bool:
+        await ctx.step(double, 1, executor=counting)
+        await asyncio.sleep(0)
+        assert counting.last is not None
+        return counting.last() is None
+
+    gc.disable()
+    try:
+        assert await flow(), "Dask computes a lost result again while its future is referred to"
+    finally:
+        gc.enable()
 
 
 async def test_context_variables_of_the_body_reach_a_thread_pool() -> None:
@@ -563,6 +592,15 @@ async def test_a_function_in_a_thread_sees_that_the_lease_was_lost(threads: Exec
         await reaches(lambda: polling.info)
         await store.delete("run")
         assert await asyncio.to_thread(polling.saw_cancel.wait, 10)
+
+
+def test_the_example_survives_the_loss_of_a_process() -> None:
+    done = subprocess.run([sys.executable, "-W", "error", EXAMPLE], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr == ""
+    rows = done.stdout.splitlines()
+    assert len(rows) == 12
+    assert rows == rows[::-1], "the picture is symmetric"
+    assert {*done.stdout} == {"#", ".", "\n"}
 
 
 def test_step_info_can_be_pickled() -> None:

@@ -26,7 +26,6 @@ from perdure.codec import dump_error, tree_of
 from perdure.codec.checksums import have_changed
 from perdure.codec.outcomes import error_on_replay, load_failure, note_step, store_err, store_exception, store_value
 from perdure.engine.drive import Drive
-from perdure.engine.executors import ExecutorCall, SubmittedCall, call_plain, explain_pickling
 from perdure.engine.keyed_calls import CtxCall
 from perdure.engine.step_cache import Cached, StepCaching
 from perdure.engine.timers_and_signals import Wait
@@ -40,6 +39,7 @@ from perdure.errors import (
     StepTimeout,
     ValueNotStorable,
 )
+from perdure.executors.calls import ExecutorCall, SubmittedCall, call_plain, explain_pickling
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry, NextTry
 from perdure.result import Err, Ok
@@ -416,7 +416,9 @@ class _Attempts(msgspec.Struct):
             async with asyncio.timeout(timeout if plan.is_async else None) as limit:
                 if plan.is_async:
                     return await self._step.fn(*self._step.args)
-                return await self._call_in_executor(_LimitFromCall(limit, asyncio.get_running_loop(), timeout).start)
+                return await self._call_in_executor(
+                    _LimitFromCall(limit, asyncio.get_running_loop(), timeout, contextvars.copy_context()).start
+                )
         except TimeoutError as error:
             if limit.expired():
                 raise StepTimeout(self._step.key, timeout) from error
@@ -480,16 +482,18 @@ async def _awaited(awaitable: Awaitable[Any]) -> Any:
 
 
 class _LimitFromCall(msgspec.Struct, frozen=True):
-    """A time limit on an event loop that begins when a thread calls the function."""
+    """A time limit on an event loop that begins when a thread calls the function, or has submitted it to an executor."""
 
     limit: asyncio.Timeout
     loop: asyncio.AbstractEventLoop
     seconds: float
+    # That of the step, and not the thread's: the timer belongs to the step, and not to the body.
+    context: contextvars.Context
 
     def start(self) -> None:
         """In the thread: the loop may be busy, so the time is taken here."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self.loop.call_soon_threadsafe(self._reschedule, self.loop.time() + self.seconds)
+            self.loop.call_soon_threadsafe(self._reschedule, self.loop.time() + self.seconds, context=self.context)
 
     def _reschedule(self, at: float) -> None:
         with contextlib.suppress(RuntimeError):  # the step has ended, or was cancelled

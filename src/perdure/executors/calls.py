@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import pickle
+import sys
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import Any, Final
@@ -21,6 +22,7 @@ from perdure.stepspec import StepInfo, current
 
 # What the messages of pickle, cloudpickle, loky and Dask have in common when something cannot be pickled.
 _PICKLING_WORDS: Final = ("pickle", "local object", "serialize")
+_MAX_REASON: Final = 500
 
 
 class ExecutorCall:
@@ -84,6 +86,7 @@ class SubmittedCall(Future[Any]):
         super().__init__()
         self._executor = executor
         self._call = call
+        # The executor's own future, until it is done.
         self._inner: Future[Any] | None = None
         self._is_unwanted = False
 
@@ -91,7 +94,8 @@ class SubmittedCall(Future[Any]):
         if super().cancel():
             return True
         self._is_unwanted = True
-        return self._inner is not None and self._inner.cancel()
+        inner = self._inner
+        return inner is not None and inner.cancel()
 
     def submit(self, threads: ThreadPool, on_submitted: Callable[[], None] | None) -> None:
         """Let a thread submit the call, and then call `on_submitted`. Raises `ThreadsClosed`."""
@@ -101,7 +105,7 @@ class SubmittedCall(Future[Any]):
         if not self.set_running_or_notify_cancel():
             return
         try:
-            self._inner = self._executor.submit(self._call)
+            self._inner = inner = self._executor.submit(self._call)
         except BrokenExecutor:
             raise
         except RuntimeError as reason:
@@ -112,8 +116,8 @@ class SubmittedCall(Future[Any]):
         if on_submitted is not None:
             on_submitted()
         if self._is_unwanted:
-            self._inner.cancel()
-        self._inner.add_done_callback(self._take_result)
+            inner.cancel()
+        inner.add_done_callback(self._take_result)
 
     def _take_failure(self, submitting: Future[None]) -> None:
         """The call was not submitted."""
@@ -121,6 +125,7 @@ class SubmittedCall(Future[Any]):
             self.set_exception(failure)
 
     def _take_result(self, inner: Future[Any]) -> None:
+        self._inner = None  # Dask computes a result again that its worker loses, as long as the future is referred to
         if inner.cancelled():
             self.set_exception(RuntimeError(f"{self._executor!r} was shut down, or dropped the call, before it made it"))
         elif (failure := inner.exception()) is not None:
@@ -141,7 +146,7 @@ def explain_pickling(error: Exception, key: str, fn: Callable[..., Any], args: t
         what = "its arguments cannot be pickled: pass plain values, or what the function can open there by itself"
     else:
         what = "what it returned cannot be pickled: it ran, and is not called again"
-    return StepNotPicklable(key, what, text)
+    return StepNotPicklable(key, what, text[:_MAX_REASON])
 
 
 def _can_pickle(value: Any) -> bool:
@@ -154,8 +159,9 @@ def _can_pickle(value: Any) -> bool:
 
 def _find_pickling_problem(error: Exception) -> str | None:
     """Why the error would not survive the way to the process that waits for it; None if it does."""
+    pickler: Any = sys.modules.get("cloudpickle", pickle)  # what loky and Dask use, and have imported here
     try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - its own bytes
+        pickle.loads(pickler.dumps(error))  # noqa: S301 - its own bytes
     except Exception as reason:  # noqa: BLE001 - the error's own code may raise anything
         return str(reason)
     return None
