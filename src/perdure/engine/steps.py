@@ -248,7 +248,7 @@ class _Attempts(msgspec.Struct):
         if opened and (unknown := await self._resume_after(opened[-1])) is not None:
             unknown.started_at = opened[-1].started_at
             return unknown
-        self._executor = self._find_executor(step.plan.executor)
+        self._executor = None if step.plan.executor is None else self._find_executor(step.plan.executor)
         while True:
             if not drive.may_start_now():
                 await drive.may_start()
@@ -278,7 +278,7 @@ class _Attempts(msgspec.Struct):
                 result.started_at = started_at
                 return result
 
-    def _find_executor(self, executor: Executor | str | None) -> Executor | None:
+    def _find_executor(self, executor: Executor | str) -> Executor:
         """The executor that is meant. If none has this name here, the run does not fit this process; it may fit another."""
         if not isinstance(executor, str):
             return executor
