@@ -29,6 +29,7 @@ from perdure import (
     Ok,
     RestartingExecutor,
     Retry,
+    RunCancelled,
     RunInterrupted,
     Runtime,
     StepFailed,
@@ -452,6 +453,30 @@ async def test_a_call_that_still_waits_in_the_executor_is_never_made_when_its_ru
             await asyncio.wait_for(run.outcome(), 10)
             release.set()
     assert not called.is_set()
+
+
+async def test_a_cancelled_run_does_not_wait_for_its_process_and_a_drain_does_within_its_time() -> None:
+    @workflow
+    async def flow(ctx: Context[Any], seconds: float) -> str:
+        await ctx.step(rest, seconds, executor="cpu")
+        await ctx.sleep("an hour", "1h")
+        return "not reached"
+
+    store = stores.memory()
+    async with in_use(process_pool, 3) as three:
+        await asyncio.to_thread(start_processes, three, 3)
+        async with Runtime(store, [flow], executors={"cpu": three}, drain_after=0.3) as runtime:
+            cancelled = await runtime.start(flow, 1.0, id="cancelled")
+            for name, seconds in (("given back", 1.0), ("in time", 0.15)):
+                await runtime.start(flow, seconds, id=name)
+            await reaches(lambda: len(three._pending_work_items) == 3)
+            began = time.monotonic()
+            await cancelled.cancel()
+            assert isinstance((await cancelled.outcome()).error, RunCancelled)  # type: ignore[union-attr]
+        assert time.monotonic() - began < 0.9, "the processes are still at it"
+        recorded = {name: [entry.key for entry in await store.journal(name)] for name in ("given back", "in time")}
+    assert recorded["given back"] == []
+    assert recorded["in time"][:1] == ["rest"]
 
 
 async def test_a_future_of_the_executor_is_freed_when_it_is_done() -> None:
