@@ -114,6 +114,10 @@ def return_lock() -> Any:
     return threading.Lock()
 
 
+def fail_to_pickle() -> None:
+    pickle.dumps(threading.Lock())
+
+
 def die_at_first() -> str:
     if current_step().attempt == 1:
         kill_this_process()
@@ -240,6 +244,18 @@ async def test_what_cannot_be_pickled_fails_the_step_with_what_to_do_and_is_not_
     async with world(definition) as here:
         assert await here.runtime.run(definition, id="run") == Ok(None)
         assert {entry.attempt for entry in await here.runtime.store.journal("run")} == {1}
+
+
+async def test_an_error_of_the_function_about_pickling_is_its_own(executor: Executor) -> None:
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        return await ctx.step(fail_to_pickle, executor=executor, retry=AT_ONCE)
+
+    async with world(flow) as here:
+        outcome = await here.runtime.run(flow, id="run")
+        assert isinstance(outcome, Err)
+        assert type(outcome.error) is TypeError
+        assert [entry.attempt for entry in await here.runtime.store.journal("run")] == [2, 2]
 
 
 async def test_an_unknown_name_stops_the_run_before_anything_is_recorded_and_it_goes_on_where_the_name_is_known() -> None:

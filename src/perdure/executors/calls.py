@@ -11,6 +11,7 @@ import contextvars
 import functools
 import pickle
 import sys
+import traceback
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import Any, Final
@@ -138,7 +139,7 @@ def explain_pickling(error: Exception, key: str, fn: Callable[..., Any], args: t
     """What could not be pickled, if that is why the call of this step failed with `error`."""
     text = str(error)
     is_likely = isinstance(error, pickle.PicklingError | TypeError | AttributeError)
-    if not is_likely or not any(word in text for word in _PICKLING_WORDS):
+    if not is_likely or not any(word in text for word in _PICKLING_WORDS) or _was_raised_by_function(error):
         return None
     if not _can_pickle(fn):
         what = f"{fn!r} cannot be imported there: define it at the top of a module, not as a lambda or inside a function"
@@ -147,6 +148,14 @@ def explain_pickling(error: Exception, key: str, fn: Callable[..., Any], args: t
     else:
         what = "what it returned cannot be pickled: it ran, and is not called again"
     return StepNotPicklable(key, what, text[:_MAX_REASON])
+
+
+def _was_raised_by_function(error: Exception) -> bool:
+    """Whether the error went through `call_plain`, by its own traceback or by the text of the one from another process."""
+    name = call_plain.__name__
+    if any(frame.f_code.co_name == name for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return True
+    return error.__cause__ is not None and f"in {name}" in str(error.__cause__)
 
 
 def _can_pickle(value: Any) -> bool:
