@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from perdure.definition import workflow as workflow
     from perdure.engine.subscriptions import Subscription as Subscription
     from perdure.errors import DuplicateStep as DuplicateStep
+    from perdure.errors import ExecutorNotFound as ExecutorNotFound
     from perdure.errors import FormatProblem as FormatProblem
     from perdure.errors import InvalidInput as InvalidInput
     from perdure.errors import LeaseHeld as LeaseHeld
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from perdure.errors import SnapshotMismatch as SnapshotMismatch
     from perdure.errors import StepChanged as StepChanged
     from perdure.errors import StepFailed as StepFailed
+    from perdure.errors import StepNotPicklable as StepNotPicklable
     from perdure.errors import StepTimeout as StepTimeout
     from perdure.errors import StoreCapabilityError as StoreCapabilityError
     from perdure.errors import StoreClosed as StoreClosed
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from perdure.events import StepTimeoutEvent as StepTimeoutEvent
     from perdure.events import WarningEvent as WarningEvent
     from perdure.events import is_step_complete as is_step_complete
+    from perdure.executors.restarting import RestartingExecutor as RestartingExecutor
     from perdure.kv.dsns import open_key_value_store as open_key_value_store
     from perdure.kv.files import FilesKeyValueStore as FilesKeyValueStore
     from perdure.kv.memory import MemoryKeyValueStore as MemoryKeyValueStore
@@ -179,6 +182,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "engine.subscriptions": ("Subscription",),
     "errors": (
         "DuplicateStep",
+        "ExecutorNotFound",
         "FormatProblem",
         "InvalidInput",
         "LeaseHeld",
@@ -198,6 +202,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "SnapshotMismatch",
         "StepChanged",
         "StepFailed",
+        "StepNotPicklable",
         "StepTimeout",
         "StoreCapabilityError",
         "StoreClosed",
@@ -205,6 +210,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "Unloaded",
         "ValueNotStorable",
     ),
+    "executors.restarting": ("RestartingExecutor",),
     "events": (
         "Event",
         "LeaseChangedEvent",

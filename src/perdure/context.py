@@ -134,10 +134,10 @@ class Context(Generic[D]):
     async def step(self, *call: Any, key: str | None = None, **options: Any) -> Any:  # type: ignore[misc]  # mypy holds ** against required arguments
         """What `fn(*args)` gives, run once and recorded; on a replay the recorded result, or the recorded error raised.
 
-        `fn` is async or plain (then it runs in a thread). The key defaults to the name, which defaults to the function's, or for
-        a lambda to the key; one key is used once in a run. `retry=`, `timeout=` (for each attempt), `at_most_once=True`,
-        `returns=` (the type to rebuild, when `fn` is not annotated), and, where there is a cache, `ttl=` and `cache=False` are
-        options, which `@step(...)` can also set. A cache shares only steps with `key=`.
+        `fn` is async or plain (then it runs in a thread, or where `executor=` says). The key defaults to the name, which defaults
+        to the function's, or for a lambda to the key; one key is used once in a run. `retry=`, `timeout=` (for each attempt),
+        `at_most_once=True`, `returns=` (the type to rebuild, when `fn` is not annotated), and, where there is a cache, `ttl=` and
+        `cache=False` are options, which `@step(...)` can also set. A cache shares only steps with `key=`.
         """
         name, fn, args = _split_name(call)
         spec, drive = spec_of(fn), self._drive

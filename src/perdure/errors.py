@@ -15,6 +15,8 @@
     │   ├── StepFailed             a step returned Err, or its exception's class is not known here
     │   ├── StepChanged            a recorded key was asked for as something else
     │   ├── StepTimeout            (also TimeoutError) an attempt took longer than timeout=
+    │   ├── StepNotPicklable       (also TypeError) a step's function, arguments or result cannot be sent to its executor or back
+    │   ├── ExecutorNotFound       a step names an executor that this process was not given
     │   ├── InvalidInput           arguments do not fit the workflow's parameters
     │   ├── ValueNotStorable       a value cannot be written so that it reads back the same
     │   ├── PersistenceError       the store could not write; the run stopped where it was
@@ -253,6 +255,30 @@ class StepTimeout(PerdureError, TimeoutError):
 
     def __str__(self) -> str:
         return f"step {self.args[0]!r} did not finish within {self.args[1]:g} s"
+
+
+class StepNotPicklable(PerdureError, TypeError):
+    """A step has an executor in another process, and its function, its arguments or its result cannot be pickled."""
+
+    def __init__(self, key: str, what: str, reason: str) -> None:
+        super().__init__(key, what, reason)
+
+    def __str__(self) -> str:
+        key, what, reason = self.args
+        return f"step {key!r} has an executor in another process, but {what} ({reason})"
+
+
+class ExecutorNotFound(PerdureError):
+    """A step has `executor="name"`, and this process was given no executor of that name. Nothing was recorded."""
+
+    def __init__(self, key: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(key, name, sorted(known))
+
+    def __str__(self) -> str:
+        key, name, known = self.args
+        there_are = f"there are {', '.join(map(repr, known))}" if known else "there are none"
+        advice = f"pass executors={{{name!r}: ...}} to the Runtime"
+        return f"step {key!r} has executor={name!r}, which is not known here ({there_are}); {advice}"
 
 
 class InvalidInput(PerdureError):

@@ -8,6 +8,7 @@ the runtime and `wf.run`; the nearest one that is set wins. The state that a new
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypedDict, get_args
@@ -59,6 +60,7 @@ class ProcessOptions(TypedDict, total=False):
     on_unknown_steps: OnChange
     on_definition_change: OnChange
     on_divergence: OnDivergence
+    executors: Mapping[str, Executor]
 
 
 class WorkflowOptions(ProcessOptions, total=False):
@@ -87,6 +89,7 @@ class Options(msgspec.Struct, frozen=True):
     on_unknown_steps: OnChange = "warn"
     on_definition_change: OnChange = "warn"
     on_divergence: OnDivergence = "stop"
+    executors: Mapping[str, Executor] = msgspec.field(default_factory=dict)
 
     @classmethod
     def nearest(cls, *levels: Mapping[str, Any]) -> Options:
@@ -145,6 +148,14 @@ def _check_listener(name: str, value: Any) -> None:
         raise TypeError(f"{name} is a function that takes an event, not {value!r}")
 
 
+def _check_executors(_: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(f'executors= takes executors by name, {{"cpu": ProcessPoolExecutor()}}, not {value!r}')
+    for name, executor in value.items():
+        if not isinstance(name, str) or not isinstance(executor, Executor):
+            raise TypeError(f"executors= has {name!r}: {executor!r}, and takes objects of concurrent.futures.Executor by name")
+
+
 # The other options are checked where they are used.
 _CHECKS: Final[Mapping[str, Callable[[str, Any], None]]] = {
     "on_changed_arguments": _check_choice,
@@ -156,6 +167,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], None]]] = {
     "wait": _check_switch,
     "cache": _check_cache,
     "on_event": _check_listener,
+    "executors": _check_executors,
 }
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import builtins
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, MutableMapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, MutableMapping
+from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
@@ -85,6 +86,7 @@ class Runtime:
         on_unknown_steps: OnChange | None = None,
         on_definition_change: OnChange | None = None,
         on_divergence: OnDivergence | None = None,
+        executors: Mapping[str, Executor] | None = None,
         concurrency: int = 100,
         lease_ttl: Duration = "30s",
         queues: Collection[str] | None = None,
@@ -113,6 +115,7 @@ class Runtime:
             "on_unknown_steps": on_unknown_steps,
             "on_definition_change": on_definition_change,
             "on_divergence": on_divergence,
+            "executors": executors,
         }
         process_options = check_options({name: value for name, value in options.items() if value is not None}, ProcessOptions)
         self._host = Host(

@@ -9,6 +9,7 @@ import sys
 import types
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Executor
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import FunctionType as _Function
@@ -35,6 +36,7 @@ class StepDefaults(TypedDict, total=False):
     cache: Literal[False]
     ttl: Duration | None
     aliases: Sequence[str]
+    executor: str | Executor | None
 
 
 class StepOptions(StepDefaults, total=False):
@@ -81,6 +83,9 @@ def check_options(options: Mapping[str, Any]) -> None:
             "a step takes only cache=False, to leave the cache alone; the cache itself belongs to the workflow or the run"
         )
     check_aliases(options.get("aliases", ()))
+    executor = options.get("executor")
+    if executor is not None and not isinstance(executor, str | Executor):
+        raise TypeError(f"executor= is a name in executors= or an object of concurrent.futures.Executor, not {executor!r}")
     ttl = options.get("ttl")
     if ttl is not None and seconds(ttl, what="ttl") == 0:
         raise ValueError("ttl must be longer than zero; cache=False keeps a step out of the cache")
@@ -109,6 +114,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     is_bare: bool
     # Former names, the oldest first.
     aliases: tuple[str, ...] = ()
+    # Where a plain function is called: a name in the option `executors`, or the executor itself. None: in a thread of ours.
+    executor: str | Executor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +136,11 @@ class StepSpec:
         """The plan with these options of a call, which take precedence over those of `@step`. Raises for invalid ones."""
         options = {**self.options, **options}
         check_options(options)
+        if self.is_async and options.get("executor") is not None:
+            raise TypeError(
+                f"executor= is for plain functions, and {self.name!r} is async: it runs on the event loop, which an executor "
+                "does not have; write the heavy part as a plain function and make that a step of its own"
+            )
         timeout, ttl = options.get("timeout"), options.get("ttl")
         returns, fails_with = self.returns, self.fails_with
         if "returns" in options:
@@ -146,6 +158,7 @@ class StepSpec:
             ttl=None if ttl is None else seconds(ttl, what="ttl"),
             is_bare=self.is_async and timeout is None and not options.get("at_most_once"),
             aliases=tuple(options.get("aliases", ())),
+            executor=options.get("executor"),
         )
 
 
@@ -321,18 +334,29 @@ _ONCE: Final = Retry(attempts=1)
 
 
 class StepInfo(msgspec.Struct, frozen=True, gc=False):
-    """What a step's function may know about itself. `idempotency_key` is the same for every attempt and every replay."""
+    """What a step's function may know about itself. `idempotency_key` is the same for every attempt and every replay.
+
+    `is_cancelled` is for a plain function in a thread, which cannot be interrupted: True once its result will be discarded, as
+    the attempt timed out, its run was cancelled, lost its lease or was given back at the end of a drain, or the step lost a race.
+    In an async function, which is cancelled itself, and in another process it stays False.
+    """
 
     run_id: str
     key: str
     attempt: int
     # The key under the step's oldest name, where it was renamed: the step may have run under that name and its result be lost.
     oldest_key: str | None = None
+    is_cancelled: bool = False
 
     @property
     def idempotency_key(self) -> str:
         """A text to hand to services that tell repeated requests apart."""
         return f"{self.run_id}/{self.oldest_key or self.key}"
+
+
+def mark_cancelled(info: StepInfo) -> None:
+    """Let the function that runs in a thread see that its result will be discarded."""
+    msgspec.structs.force_setattr(info, "is_cancelled", True)  # frozen for all others
 
 
 # In a step's function its StepInfo, in a run's body that body's BodyTasks, elsewhere None.

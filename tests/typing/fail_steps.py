@@ -82,6 +82,7 @@ async def options_of_the_wrong_type(ctx: Context) -> None:
     await ctx.step(load, 1, retry="often")  # error
     await ctx.step(load, 1, retry=Retry(atempts=3))  # error
     await ctx.step(load, 1, timeout=[1])  # error
+    await ctx.step(load, 1, executor=4)  # error
     await ctx.step("load", load, 1, at_most_once="yes")  # error
 
 

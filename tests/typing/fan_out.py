@@ -64,6 +64,7 @@ async def map_options(ctx: Context[Any]) -> None:
     assert_type(await ctx.map(fetch, [1, 2], key=lambda number: f"fetch:{number}", retry=3), list[str])
     assert_type(await ctx.map("fetch", fetch, [1, 2], retry=Retry(attempts=2), timeout="10s"), list[str])
     assert_type(await ctx.map(fetch, [1, 2], on_error="collect", key=str), list[Ok[str] | Err[Any]])
+    assert_type(await ctx.map(plain, [1, 2], executor="cpu"), list[str])
 
 
 async def races_give_what_the_first_gives(ctx: Context[Any]) -> None:

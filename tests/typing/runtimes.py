@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
-from perdure import CheckReport, Context, Err, Ok, Outcome, Run, Runtime, Suspended, stores, workflow
+from perdure import CheckReport, Context, Err, Ok, Outcome, RestartingExecutor, Run, Runtime, Suspended, stores, workflow
 from perdure.model.records import RunInfo, Status
 from perdure.store import Store
 from perdure.sync import SyncRun, SyncRuntime
@@ -32,6 +33,7 @@ async def made_with() -> None:
     Runtime(store=stores.memory(), workflows=(greet,), deps={"url": ""}, concurrency=0, lease_ttl=timedelta(seconds=30))
     Runtime(stores.sqlite("app.db"), queues={"slow"}, strict=True, on_changed_arguments="error")
     Runtime(unload_grace="5s", max_attempts=3, drain_after=1.5)
+    Runtime(executors={"cpu": ProcessPoolExecutor(), "io": RestartingExecutor(ThreadPoolExecutor)})
     async with Runtime(workflows=[greet]) as runtime:
         assert_type(runtime, Runtime)
         assert_type(runtime.store, Store)

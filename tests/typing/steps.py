@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, assert_type
@@ -170,5 +171,7 @@ async def options(ctx: Context[Any]) -> None:
     assert_type(await ctx.step(fetch_user, 1, retry=Retry(on=(OSError, ValueError), wait_max="1m"), timeout=1.5), User)
     assert_type(await ctx.step("load", load_user, 1, key="load:1", timeout=timedelta(seconds=1), abandon=True), User)
     assert_type(await ctx.step("load", load_user, 1, at_most_once=True), User)
+    assert_type(await ctx.step(load_user, 1, executor="cpu"), User)
+    assert_type(await ctx.step(load_user, 1, executor=ProcessPoolExecutor()), User)
     assert_type(await ctx.step(charge, 1, retry=None, returns=User), User)
     assert_type(await ctx.step(search, "Ada", key="search:Ada"), list[User])

@@ -15,12 +15,12 @@ import inspect
 import types
 import warnings
 from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, Final
 
 import msgspec
 
 from perdure import events
-from perdure.aio.interrupts import InterruptInThread
 from perdure.aio.threads import ThreadsClosed
 from perdure.codec import dump_error, tree_of
 from perdure.codec.checksums import have_changed
@@ -29,12 +29,22 @@ from perdure.engine.drive import Drive
 from perdure.engine.keyed_calls import CtxCall
 from perdure.engine.step_cache import Cached, StepCaching
 from perdure.engine.timers_and_signals import Wait
-from perdure.errors import PerdureWarning, PersistenceError, StepChanged, StepFailed, StepTimeout, ValueNotStorable
+from perdure.errors import (
+    ExecutorNotFound,
+    PerdureWarning,
+    PersistenceError,
+    StepChanged,
+    StepFailed,
+    StepNotPicklable,
+    StepTimeout,
+    ValueNotStorable,
+)
+from perdure.executors.calls import ExecutorCall, SubmittedCall, call_plain, explain_pickling
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry, NextTry
 from perdure.result import Err, Ok
 from perdure.snapshots.step_results import load_error_of, load_value
-from perdure.stepspec import StepInfo, StepPlan, current
+from perdure.stepspec import StepInfo, StepPlan, current, current_step, mark_cancelled
 
 _OUTCOMES: Final = (Ok, Err)
 
@@ -135,8 +145,10 @@ class _Attempts(msgspec.Struct):
     _step: StepCall
     _args_hash: bytes | None
     _attempt: int = 1
-    # A plain function that timed out and still runs in its thread.
+    # A plain function that timed out and still runs in its thread, or in its executor.
     _lingering: asyncio.Future[Any] | None = None
+    # Where the function is called, if not in a thread of ours.
+    _executor: Executor | None = None
 
     async def run(self) -> Any:
         drive, step = self._drive, self._step
@@ -236,6 +248,7 @@ class _Attempts(msgspec.Struct):
         if opened and (unknown := await self._resume_after(opened[-1])) is not None:
             unknown.started_at = opened[-1].started_at
             return unknown
+        self._executor = None if step.plan.executor is None else self._find_executor(step.plan.executor)
         while True:
             if not drive.may_start_now():
                 await drive.may_start()
@@ -265,6 +278,15 @@ class _Attempts(msgspec.Struct):
                 result.started_at = started_at
                 return result
 
+    def _find_executor(self, executor: Executor | str) -> Executor:
+        """The executor that is meant. If none has this name here, the run does not fit this process; it may fit another."""
+        if not isinstance(executor, str):
+            return executor
+        known = self._drive.options.executors
+        if executor not in known:
+            self._drive.misfit(ExecutorNotFound(self._step.key, executor, known))
+        return known[executor]
+
     async def _after(self, raised: Exception | asyncio.CancelledError) -> AttemptResult | None:
         """What the step came to, if it is not tried again; otherwise None when the time for that has come."""
         if isinstance(raised, ThreadsClosed):  # that says nothing about the step
@@ -273,7 +295,7 @@ class _Attempts(msgspec.Struct):
         error = self._as_exception(raised)
         if isinstance(error, StepTimeout):
             await self._publish(events.StepTimeoutEvent, error=error)
-        if not self._step.plan.retry.wants(error, self._attempt):
+        if isinstance(error, StepNotPicklable) or not self._step.plan.retry.wants(error, self._attempt):
             return self._failed(error, is_final=isinstance(raised, Exception))
         await self._pause(error)
         return None
@@ -382,36 +404,58 @@ class _Attempts(msgspec.Struct):
             return await self._call_in_time(self._step.plan.timeout)
         if self._step.plan.is_async:
             return await self._step.fn(*self._step.args)
-        return await self._call_in_thread()
+        return await self._call_in_executor()
 
     async def _call_in_time(self, timeout: float) -> Any:
-        """What the function gives. Its time counts from the call: a plain function may have to wait for a thread before that."""
+        """What the function gives. Its time counts from the call: a plain function may have to wait for a thread before that.
+
+        An executor of another process does not say when it calls the function: there the time counts from `submit`.
+        """
         plan = self._step.plan
         try:
             async with asyncio.timeout(timeout if plan.is_async else None) as limit:
                 if plan.is_async:
                     return await self._step.fn(*self._step.args)
-                return await self._call_in_thread(_LimitFromCall(limit, asyncio.get_running_loop(), timeout).start)
+                return await self._call_in_executor(
+                    _LimitFromCall(limit, asyncio.get_running_loop(), timeout, contextvars.copy_context()).start
+                )
         except TimeoutError as error:
             if limit.expired():
                 raise StepTimeout(self._step.key, timeout) from error
             raise
 
-    async def _call_in_thread(self, on_call: Callable[[], None] | None = None) -> Any:
-        in_context = functools.partial(contextvars.copy_context().run, _call_plain, self._step.fn, self._step.args, on_call)
-        call = self._drive.settings.threads.submit_patiently(in_context)
+    async def _call_in_executor(self, on_call: Callable[[], None] | None = None) -> Any:
+        """What a plain function gives, called in a thread of ours or by the executor of the step."""
+        info = current_step()
+        call = self._submit(info, on_call)
         self._lingering = running = asyncio.wrap_future(call)
         try:
-            # Shielded: cancelling cannot stop a thread, and whether it has ended must stay known.
+            # Shielded: cancelling cannot stop a thread or a process, and whether it has ended must stay known.
             value = await asyncio.shield(running)
         except (asyncio.CancelledError, GeneratorExit):
+            mark_cancelled(info)
+            running.add_done_callback(_close_result)
             if call.cancel():  # no thread has taken it, and none will
                 self._lingering = None
-            else:
-                running.add_done_callback(_close_result)
             raise
+        except Exception as error:
+            self._lingering = None
+            if self._executor is None:
+                raise
+            explained = explain_pickling(error, self._step.key, self._step.fn, self._step.args)
+            if explained is None:
+                raise
+            raise explained from error
         self._lingering = None
         return await value if inspect.isawaitable(value) else value
+
+    def _submit(self, info: StepInfo, on_call: Callable[[], None] | None) -> Future[Any]:
+        context, fn, args = contextvars.copy_context(), self._step.fn, self._step.args
+        if self._executor is None:
+            return self._drive.settings.threads.submit_patiently(functools.partial(context.run, call_plain, fn, args, on_call))
+        call = SubmittedCall(self._executor, ExecutorCall(info, fn, args, context, on_call))
+        call.submit(self._drive.settings.threads, None if type(self._executor) is ThreadPoolExecutor else on_call)
+        return call
 
 
 @types.coroutine
@@ -438,32 +482,22 @@ async def _awaited(awaitable: Awaitable[Any]) -> Any:
 
 
 class _LimitFromCall(msgspec.Struct, frozen=True):
-    """A time limit on an event loop that begins when a thread calls the function."""
+    """A time limit on an event loop that begins when a thread calls the function, or has submitted it to an executor."""
 
     limit: asyncio.Timeout
     loop: asyncio.AbstractEventLoop
     seconds: float
+    # That of the step, and not the thread's: the timer belongs to the step, and not to the body.
+    context: contextvars.Context
 
     def start(self) -> None:
         """In the thread: the loop may be busy, so the time is taken here."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self.loop.call_soon_threadsafe(self._reschedule, self.loop.time() + self.seconds)
+            self.loop.call_soon_threadsafe(self._reschedule, self.loop.time() + self.seconds, context=self.context)
 
     def _reschedule(self, at: float) -> None:
         with contextlib.suppress(RuntimeError):  # the step has ended, or was cancelled
             self.limit.reschedule(at)
-
-
-def _call_plain(fn: Callable[..., Any], args: tuple[Any, ...], on_call: Callable[[], None] | None) -> Any:
-    if on_call is not None:
-        on_call()
-    try:
-        return fn(*args)
-    except StopIteration as error:
-        # No future can carry it, so the step would never end. Python turns it into this in a coroutine.
-        raise RuntimeError("the step's function raised StopIteration") from error
-    except KeyboardInterrupt as error:
-        raise InterruptInThread(*error.args) from error
 
 
 def _close_result(running: asyncio.Future[Any]) -> None:
