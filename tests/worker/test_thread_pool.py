@@ -181,6 +181,7 @@ async def test_a_call_in_a_thread_has_the_context_of_its_caller_and_can_be_cance
     late = asyncio.ensure_future(run_in_thread(called.append, "late"))
     await asyncio.sleep(0)
     late.cancel()
+    await asyncio.wait([late])
     opened.set()
     assert await busy
     assert await run_in_thread(int, "7") == 7
