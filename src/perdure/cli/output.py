@@ -5,6 +5,7 @@ Text from a store may hold anything, also escape sequences for the terminal: it 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -27,6 +28,8 @@ _STYLES: Final = {
     "waiting": "cyan",
     "suspended": "cyan",
 }
+# An argument in the wrong place is repeated in the message, and may be a DSN.
+_PASSWORD: Final = re.compile(r"(://[^/@\s:]*:)[^\s]*@")
 # A column is not cut to less than this.
 _LEAST_CUT: Final = 20
 
@@ -61,8 +64,9 @@ def report(is_json: bool, sentence: str, document: dict[str, Any]) -> None:  # n
 
 
 def print_error(message: str) -> None:
-    """A message on stderr."""
-    sys.stderr.write(f"perdure: {printable(message)}\n")
+    """A message on stderr. What looks like the password of a DSN is not shown."""
+    shown = printable(_PASSWORD.sub(r"\1***@", message))
+    sys.stderr.write(f"perdure: {shown}\n")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, cut: bool = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from perdure.cli.output import in_utc, length, preview, print_table, print_text
@@ -33,11 +33,9 @@ def _head(run: RunTimeline) -> list[str]:
     lines.append(f"input {_arguments(run.input)}")
     if run.metadata:
         lines.append(f"metadata {preview(run.metadata)}")
-    if run.status == "suspended":
-        lines.append(_waits(run))
-    elif run.wake_at is not None and run.status == "pending":
-        lines.append(f"due {in_utc(run.wake_at)} UTC")
-    if run.status == "running":
+    if run.status in ("pending", "suspended"):
+        lines.append(_next(run))
+    elif run.status == "running":
         lines.append(f"a worker holds it until {in_utc(run.lease_until)} UTC at least; attempt {run.attempts}")
     if run.held:
         lines.append(f"on hold; `perdure unhold {run.id}` lets it go on")
@@ -58,13 +56,13 @@ def _arguments(stored: Any) -> str:
     return "not known" if stored is None else preview(stored)
 
 
-def _waits(run: RunTimeline) -> str:
+def _next(run: RunTimeline) -> str:
+    """What a run that no worker holds waits for."""
+    if run.wake_at is not None and run.wake_at <= datetime.now(UTC):
+        return f"due since {in_utc(run.wake_at)} UTC: a worker may go on with it"
     things = " or ".join(f"{each['kind']} {each['name']!r}" for each in run.waiting_for)
-    return f"waits for {things or 'its time'}{_until(run.wake_at)}"
-
-
-def _until(at: datetime | None) -> str:
-    return "" if at is None else f" until {in_utc(at)} UTC"
+    until = "" if run.wake_at is None else f"until {in_utc(run.wake_at)} UTC"
+    return " ".join(part for part in ("waits", f"for {things}" if things else "", until) if part)
 
 
 def _row(step: StepLine) -> list[str]:

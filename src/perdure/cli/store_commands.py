@@ -125,6 +125,7 @@ def migrate(
     target
         DSN of the store to copy to.
     """
+    StoreOptions(store=source).call(lambda runtime: runtime.list(limit=1))  # a mistyped source would be an empty one
     with _progress_bar() as bar:
         done = asyncio.run(migrate_store(source, target, batch=batch, on_progress=_shown_in(bar)))
     if options.json:
