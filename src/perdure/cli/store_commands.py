@@ -171,7 +171,8 @@ class StoreReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def doctor(*, options: StoreOptions = _DEFAULT) -> None:
     """Show how the store is set up: durability, capabilities, schema version, clock."""
-    found = options.call(_examine)
+    installed = version("perdure")  # before the event loop runs: it reads a file
+    found = options.call(lambda runtime: _examine(runtime, installed))
     if options.json:
         print_json(found)
         return
@@ -190,7 +191,7 @@ def doctor(*, options: StoreOptions = _DEFAULT) -> None:
         print_text(f"{name:<15} {text}")
 
 
-async def _examine(runtime: Runtime) -> StoreReport:
+async def _examine(runtime: Runtime, installed: str) -> StoreReport:
     store = runtime.store
     await store.claim(0, 1.0, ())  # connects; a store knows its settings after the first verb
     asked_at, started = time.time_ns() // 1000, time.perf_counter()
@@ -206,6 +207,6 @@ async def _examine(runtime: Runtime) -> StoreReport:
         schema_version=getattr(store, "schema_version", None),
         reply_seconds=round(took, 6),
         clock_ahead_seconds=ahead / MICROSECOND,
-        perdure=version("perdure"),
+        perdure=installed,
         python=platform.python_version(),
     )
