@@ -13,6 +13,7 @@ USAGE = [
     (["runs", "--bla"], "Unknown option: --bla"),
     (["runs", "--status", "odd"], 'Invalid value "odd" for --status'),
     (["runs", "--limit", "0"], "limit must be a whole number of at least 1"),
+    (["runs", "--stuck", "--limit", "0"], "limit must be a whole number of at least 1"),
     (["runs", "--limit", "many"], 'unable to convert "many" into int'),
     (["runs", "--store", "nosuch:thing"], "no store for a DSN that begins with 'nosuch:'"),
     (["runs", "--watch"], "use --watch --json for lines"),

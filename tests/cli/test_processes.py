@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Final
 import pytest
 
 from perdure.cli import main
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, Sweep
 
 PERDURE: Final = (sys.executable, "-m", "perdure")
 
@@ -57,6 +58,26 @@ def test_ctrl_c_ends_a_watch_quietly(perdure: Command, directory: Path) -> None:
         watching.send_signal(signal.SIGINT)
         out, err = watching.communicate(timeout=30)
     assert (watching.returncode, out, err) == (130, "", "")
+
+
+def test_a_watch_draws_on_a_terminal(perdure: Command, sweep: Sweep, directory: Path) -> None:
+    sweep()
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([*PERDURE, "runs", "--watch"], cwd=directory, stdout=theirs, stderr=subprocess.PIPE) as watching:
+        os.close(theirs)
+        _read_until(ours, b"problem")  # the heads of the columns, though there is no run
+        perdure("start", "app:runtime", "checkout", "--input", '"o"', "--id", "order-1")
+        _read_until(ours, b"order-1")
+        watching.send_signal(signal.SIGINT)
+        assert watching.communicate(timeout=30)[1] == b""
+    os.close(ours)
+    assert watching.returncode == 130
+
+
+def _read_until(terminal: int, text: bytes) -> None:
+    found = b""
+    while text not in found:
+        found += os.read(terminal, 4096)
 
 
 def test_a_reader_that_leaves_is_no_error(perdure: Command, directory: Path) -> None:

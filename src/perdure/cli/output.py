@@ -87,7 +87,7 @@ def make_table(columns: Sequence[str], rows: Sequence[Sequence[str]], cut_at: in
         table.add_column(column, no_wrap=column not in (columns[0], columns[-1]), overflow="fold")
     cells = [[_cell(text) for text in row] for row in rows]
     if cut_at is not None:
-        taken = sum(max(len(name), *(row[n].cell_len for row in cells)) + 2 for n, name in enumerate(columns[:-1]))
+        taken = sum(max([len(name), *(row[n].cell_len for row in cells)]) + 2 for n, name in enumerate(columns[:-1]))
         for row in cells:
             row[-1].truncate(max(cut_at - taken, _LEAST_CUT), overflow="ellipsis")
     for row in cells:

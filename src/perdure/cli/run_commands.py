@@ -58,15 +58,15 @@ def runs(
     if watch and not options.json and not sys.stdout.isatty():
         raise UsageError("--watch draws on a terminal, and stdout is none; use --watch --json for lines")
 
-    async def find(runtime: Runtime, most: int) -> list[RunInfo]:
+    async def find(runtime: Runtime) -> list[RunInfo]:
         if stuck:
-            return await stuck_runs(runtime.store, workflow=workflow, status=status, prefix=prefix, limit=most)
-        return await runtime.list(workflow=workflow, status=status, prefix=prefix, limit=most)
+            return await stuck_runs(runtime.store, workflow=workflow, status=status, prefix=prefix, limit=limit)
+        return await runtime.list(workflow=workflow, status=status, prefix=prefix, limit=limit)
 
     if watch:
-        options.call(lambda runtime: (_watch_lines if options.json else _watch_table)(runtime, lambda: find(runtime, limit)))
+        options.call(lambda runtime: (_watch_lines if options.json else _watch_table)(runtime, find))
         return
-    found = options.call(lambda runtime: find(runtime, limit))
+    found = options.call(find)
     if options.json:
         print_json_lines(found)
         return
@@ -91,23 +91,23 @@ def _rows(found: Iterable[RunInfo]) -> list[list[str]]:
     ]
 
 
-async def _watch_table(runtime: Runtime, find: Callable[[], Awaitable[list[RunInfo]]]) -> None:
+async def _watch_table(runtime: Runtime, find: Callable[[Runtime], Awaitable[list[RunInfo]]]) -> None:
     screen = console()
     with Live(console=screen, auto_refresh=False) as live:
         while True:
-            shown = (await find())[: max(1, screen.height - 2)]
+            shown = (await find(runtime))[: max(1, screen.height - 2)]
             live.update(make_table(_COLUMNS, _rows(shown), screen.width), refresh=True)
             await _wait_for_change(runtime)
 
 
-async def _watch_lines(runtime: Runtime, find: Callable[[], Awaitable[list[RunInfo]]]) -> None:
+async def _watch_lines(runtime: Runtime, find: Callable[[Runtime], Awaitable[list[RunInfo]]]) -> None:
     """A line for each run at first, then for each that has changed."""
     known: dict[str, RunInfo] = {}
     while True:
-        found = {info.id: info for info in await find()}
+        found = {info.id: info for info in await find(runtime)}
         print_json_lines(info for info in found.values() if known.get(info.id) != info)
         sys.stdout.flush()
-        known |= found
+        known = found
         await _wait_for_change(runtime)
 
 
@@ -116,12 +116,7 @@ async def _wait_for_change(runtime: Runtime) -> None:
     await asyncio.sleep(_WATCH_PAUSE)
 
 
-def show(
-    run_id: str,
-    /,
-    *,
-    options: StoreOptions = _DEFAULT,
-) -> None:
+def show(run_id: str, /, *, options: StoreOptions = _DEFAULT) -> None:
     """Show a run: its steps with length, attempts, value or error, and what it waits for."""
     timeline = options.call(lambda runtime: load_timeline(runtime.store, run_id))
     if options.json:

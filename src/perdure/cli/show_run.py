@@ -27,10 +27,10 @@ def print_timeline(run: RunTimeline) -> None:
 
 
 def _head(run: RunTimeline) -> list[str]:
-    version = "" if run.version == 1 else f" v{run.version}"
+    version = "" if run.version <= 1 else f" v{run.version}"
     lines = [f"run {run.id}: {run.workflow or 'workflow not known'}{version}, {run.status}"]
     lines.append(f"created {in_utc(run.created_at)}, changed {in_utc(run.updated_at)} UTC; queue {run.queue}")
-    lines.append(f"input {_arguments(run.input)}")
+    lines.append(f"input {'not known' if run.lacks_input else _arguments(run.input)}")
     if run.metadata:
         lines.append(f"metadata {preview(run.metadata)}")
     if run.status in ("pending", "suspended"):
@@ -53,11 +53,13 @@ def _arguments(stored: Any) -> str:
     match stored:
         case [list() as args, dict() as kwargs]:
             return ", ".join([*map(preview, args), *(f"{name}={preview(value)}" for name, value in kwargs.items())]) or "none"
-    return "not known" if stored is None else preview(stored)
+    return preview(stored)
 
 
 def _next(run: RunTimeline) -> str:
     """What a run that no worker holds waits for."""
+    if run.lacks_input and run.status == "pending":
+        return "waits for a start with this id that brings its input"
     if run.wake_at is not None and run.wake_at <= datetime.now(UTC):
         return f"due since {in_utc(run.wake_at)} UTC: a worker may go on with it"
     things = " or ".join(f"{each['kind']} {each['name']!r}" for each in run.waiting_for)
@@ -67,7 +69,8 @@ def _next(run: RunTimeline) -> str:
 
 def _row(step: StepLine) -> list[str]:
     started, took = in_utc(step.started_at), length(step.seconds)
-    return [step.key, step.kind, step.status, started, took, str(step.attempts), _result(step)]
+    tries = str(step.attempts) if step.kind == "step" else ""
+    return [step.key, step.kind, step.status, started, took, tries, _result(step)]
 
 
 def _result(step: StepLine) -> str:

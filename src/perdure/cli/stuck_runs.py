@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from perdure.model.durations import MICROSECOND, instant
-from perdure.model.records import RunInfo, RunRow, Status
+from perdure.model.records import RunInfo, RunRow, Status, check_positive
 from perdure.store import OperatorStore, Store, require
 
 # A run that has been due for longer should have been claimed: workers look every few seconds.
@@ -18,6 +18,7 @@ _WITH_PROBLEM: Final[tuple[Status, ...]] = ("pending", "running")
 async def stuck_runs(store: Store, *, workflow: str | None, status: Status | None, prefix: str, limit: int) -> list[RunInfo]:
     """Up to `limit` runs that have a problem, or have been due for more than a minute and were not claimed."""
     operators = require(store, "operators")
+    check_positive(limit, "limit")
     found: dict[str, RunInfo] = {}
     for each in _WITH_PROBLEM:
         if status in (None, each):

@@ -63,6 +63,7 @@ class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
     wake_at: datetime | None
     problem: str | None
     problem_at: datetime | None
+    lacks_input: bool
     input: Any
     metadata: dict[str, Any]
     steps: tuple[StepLine, ...]
@@ -103,6 +104,7 @@ def _timeline(row: RunRow, view: View) -> RunTimeline:
         wake_at=None if row.ended else _moment(row.wake_at),
         problem=row.problem,
         problem_at=_moment(row.problem_at),
+        lacks_input=row.lacks_input,
         input=None if row.lacks_input else msgspec.json.decode(row.input),
         metadata=user_metadata(row),
         steps=tuple(_lines(view.entries())),
@@ -124,10 +126,12 @@ def _lines(entries: Iterable[Entry]) -> list[StepLine]:
     last: dict[str, Entry] = {}
     started: dict[str, int] = {}
     for entry in entries:
-        if entry.key:  # an entry without a key is about the run
+        if not entry.key:  # it is about the run
+            continue
+        last[entry.key] = entry
+        if entry.phase != "cancel":  # which says when the call was cancelled, not when it began
             started.setdefault(entry.key, entry.started_at)
-            last[entry.key] = entry
-    return [_line(entry, started[entry.key]) for entry in last.values()]
+    return [_line(entry, started.get(entry.key, 0)) for entry in last.values()]
 
 
 def _line(entry: Entry, started_at: int) -> StepLine:
