@@ -84,7 +84,7 @@ class Session:
             until = time.monotonic() + 30
             while not self._is_idle():
                 assert time.monotonic() < until
-                time.sleep(0.05)
+                time.sleep(0.2)
             worker.send_signal(signal.SIGINT)
             log = worker.communicate(timeout=30)[1]
         self._code = worker.returncode

@@ -182,7 +182,7 @@ def doctor(*, options: StoreOptions = _DEFAULT) -> None:
         "store": f"{found.store} ({', '.join(part for part in found.location if part)})",
         "durability": f"{found.durability}: an acknowledged write survives {_SURVIVES[found.durability]}",
         "capabilities": ", ".join(found.capabilities),
-        "schema version": "not told" if found.schema_version is None else str(found.schema_version),
+        "schema version": "not known" if found.schema_version is None else str(found.schema_version),
         "reply": f"after {found.reply_seconds * 1000:.1f} ms",
         "clock": clock,
         "perdure": f"{found.perdure} on Python {found.python}",
