@@ -22,7 +22,7 @@ ALLOWED: Final = sys.stdlib_module_names | {"annotationlib", "msgspec", "perdure
 # Comes with every type checker, so that it may be named where only they look.
 FOR_CHECKERS: Final = frozenset({"typing_extensions"})
 # Where optional drivers live. Everything else is core.
-DRIVERS: Final = frozenset({"cli.py", "dashboard", "integrations", "backends", "kv", "testing"})
+DRIVERS: Final = frozenset({"cli", "dashboard", "integrations", "backends", "kv", "testing"})
 # Extras of the core, imported by the one module that needs them when they are used.
 EXTRAS: Final = frozenset({("src/perdure/model/recurrence.py", "cronsim")})
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from time import time_ns
@@ -55,13 +55,21 @@ class Migration:
         return not self.skipped
 
 
-async def migrate_store(source: Store | str, target: Store | str, *, batch: int = 100) -> Migration:
+async def migrate_store(
+    source: Store | str,
+    target: Store | str,
+    *,
+    batch: int = 100,
+    on_progress: Callable[[int, int | None], object] | None = None,
+) -> Migration:
     """Copy all runs with their steps and signals, the schedules and the queue limits, and report what was done.
 
-    `batch` runs are copied at a time. A run that a worker drives in the source is not copied but reported, and so is one that has
-    changed in the target. Call it again after a failure, and for what has changed since; make the last call when the last worker
-    on the source has stopped and none on the target has started. Raises `PersistenceError` when a copy reads back otherwise,
-    and `StoreCapabilityError` when the target cannot restore runs, or has no schedules or queue limits where the source has some.
+    `batch` runs are copied at a time. After each batch `on_progress` is called with how many runs were compared and how many
+    there are (None: the source cannot count). A run that a worker drives in the source is not copied but reported, and so is one
+    that has changed in the target. Call it again after a failure, and for what has changed since; make the last call when the
+    last worker on the source has stopped and none on the target has started. Raises `PersistenceError` when a copy reads back
+    otherwise, and `StoreCapabilityError` when the target cannot restore runs, or has no schedules or queue limits where the
+    source has some.
     """
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ValueError(f"batch must be a whole number of at least 1, not {batch!r}")
@@ -71,7 +79,7 @@ async def migrate_store(source: Store | str, target: Store | str, *, batch: int 
             raise ValueError("source and target are the same store, so there is nothing to copy; pass two different ones")
         await here.setup()
         await there.setup()
-        return await _StoreCopy(here, require(there, "operators"), batch).copy_all()
+        return await _StoreCopy(here, require(there, "operators"), batch, on_progress).copy_all()
 
 
 def _open(store: Any, closing: AsyncExitStack) -> Store:
@@ -89,14 +97,19 @@ class _StoreCopy:
     source: Store
     target: OperatorStore
     batch: int
+    on_progress: Callable[[int, int | None], object] | None = None
     # COPIED, ALREADY_THERE or the reason why it was left out, for each run by its id.
     results: dict[str, str] = field(default_factory=dict)
     # Schedules and queue limits that were left out.
     skipped: list[Skipped] = field(default_factory=list)
+    # How many runs the source had at the start, if it can count.
+    total: int | None = None
 
     async def copy_all(self) -> Migration:
         # Limits before the runs that they hold back, schedules after the runs that they have started.
         await self._copy_limits()
+        if self.on_progress is not None and "operators" in self.source.capabilities:
+            self.total = await require(self.source, "operators").count()
         await self._copy_runs()
         await self._copy_schedules()
         results = list(self.results.values())
@@ -143,6 +156,8 @@ class _StoreCopy:
                 raise result
             copied += result == COPIED
             self._add_result(run_id, result)
+        if self.on_progress is not None:
+            self.on_progress(len(self.results), self.total)
         return copied
 
     def _add_result(self, run_id: str, result: str | None) -> None:

@@ -45,6 +45,15 @@ async def paying(ctx: Context, cents: int) -> list[Any]:
     return [paid, answer, await ctx.step("again", charge, cents), str(ctx.uuid4())]
 
 
+async def test_progress_is_reported_after_each_batch() -> None:
+    source, reports = stores.memory(), list[tuple[int, int | None]]()
+    for number in range(5):
+        await source.create(NewRun(id=f"r{number}", workflow="wf", input=b"[[],{}]", input_hash=b"1", seed=b"2"))
+    await migrate_store(source, stores.memory(), batch=2, on_progress=lambda done, total: reports.append((done, total)))
+    assert reports[:3] == [(2, 5), (4, 5), (5, 5)]
+    assert set(reports[3:]) <= {(5, 5)}
+
+
 @given(runs())
 async def test_runs_of_every_sort_are_the_same_in_the_target(some: Any) -> None:
     source, target = stores.memory(), stores.memory()

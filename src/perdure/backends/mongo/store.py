@@ -11,7 +11,7 @@ import builtins
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from perdure.backends.base.batching import Batcher, Reply
 from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
@@ -23,7 +23,7 @@ from perdure.backends.mongo.address import address_of_client, check_source, pars
 from perdure.backends.mongo.change_stream import ChangeStream
 from perdure.backends.mongo.connections import MongoConnections
 from perdure.backends.mongo.errors import driver
-from perdure.backends.mongo.schema import Collections, check_stem
+from perdure.backends.mongo.schema import VERSION, Collections, check_stem
 from perdure.errors import StoreCapabilityError
 from perdure.model.durations import microseconds
 from perdure.model.journal import Entry
@@ -62,6 +62,9 @@ class MongoStore(ServerStore[MongoConnections]):
     database is the option, else the URL's path, else `perdure`. `collection` begins the names of the collections, `prefix` keeps
     runs of several users of the same collections apart.
     """
+
+    # Of the collections: the store refuses those of another version when it opens them.
+    schema_version: ClassVar[int] = VERSION
 
     def __init__(
         self,

@@ -9,10 +9,11 @@ from __future__ import annotations
 import builtins
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from perdure.backends.base.new_runs import check_start
 from perdure.backends.sql import inbox, reading, recording, runs, schedules
+from perdure.backends.sql.schema import VERSION
 from perdure.backends.sql.session import Session
 from perdure.model.durations import microseconds
 from perdure.model.id_checks import ChecksIds
@@ -26,6 +27,9 @@ Verb: TypeAlias = Callable[[Session], Coroutine[Any, Any, T]]
 
 class SqlVerbs(ChecksIds, ABC):
     """The base of every store on an SQL database."""
+
+    # Of the tables: a store refuses those of another version when it opens them.
+    schema_version: ClassVar[int] = VERSION
 
     @abstractmethod
     async def _read(self, verb: Verb[T]) -> T:

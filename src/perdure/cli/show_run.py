@@ -1,0 +1,96 @@
+"""How `perdure show` prints a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from perdure.cli.output import in_utc, length, preview, print_table, print_text
+from perdure.cli.timeline import ErrorText, RunTimeline, StepLine
+
+_COLUMNS: Final = ("step", "kind", "status", "start (UTC)", "took", "tries", "result")
+
+
+def print_timeline(run: RunTimeline) -> None:
+    """The run, a table of its steps, and the errors in full."""
+    for line in _head(run):
+        print_text(line)
+    if run.steps:
+        print_text("")
+        print_table(_COLUMNS, [_row(step) for step in run.steps], cut=True)
+    for step in run.steps:
+        if step.error is not None:
+            _print_error(f"{step.key} {step.status}", step.error)
+    if run.error is not None:
+        _print_error("the run failed", _without_repetition(run.error, run.steps))
+
+
+def _head(run: RunTimeline) -> list[str]:
+    version = "" if run.version <= 1 else f" v{run.version}"
+    lines = [f"run {run.id}: {run.workflow or 'workflow not known'}{version}, {run.status}"]
+    lines.append(f"created {in_utc(run.created_at)}, changed {in_utc(run.updated_at)} UTC; queue {run.queue}")
+    lines.append(f"input {'not known' if run.lacks_input else _arguments(run.input)}")
+    if run.metadata:
+        lines.append(f"metadata {preview(run.metadata)}")
+    if run.status in ("pending", "suspended"):
+        lines.append(_next(run))
+    elif run.status == "running":
+        lines.append(f"a worker holds it until {in_utc(run.lease_until)} UTC at least; attempt {run.attempts}")
+    if run.held:
+        lines.append(f"on hold; `perdure unhold {run.id}` lets it go on")
+    if run.cancel_requested:
+        lines.append("it was asked to stop")
+    if run.problem is not None:
+        lines.append(f"problem ({in_utc(run.problem_at)} UTC): {run.problem}")
+    if run.status == "completed":
+        lines.append(f"value {preview(run.value)}")
+    return lines
+
+
+def _arguments(stored: Any) -> str:
+    """The arguments of the workflow, as it would be called."""
+    match stored:
+        case [list() as args, dict() as kwargs]:
+            return ", ".join([*map(preview, args), *(f"{name}={preview(value)}" for name, value in kwargs.items())]) or "none"
+    return preview(stored)
+
+
+def _next(run: RunTimeline) -> str:
+    """What a run that no worker holds waits for."""
+    if run.lacks_input and run.status == "pending":
+        return "waits for a start with this id that brings its input"
+    if run.wake_at is not None and run.wake_at <= datetime.now(UTC):
+        return f"due since {in_utc(run.wake_at)} UTC: a worker may go on with it"
+    things = " or ".join(f"{each['kind']} {each['name']!r}" for each in run.waiting_for)
+    until = "" if run.wake_at is None else f"until {in_utc(run.wake_at)} UTC"
+    return " ".join(part for part in ("waits", f"for {things}" if things else "", until) if part)
+
+
+def _row(step: StepLine) -> list[str]:
+    started, took = in_utc(step.started_at), length(step.seconds)
+    tries = str(step.attempts) if step.kind == "step" else ""
+    return [step.key, step.kind, step.status, started, took, tries, _result(step)]
+
+
+def _result(step: StepLine) -> str:
+    if step.status == "completed":
+        return preview(step.value)
+    if step.error is not None and step.status == "failed":
+        return f"{step.error.type}: {step.error.message}"
+    if step.until is not None:
+        return f"{'next try' if step.status == 'retrying' else 'until'} {in_utc(step.until)}"
+    return ""
+
+
+def _without_repetition(error: ErrorText, steps: Iterable[StepLine]) -> ErrorText:
+    """The error without its traceback if it is that of a step, which was shown."""
+    known = {(step.error.type, step.error.message) for step in steps if step.error is not None}
+    return ErrorText(type=error.type, message=error.message) if (error.type, error.message) in known else error
+
+
+def _print_error(title: str, error: ErrorText) -> None:
+    print_text("")
+    print_text(f"{title}: {error.type}: {error.message}")
+    if error.traceback:
+        print_text("\n".join(f"  {line}" for line in error.traceback.rstrip().splitlines()))

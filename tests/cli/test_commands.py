@@ -1,0 +1,300 @@
+"""Each command does what its verb of the library does, says so to people and to programs, and has the exit code for it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure import Runtime, stores
+from perdure.model.records import NewRun
+from perdure.stores import open_store
+from tests.backends.places import on_postgres
+from tests.cli.conftest import Command, Sweep
+
+
+@pytest.fixture
+def started(perdure: Command, sweep: Sweep) -> None:
+    """Three runs that a worker has driven: one waits, one has failed, one is tried again later."""
+    assert perdure("start", "app:runtime", "checkout", "--input", '"o"', "--input", "500", "--id", "order-1").code == 0
+    assert perdure("start", "app:runtime", "broken", "--id", "bad").code == 0
+    assert perdure("start", "app:runtime", "retried", "--id", "later").code == 0
+    sweep()
+
+
+def test_start_prints_the_id_and_the_same_start_is_the_same_run(perdure: Command) -> None:
+    first = perdure("start", "app:runtime", "checkout", "--input", '"o"', "--id", "order-1")
+    assert first == (0, "order-1\n", "")
+    assert perdure("start", "app:runtime", "checkout", "--input", '"o"', "--id", "order-1", "--json").document == {
+        "id": "order-1"
+    }
+    assert len(perdure("runs", "--json").documents) == 1
+    assert perdure("start", "app:runtime", "checkout", "--input", '"p"', "--id", "order-1").code == 1
+    assert len(perdure("start", "app:runtime", "checkout", "--input", '"p"').out) == len("00000000-0000-0000-0000-000000000000\n")
+
+
+@pytest.mark.usefixtures("started")
+def test_runs_filters_as_list_does(perdure: Command) -> None:
+    def ids(*options: str) -> set[str]:
+        return {line["id"] for line in perdure("runs", "--json", *options).documents}
+
+    assert ids() == {"order-1", "bad", "later"}
+    assert ids("--status", "failed") == {"bad"}
+    assert ids("--workflow", "checkout") == {"order-1"}
+    assert ids("--prefix", "or") == {"order-1"}
+    assert len(ids("--limit", "2")) == 2
+    shown = perdure("runs").out
+    assert shown.splitlines()[0].split() == ["id", "workflow", "status", "changed", "(UTC)", "problem"]
+    assert "order-1  checkout  suspended" in shown
+    assert "the first 1" in perdure("runs", "--limit", "1").out
+
+
+def test_runs_says_that_there_are_none(perdure: Command, sweep: Sweep) -> None:
+    sweep()
+    assert perdure("runs") == (0, "no runs\n", "")
+    assert perdure("runs", "--json") == (0, "", "")
+
+
+@pytest.mark.usefixtures("started")
+def test_stuck_runs_have_a_problem_or_were_not_claimed_in_time(perdure: Command) -> None:
+    assert perdure("runs", "--stuck", "--json").documents == []
+
+    async def prepare() -> None:
+        store = stores.sqlite("app.db")
+        lease = (await store.claim(1, 30, [("checkout", 1)], now=2**51)).claims[0].lease
+        await store.release(lease, problem="it does not fit")
+        old = NewRun(id="old", workflow="checkout", input=b"[[],{}]", input_hash=b"1", seed=b"2")
+        await store.create(old, now=10**15)
+        await store.create(NewRun(id="fresh", workflow="checkout", input=b"[[],{}]", input_hash=b"1", seed=b"2"))
+        await store.close()
+
+    asyncio.run(prepare())
+    found = {line["id"]: line["problem"] for line in perdure("runs", "--stuck", "--json").documents}
+    assert found.keys() == {"order-1", "old"}
+    assert found["order-1"] == "it does not fit"
+    assert found["old"].endswith("s, and no worker has claimed it")
+    assert len(perdure("runs", "--stuck", "--limit", "1", "--json").documents) == 1
+    assert [line["id"] for line in perdure("runs", "--stuck", "--prefix", "ol", "--json").documents] == ["old"]
+    assert perdure("runs", "--stuck", "--workflow", "broken", "--json").documents == []
+
+
+@pytest.mark.usefixtures("started")
+def test_show_has_the_timeline(perdure: Command) -> None:
+    run = perdure("show", "order-1", "--json").document
+    assert (run["status"], run["workflow"], run["input"]) == ("suspended", "checkout", [["o", 500], {}])
+    assert run["waiting_for"] == [{"kind": "signal", "name": "approve"}]
+    charge, approve = run["steps"]
+    assert (charge["key"], charge["kind"], charge["status"], charge["value"], charge["attempts"]) == (
+        "charge", "step", "completed", "paid 500", 1,
+    )  # fmt: skip
+    assert 0 <= charge["seconds"] < 60
+    assert (approve["key"], approve["kind"], approve["status"]) == ("approve", "signal", "waiting")
+    assert approve["until"] == run["wake_at"]
+    shown = perdure("show", "order-1").out
+    assert "run order-1: checkout, suspended\n" in shown
+    assert "waits for signal 'approve' until 20" in shown
+    assert '"paid 500"' in shown
+
+
+@pytest.mark.usefixtures("started")
+def test_show_has_errors_with_their_tracebacks_and_no_escape_sequence(perdure: Command) -> None:
+    run = perdure("show", "bad", "--json").document
+    assert (run["status"], run["error"]["type"], run["error"]["message"]) == ("failed", "RuntimeError", "declined \x1b[31m")
+    assert run["steps"][1]["error"]["traceback"].startswith("Traceback (most recent call last)")
+    shown = perdure("show", "bad").out
+    assert "decline failed: RuntimeError: declined \\x1b[31m\n  Traceback (most recent call last):" in shown
+    assert "the run failed: RuntimeError: declined" in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.usefixtures("started")
+def test_show_has_the_next_try_of_a_step(perdure: Command) -> None:
+    run = perdure("show", "later", "--json").document
+    (step,) = run["steps"]
+    assert (step["status"], step["attempts"], step["error"]["type"]) == ("retrying", 1, "RuntimeError")
+    assert step["until"] == run["wake_at"]
+    assert "next try 20" in perdure("show", "later").out
+
+
+@pytest.mark.usefixtures("started")
+def test_a_long_value_is_cut_for_people_and_whole_for_programs(perdure: Command, sweep: Sweep) -> None:
+    perdure("signal", "order-1", "approve", "--payload", json.dumps("x" * 1000))
+    sweep()
+    run = perdure("show", "order-1", "--json").document
+    assert run["status"] == "completed"
+    assert run["value"].endswith("x" * 1000)
+    assert max(map(len, perdure("show", "order-1").out.splitlines())) < 300
+    assert max(map(len, perdure("show", "order-1").out.partition("step ")[2].splitlines())) <= 100
+
+
+@pytest.mark.usefixtures("started")
+def test_signal_delivers_its_payload(perdure: Command, sweep: Sweep) -> None:
+    assert perdure("signal", "order-1", "approve", "--payload", '"yes"', "--dedupe", "1") == (
+        0,
+        "sent 'approve' to run 'order-1'\n",
+        "",
+    )
+    assert "due since" in perdure("show", "order-1").out
+    assert perdure("signal", "order-1", "approve", "--dedupe", "1", "--json").document == {"id": "order-1", "signal": "approve"}
+    sweep()
+    assert perdure("show", "order-1", "--json").document["value"] == "o paid 500 yes"
+
+
+@pytest.mark.usefixtures("started")
+def test_cancel_and_retry(perdure: Command, sweep: Sweep) -> None:
+    assert perdure("cancel", "order-1", "--json").document == {"id": "order-1", "cancel_requested": True}
+    assert "it was asked to stop" in perdure("show", "order-1").out
+    sweep()
+    assert perdure("show", "order-1", "--json").document["status"] == "cancelled"
+    assert perdure("retry", "order-1", "--json").document == {"id": "order-1", "status": "pending"}
+    assert perdure("show", "order-1", "--json").document["status"] == "pending"
+    assert perdure("retry", "bad").code == 0
+
+
+@pytest.mark.usefixtures("started")
+def test_hold_and_unhold(perdure: Command) -> None:
+    assert perdure("hold", "order-1", "--json").document == {"id": "order-1", "held": True}
+    assert "`perdure unhold order-1` lets it go on" in perdure("show", "order-1").out
+    assert perdure("unhold", "order-1").code == 0
+    assert perdure("show", "order-1", "--json").document["held"] is False
+
+
+@pytest.mark.usefixtures("started")
+def test_delete_asks(perdure: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    assert perdure("delete", "bad").code == 2  # stdin is no terminal
+    monkeypatch.setattr(sys, "stdin", Terminal("\n"))
+    refused = perdure("delete", "bad")
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err.startswith("Delete run 'bad' (failed) and everything recorded for it? [y/N] ")
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+    assert perdure("delete", "bad").out == "run 'bad' is deleted\n"
+    assert perdure("delete", "bad", "--yes").code == 1
+    assert perdure("delete", "later", "--yes", "--json").document == {"id": "later", "deleted": True}
+    assert [line["id"] for line in perdure("runs", "--json").documents] == ["order-1"]
+
+
+@pytest.mark.usefixtures("started")
+def test_purge_deletes_what_ended_long_ago(perdure: Command) -> None:
+    assert perdure("purge", "--older-than", "30d").out == "deleted 0 runs\n"
+    assert perdure("purge", "--older-than", "0s", "--json").document == {"deleted": 1}
+    assert {line["id"] for line in perdure("runs", "--json").documents} == {"order-1", "later"}
+
+
+@pytest.mark.usefixtures("started")
+def test_an_exported_run_goes_on_where_it_is_imported(perdure: Command, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert perdure("export", "order-1", "--output", "run.json").code == 0
+    assert perdure("export", "order-1", "--json").document == json.loads(Path("run.json").read_text())
+    again = perdure("import", "run.json")
+    assert (again.code, again.out) == (1, "")
+    assert "--replace" in again.err
+    assert perdure("import", "run.json", "--replace").out == "imported run 'order-1'\n"
+    assert perdure("import", "run.json", "--id", "order-2", "--json").document == {"id": "order-2"}
+    monkeypatch.setenv("PERDURE_STORE", "sqlite:///other.db")
+    assert perdure("import", "run.json").code == 0
+    perdure("signal", "order-1", "approve", "--payload", '"yes"')
+    sweep()
+    assert perdure("show", "order-1", "--json").document["value"] == "o paid 500 yes"
+
+
+@pytest.mark.usefixtures("started")
+def test_migrate_copies_and_reports_what_it_left_out(perdure: Command) -> None:
+    done = perdure("migrate", "sqlite:///app.db", "sqlite:///new.db", "--batch", "2")
+    assert done == (0, "copied 3, already there 0, left out 0\n", "")
+    assert perdure("migrate", "sqlite:///app.db", "sqlite:///new.db", "--json").document == {
+        "copied": 0,
+        "already_there": 3,
+        "skipped": [],
+    }
+    perdure("delete", "order-1", "--yes", "--store", "sqlite:///new.db")
+    asyncio.run(_put_run("sqlite:///new.db", "order-1"))
+    left_out = perdure("migrate", "sqlite:///app.db", "sqlite:///new.db")
+    assert left_out.code == 1
+    assert "left out run order-1: another run has this id in the target\n" in left_out.out
+    assert perdure("migrate", "sqlite:///none.db", "sqlite:///new.db").code == 1
+    assert not Path("none.db").exists()
+
+
+async def _put_run(dsn: str, run_id: str) -> None:
+    store = open_store(dsn)
+    await store.create(NewRun(id=run_id, workflow="other", input=b"[[],{}]", input_hash=b"1", seed=b"2"))
+    await store.close()
+
+
+def test_schedules(perdure: Command, sweep: Sweep) -> None:
+    sweep()
+    assert perdure("schedules").out == "no schedules\n"
+    asyncio.run(_put_schedules())
+    lines = {line["id"]: line for line in perdure("schedules", "--json").documents}
+    assert (lines["nightly"]["cron"], lines["nightly"]["tz"], lines["often"]["every"]) == ("0 3 * * *", "Europe/Berlin", 300.0)
+    shown = perdure("schedules").out
+    assert "0 3 * * * Europe/Berlin" in shown
+    assert "every 5 min " in shown
+    assert perdure("schedules", "hold", "nightly", "--json").document == {"id": "nightly", "held": True}
+    assert "on hold" in perdure("schedules").out
+    assert perdure("schedules", "unhold", "nightly").out == "schedule 'nightly' is not on hold\n"
+    started = perdure("schedules", "run", "often", "--app", "app:runtime", "--json").document
+    assert started["id"].startswith("often:")
+    assert perdure("show", started["id"], "--json").document["workflow"] == "broken"
+    assert perdure("schedules", "drop", "often", "--json").document == {"id": "often", "dropped": True}
+    assert perdure("schedules", "drop", "often").code == 1
+    assert perdure("schedules", "hold", "often").code == 1
+    assert perdure("schedules", "run", "nightly").code == 2
+
+
+async def _put_schedules() -> None:
+    import app  # type: ignore[import-not-found]  # the program that the fixture wrote
+
+    runtime: Runtime = app.runtime
+    await runtime.schedule("checkout", "o", cron="0 3 * * *", tz="Europe/Berlin", id="nightly")
+    await runtime.schedule("broken", every="5m", id="often")
+    await runtime.close()
+
+
+@pytest.mark.usefixtures("started")
+def test_check_exits_with_one_when_a_run_would_stop(perdure: Command, directory: Path) -> None:
+    fits = perdure("check", "app:runtime")
+    assert fits == (0, "checked 2: fits 2, stops 0, unknown 0, warns 0\n", "")
+    program = directory / "app.py"
+    program.write_text(program.read_text().replace("ctx.step(charge, cents)", "ctx.step(charge, cents, key='debit')"))
+    stops = perdure("check", "app:runtime", "--json")
+    assert stops.code == 1
+    assert stops.document["fits"] is False
+    assert {each["run_id"]: each["verdict"] for each in stops.document["runs"]} == {"order-1": "stops", "later": "fits"}
+    assert "order-1" in perdure("check", "app:runtime", "--workflow", "checkout").out
+    assert perdure("check", "app:runtime", "--workflow", "retried").code == 0
+
+
+@pytest.mark.usefixtures("started")
+def test_doctor_tells_the_settings_of_the_store(perdure: Command) -> None:
+    found = perdure("doctor", "--json").document
+    assert (found["store"], found["durability"], found["schema_version"]) == ("sqlite", "disk", 3)
+    assert "shared" in found["capabilities"]
+    assert found["clock_ahead_seconds"] == 0
+    shown = perdure("doctor", "--store", "sqlite:///app.db?synchronous=normal").out
+    assert "durability      process: an acknowledged write survives the end of the process" in shown
+
+
+def test_on_postgresql(perdure: Command, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_postgres() as dsn:
+        monkeypatch.setenv("PERDURE_STORE", dsn)
+        missing = perdure("runs")
+        assert missing.code == 1
+        assert "there are no 'perdure' tables" in missing.err
+        assert perdure("start", "app:runtime", "checkout", "--input", '"o"', "--id", "order-1").code == 0
+        sweep()
+        assert perdure("show", "order-1", "--json").document["status"] == "suspended"
+        assert perdure("signal", "order-1", "approve").code == 0
+        sweep()
+        assert perdure("runs", "--status", "completed", "--json").documents[0]["id"] == "order-1"
+        doctor = perdure("doctor", "--json").document
+        assert (doctor["store"], doctor["durability"], doctor["schema_version"]) == ("postgresql", "disk", 3)
+        assert perdure("migrate", dsn, "sqlite:///copy.db").out == "copied 1, already there 0, left out 0\n"
+        assert perdure("purge", "--older-than", "0s", "--json").document == {"deleted": 1}
