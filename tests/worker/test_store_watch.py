@@ -80,6 +80,41 @@ async def test_one_watch_serves_all_and_ends_with_the_last() -> None:
     assert [task for task in asyncio.all_tasks() if task.get_name() == "perdure-watch"] == []
 
 
+class BusyStore:
+    """A store that changes all the time."""
+
+    def __init__(self) -> None:
+        self.watches = 0
+
+    async def watch(self, timeout: float) -> None:
+        del timeout
+        self.watches += 1
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("number", [2, TURNS, 3 * TURNS])
+async def test_those_that_expect_the_next_change_at_once_take_turns_too(number: int) -> None:
+    """As a drive does that waits for a signal: in the callback of the last change it expects the next."""
+    store, looks, is_over, began = BusyStore(), 0, False, time.monotonic()
+
+    def look(_: object = None) -> None:
+        nonlocal looks
+        looks += 1
+        if not is_over:
+            expect_change(store).add_done_callback(look)
+
+    for _ in range(number):
+        look()
+    await asyncio.sleep(0.3)
+    assert len(store_watch._watches) == 1
+    is_over = True
+    turns = TURNS * (2 + (time.monotonic() - began) / store_watch.TURNS_SECONDS)
+    assert looks < number + turns
+    assert store.watches < number + turns
+    while store_watch._watches:  # noqa: ASYNC110 - what is looked at has no event
+        await asyncio.sleep(0)
+
+
 async def test_a_watch_that_fails_is_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_watch, "POLL_SECONDS", 0.02)
     store: Any = SkewedStore(stores.memory(), 0)

@@ -51,11 +51,20 @@ class StoreWatch:
 
     def _forget(self, future: asyncio.Future[None]) -> None:
         self._expecting.pop(future, None)
+        if self._expecting:
+            return
+        if self._watching is not None:
+            self._end()
+        else:  # it had its turn, and in its own callback it may expect the next change
+            self._loop.call_soon(self._end_if_unused, context=contextvars.Context())
+
+    def _end_if_unused(self) -> None:
         if not self._expecting:
             self._end()
 
     def _end(self) -> None:
-        _watches.pop(self._key, None)
+        if _watches.get(self._key) is self:
+            del _watches[self._key]
         watching, self._watching = self._watching, None
         if watching is not None:
             watching.cancel()
