@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from perdure import Context, Ok, Runtime, Suspended, workflow
+from perdure import Context, Ok, Runtime, Suspended, Workflow, workflow
 from perdure.errors import PersistenceError, RunCancelled
 from perdure.model.records import Claims
 from perdure.store import Store
@@ -320,3 +321,23 @@ async def test_a_client_has_nothing_to_work_with(store: Store) -> None:
 async def test_concurrency_is_a_whole_number(store: Store, concurrency: Any) -> None:
     with pytest.raises(ValueError, match="concurrency must be a whole number"):
         Runtime(store, concurrency=concurrency)
+
+
+async def test_a_run_that_is_cancelled_or_set_aside_is_one_line_in_the_log(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their errors were raised nowhere, so a traceback would only say them twice."""
+
+    async def leave(ctx: Context) -> None:
+        await ctx.step("leave", sys.exit)
+
+    leaving = Workflow("leaving", leave)
+    async with Runtime(store, [nap, leaving], max_attempts=1) as runtime, asyncio.timeout(PATIENCE):
+        await runtime.start(nap, id="cancelled")
+        await runtime.cancel("cancelled")
+        await runtime.start(leaving, id="dead")
+        await reaches(store, "cancelled", "cancelled")
+        await reaches(store, "dead", "dead")
+    failed = [record for record in caplog.records if " failed: " in record.getMessage()]
+    assert sorted(str(record.args[0]) for record in failed if isinstance(record.args, tuple)) == ["cancelled", "dead"]
+    assert [record.exc_info for record in failed] == [None, None]

@@ -218,7 +218,8 @@ class _MissingVersions:
 
 
 def _exc_info(error: object) -> BaseException | None:
-    return error if isinstance(error, BaseException) else None
+    """The error if it was raised: the text of one without a traceback is in the message already."""
+    return error if isinstance(error, BaseException) and error.__traceback__ is not None else None
 
 
 @contextlib.contextmanager
