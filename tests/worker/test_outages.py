@@ -155,6 +155,39 @@ async def test_a_run_in_memory_survives_an_inbox_that_could_not_be_read(store: S
     assert gate.calls == 1
 
 
+async def test_a_run_that_waits_for_a_signal_in_memory_rarely_reads_a_store_that_is_down(store: Store) -> None:
+    """Also on a store whose watch takes the outage for a change, and returns at once."""
+    gate, inbox, reads, is_down = Gate(), store.inbox, 0, False
+    watch = store.watch
+
+    @workflow
+    async def flow(ctx: Context) -> list[Any]:
+        return list(await asyncio.gather(ctx.step("wait", gate._wait), ctx.wait_for_signal("go")))
+
+    async def read(*args: Any, **options: Any) -> Any:
+        nonlocal reads
+        if is_down:
+            reads += 1
+            raise PersistenceError("the store", "is down")
+        return await inbox(*args, **options)
+
+    async def look(timeout: float) -> None:  # noqa: ASYNC109 - as the verb has it
+        await (asyncio.sleep(0) if is_down else watch(timeout))
+
+    store.inbox, store.watch = read, look  # type: ignore[method-assign]
+    async with Runtime(store, [flow]) as runtime, client(store) as other, asyncio.timeout(PATIENCE):
+        run = await runtime.start(flow, id="run")
+        await gate.reached.wait()
+        await asyncio.sleep(0.2)
+        is_down = True
+        await other.signal("run", "go", 7)
+        await asyncio.sleep(1.2)
+        is_down = False
+        gate.opened.set()
+        assert await run == ["through", 7]
+    assert 1 <= reads < 10
+
+
 async def test_a_worker_that_stops_does_not_ask_a_store_twice_that_is_down(store: Store) -> None:
     """A server that is down is asked for seconds before a verb fails, and a deploy does not wait for that again."""
     gate, released = Gate(), 0

@@ -357,7 +357,10 @@ class Drive:
 
     def _read_inbox_again(self) -> None:
         self._is_inbox_to_be_read = False
-        self.look_at_inbox()
+        if self._listening is None and self._store is not None and self.waits.has_address and self.calls.closed is None:
+            self._listen(self._store)
+        else:
+            self.look_at_inbox()
 
     def may_start_now(self) -> bool:
         """Whether a step function may be called without waiting for anything."""
@@ -646,7 +649,8 @@ class Drive:
     def _store_changed(self, change: asyncio.Future[None]) -> None:
         if change is self._listening:
             self._listening = None
-            if self._store is not None and self.waits.has_address:
+            # Not while the store is down: its watch may take that for a change, and return at once.
+            if self._store is not None and self.waits.has_address and not self._is_inbox_to_be_read:
                 self._listen(self._store)
 
     def _written(self, seq: int) -> None:
