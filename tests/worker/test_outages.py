@@ -171,7 +171,7 @@ async def test_a_run_that_waits_for_a_signal_in_memory_rarely_reads_a_store_that
             raise PersistenceError("the store", "is down")
         return await inbox(*args, **options)
 
-    async def look(timeout: float) -> None:  # noqa: ASYNC109 - as the verb has it
+    async def look(timeout: float) -> None:
         await (asyncio.sleep(0) if is_down else watch(timeout))
 
     store.inbox, store.watch = read, look  # type: ignore[method-assign]
