@@ -202,3 +202,26 @@ async def test_a_worker_that_stops_does_not_ask_a_store_twice_that_is_down(store
         await gate.reached.wait()
         setattr(store, "release", fail)  # noqa: B010 - mypy holds an assignment against it
     assert released == 1
+
+
+async def test_a_worker_that_stops_gives_its_runs_back_while_a_claim_waits_for_its_store(store: Store) -> None:
+    """A server that is down is asked for seconds before a claim fails: time that a deploy may not have."""
+    gate, claim, is_asked, may_answer = Gate(), store.claim, asyncio.Event(), asyncio.Event()
+
+    async def answer_late(*args: Any, **options: Any) -> Any:
+        is_asked.set()
+        await may_answer.wait()
+        return await claim(*args, **options)
+
+    async with asyncio.timeout(PATIENCE):
+        runtime = Runtime(store, [gate.flow], drain_after=0.1)
+        await runtime.__aenter__()
+        await runtime.start(gate.flow, id="run")
+        await gate.reached.wait()
+        setattr(store, "claim", answer_late)  # noqa: B010 - mypy holds an assignment against it
+        await is_asked.wait()
+        leaving = asyncio.ensure_future(runtime.__aexit__(None, None, None))
+        await reaches(store, "run", "pending")
+        assert not leaving.done()
+        may_answer.set()
+        await leaving

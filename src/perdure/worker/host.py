@@ -279,11 +279,15 @@ class Host:
             message = f'{what} and gone when this process ends; pass store="sqlite:///app.db" or set PERDURE_STORE'
             warnings.warn(message, PerdureWarning, stacklevel)
 
+    def stop_drives(self) -> None:
+        """Let the steps that run here end, start no other, and then give every run back."""
+        for run in active_runs.of(self):
+            run.call_threadsafe(run.drive.stop)
+
     async def drain(self) -> None:
         """Let the steps that run here end, and give every run back. Calls that wait for one get `Suspended`."""
+        self.stop_drives()
         driven = active_runs.of(self)
-        for run in driven:
-            run.call_threadsafe(run.drive.stop)
         if driven:
             await wait_until_over(driven, self.settings.drain_after + FOREIGN_LOOP_PATIENCE)
 

@@ -84,6 +84,7 @@ class Worker:
         """Claim nothing more; let running steps end and give the runs back."""
         self._stopping.set()
         self._wake.set()
+        self._host.stop_drives()  # now: a claim that is under way may wait for its store for long
 
     async def _claim(self) -> int | None:
         """Claim and drive what is due, and give the time of the next wake-up in the store."""
