@@ -75,6 +75,7 @@ class Worker:
                 if self._outage.pause:
                     await self._wait_out(self._outage.pause)
         finally:
+            self._stopping.set()  # also when an error ends the worker: it takes no more runs
             if scheduling is not None:
                 scheduling.cancel()
             self._missing_versions.stop()
