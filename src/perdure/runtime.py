@@ -28,6 +28,7 @@ from perdure.model.durations import Duration, instant, microseconds, seconds
 from perdure.model.ids import check_id
 from perdure.model.records import STATUSES, RunInfo, Status, check_positive
 from perdure.options import (
+    LEASE_TTL,
     EngineSettings,
     ProcessOptions,
     ScheduleOptions,
@@ -88,7 +89,7 @@ class Runtime:
         on_divergence: OnDivergence | None = None,
         executors: Mapping[str, Executor] | None = None,
         concurrency: int = 100,
-        lease_ttl: Duration = "30s",
+        lease_ttl: Duration = LEASE_TTL,
         queues: Collection[str] | None = None,
         **tuning: Unpack[Tuning],
     ) -> None:

@@ -1,6 +1,9 @@
 """Renewing leases from a thread, so that a step which blocks the event loop does not lose its run.
 
 The process has one such thread, with its own event loop. Every third of the ttl it renews all leases on one store in one call.
+A renewal that has no reply after a quarter of the ttl is not given up, since the server may only be slow; but another is sent
+through a handle with connections of its own, since the connection may be silent. So a lease outlasts one silent connection,
+whatever time-outs the store's own statements have.
 The holder has its own deadline, on a clock that also counts while the machine sleeps: if no renewal has succeeded by then, it
 stops by itself, before another process can claim the run.
 """
@@ -8,6 +11,7 @@ stops by itself, before another process can claim the run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -60,7 +64,8 @@ class HeldLease:
 
         Returns False when the holder's event loop is closed.
         """
-        self._valid_until = asked_at + self._ttl * (1 - MARGIN)
+        if self._valid_until:  # not lost meanwhile
+            self._valid_until = max(self._valid_until, asked_at + self._ttl * (1 - MARGIN))
         return self._call_holder(self._on_pulse, pulse)
 
     def mark_lost(self) -> None:
@@ -135,9 +140,10 @@ class Heartbeat:
     async def _beat(self) -> None:
         # The handle is opened at the first renewal: most runs end before their lease has to be renewed.
         store: Store | None = None
+        pause = self._ttl / 3
         try:
             while True:
-                await asyncio.sleep(self._ttl / 3)
+                await asyncio.sleep(pause)
                 with self._lock:
                     held = list(self._held.values())
                     self._is_beating = bool(held)
@@ -145,28 +151,54 @@ class Heartbeat:
                     return
                 for now, leases in _group_by_instant(held).items():
                     store = await self._renew(store, leases, now)
+                pause = self._ttl / (30 if store is None else 3)
         finally:
-            if store is not None and store is not self._store():
-                await store.close()
+            await self._close(store)
 
     async def _renew(self, store: Store | None, held: list[HeldLease], now: int | None) -> Store | None:
-        """Renew these leases, and return the handle that was used, for the next renewal."""
+        """Renew these leases, and return the handle for the next renewal; None after a failure, or without a reply in time."""
         asked_at = elapsed()
-        leases = [one.lease for one in held]
         try:
             store = store or self._open_sibling()
-            pulses = await asyncio.wait_for(store.renew(leases, self._ttl, now=now), self._ttl / 3)
-        except Exception:  # noqa: BLE001 - any failure is retried at the next beat, until the holders' own deadlines have passed
-            pulses = None
-        for index, one in enumerate(held):
-            pulse = pulses[index] if pulses is not None else None
-            if pulse is not None:
-                if not one.extend(asked_at, pulse):
-                    self.drop(one)
-            elif pulses is not None or not one.is_valid():
+            renewal = asyncio.ensure_future(store.renew([one.lease for one in held], self._ttl, now=now))
+        except Exception:  # noqa: BLE001 - any failure is retried soon, until the holders' own deadlines have passed
+            self._drop_expired(held)
+            return None
+        await asyncio.wait([renewal], timeout=self._ttl / 4)
+        if renewal.done() and not renewal.cancelled() and renewal.exception() is None:
+            self._take_pulses(held, renewal.result(), asked_at)
+            return store
+        late = asyncio.ensure_future(self._wait_for_late(store, renewal, held, asked_at))
+        _late.add(late)
+        late.add_done_callback(_late.discard)
+        self._drop_expired(held)
+        return None
+
+    async def _wait_for_late(
+        self, store: Store, renewal: asyncio.Future[list[Pulse | None]], held: list[HeldLease], asked_at: float
+    ) -> None:
+        """Take the reply of a renewal if it still comes, and close its handle."""
+        with contextlib.suppress(Exception):
+            self._take_pulses(held, await renewal, asked_at)
+        await self._close(store)
+
+    def _take_pulses(self, held: list[HeldLease], pulses: list[Pulse | None], asked_at: float) -> None:
+        for one, pulse in zip(held, pulses, strict=True):
+            if pulse is None:
+                one.mark_lost()
+            if pulse is None or not one.extend(asked_at, pulse):
+                self.drop(one)
+
+    def _drop_expired(self, held: list[HeldLease]) -> None:
+        for one in held:
+            if not one.is_valid():
                 one.mark_lost()
                 self.drop(one)
-        return store
+
+    async def _close(self, store: Store | None) -> None:
+        if store is not None and store is not self._store():
+            with contextlib.suppress(Exception):  # a connection that is broken anyway
+                await store.close()
 
     def _open_sibling(self) -> Store:
         store = self._store()
@@ -221,6 +253,8 @@ class _Heartbeats:
             return beat
 
 
+# Tasks that wait for late replies: an event loop refers to its tasks weakly.
+_late: Final[set[asyncio.Future[None]]] = set()
 # All heartbeats, also those of stores that cannot be remembered.
 _all: Final[weakref.WeakSet[Heartbeat]] = weakref.WeakSet()
 _heartbeats: Final = _Heartbeats()

@@ -14,17 +14,16 @@ from typing import Any, Final
 from perdure.aio.store_watch import POLL_SECONDS
 from perdure.errors import LeaseLost
 from perdure.model.clock import elapsed
-from perdure.model.records import RunInfo, Status, WorkflowVersion
+from perdure.model.logs import log, run_fields
+from perdure.model.records import RunRow, WorkflowVersion
 from perdure.result import Err
+from perdure.store import require
 from perdure.worker.active_runs import ActiveRun, active_runs
 from perdure.worker.host import Host
 from perdure.worker.scheduler import Scheduler
 
-# How often a worker looks for runs of versions that it does not have, at most.
-LOOK_FOR_VERSIONS_SECONDS: Final = 60.0
-UNFINISHED: Final[tuple[Status, ...]] = ("pending", "suspended", "running")
-
-log: Final = logging.getLogger("perdure")
+# How often a worker looks for runs that it leaves alone, at most.
+LOOK_FOR_UNCLAIMED_SECONDS: Final = 60.0
 
 # How long to wait after a failure of the store: at first, and at most. Doubled with each failure in a row, and up to a quarter is
 # added at random, so that the workers of a fleet do not ask a store that comes back all at once.
@@ -43,7 +42,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._outage = _Outage()
-        self._missing_versions = _MissingVersions()
+        self._unclaimed = _UnclaimedRuns(queues)
         self.scheduler = Scheduler(host) if "schedules" in host.store.capabilities else None
 
     def has_room(self) -> bool:
@@ -78,7 +77,7 @@ class Worker:
             self._stopping.set()  # also when an error ends the worker: it takes no more runs
             if scheduling is not None:
                 scheduling.cancel()
-            self._missing_versions.stop()
+            self._unclaimed.stop()
             await self._host.drain()
 
     def stop(self) -> None:
@@ -106,7 +105,7 @@ class Worker:
         if len(claims.claims) == room:
             self._wake.set()
         else:
-            self._missing_versions.look_soon(host)
+            self._unclaimed.look_soon(host)
         return claims.next_wake_at
 
     async def _wait_out(self, pause: float) -> None:
@@ -172,14 +171,16 @@ class _Outage:
             self.pause, self._next_pause = 0.0, BACKOFF_SECONDS[0]
 
 
-class _MissingVersions:
-    """Looks for unfinished runs of versions that are not registered here, and logs each version once.
+class _UnclaimedRuns:
+    """Looks for runs that `claim` leaves alone, and logs why: this is how a renamed workflow or a missing version is noticed.
 
-    Such runs are left alone by `claim`. It looks when the worker has room for more runs than are due, at most once a minute, and
-    in a task of its own: neither a claim nor a drain waits for it.
+    Due runs of workflows or versions that are not registered here wait for another worker; each such workflow is logged once.
+    Runs whose holder is silent wait until their lease ends. It looks when the worker has room for more runs than are due, at most
+    once a minute, and in a task of its own: neither a claim nor a drain waits for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, queues: Collection[str] | None) -> None:
+        self._queues = queues
         self._looked_at: float | None = None
         self._logged: set[WorkflowVersion] = set()
         self._task: asyncio.Task[None] | None = None
@@ -187,10 +188,10 @@ class _MissingVersions:
     def look_soon(self, host: Host) -> None:
         """Look again, if it is time to."""
         now = elapsed()
-        if self._looked_at is None or now - self._looked_at >= LOOK_FOR_VERSIONS_SECONDS:
+        if self._looked_at is None or now - self._looked_at >= LOOK_FOR_UNCLAIMED_SECONDS:
             self._looked_at = now
             self.stop()
-            self._task = asyncio.get_running_loop().create_task(self._look(host), name="perdure-versions")
+            self._task = asyncio.get_running_loop().create_task(self._look(host), name="perdure-unclaimed")
 
     def stop(self) -> None:
         """Look no more."""
@@ -198,23 +199,31 @@ class _MissingVersions:
             self._task.cancel()
 
     async def _look(self, host: Host) -> None:
-        with contextlib.suppress(Exception):  # a store without lists, or one that is down: the next claim reports that
-            for name in sorted({name for name, _ in host.workflows}):
-                for status in UNFINISHED:
-                    for info in await host.store.list(workflow=name, status=status):
-                        self._log(host, info)
+        with contextlib.suppress(Exception):  # the store is down, or a user's own: the next claim reports that
+            await self._look_at_holders(host)
+            if "operators" in host.store.capabilities:
+                for run_id in await require(host.store, "operators").due(now=host.clock.store_now()):
+                    row = await host.store.get(run_id)
+                    if row is not None and (self._queues is None or row.queue in self._queues):
+                        self._log_unknown(host, row)
 
-    def _log(self, host: Host, info: RunInfo) -> None:
-        version = info.workflow, info.version
-        if version in host.workflows or version in self._logged or not info.version:
+    async def _look_at_holders(self, host: Host) -> None:
+        for info in await host.store.list(status="running"):
+            if active_runs.find(host.store, info.id) is None and (row := await host.store.get(info.id)) is not None:
+                host.log_silent_holder(row)
+
+    def _log_unknown(self, host: Host, row: RunRow) -> None:
+        version = row.workflow, row.version
+        if version in host.workflows or version in self._logged or not row.version:
             return
         self._logged.add(version)
         log.warning(
             "runs of workflow %r in version %d, such as %r, wait for another worker: registered here is %s",
-            info.workflow,
-            info.version,
-            info.id,
-            host.versions_of(info.workflow),
+            row.workflow,
+            row.version,
+            row.id,
+            host.describe_registered(row.workflow),
+            extra=run_fields(row),
         )
 
 
