@@ -1,6 +1,7 @@
 """Renewing leases from a thread, so that a step which blocks the event loop does not lose its run.
 
-The process has one such thread, with its own event loop. Every third of the ttl it renews all leases on one store in one call.
+The process has one such thread, with its own event loop. Every third of the ttl it renews all leases on one store in one call,
+and sooner when the store has changed: the reply says whether a run was cancelled.
 A renewal that has no reply after a quarter of the ttl is not given up, since the server may only be slow; but another is sent
 through a handle with connections of its own, since the connection may be silent. So a lease outlasts one silent connection,
 whatever time-outs the store's own statements have.
@@ -28,6 +29,11 @@ from perdure.store import Store
 # The fraction of the ttl that is left when the holder stops starting steps: a margin for clocks that run at different speeds.
 MARGIN: Final = 0.1
 
+# How often a change of the store may lead to a renewal, at most.
+NOTICE_SECONDS: Final = 0.5
+# How long the store is watched in one call.
+_WATCH_SECONDS: Final = 60.0
+
 # How long after its thread could not be started a heartbeat tries again, at most; a tenth of a short ttl.
 _RETRY_SECONDS: Final = 1.0
 
@@ -53,17 +59,23 @@ class HeldLease:
         self._loop = asyncio.get_running_loop()
         self._on_pulse = on_pulse
         self._on_lost = on_lost
+        self._asked_at = asked_at
         self._valid_until = asked_at + ttl * (1 - MARGIN)
 
     def is_valid(self) -> bool:
         """Whether no other process can have claimed the run yet, so that a step may be started."""
         return elapsed() < self._valid_until
 
+    def was_asked_before(self, time: float) -> bool:
+        """Whether the last reply about this lease belongs to a request that was sent before this time."""
+        return self._asked_at <= time
+
     def extend(self, asked_at: float, pulse: Pulse) -> bool:
         """Count the ttl from `asked_at`, when the renewal was sent: the store's own count starts no earlier.
 
         Returns False when the holder's event loop is closed.
         """
+        self._asked_at = max(self._asked_at, asked_at)
         if self._valid_until:  # not lost meanwhile
             self._valid_until = max(self._valid_until, asked_at + self._ttl * (1 - MARGIN))
         return self._call_holder(self._on_pulse, pulse)
@@ -79,6 +91,49 @@ class HeldLease:
         except RuntimeError:  # the holder's loop is closed
             return False
         return True
+
+
+class _Changes:
+    """When the leases on a store have to be asked about: at the time of their renewal, or after a change of the store.
+
+    A renewal says whether the run was cancelled or has got a signal. So a process learns of that when its store can report a
+    change, or is polled, and not only after a third of the ttl. It asks at most once in NOTICE_SECONDS.
+    """
+
+    def __init__(self, store: Callable[[], Store | None]) -> None:
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self._watching: asyncio.Task[None] | None = None
+        self._not_before = self._loop.time() + NOTICE_SECONDS
+        # Whether there was a change that has not been asked about for all leases.
+        self.is_pending = False
+
+    async def wait(self, until: float) -> None:
+        """Return at this time of the loop, or sooner after a change. The next watch has started: what comes now is not missed."""
+        if not self.is_pending:
+            await asyncio.wait([self._watch(until)], timeout=max(0.0, until - self._loop.time()))
+        await asyncio.sleep(max(0.0, min(until, self._not_before) - self._loop.time()))
+        self._not_before = self._loop.time() + NOTICE_SECONDS
+        self._watch(until)
+        await asyncio.sleep(0)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        if self._watching is not None:
+            self._watching.cancel()
+
+    def _watch(self, until: float) -> asyncio.Task[None]:
+        if self._watching is None or self._watching.done():
+            self._watching = self._loop.create_task(self._until_changed(until), name="perdure-lease-watch")
+        return self._watching
+
+    async def _until_changed(self, until: float) -> None:
+        store = self._store()
+        with contextlib.suppress(Exception):  # it is closed, or a user's own store failed: then the renewal is what asks
+            if store is not None:
+                await store.watch(_WATCH_SECONDS)
+                return
+        await asyncio.sleep(max(NOTICE_SECONDS, until - self._loop.time()))
 
 
 class Heartbeat:
@@ -140,19 +195,26 @@ class Heartbeat:
     async def _beat(self) -> None:
         # The handle is opened at the first renewal: most runs end before their lease has to be renewed.
         store: Store | None = None
-        pause = self._ttl / 3
+        loop = asyncio.get_running_loop()
+        renew_at = loop.time() + self._ttl / 3
+        changes = _Changes(self._store)
         try:
             while True:
-                await asyncio.sleep(pause)
+                await changes.wait(renew_at)
                 with self._lock:
                     held = list(self._held.values())
                     self._is_beating = bool(held)
                 if not held:
                     return
-                for now, leases in _group_by_instant(held).items():
-                    store = await self._renew(store, leases, now)
-                pause = self._ttl / (30 if store is None else 3)
+                is_due = loop.time() >= renew_at
+                asked = held if is_due else [one for one in held if one.was_asked_before(elapsed() - NOTICE_SECONDS)]
+                # The change may concern a lease that is too young to be asked about: look again soon.
+                changes.is_pending = len(asked) < len(held)
+                renewed = [store := await self._renew(store, leases, now) for now, leases in _group_by_instant(asked).items()]
+                if is_due or None in renewed:
+                    renew_at = loop.time() + self._ttl / (30 if None in renewed else 3)
         finally:
+            changes.stop()
             await self._close(store)
 
     async def _renew(self, store: Store | None, held: list[HeldLease], now: int | None) -> Store | None:
