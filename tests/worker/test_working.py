@@ -238,7 +238,7 @@ async def test_the_store_failing_for_a_while_does_not_stop_the_worker(store: Sto
 
     async def flaky(*args: Any, **kwargs: Any) -> Claims:
         nonlocal failures
-        if failures:
+        if failures and args[0]:  # not one that only asks for the store's time
             failures -= 1
             raise PersistenceError("the disk", "is full")
         return await claim(*args, **kwargs)
@@ -249,7 +249,8 @@ async def test_the_store_failing_for_a_while_does_not_stop_the_worker(store: Sto
     with caplog.at_level(logging.INFO, "perdure"):
         async with Runtime(store, [greet]), asyncio.timeout(PATIENCE):
             assert await run == "hello Ada!"
-    levels = [(record.levelname, re.sub(r"\d\.\d s", "…", record.message)) for record in caplog.records]
+    said = [record for record in caplog.records if record.message.startswith("the store")]
+    levels = [(record.levelname, re.sub(r"\d\.\d s", "…", record.message)) for record in said]
     assert levels == [
         ("ERROR", "the store did not answer, trying again in …: the disk: is full"),
         ("WARNING", "the store did not answer, trying again in …: the disk: is full"),

@@ -281,6 +281,8 @@ class Host:
         if self.store not in _warned_about:
             _warned_about.add(self.store)
             message = f'{what} and gone when this process ends; pass store="sqlite:///app.db" or set PERDURE_STORE'
+            if log.hasHandlers():  # otherwise it would be printed twice
+                log.warning("there is no store: %s", message)
             warnings.warn(message, PerdureWarning, stacklevel)
 
     async def drain(self) -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import signal
+import socket
 import threading
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from perdure.aio.store_watch import POLL_SECONDS
-from perdure.errors import LeaseLost
+from perdure.errors import LeaseLost, PerdureError
 from perdure.model.clock import elapsed
+from perdure.model.durations import MICROSECOND
 from perdure.model.logs import log, run_fields
 from perdure.model.records import RunRow, WorkflowVersion
-from perdure.result import Err
+from perdure.result import Err, Outcome, Suspended
 from perdure.store import require
 from perdure.worker.active_runs import ActiveRun, active_runs
 from perdure.worker.host import Host
@@ -24,6 +27,10 @@ from perdure.worker.scheduler import Scheduler
 
 # How often a worker looks for runs that it leaves alone, at most.
 LOOK_FOR_UNCLAIMED_SECONDS: Final = 60.0
+
+# A claim that takes longer is logged, at most once in this time.
+SLOW_CLAIM_SECONDS: Final = 1.0
+SLOW_STORE_EVERY: Final = 60.0
 
 # How long to wait after a failure of the store: at first, and at most. Doubled with each failure in a row, and up to a quarter is
 # added at random, so that the workers of a fleet do not ask a store that comes back all at once.
@@ -42,6 +49,8 @@ class Worker:
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._outage = _Outage()
+        self.name = f"{socket.gethostname()}/{os.getpid()}"
+        self._logged_slowness_at: float | None = None
         self._unclaimed = _UnclaimedRuns(queues)
         self.scheduler = Scheduler(host) if "schedules" in host.store.capabilities else None
 
@@ -54,9 +63,13 @@ class Worker:
         """Count this run against the worker's concurrency."""
         active_runs.adopt(run, self)
         run.drive.watches_after = 0.0
+        if log.isEnabledFor(logging.INFO):
+            self._log_claim(run.drive.run)
 
     async def work(self) -> None:
         """Claim and drive until `stop`, then drain."""
+        started_at = elapsed()
+        self._log_start()
         scheduling: asyncio.Future[None] | None = None
         try:
             while not self._stopping.is_set():
@@ -78,7 +91,10 @@ class Worker:
             if scheduling is not None:
                 scheduling.cancel()
             self._unclaimed.stop()
+            fields = {"worker": self.name}
+            log.info("worker %s drains: %d runs are driven here", self.name, active_runs.count(self), extra=fields)
             await self._host.drain()
+            log.info("worker %s has stopped, after %.1f s", self.name, elapsed() - started_at, extra=fields)
 
     def stop(self) -> None:
         """Claim nothing more; let running steps end and give the runs back."""
@@ -91,6 +107,7 @@ class Worker:
         room = self._concurrency - active_runs.count(self)
         if room <= 0:
             return None
+        asked_at = elapsed()
         try:
             claims = await host.claim(room, self._queues)
         except Exception as failure:  # noqa: BLE001 - a user's own store may raise anything; the worker goes on
@@ -100,6 +117,7 @@ class Worker:
                 self._outage.go_on(failure)
             return None
         self._outage.end()
+        self._log_slowness(elapsed() - asked_at)
         for claim in claims.claims:
             self.adopt(host.drive(host.definition_of(claim.run), claim, {}, is_background=True))
         if len(claims.claims) == room:
@@ -131,19 +149,66 @@ class Worker:
         self._wake.set()
 
     def on_drive_over(self, run: ActiveRun) -> None:
-        """Look for another run in its place, and log a failure: no caller may be waiting for it."""
+        """Look for another run in its place, and log how the drive ended: no caller may be waiting for it."""
         self._wake.set()
         if run.task.cancelled():
             return
-        error = run.task.exception()
-        if error is None and isinstance(outcome := run.task.result(), Err):
-            log.warning("run %r failed: %r", run.drive.run.id, outcome.error, exc_info=_exc_info(outcome.error))
+        drive, error = run.drive, run.task.exception()
+        if error is None:
+            outcome = run.task.result()
+            if isinstance(outcome, Err) and drive.run.status != "cancelled":
+                trace = outcome.error if isinstance(outcome.error, BaseException) else None
+                log.warning("run %r failed: %r", drive.run.id, outcome.error, exc_info=trace, extra=self._fields(run))
+            elif log.isEnabledFor(logging.INFO):
+                self._log_end(run, outcome)
         elif isinstance(error, LeaseLost):
-            log.warning("%s", error)
-        elif error is not None:
+            log.warning("run %r was lost to another worker: %s", drive.run.id, error, extra=self._fields(run))
+        else:
             # A run that does not fit the code is tried every few minutes: the same problem is an error once.
-            is_known = run.drive.problem is not None and run.drive.problem == run.drive.run.problem
-            log.log(logging.INFO if is_known else logging.ERROR, "run %r will be tried again: %s", run.drive.run.id, error)
+            is_known = drive.problem is not None and drive.problem == drive.run.problem
+            level, trace = logging.INFO if is_known else logging.ERROR, _unforeseen(error)
+            log.log(level, "run %r will be tried again: %s", drive.run.id, error, exc_info=trace, extra=self._fields(run))
+
+    def _fields(self, run: ActiveRun) -> dict[str, Any]:
+        return run_fields(run.drive.run, worker=self.name)
+
+    def _log_start(self) -> None:
+        host = self._host
+        log.info(
+            "worker %s starts: up to %d runs at a time, leased for %g s, of %s in %s, on %r",
+            self.name,
+            self._concurrency,
+            host.lease_ttl,
+            ", ".join(sorted({name for name, _ in host.workflows})) or "no workflow yet",
+            "every queue" if self._queues is None else f"the queues {', '.join(sorted(self._queues))}",
+            host.store,
+            extra={"worker": self.name},
+        )
+
+    def _log_claim(self, row: RunRow) -> None:
+        fields = run_fields(row, worker=self.name)
+        if row.attempts > 1 and row.problem is None:
+            log.info("run %r is taken over from a worker that was lost", row.id, extra=fields)
+        else:
+            log.info("run %r is claimed", row.id, extra=fields)
+
+    def _log_end(self, run: ActiveRun, outcome: Outcome[Any]) -> None:
+        row, fields = run.drive.run, self._fields(run)
+        if not isinstance(outcome, Suspended):
+            seconds = (row.updated_at - row.created_at) / MICROSECOND
+            log.info("run %r is %s, after %.3f s", row.id, row.status, seconds, extra=fields)
+        elif row.status == "suspended":
+            until = "a signal" if outcome.wake_at is None else outcome.wake_at.isoformat(timespec="milliseconds")
+            names = ", ".join(map(repr, outcome.waiting_for)) or "nothing else"
+            log.info("run %r is suspended until %s, waiting for %s", row.id, until, names, extra=fields)
+        else:
+            log.info("run %r is given back", row.id, extra=fields)
+
+    def _log_slowness(self, seconds: float) -> None:
+        now, logged_at = elapsed(), self._logged_slowness_at
+        if seconds > SLOW_CLAIM_SECONDS and (logged_at is None or now - logged_at > SLOW_STORE_EVERY):
+            self._logged_slowness_at = now
+            log.warning("the store answers slowly: a claim took %.1f s", seconds, extra={"worker": self.name})
 
 
 class _Outage:
@@ -162,7 +227,8 @@ class _Outage:
         self.pause = self._next_pause * random.uniform(1.0, 1.25)  # noqa: S311 - to spread out, not to hide
         self._next_pause = min(self._next_pause * 2, BACKOFF_SECONDS[1])
         level = logging.ERROR if is_first else logging.WARNING
-        log.log(level, "the store did not answer, trying again in %.1f s: %s", self.pause, failure)
+        trace = _unforeseen(failure) if is_first else None
+        log.log(level, "the store did not answer, trying again in %.1f s: %s", self.pause, failure, exc_info=trace)
 
     def end(self) -> None:
         """The store has answered."""
@@ -227,8 +293,9 @@ class _UnclaimedRuns:
         )
 
 
-def _exc_info(error: object) -> BaseException | None:
-    return error if isinstance(error, BaseException) else None
+def _unforeseen(error: BaseException) -> BaseException | None:
+    """The error if its traceback helps: those of perdure say what is wrong, and where."""
+    return None if isinstance(error, PerdureError) else error
 
 
 @contextlib.contextmanager
