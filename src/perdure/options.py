@@ -196,6 +196,10 @@ _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
 }
 
 
+# Seconds for which a run is leased, unless `lease_ttl=` says otherwise. It is renewed after each third of that.
+LEASE_TTL: Final = 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """The clock, codec and threads of a runtime, and its limits. `unload_grace` is in microseconds, `drain_after` in seconds."""

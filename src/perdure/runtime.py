@@ -28,6 +28,7 @@ from perdure.model.durations import Duration, instant, microseconds, seconds
 from perdure.model.ids import check_id
 from perdure.model.records import STATUSES, RunInfo, Status, check_positive
 from perdure.options import (
+    LEASE_TTL,
     EngineSettings,
     ProcessOptions,
     ScheduleOptions,
@@ -88,7 +89,7 @@ class Runtime:
         on_divergence: OnDivergence | None = None,
         executors: Mapping[str, Executor] | None = None,
         concurrency: int = 100,
-        lease_ttl: Duration = "30s",
+        lease_ttl: Duration = LEASE_TTL,
         queues: Collection[str] | None = None,
         **tuning: Unpack[Tuning],
     ) -> None:
@@ -136,16 +137,12 @@ class Runtime:
     async def __aenter__(self) -> Self:
         if self._is_closed:
             raise RuntimeError("this Runtime was closed; make a new one")
-        if self._is_entered:
+        if self._is_entered or self._is_working():
             raise RuntimeError("this Runtime works already; use its methods, or runtime.sync, without entering it again")
         await self._store.setup()
         self._is_entered = True  # not before: after a failure it may be entered again
         if self._concurrency:
-            self._worker = self._new_worker()
-            self._worker_task = asyncio.get_running_loop().create_task(
-                self._worker.work(), name="perdure-worker", context=own_context()
-            )
-            self._worker_task.add_done_callback(_log_failure)
+            self._start_worker()[1].add_done_callback(_log_failure)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -181,16 +178,22 @@ class Runtime:
         self._host.register(workflow)
 
     async def work(self) -> None:
-        """Work in the foreground until SIGTERM, SIGINT or cancellation; then let running steps end and give the runs back."""
+        """Work in the foreground until SIGTERM, SIGINT or cancellation; then let running steps end and give the runs back.
+
+        A Runtime has one worker: inside `async with` this waits for the one that works already, and stops it.
+        """
         if not self._concurrency:
             raise ValueError("a runtime with concurrency=0 is a client and works on nothing; give it a higher one")
+        if self._is_closed:
+            raise RuntimeError("this Runtime was closed; make a new one")
         await self._store.setup()
-        worker = self._worker = self._new_worker()
+        worker, working = self._worker, self._worker_task
+        if worker is None or working is None or working.done():
+            worker, working = self._start_worker()
+        if working.get_loop() is not asyncio.get_running_loop():
+            raise RuntimeError("this Runtime works already, on another event loop; leave that one running instead")
         with stop_on_signals(worker.stop):
-            try:
-                await worker.work()
-            finally:
-                self._worker = None
+            await _wait_for_worker(worker, working)
 
     async def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]:
         """The outcomes of up to `limit` due runs, each resumed once. A run that could not be driven has an `Err`.
@@ -428,8 +431,14 @@ class Runtime:
     def _serves(self, queue: str) -> bool:
         return self._queues is None or queue in self._queues
 
-    def _new_worker(self) -> Worker:
-        return Worker(self._host, self._concurrency, self._queues)
+    def _start_worker(self) -> tuple[Worker, asyncio.Task[None]]:
+        worker = self._worker = Worker(self._host, self._concurrency, self._queues)
+        loop, context = asyncio.get_running_loop(), own_context()
+        task = self._worker_task = loop.create_task(worker.work(), name="perdure-worker", context=context)
+        return worker, task
+
+    def _is_working(self) -> bool:
+        return self._worker_task is not None and not self._worker_task.done()
 
     def _host_at(self, clock: Clock) -> Host:
         host = Host(
@@ -440,6 +449,20 @@ class Runtime:
         )
         host.workflows = self._host.workflows
         return host
+
+
+async def _wait_for_worker(worker: Worker, working: asyncio.Task[None]) -> None:
+    """Return when the worker has stopped. Cancelling this stops it and waits until it has drained; cancelling again ends that."""
+    try:
+        await asyncio.shield(working)
+    except asyncio.CancelledError:
+        worker.stop()
+        try:
+            await asyncio.wait([working])
+        except asyncio.CancelledError:
+            working.cancel()
+            raise
+        raise
 
 
 def _log_failure(worker: asyncio.Task[None]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 
 import pytest
 
@@ -101,3 +103,26 @@ async def test_runtimes_on_two_stores_do_not_join(store: Store) -> None:
     async with client(store, nap, unload_grace=0) as runtime, Runtime("memory:", [nap], concurrency=0, unload_grace=0) as other:
         await runtime.run(nap, id="n1")
         assert await other.get("n1") is None
+
+
+@pytest.mark.parametrize("call", ["run", "resume", "await"])
+async def test_waiting_for_a_run_whose_holder_is_silent_is_logged_once(
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr("perdure.aio.store_watch.POLL_SECONDS", 0.02)
+    caplog.set_level(logging.INFO, "perdure")
+    async with client(store, greet, lease_ttl=0.1) as runtime:
+        claim = await taken(store, runtime, greet, "Ada", run_id="g1")
+        run = await runtime.get("g1")
+        assert run is not None
+        calls = {"run": lambda: runtime.run(greet, "Ada", id="g1"), "resume": lambda: runtime.resume("g1"), "await": run.outcome}
+        waiting = asyncio.ensure_future(calls[call]())
+        await asyncio.sleep(0.01)
+        assert caplog.records == []
+        await asyncio.sleep(0.2)
+        await store.finish(claim.lease, "completed", b'"by another"')
+        async with asyncio.timeout(PATIENCE):
+            assert await waiting == Ok("by another")
+    (record,) = caplog.records
+    assert re.fullmatch(r"run 'g1' is leased by \S+ until 20\d\d-\d\d-\d\dT\S+; waiting", record.message)
+    assert (record.run_id, record.workflow) == ("g1", "greet")  # type: ignore[attr-defined]

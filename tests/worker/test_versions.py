@@ -13,7 +13,7 @@ from perdure import Context, Err, Ok, Runtime, Suspended, Workflow, workflow
 from perdure.backends.user_defined.workflow_adapter import workflow_store
 from perdure.store import Store, require
 from tests.backends.user_defined.own_stores import DictStore
-from tests.worker.flows import PATIENCE, Flaky, client, reaches, soon
+from tests.worker.flows import PATIENCE, Flaky, client, greet, reaches, soon, taken
 
 
 @workflow(name="pay")
@@ -108,6 +108,34 @@ async def test_a_worker_leaves_other_versions_alone_and_says_so_once(store: Stor
         row = await store.get(run_id)
         assert row is not None
         assert (row.status, row.attempts, row.problem) == ("pending", 0, None)
+
+
+async def test_runs_of_a_renamed_workflow_are_left_alone_with_one_warning(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    async with client(store) as before:
+        for run_id in ("old-1", "old-2"):
+            await before.start(greet, "Ada", id=run_id)
+        await before.start(greet, "Ada", id="elsewhere", queue="other")
+    with caplog.at_level(logging.WARNING, "perdure"):
+        async with Runtime(store, [pay_2], queues=["default"]):
+            await soon(lambda: is_said(caplog))
+    (record,) = (record for record in caplog.records if record.name == "perdure")
+    assert record.message == (
+        "runs of workflow 'greet' in version 1, such as 'old-1', wait for another worker: "
+        "registered here is no workflow of this name, but pay"
+    )
+    assert (record.run_id, record.workflow) == ("old-1", "greet")  # type: ignore[attr-defined]
+
+
+async def test_a_worker_that_starts_says_which_runs_wait_for_the_lease_of_a_silent_holder(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with client(store, greet) as other:
+        await taken(store, other, greet, "Ada", run_id="g1")
+    await asyncio.sleep(0.06)
+    with caplog.at_level(logging.INFO, "perdure"):
+        async with Runtime(store, [greet], lease_ttl=0.1), asyncio.timeout(PATIENCE):
+            while "run 'g1' is leased by" not in caplog.text:  # noqa: ASYNC110 - a line in a log is no event
+                await asyncio.sleep(0.005)
 
 
 async def test_a_worker_with_both_versions_drives_both(store: Store) -> None:

@@ -47,6 +47,7 @@ from perdure.errors import (
 from perdure.model.clock import Clock
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry, JournalIndex
+from perdure.model.logs import log, run_fields
 from perdure.model.records import Claim, Pulse, failure_pause, misfit_pause, problem_text
 from perdure.options import EngineSettings, Options
 from perdure.result import Err, Outcome, Suspended
@@ -433,6 +434,8 @@ class Drive:
         """As `react`, for an error that the body may handle."""
         if choice == "warn":
             self.publisher.publish_warning(str(error))
+            if log.hasHandlers():  # otherwise it would be printed twice
+                log.warning("run %r goes on although its code has changed: %s", self.run.id, error, extra=run_fields(self.run))
         react(choice, error)
 
     def corrupt(self, what: str, reason: Exception) -> NoReturn:

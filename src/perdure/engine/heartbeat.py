@@ -1,6 +1,10 @@
 """Renewing leases from a thread, so that a step which blocks the event loop does not lose its run.
 
-The process has one such thread, with its own event loop. Every third of the ttl it renews all leases on one store in one call.
+The process has one such thread, with its own event loop. Every third of the ttl it renews all leases on one store in one call,
+and sooner when the store has changed: the reply says whether a run was cancelled.
+A renewal that has no reply after a quarter of the ttl is not given up, since the server may only be slow; but another is sent
+through a handle with connections of its own, since the connection may be silent. So a lease outlasts one silent connection,
+whatever time-outs the store's own statements have.
 The holder has its own deadline, on a clock that also counts while the machine sleeps: if no renewal has succeeded by then, it
 stops by itself, before another process can claim the run.
 """
@@ -8,6 +12,7 @@ stops by itself, before another process can claim the run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -23,6 +28,11 @@ from perdure.store import Store
 
 # The fraction of the ttl that is left when the holder stops starting steps: a margin for clocks that run at different speeds.
 MARGIN: Final = 0.1
+
+# How often a change of the store may lead to a renewal, at most.
+NOTICE_SECONDS: Final = 0.5
+# How long the store is watched in one call.
+_WATCH_SECONDS: Final = 60.0
 
 # How long after its thread could not be started a heartbeat tries again, at most; a tenth of a short ttl.
 _RETRY_SECONDS: Final = 1.0
@@ -49,18 +59,25 @@ class HeldLease:
         self._loop = asyncio.get_running_loop()
         self._on_pulse = on_pulse
         self._on_lost = on_lost
+        self._asked_at = asked_at
         self._valid_until = asked_at + ttl * (1 - MARGIN)
 
     def is_valid(self) -> bool:
         """Whether no other process can have claimed the run yet, so that a step may be started."""
         return elapsed() < self._valid_until
 
+    def was_asked_before(self, time: float) -> bool:
+        """Whether the last reply about this lease belongs to a request that was sent before this time."""
+        return self._asked_at <= time
+
     def extend(self, asked_at: float, pulse: Pulse) -> bool:
         """Count the ttl from `asked_at`, when the renewal was sent: the store's own count starts no earlier.
 
         Returns False when the holder's event loop is closed.
         """
-        self._valid_until = asked_at + self._ttl * (1 - MARGIN)
+        self._asked_at = max(self._asked_at, asked_at)
+        if self._valid_until:  # not lost meanwhile
+            self._valid_until = max(self._valid_until, asked_at + self._ttl * (1 - MARGIN))
         return self._call_holder(self._on_pulse, pulse)
 
     def mark_lost(self) -> None:
@@ -74,6 +91,49 @@ class HeldLease:
         except RuntimeError:  # the holder's loop is closed
             return False
         return True
+
+
+class _Changes:
+    """When the leases on a store have to be asked about: at the time of their renewal, or after a change of the store.
+
+    A renewal says whether the run was cancelled or has got a signal. So a process learns of that when its store can report a
+    change, or is polled, and not only after a third of the ttl. It asks at most once in NOTICE_SECONDS.
+    """
+
+    def __init__(self, store: Callable[[], Store | None]) -> None:
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self._watching: asyncio.Task[None] | None = None
+        self._not_before = self._loop.time() + NOTICE_SECONDS
+        # Whether there was a change that has not been asked about for all leases.
+        self.is_pending = False
+
+    async def wait(self, until: float) -> None:
+        """Return at this time of the loop, or sooner after a change. The next watch has started: what comes now is not missed."""
+        if not self.is_pending:
+            await asyncio.wait([self._watch(until)], timeout=max(0.0, until - self._loop.time()))
+        await asyncio.sleep(max(0.0, min(until, self._not_before) - self._loop.time()))
+        self._not_before = self._loop.time() + NOTICE_SECONDS
+        self._watch(until)
+        await asyncio.sleep(0)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        if self._watching is not None:
+            self._watching.cancel()
+
+    def _watch(self, until: float) -> asyncio.Task[None]:
+        if self._watching is None or self._watching.done():
+            self._watching = self._loop.create_task(self._until_changed(until), name="perdure-lease-watch")
+        return self._watching
+
+    async def _until_changed(self, until: float) -> None:
+        store = self._store()
+        with contextlib.suppress(Exception):  # it is closed, or a user's own store failed: then the renewal is what asks
+            if store is not None:
+                await store.watch(_WATCH_SECONDS)
+                return
+        await asyncio.sleep(max(NOTICE_SECONDS, until - self._loop.time()))
 
 
 class Heartbeat:
@@ -135,38 +195,72 @@ class Heartbeat:
     async def _beat(self) -> None:
         # The handle is opened at the first renewal: most runs end before their lease has to be renewed.
         store: Store | None = None
+        loop = asyncio.get_running_loop()
+        renew_at = loop.time() + self._ttl / 3
+        changes = _Changes(self._store)
         try:
             while True:
-                await asyncio.sleep(self._ttl / 3)
+                await changes.wait(renew_at)
                 with self._lock:
                     held = list(self._held.values())
                     self._is_beating = bool(held)
                 if not held:
                     return
-                for now, leases in _group_by_instant(held).items():
-                    store = await self._renew(store, leases, now)
+                is_due = loop.time() >= renew_at
+                asked = held if is_due else [one for one in held if one.was_asked_before(elapsed() - NOTICE_SECONDS)]
+                # The change may concern a lease that is too young to be asked about: look again soon.
+                changes.is_pending = len(asked) < len(held)
+                renewed = [store := await self._renew(store, leases, now) for now, leases in _group_by_instant(asked).items()]
+                if is_due or None in renewed:
+                    renew_at = loop.time() + self._ttl / (30 if None in renewed else 3)
         finally:
-            if store is not None and store is not self._store():
-                await store.close()
+            changes.stop()
+            await self._close(store)
 
     async def _renew(self, store: Store | None, held: list[HeldLease], now: int | None) -> Store | None:
-        """Renew these leases, and return the handle that was used, for the next renewal."""
+        """Renew these leases, and return the handle for the next renewal; None after a failure, or without a reply in time."""
         asked_at = elapsed()
-        leases = [one.lease for one in held]
         try:
             store = store or self._open_sibling()
-            pulses = await asyncio.wait_for(store.renew(leases, self._ttl, now=now), self._ttl / 3)
-        except Exception:  # noqa: BLE001 - any failure is retried at the next beat, until the holders' own deadlines have passed
-            pulses = None
-        for index, one in enumerate(held):
-            pulse = pulses[index] if pulses is not None else None
-            if pulse is not None:
-                if not one.extend(asked_at, pulse):
-                    self.drop(one)
-            elif pulses is not None or not one.is_valid():
+            renewal = asyncio.ensure_future(store.renew([one.lease for one in held], self._ttl, now=now))
+        except Exception:  # noqa: BLE001 - any failure is retried soon, until the holders' own deadlines have passed
+            self._drop_expired(held)
+            return None
+        await asyncio.wait([renewal], timeout=self._ttl / 4)
+        if renewal.done() and not renewal.cancelled() and renewal.exception() is None:
+            self._take_pulses(held, renewal.result(), asked_at)
+            return store
+        late = asyncio.ensure_future(self._wait_for_late(store, renewal, held, asked_at))
+        _late.add(late)
+        late.add_done_callback(_late.discard)
+        self._drop_expired(held)
+        return None
+
+    async def _wait_for_late(
+        self, store: Store, renewal: asyncio.Future[list[Pulse | None]], held: list[HeldLease], asked_at: float
+    ) -> None:
+        """Take the reply of a renewal if it still comes, and close its handle."""
+        with contextlib.suppress(Exception):
+            self._take_pulses(held, await renewal, asked_at)
+        await self._close(store)
+
+    def _take_pulses(self, held: list[HeldLease], pulses: list[Pulse | None], asked_at: float) -> None:
+        for one, pulse in zip(held, pulses, strict=True):
+            if pulse is None:
+                one.mark_lost()
+            if pulse is None or not one.extend(asked_at, pulse):
+                self.drop(one)
+
+    def _drop_expired(self, held: list[HeldLease]) -> None:
+        for one in held:
+            if not one.is_valid():
                 one.mark_lost()
                 self.drop(one)
-        return store
+
+    async def _close(self, store: Store | None) -> None:
+        if store is not None and store is not self._store():
+            with contextlib.suppress(Exception):  # a connection that is broken anyway
+                await store.close()
 
     def _open_sibling(self) -> Store:
         store = self._store()
@@ -221,6 +315,8 @@ class _Heartbeats:
             return beat
 
 
+# Tasks that wait for late replies: an event loop refers to its tasks weakly.
+_late: Final[set[asyncio.Future[None]]] = set()
 # All heartbeats, also those of stores that cannot be remembered.
 _all: Final[weakref.WeakSet[Heartbeat]] = weakref.WeakSet()
 _heartbeats: Final = _Heartbeats()

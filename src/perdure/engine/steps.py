@@ -42,6 +42,7 @@ from perdure.errors import (
 from perdure.executors.calls import ExecutorCall, SubmittedCall, call_plain, explain_pickling
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry, NextTry
+from perdure.model.logs import log, run_fields
 from perdure.result import Err, Ok
 from perdure.snapshots.step_results import load_error_of, load_value
 from perdure.stepspec import StepInfo, StepPlan, current, current_step, mark_cancelled
@@ -296,9 +297,16 @@ class _Attempts(msgspec.Struct):
         if isinstance(error, StepTimeout):
             await self._publish(events.StepTimeoutEvent, error=error)
         if isinstance(error, StepNotPicklable) or not self._step.plan.retry.wants(error, self._attempt):
+            if self._attempt > 1:
+                self._log_last_attempt(error)
             return self._failed(error, is_final=isinstance(raised, Exception))
         await self._pause(error)
         return None
+
+    def _log_last_attempt(self, error: Exception) -> None:
+        run, key = self._drive.run, self._step.key
+        fields = {**run_fields(run, key=key), "attempt": self._attempt}
+        log.warning("step %r of run %r failed after %d attempts: %r", key, run.id, self._attempt, error, extra=fields)
 
     def _as_exception(self, raised: Exception | asyncio.CancelledError) -> Exception:
         """What the function raised. A CancelledError that was not requested is the function's own failure; others go on."""

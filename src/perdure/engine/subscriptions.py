@@ -145,8 +145,9 @@ class Subscription:
         asyncio.get_running_loop().call_soon(_raise, interrupt)
 
     def _log_error(self, event: Event, error: BaseException) -> None:
-        message = "a listener %r raised at %s of run %r; the run goes on"
-        log.error(message, self._listener, event.type, event.run_id, exc_info=error)
+        log.error(
+            "a listener %r raised at %s of run %r; the run goes on", self._listener, event.type, event.run_id, exc_info=error
+        )
 
 
 def _raise(error: BaseException) -> NoReturn:

@@ -22,7 +22,9 @@ from perdure.engine.heartbeat import heartbeat_of
 from perdure.engine.subscriptions import subscriptions_of
 from perdure.errors import InvalidInput, PerdureWarning, RunConflict, RunNotFound, ValueNotStorable
 from perdure.model.clock import Clock, StoreClock, elapsed
+from perdure.model.durations import MICROSECOND, moment
 from perdure.model.ids import check_id, random_bytes
+from perdure.model.logs import log, run_fields
 from perdure.model.records import Claim, Claims, Created, NewRun, RunRow, WorkflowVersion
 from perdure.options import EngineSettings, Options, columns_of
 from perdure.result import Outcome, Suspended
@@ -100,12 +102,14 @@ class Host:
         self.definition(run.workflow)
         raise LookupError(
             f"run {run.id!r} goes on in version {run.version} of workflow {run.workflow!r}, and registered here is "
-            f"{self.versions_of(run.workflow)}; pass version {run.version} in workflows= too"
+            f"{self.describe_registered(run.workflow)}; pass version {run.version} in workflows= too"
         )
 
-    def versions_of(self, name: str) -> str:
-        """The registered versions of this workflow, in words."""
+    def describe_registered(self, name: str) -> str:
+        """The registered versions of this workflow, in words; without one, the names of those that are registered."""
         versions = sorted(version for known, version in self.workflows if known == name)
+        if not versions:
+            return "no workflow of this name, but " + (", ".join(sorted({known for known, _ in self.workflows})) or "none at all")
         return f"{'version' if len(versions) == 1 else 'versions'} {', '.join(map(str, versions))}"
 
     def new_run(
@@ -277,6 +281,8 @@ class Host:
         if self.store not in _warned_about:
             _warned_about.add(self.store)
             message = f'{what} and gone when this process ends; pass store="sqlite:///app.db" or set PERDURE_STORE'
+            if log.hasHandlers():  # otherwise it would be printed twice
+                log.warning("there is no store: %s", message)
             warnings.warn(message, PerdureWarning, stacklevel)
 
     def stop_drives(self) -> None:
@@ -314,6 +320,15 @@ class Host:
         if row is None:
             raise RunNotFound(run_id)
         return row
+
+    def log_silent_holder(self, row: RunRow) -> bool:
+        """Log that the run has to wait for the end of its lease, if its holder has missed a renewal; whether it was logged."""
+        silent = self.clock.now() - row.updated_at
+        if row.status != "running" or row.lease_until is None or silent < self.lease_ttl * MICROSECOND / 2:
+            return False
+        until = moment(row.lease_until).isoformat(timespec="seconds")
+        log.info("run %r is leased by %s until %s; waiting", row.id, row.lease_owner, until, extra=run_fields(row))
+        return True
 
     def ended_outcome(self, row: RunRow) -> Outcome[Any]:
         """The outcome of a run that has ended."""

@@ -58,8 +58,10 @@ async def resume(host: Host, run_id: str, options: dict[str, Any], *, wait: bool
     With `wait=False` it raises `LeaseHeld` instead of waiting. Raises `LookupError`, and changes nothing, when the run's workflow
     is not registered here in the version in which the run goes on.
     """
+    is_logged = False
 
     async def look() -> Outcome[Any] | None:
+        nonlocal is_logged
         active = active_runs.find(host.store, run_id)
         if active is not None:
             outcome = await active.join()
@@ -78,6 +80,7 @@ async def resume(host: Host, run_id: str, options: dict[str, Any], *, wait: bool
         except LeaseHeld:
             if not wait or row.held:
                 raise
+            is_logged = is_logged or host.log_silent_holder(row)
             return None
         if claim is None:  # not due, or ended since it was read
             return _undriven_outcome(host, await host.row(run_id))
@@ -98,12 +101,16 @@ async def wait_for_outcome(host: Host, run_id: str, *, through_waits: bool = Fal
                 return None if through_waits and isinstance(outcome, Suspended) else outcome
         return None
 
+    is_logged = False
+
     async def look() -> Outcome[Any] | None:
+        nonlocal is_logged
         if active_runs.find(host.store, run_id) is not None:
             return await join()
         row = await host.row(run_id)
         if row.ended:
             return host.ended_outcome(row)
+        is_logged = is_logged or host.log_silent_holder(row)
         if row.status == "suspended" and row.wake_at is not None:
             await host.ask_time()
         is_waiting = row.status == "suspended" and not _is_due(host, row)

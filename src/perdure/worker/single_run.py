@@ -5,14 +5,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Coroutine
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from perdure.engine.drive import Drive
 from perdure.model.ids import random_bytes
 from perdure.model.records import Claim, Lease, RunRow
-from perdure.options import EngineSettings, Options
+from perdure.options import LEASE_TTL, EngineSettings, Options
 from perdure.result import Outcome
 from perdure.snapshots.importer import Arguments, RunStart, import_state, resolve_state
 from perdure.store import Store
@@ -21,8 +21,6 @@ from perdure.worker.active_runs import active_runs
 from perdure.worker.host import Host
 from perdure.worker.outcomes import drive_whenever_due, run_to_outcome
 from perdure.worker.workflow_body import WorkflowDefinition, body_with
-
-LEASE_TTL: Final = 30.0
 
 
 async def run_once(

@@ -5,26 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import signal
+import socket
 import threading
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from perdure.aio.store_watch import POLL_SECONDS
-from perdure.errors import LeaseLost
+from perdure.errors import LeaseLost, PerdureError
 from perdure.model.clock import elapsed
-from perdure.model.records import RunInfo, Status, WorkflowVersion
-from perdure.result import Err
+from perdure.model.durations import MICROSECOND
+from perdure.model.logs import log, run_fields
+from perdure.model.records import RunRow, WorkflowVersion
+from perdure.result import Err, Outcome, Suspended
+from perdure.store import require
 from perdure.worker.active_runs import ActiveRun, active_runs
 from perdure.worker.host import Host
 from perdure.worker.scheduler import Scheduler
 
-# How often a worker looks for runs of versions that it does not have, at most.
-LOOK_FOR_VERSIONS_SECONDS: Final = 60.0
-UNFINISHED: Final[tuple[Status, ...]] = ("pending", "suspended", "running")
+# How often a worker looks for runs that it leaves alone, at most.
+LOOK_FOR_UNCLAIMED_SECONDS: Final = 60.0
 
-log: Final = logging.getLogger("perdure")
+# A claim that takes longer is logged, at most once in this time.
+SLOW_CLAIM_SECONDS: Final = 1.0
+SLOW_STORE_EVERY: Final = 60.0
 
 # How long to wait after a failure of the store: at first, and at most. Doubled with each failure in a row, and up to a quarter is
 # added at random, so that the workers of a fleet do not ask a store that comes back all at once.
@@ -43,7 +49,9 @@ class Worker:
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._outage = _Outage()
-        self._missing_versions = _MissingVersions()
+        self.name = f"{socket.gethostname()}/{os.getpid()}"
+        self._logged_slowness_at: float | None = None
+        self._unclaimed = _UnclaimedRuns(queues)
         self.scheduler = Scheduler(host) if "schedules" in host.store.capabilities else None
 
     def has_room(self) -> bool:
@@ -55,9 +63,13 @@ class Worker:
         """Count this run against the worker's concurrency."""
         active_runs.adopt(run, self)
         run.drive.watches_after = 0.0
+        if log.isEnabledFor(logging.INFO):
+            self._log_claim(run.drive.run)
 
     async def work(self) -> None:
         """Claim and drive until `stop`, then drain."""
+        started_at = elapsed()
+        self._log_start()
         scheduling: asyncio.Future[None] | None = None
         try:
             while not self._stopping.is_set():
@@ -75,10 +87,14 @@ class Worker:
                 if self._outage.pause:
                     await self._wait_out(self._outage.pause)
         finally:
+            self._stopping.set()  # also when an error ends the worker: it takes no more runs
             if scheduling is not None:
                 scheduling.cancel()
-            self._missing_versions.stop()
+            self._unclaimed.stop()
+            fields = {"worker": self.name}
+            log.info("worker %s drains: %d runs are driven here", self.name, active_runs.count(self), extra=fields)
             await self._host.drain()
+            log.info("worker %s has stopped, after %.1f s", self.name, elapsed() - started_at, extra=fields)
 
     def stop(self) -> None:
         """Claim nothing more; let running steps end and give the runs back."""
@@ -92,6 +108,7 @@ class Worker:
         room = self._concurrency - active_runs.count(self)
         if room <= 0:
             return None
+        asked_at = elapsed()
         try:
             claims = await host.claim(room, self._queues)
         except Exception as failure:  # noqa: BLE001 - a user's own store may raise anything; the worker goes on
@@ -101,12 +118,13 @@ class Worker:
                 self._outage.go_on(failure)
             return None
         self._outage.end()
+        self._log_slowness(elapsed() - asked_at)
         for claim in claims.claims:
             self.adopt(host.drive(host.definition_of(claim.run), claim, {}, is_background=True))
         if len(claims.claims) == room:
             self._wake.set()
         else:
-            self._missing_versions.look_soon(host)
+            self._unclaimed.look_soon(host)
         return claims.next_wake_at
 
     async def _wait_out(self, pause: float) -> None:
@@ -132,19 +150,66 @@ class Worker:
         self._wake.set()
 
     def on_drive_over(self, run: ActiveRun) -> None:
-        """Look for another run in its place, and log a failure: no caller may be waiting for it."""
+        """Look for another run in its place, and log how the drive ended: no caller may be waiting for it."""
         self._wake.set()
         if run.task.cancelled():
             return
-        error = run.task.exception()
-        if error is None and isinstance(outcome := run.task.result(), Err):
-            log.warning("run %r failed: %r", run.drive.run.id, outcome.error, exc_info=_exc_info(outcome.error))
+        drive, error = run.drive, run.task.exception()
+        if error is None:
+            outcome = run.task.result()
+            if isinstance(outcome, Err) and drive.run.status != "cancelled":
+                trace = _exc_info(outcome.error)
+                log.warning("run %r failed: %r", drive.run.id, outcome.error, exc_info=trace, extra=self._fields(run))
+            elif log.isEnabledFor(logging.INFO):
+                self._log_end(run, outcome)
         elif isinstance(error, LeaseLost):
-            log.warning("%s", error)
-        elif error is not None:
+            log.warning("run %r was lost to another worker: %s", drive.run.id, error, extra=self._fields(run))
+        else:
             # A run that does not fit the code is tried every few minutes: the same problem is an error once.
-            is_known = run.drive.problem is not None and run.drive.problem == run.drive.run.problem
-            log.log(logging.INFO if is_known else logging.ERROR, "run %r will be tried again: %s", run.drive.run.id, error)
+            is_known = drive.problem is not None and drive.problem == drive.run.problem
+            level, trace = logging.INFO if is_known else logging.ERROR, _unforeseen(error)
+            log.log(level, "run %r will be tried again: %s", drive.run.id, error, exc_info=trace, extra=self._fields(run))
+
+    def _fields(self, run: ActiveRun) -> dict[str, Any]:
+        return run_fields(run.drive.run, worker=self.name)
+
+    def _log_start(self) -> None:
+        host = self._host
+        log.info(
+            "worker %s starts: up to %d runs at a time, leased for %g s, of %s in %s, on %r",
+            self.name,
+            self._concurrency,
+            host.lease_ttl,
+            ", ".join(sorted({name for name, _ in host.workflows})) or "no workflow yet",
+            "every queue" if self._queues is None else f"the queues {', '.join(sorted(self._queues))}",
+            host.store,
+            extra={"worker": self.name},
+        )
+
+    def _log_claim(self, row: RunRow) -> None:
+        fields = run_fields(row, worker=self.name)
+        if row.attempts > 1 and row.problem is None:
+            log.info("run %r is taken over from a worker that was lost", row.id, extra=fields)
+        else:
+            log.info("run %r is claimed", row.id, extra=fields)
+
+    def _log_end(self, run: ActiveRun, outcome: Outcome[Any]) -> None:
+        row, fields = run.drive.run, self._fields(run)
+        if not isinstance(outcome, Suspended):
+            seconds = (row.updated_at - row.created_at) / MICROSECOND
+            log.info("run %r is %s, after %.3f s", row.id, row.status, seconds, extra=fields)
+        elif row.status == "suspended":
+            until = "a signal" if outcome.wake_at is None else outcome.wake_at.isoformat(timespec="milliseconds")
+            names = ", ".join(map(repr, outcome.waiting_for)) or "nothing else"
+            log.info("run %r is suspended until %s, waiting for %s", row.id, until, names, extra=fields)
+        else:
+            log.info("run %r is given back", row.id, extra=fields)
+
+    def _log_slowness(self, seconds: float) -> None:
+        now, logged_at = elapsed(), self._logged_slowness_at
+        if seconds > SLOW_CLAIM_SECONDS and (logged_at is None or now - logged_at > SLOW_STORE_EVERY):
+            self._logged_slowness_at = now
+            log.warning("the store answers slowly: a claim took %.1f s", seconds, extra={"worker": self.name})
 
 
 class _Outage:
@@ -163,7 +228,8 @@ class _Outage:
         self.pause = self._next_pause * random.uniform(1.0, 1.25)  # noqa: S311 - to spread out, not to hide
         self._next_pause = min(self._next_pause * 2, BACKOFF_SECONDS[1])
         level = logging.ERROR if is_first else logging.WARNING
-        log.log(level, "the store did not answer, trying again in %.1f s: %s", self.pause, failure)
+        trace = _unforeseen(failure) if is_first else None
+        log.log(level, "the store did not answer, trying again in %.1f s: %s", self.pause, failure, exc_info=trace)
 
     def end(self) -> None:
         """The store has answered."""
@@ -172,14 +238,16 @@ class _Outage:
             self.pause, self._next_pause = 0.0, BACKOFF_SECONDS[0]
 
 
-class _MissingVersions:
-    """Looks for unfinished runs of versions that are not registered here, and logs each version once.
+class _UnclaimedRuns:
+    """Looks for runs that `claim` leaves alone, and logs why: this is how a renamed workflow or a missing version is noticed.
 
-    Such runs are left alone by `claim`. It looks when the worker has room for more runs than are due, at most once a minute, and
-    in a task of its own: neither a claim nor a drain waits for it.
+    Due runs of workflows or versions that are not registered here wait for another worker; each such workflow is logged once.
+    Runs whose holder is silent wait until their lease ends. It looks when the worker has room for more runs than are due, at most
+    once a minute, and in a task of its own: neither a claim nor a drain waits for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, queues: Collection[str] | None) -> None:
+        self._queues = queues
         self._looked_at: float | None = None
         self._logged: set[WorkflowVersion] = set()
         self._task: asyncio.Task[None] | None = None
@@ -187,10 +255,10 @@ class _MissingVersions:
     def look_soon(self, host: Host) -> None:
         """Look again, if it is time to."""
         now = elapsed()
-        if self._looked_at is None or now - self._looked_at >= LOOK_FOR_VERSIONS_SECONDS:
+        if self._looked_at is None or now - self._looked_at >= LOOK_FOR_UNCLAIMED_SECONDS:
             self._looked_at = now
             self.stop()
-            self._task = asyncio.get_running_loop().create_task(self._look(host), name="perdure-versions")
+            self._task = asyncio.get_running_loop().create_task(self._look(host), name="perdure-unclaimed")
 
     def stop(self) -> None:
         """Look no more."""
@@ -198,29 +266,42 @@ class _MissingVersions:
             self._task.cancel()
 
     async def _look(self, host: Host) -> None:
-        with contextlib.suppress(Exception):  # a store without lists, or one that is down: the next claim reports that
-            for name in sorted({name for name, _ in host.workflows}):
-                for status in UNFINISHED:
-                    for info in await host.store.list(workflow=name, status=status):
-                        self._log(host, info)
+        with contextlib.suppress(Exception):  # the store is down, or a user's own: the next claim reports that
+            await self._look_at_holders(host)
+            if "operators" in host.store.capabilities:
+                for run_id in await require(host.store, "operators").due(now=host.clock.store_now()):
+                    row = await host.store.get(run_id)
+                    if row is not None and (self._queues is None or row.queue in self._queues):
+                        self._log_unknown(host, row)
 
-    def _log(self, host: Host, info: RunInfo) -> None:
-        version = info.workflow, info.version
-        if version in host.workflows or version in self._logged or not info.version:
+    async def _look_at_holders(self, host: Host) -> None:
+        for info in await host.store.list(status="running"):
+            if active_runs.find(host.store, info.id) is None and (row := await host.store.get(info.id)) is not None:
+                host.log_silent_holder(row)
+
+    def _log_unknown(self, host: Host, row: RunRow) -> None:
+        version = row.workflow, row.version
+        if version in host.workflows or version in self._logged or not row.version:
             return
         self._logged.add(version)
         log.warning(
             "runs of workflow %r in version %d, such as %r, wait for another worker: registered here is %s",
-            info.workflow,
-            info.version,
-            info.id,
-            host.versions_of(info.workflow),
+            row.workflow,
+            row.version,
+            row.id,
+            host.describe_registered(row.workflow),
+            extra=run_fields(row),
         )
 
 
 def _exc_info(error: object) -> BaseException | None:
     """The error if it was raised: the text of one without a traceback is in the message already."""
     return error if isinstance(error, BaseException) and error.__traceback__ is not None else None
+
+
+def _unforeseen(error: BaseException) -> BaseException | None:
+    """The error if its traceback helps: those of perdure say what is wrong, and where."""
+    return None if isinstance(error, PerdureError) else error
 
 
 @contextlib.contextmanager

@@ -78,10 +78,13 @@ class _LoopPool(Generic[T]):
     def __init__(self, open_one: Callable[[], Awaitable[LoopBatchers[T]]]) -> None:
         self.loop = asyncio.get_running_loop()
         self.batchers: T | None = None
+        self._opened: LoopBatchers[T] | None = None
         self._open_one = open_one
         self._writes = 0
         self._opening: asyncio.Task[None] | None = None
         self._stay: AsyncGenerator[None, None] | None = None
+        # The closing of the connections, once it has begun: the store, a garbage collection and asyncio may all want it.
+        self._closing: asyncio.Future[None] | None = None
 
     def count(self) -> None:
         """Count a write that crossed to the connections loop."""
@@ -105,25 +108,35 @@ class _LoopPool(Generic[T]):
         except Exception as error:  # noqa: BLE001 - whatever it is, writes can go on without
             _logger.info("writes go on through another thread, as this event loop gets no connection of its own: %r", error)
             return
-        self._stay = self._stay_open(batchers)
+        self._opened = batchers
+        self.batchers = batchers.batchers
+        self._stay = self._stay_open()
         await anext(self._stay)
 
-    async def _stay_open(self, opened: LoopBatchers[T]) -> AsyncGenerator[None, None]:
+    async def _stay_open(self) -> AsyncGenerator[None, None]:
         """An asynchronous generator, since asyncio closes those when their loop is shut down."""
-        self.batchers = opened.batchers
         try:
             yield
         finally:
-            self.batchers = None
-            await opened.close()
+            self._stay = None  # from now on no other may close this generator: it runs
+            await self._close_once()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. May be called several times, also while they are being closed."""
         if self._opening is not None and not self._opening.done():
             self._opening.cancel()
             await asyncio.wait([self._opening])
+        await self._close_once()
         if self._stay is not None:
             await self._stay.aclose()
+
+    async def _close_once(self) -> None:
+        self.batchers = None
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            self._closing = asyncio.ensure_future(opened.close())
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
 
 
 def _start_to_close(loop_pool: _LoopPool[Any]) -> Future[None] | None:

@@ -21,9 +21,10 @@ from perdure.backends.libsql.wire_values import WireValue, from_wire, to_wire
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.session import Result
 
-# A silent connection is given up while a lease of the usual length can still be renewed on another. A working server replies
-# sooner: the longest wait there is five seconds, after which it ends a transaction that blocks the others.
-REQUEST_TIMEOUT: Final = 10.0
+# A silent connection is given up while a lease of the usual length can still be renewed on another: a renewal waits for the write
+# before it. A working server replies sooner: the longest wait there is five seconds, after which it ends a transaction that
+# blocks the others.
+REQUEST_TIMEOUT: Final = 5.25
 VERSIONS: Final = ("/v3", "/v2")
 _OK: Final = range(200, 300)
 
