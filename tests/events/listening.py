@@ -104,9 +104,11 @@ class HeldBack(_Proxy):
 
 def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What was logged of listeners that raised, failed assertions included: nothing else would show them."""
-    records = caplog.get_records("call")
+    records = [record for record in caplog.get_records("call") if record.name == "perdure"]
     return [
-        f"{record.getMessage()}: {record.exc_info and record.exc_info[1]!r}" for record in records if record.name == "perdure"
+        f"{record.getMessage()}: {record.exc_info and record.exc_info[1]!r}"
+        for record in records
+        if record.getMessage().startswith("a listener")
     ]
 
 
