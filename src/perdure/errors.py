@@ -122,8 +122,9 @@ class RunDead(PerdureError):
 
     def __str__(self) -> str:
         run_id, attempts, problem = self.args
-        lost = f"its worker was lost {attempts} times before it recorded anything (does a step end the process?)"
-        tried = f"it was tried {attempts} times without recording anything; the last problem: {problem}"
+        times = "once" if attempts == 1 else f"{attempts} times"
+        lost = f"its worker was lost {times} before it recorded anything (does a step end the process?)"
+        tried = f"it was tried {times} without recording anything; the last problem: {problem}"
         return f"run {run_id!r} was set aside: {lost if problem is None else tried}; fix the cause, then runtime.retry() it"
 
 
