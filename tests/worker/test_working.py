@@ -383,12 +383,14 @@ async def test_a_run_that_is_set_aside_is_one_line_in_the_log_and_a_cancelled_on
         await ctx.step("leave", sys.exit)
 
     leaving = Workflow("leaving", leave)
+    caplog.set_level(logging.INFO, "perdure")
     async with Runtime(store, [nap, leaving], max_attempts=1) as runtime, asyncio.timeout(PATIENCE):
         await runtime.start(nap, id="cancelled")
         await runtime.cancel("cancelled")
         await runtime.start(leaving, id="dead")
         await reaches(store, "cancelled", "cancelled")
         await reaches(store, "dead", "dead")
-    failed = [record for record in caplog.records if " failed: " in record.getMessage()]
-    assert sorted(str(record.args[0]) for record in failed if isinstance(record.args, tuple)) == ["dead"]
-    assert [record.exc_info for record in failed] == [None]
+    ended = [record for record in caplog.records if " failed: " in record.getMessage() or " is cancelled" in record.getMessage()]
+    of_runs = {str(record.args[0]): record for record in ended if isinstance(record.args, tuple)}
+    assert {run_id: record.levelname for run_id, record in of_runs.items()} == {"cancelled": "INFO", "dead": "WARNING"}
+    assert [record.exc_info for record in ended] == [None, None]
