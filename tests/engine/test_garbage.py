@@ -38,10 +38,12 @@ async def failing(ctx: Context[Any]) -> int:
 @pytest.fixture
 def _collected() -> Iterator[None]:
     gc.collect()
+    gc.freeze()  # a heartbeat's thread may let go of the store of an earlier test only now
     gc.disable()
     yield
     gc.set_debug(0)
     gc.garbage.clear()
+    gc.unfreeze()
     gc.enable()
 
 

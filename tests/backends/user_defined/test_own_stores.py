@@ -28,6 +28,7 @@ from perdure.errors import (
 )
 from perdure.model.journal import Entry
 from perdure.model.records import NewRun
+from perdure.options import LEASE_TTL
 from perdure.simple_stores import StoredRun
 from perdure.snapshots.snapshot import Snapshot
 from perdure.testing import ManualClock
@@ -156,7 +157,7 @@ async def test_what_is_saved_says_how_the_run_stands() -> None:
         await runtime.signal("c", "approve", "yes")
         await runtime.sweep()
     start = datetime(2026, 1, 1, tzinfo=UTC)
-    hour, ttl = timedelta(hours=1), timedelta(seconds=30)
+    hour, ttl = timedelta(hours=1), timedelta(seconds=LEASE_TTL)
     stood = [(run.status, run.wake_at, run.event_name) for run in saved]
     assert list(dict.fromkeys(stood)) == [
         ("running", start + ttl, None),
