@@ -64,6 +64,7 @@ async def test_sweeps_at_many_instants_share_one() -> None:
         assert threading.active_count() == threads
 
 
+@pytest.mark.one_loop  # asyncio's debug mode keeps the last drive alive, and with it the heartbeat
 async def test_many_runtimes_on_one_store_share_one_and_leave_none_behind() -> None:
     store, flow = stores.memory(), Workflow("nap", nap)
     before = await heartbeat_tasks()
