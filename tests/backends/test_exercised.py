@@ -91,7 +91,7 @@ def test_what_ran_is_said(project: Project) -> None:
 def test_a_backend_that_was_left_out_fails_the_run_that_requires_it(project: Project, file: str, text: str) -> None:
     project.write(f"checks/{file}", text)
     status, said = project.run()
-    assert status == 1
+    assert status == pytest.ExitCode.USAGE_ERROR
     assert said[0] == "backends exercised: one"
     assert f"{VARIABLE} requires two too" in said[1]
 
