@@ -139,8 +139,15 @@ class Store(Protocol):
         Counts an attempt as `claim` does. Raises `RunNotFound`; `LeaseHeld` while a live lease holds the run.
         """
 
-    async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> list[Pulse | None]:
-        """Prolong each lease by `ttl` from now; None in the place of each that is no longer current."""
+    async def renew(
+        self, leases: Sequence[Lease], ttl: float, *, running_steps: Sequence[bytes | None] = (), now: int | None = None
+    ) -> list[Pulse | None]:
+        """Prolong each lease by `ttl` from now; None in the place of each that is no longer current.
+
+        `running_steps` has for each lease what its holder says of the steps under way, in a few kilobytes; it is kept in the
+        run's row, in place of what was said before, until the lease is given up or another one is granted. Without it, or with
+        None, nothing is known of them.
+        """
 
     async def release(
         self,

@@ -47,8 +47,10 @@ def renewals_on(store: Store) -> list[int]:
         handle = make()
         renew = handle.renew
 
-        async def noted(leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> list[Pulse | None]:
-            pulses = await renew(leases, ttl, now=now)
+        async def noted(
+            leases: Sequence[Lease], ttl: float, *, running_steps: Sequence[bytes | None] = (), now: int | None = None
+        ) -> list[Pulse | None]:
+            pulses = await renew(leases, ttl, running_steps=running_steps, now=now)
             instants.append(now or 0)
             return pulses
 
@@ -174,7 +176,9 @@ class Unreachable:
     def __init__(self) -> None:
         self.asked = 0
 
-    async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> list[Pulse | None]:
+    async def renew(
+        self, leases: Sequence[Lease], ttl: float, *, running_steps: Sequence[bytes | None] = (), now: int | None = None
+    ) -> list[Pulse | None]:
         self.asked += 1
         raise PersistenceError("the network", "is down")
 

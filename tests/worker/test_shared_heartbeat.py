@@ -90,9 +90,11 @@ async def test_each_lease_is_renewed_by_the_clock_of_its_holder() -> None:
     renewals: list[tuple[int | None, list[str]]] = []
     renew = store.renew
 
-    async def noted(leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> Any:
+    async def noted(
+        leases: Sequence[Lease], ttl: float, *, running_steps: Sequence[bytes | None] = (), now: int | None = None
+    ) -> Any:
         renewals.append((now, [lease.run_id for lease in leases]))
-        return await renew(leases, ttl, now=now)
+        return await renew(leases, ttl, running_steps=running_steps, now=now)
 
     store.sibling = lambda: store  # type: ignore[method-assign]
     store.renew = noted  # type: ignore[method-assign]
@@ -135,7 +137,7 @@ def test_a_store_that_cannot_be_remembered_gets_one_each_time() -> None:
 async def hold(store: Store, run_id: str, ttl: float, beat: Heartbeat, clock: Clock = CLOCK) -> HeldLease:
     claim = (await store.create(new_run(run_id), ttl=ttl)).claim
     assert claim is not None
-    held = HeldLease(claim.lease, ttl, 0.0, clock, lambda _: None, lambda: None)
+    held = HeldLease(claim.lease, ttl, 0.0, clock, lambda _: None, lambda: None, {})
     beat.hold(held)
     return held
 

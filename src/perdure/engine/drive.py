@@ -166,10 +166,13 @@ class Drive:
         journal, pulsed = list(claim.journal), self._pulsed
         self.recorder = Unrecorded(journal) if store is None else self._new_recorder(store, journal, pulsed)
         self.waits.unrecorded = self.recorder.consuming
+        # Step functions that are running right now: the start of each attempt by the step's key. A step that removes itself
+        # calls `look_whether_drained`. The heartbeat's thread copies it.
+        self.executing: dict[str, int] = {}
         self._held: HeldLease | None = None
         self._heartbeat = heartbeat
         if heartbeat is not None:
-            self._held = HeldLease(claim.lease, ttl, asked_at, self.clock, pulsed, self._lost)
+            self._held = HeldLease(claim.lease, ttl, asked_at, self.clock, pulsed, self._lost, self.executing)
             heartbeat.hold(self._held)
         self._main: asyncio.Task[None] | None = None
         # What will let this drive look at its inbox, while it waits for a signal in memory.
@@ -190,8 +193,6 @@ class Drive:
         self.must_stop = False
         self._is_drain_over = False
         self._cancel_requested = claim.run.cancel_requested
-        # Step functions that are running right now. The step that counts itself out calls `look_whether_drained`.
-        self.executing = 0
 
     def _new_waits(self, claim: Claim) -> Waits:
         waits = Waits(self.clock, claim.inbox, claim.inbox_seq, claim.run.updated_at)

@@ -1,7 +1,8 @@
 """Renewing leases from a thread, so that a step which blocks the event loop does not lose its run.
 
 The process has one such thread, with its own event loop. Every third of the ttl it renews all leases on one store in one call,
-and sooner when the store has changed: the reply says whether a run was cancelled.
+and sooner when the store has changed: the reply says whether a run was cancelled. A renewal carries the keys of the steps under
+way, so that an operator can see what a run does now.
 A renewal that has no reply after a quarter of the ttl is not given up, since the server may only be slow; but another is sent
 through a handle with connections of its own, since the connection may be silent. So a lease outlasts one silent connection,
 whatever time-outs the store's own statements have.
@@ -24,6 +25,7 @@ from perdure.aio.loop_thread import LoopThread
 from perdure.errors import PersistenceError
 from perdure.model.clock import Clock, elapsed
 from perdure.model.records import Lease, Pulse
+from perdure.model.running_steps import encode_running_steps
 from perdure.store import Store
 
 # The fraction of the ttl that is left when the holder stops starting steps: a margin for clocks that run at different speeds.
@@ -52,6 +54,7 @@ class HeldLease:
         clock: Clock,
         on_pulse: Callable[[Pulse], None],
         on_lost: Callable[[], None],
+        running_steps: dict[str, int],
     ) -> None:
         self.lease = lease
         self.clock = clock
@@ -59,12 +62,17 @@ class HeldLease:
         self._loop = asyncio.get_running_loop()
         self._on_pulse = on_pulse
         self._on_lost = on_lost
+        self._running_steps = running_steps
         self._asked_at = asked_at
         self._valid_until = asked_at + ttl * (1 - MARGIN)
 
     def is_valid(self) -> bool:
         """Whether no other process can have claimed the run yet, so that a step may be started."""
         return elapsed() < self._valid_until
+
+    def running_steps(self) -> bytes | None:
+        """The steps that the holder executes now, for the store. `copy` is atomic while the holder's thread changes the dict."""
+        return encode_running_steps(self._running_steps.copy())
 
     def was_asked_before(self, time: float) -> bool:
         """Whether the last reply about this lease belongs to a request that was sent before this time."""
@@ -222,7 +230,8 @@ class Heartbeat:
         asked_at = elapsed()
         try:
             store = store or self._open_sibling()
-            renewal = asyncio.ensure_future(store.renew([one.lease for one in held], self._ttl, now=now))
+            leases, steps = [one.lease for one in held], [one.running_steps() for one in held]
+            renewal = asyncio.ensure_future(store.renew(leases, self._ttl, running_steps=steps, now=now))
         except Exception:  # noqa: BLE001 - any failure is retried soon, until the holders' own deadlines have passed
             self._drop_expired(held)
             return None

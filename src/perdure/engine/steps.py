@@ -261,12 +261,12 @@ class _Attempts(msgspec.Struct):
                 # it sets reach the body neither on the first run nor on a replay.
                 context = contextvars.copy_context()
                 context.run(current.set, StepInfo(drive.run.id, step.key, self._attempt, step.oldest_key))
-                drive.executing += 1
+                drive.executing[step.key] = started_at
                 try:
                     called = context.run(step.fn, *step.args) if step.plan.is_bare else self._called()
                     value = await _await_in(context, called)
                 finally:
-                    drive.executing -= 1
+                    del drive.executing[step.key]
                     if drive.must_stop:
                         drive.look_whether_drained()
             except (KeyboardInterrupt, SystemExit) as interrupt:

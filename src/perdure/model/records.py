@@ -84,6 +84,7 @@ class RunRow(NewRun, frozen=True, kw_only=True):
 
     `wake_at` is the instant from which it may be claimed: a pending run's start, a running one's lease end, a suspended
     one's timer. None: only a signal or a cancel can wake it. `waiting_for` is empty unless it is suspended.
+    `running_steps` is what the lease holder said of the steps under way with its last renewal; None without a lease.
     `problem` says why its last holder gave it back without driving it on (it does not fit the code, or its attempt failed),
     `problem_at` when that was, and `problem_count` how many holders in a row did so. A new lease keeps them; a suspension, an end
     and a release without a problem clear them.
@@ -97,6 +98,7 @@ class RunRow(NewRun, frozen=True, kw_only=True):
     epoch: int = 0
     lease_owner: str | None = None
     lease_until: int | None = None
+    running_steps: bytes | None = None
     attempts: int = 0
     problem: str | None = None
     problem_at: int | None = None

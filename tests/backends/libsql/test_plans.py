@@ -24,7 +24,7 @@ CLOSINGS = [
 STATEMENTS = {
     "record": record_batch.record_statements(TABLES, "", RECORDS),
     "close": record_batch.ClosingBatch(TABLES, "", CLOSINGS).statements,
-    "renew": run_batches.renew_statements(TABLES, "", LEASES, 1, None),
+    "renew": run_batches.renew_statements(TABLES, "", LEASES, 1, {LEASES[0]: b"[]"}, None),
     "signal": run_batches.signal_request(TABLES, "", "run", "go", b"", None, "identity", None).statements,
 }
 

@@ -108,7 +108,7 @@ def _everything(meter: Meter) -> None:
     run(schedules.limit_queue, "default", QueueLimits(concurrency=10, key_concurrency=1))
     run(claims.load, run(process_leases.claim, REQUEST, OWNERS).leased)
     run(process_leases.find_nothing_due, REQUEST, OWNERS)
-    run(process_leases.renew, [lease], MINUTE, OWNERS, NOW)
+    run(process_leases.renew, [lease], MINUTE, {}, OWNERS, NOW)
     run(report, lease, b"")
     run(inbox.signal, "run", "go", b"", "dedupe", "sent", NOW)
     run(inbox.read, "run")
@@ -261,7 +261,7 @@ def test_a_verb_of_the_holder_costs_the_same_at_any_length_of_the_run(new_meter:
                 meter.cost(recording.record, lease, [last], [], [Item(stream="log", n=size, payload=b"")]),
                 meter.cost(recording.suspend, lease, None, [Awaited("signal", "other")], [last], [], NOW),
                 meter.cost(recording.finish, lease, "completed", b"", [last], [], NOW),
-                meter.cost(process_leases.renew, [lease], MINUTE, OWNERS, NOW),
+                meter.cost(process_leases.renew, [lease], MINUTE, {}, OWNERS, NOW),
                 meter.cost(claims.release, lease, Release(), NOW),
                 meter.cost(inbox.signal, "run", "new", b"", "dedupe", "sent", NOW),
                 meter.cost(inbox.read, "run"),

@@ -70,12 +70,27 @@ class FencedByIdAndLeaseOnly(NoFencing):
 
 @breaks("a_lease_superseded_by_acquire_cannot_write")
 class RenewRevivesAStaleLease(MemoryStore):
-    def _renew(self, namespace: Namespace, lease: Lease, until: int, now: int) -> Pulse | None:
+    def _renew(self, namespace: Namespace, lease: Lease, until: int, running_steps: bytes | None, now: int) -> Pulse | None:
         if lease.run_id in namespace.live:
             run = namespace.runs[lease.run_id]
             run.token = lease.token
             run.change(epoch=lease.epoch)
-        return super()._renew(namespace, lease, until, now)
+        return super()._renew(namespace, lease, until, running_steps, now)
+
+
+@breaks("a_renewal_keeps_the_running_steps_of_each_run")
+class RunningStepsAreForgotten(MemoryStore):
+    def _renew(self, namespace: Namespace, lease: Lease, until: int, running_steps: bytes | None, now: int) -> Pulse | None:
+        return super()._renew(namespace, lease, until, None, now)
+
+
+@breaks("running_steps_end_with_their_lease")
+class RunningStepsOutliveTheLease(MemoryStore):
+    async def release(self, lease: Lease, *, now: int | None = None, **options: Any) -> None:
+        before = await self.get(lease.run_id)
+        await super().release(lease, now=now, **options)
+        with self._lock() as namespace:
+            namespace.runs[lease.run_id].change(running_steps=None if before is None else before.running_steps)
 
 
 @breaks("a_lease_that_was_released_and_taken_cannot_write")

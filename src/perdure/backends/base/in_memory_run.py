@@ -52,7 +52,7 @@ class RunTransitions(ABC):
     def free(self, **columns: Any) -> None:
         """Give up the lease and stop waiting, in one change with `columns`."""
         self.token = None
-        self.change(**{"lease_owner": None, "lease_until": None, "waiting_for": (), **columns})
+        self.change(**{"lease_owner": None, "lease_until": None, "running_steps": None, "waiting_for": (), **columns})
 
     def wake(self, now: int) -> None:
         """Make the run due. One that is due already keeps its place in the order."""
@@ -86,9 +86,9 @@ class RunTransitions(ABC):
             refuse_leased(self.row, now)
         return not self.row.lacks_input and (not due_only or owner_has_died or is_due(self.row, now))
 
-    def renew(self, until: int, now: int, **columns: Any) -> Pulse:
+    def renew(self, until: int, now: int, running_steps: bytes | None, **columns: Any) -> Pulse:
         """Prolong the lease."""
-        self.change(lease_until=until, wake_at=until, updated_at=now, **columns)
+        self.change(lease_until=until, wake_at=until, updated_at=now, running_steps=running_steps, **columns)
         return self.pulse()
 
     def release(self, now: int, release: Release) -> None:

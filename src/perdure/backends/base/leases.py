@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from perdure.backends.base.process_owner import Owner
 from perdure.errors import LeaseHeld
 from perdure.model.durations import MICROSECOND, microseconds
 from perdure.model.ids import random_bytes
-from perdure.model.records import RunRow
+from perdure.model.records import Lease, RunRow
 
 _A_YEAR: Final = 366 * 86_400.0
 
@@ -37,6 +38,13 @@ def new_token() -> str:
 def length_in_microseconds(seconds: float) -> int:
     """The length in whole microseconds."""
     return round(seconds * MICROSECOND)
+
+
+def steps_by_lease(leases: Sequence[Lease], running_steps: Sequence[bytes | None]) -> dict[Lease, bytes]:
+    """What `renew` was passed as the running steps of each lease, but for the leases that have none."""
+    if not running_steps:
+        return {}
+    return {lease: steps for lease, steps in zip(leases, running_steps, strict=True) if steps is not None}
 
 
 class HasLease(Protocol):

@@ -79,6 +79,7 @@ def row_after_restore(run: RunRow, inbox: Iterable[Signal], found: RunRow | None
         epoch=max((0 if found is None else found.epoch) + 1, now),
         lease_owner=None,
         lease_until=None,
+        running_steps=None,
         attempts=0,
         held=run.held if found is None else found.held,
         updated_at=now,

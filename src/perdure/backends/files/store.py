@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
 from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
-from perdure.backends.base.leases import Release, lease_microseconds, store_time
+from perdure.backends.base.leases import Release, lease_microseconds, steps_by_lease, store_time
 from perdure.backends.base.lifecycle import Lifecycle, Watcher
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.process_owner import Owners
@@ -168,13 +168,19 @@ class FilesStore(ChecksIds, SavesSnapshots):
         lease_microseconds(ttl)
         return await self._change(run_id, partial(verbs.acquire, ttl=ttl, owners=self._owners, now=now, due_only=due_only))
 
-    async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
+    async def renew(
+        self, leases: Sequence[Lease], ttl: float, *, running_steps: Sequence[bytes | None] = (), now: int | None = None
+    ) -> builtins.list[Pulse | None]:
         """Prolong leases, each in the log of its run."""
         lease_microseconds(ttl)
         if not leases:
             await self._do(lambda: None)
             return []
-        renewals = [partial(verbs.renew, lease=lease, ttl=ttl, owners=self._owners, now=now) for lease in leases]
+        steps = steps_by_lease(leases, running_steps)
+        renewals = [
+            partial(verbs.renew, lease=lease, ttl=ttl, running_steps=steps.get(lease), owners=self._owners, now=now)
+            for lease in leases
+        ]
         futures = [
             self._submit(lease.run_id, RunChange(verb, create=False, wakes=False))
             for lease, verb in zip(leases, renewals, strict=True)

@@ -65,11 +65,11 @@ def acquire(run: LockedRun, ttl: float, owners: Owners, now: int | None, *, due_
     return state.grant_lease(ttl, at, owners.here)
 
 
-def renew(run: LockedRun, lease: Lease, ttl: float, owners: Owners, now: int | None) -> Pulse | None:
+def renew(run: LockedRun, lease: Lease, ttl: float, running_steps: bytes | None, owners: Owners, now: int | None) -> Pulse | None:
     """Prolong the lease; None when it is no longer current."""
     at = store_time(now)
     try:
-        return run.find_leased(lease).renew(at + length_in_microseconds(ttl), at, lease_owner=owners.here)
+        return run.find_leased(lease).renew(at + length_in_microseconds(ttl), at, running_steps, lease_owner=owners.here)
     except LeaseLost:
         return None
 

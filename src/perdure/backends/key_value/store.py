@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
 from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
-from perdure.backends.base.leases import Release, lease_microseconds, store_time
+from perdure.backends.base.leases import Release, lease_microseconds, steps_by_lease, store_time
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, new_row
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.key_value import lookup, verbs
@@ -161,17 +161,20 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
 
         return await self._do(acquire)
 
-    async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
+    async def renew(
+        self, leases: Sequence[Lease], ttl: float, *, running_steps: Sequence[bytes | None] = (), now: int | None = None
+    ) -> builtins.list[Pulse | None]:
         """Prolong leases, each in the document of its run."""
-        length, copied = lease_microseconds(ttl), list(leases)
+        length, copied, steps = lease_microseconds(ttl), list(leases), steps_by_lease(leases, running_steps)
 
-        async def renew() -> builtins.list[Pulse | None]:
+        async def renew_all() -> builtins.list[Pulse | None]:
             writer, at = self._connections.services.writer, store_time(now)
-            calls = [writer.change(lease.run_id, partial(verbs.renew, lease=lease, length=length, now=at)) for lease in copied]
+            renew = partial(verbs.renew, length=length, now=at)
+            calls = [writer.change(lease.run_id, partial(renew, lease=lease, running_steps=steps.get(lease))) for lease in copied]
             with self._connections.map_errors():
                 return list(await asyncio.gather(*calls))
 
-        return await self._submit_renewal(ttl, renew)
+        return await self._submit_renewal(ttl, renew_all)
 
     async def release(
         self,

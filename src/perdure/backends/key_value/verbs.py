@@ -89,13 +89,13 @@ def acquire(run: EditableRun, length: int, owner: str, now: int, *, due_only: bo
     return run.grant_lease(length, owner, now) if run.can_acquire(now, due_only=due_only) else None
 
 
-def renew(run: EditableRun, lease: Lease, length: int, now: int) -> Pulse | None:
+def renew(run: EditableRun, lease: Lease, length: int, running_steps: bytes | None, now: int) -> Pulse | None:
     """Prolong the lease; None when it is no longer current."""
     try:
         run.check_fence(lease)
     except LeaseLost:
         return None
-    return run.renew(now + length, now)
+    return run.renew(now + length, now, running_steps)
 
 
 def release(run: EditableRun, lease: Lease, release: Release, now: int) -> None:

@@ -22,6 +22,7 @@ from perdure.backends.sql.recording import Write, fences_from, is_current
 from perdure.backends.sql.rows import (
     ENTRY_COLUMNS,
     ENTRY_FIELDS,
+    NO_LEASE_SQL,
     NO_PROBLEM_SQL,
     SIGNAL_COLUMNS,
     awaited_text,
@@ -71,14 +72,13 @@ _REFUSE_MISSING: Final = f"""
 _NOW: Final = "coalesce(?5, $clock)"
 _HELD: Final = "namespace = ?1 AND id = ?2 AND epoch = ?3 AND lease_token = ?4"
 _ENDED: Final = ", ".join(f"'{status}'" for status in sorted(ENDED))
-_WITHOUT_LEASE: Final = "lease_token = NULL, lease_owner = NULL, lease_until = NULL"
 
 _WAITING: Final = """
     FROM $signals INDEXED BY $signals_waiting
     WHERE namespace = ?1 AND run_id = ?2 AND consumed_by IS NULL AND (kind, name) IN (VALUES {})
 """
 _SLEEP: Final = f"""
-    UPDATE $runs SET status = 'suspended', waiting_for = ?6, updated_at = {_NOW}, attempts = 0, {_WITHOUT_LEASE},
+    UPDATE $runs SET status = 'suspended', waiting_for = ?6, updated_at = {_NOW}, attempts = 0, {NO_LEASE_SQL},
         {NO_PROBLEM_SQL}, wake_at = CASE WHEN cancel_requested = 0 THEN ?7 ELSE min(coalesce(?7, {_NOW}), {_NOW}) END
     WHERE {_HELD}
 """
@@ -103,7 +103,7 @@ _WAKE_PARENT: Final = f"""
     WHERE $runs.namespace = ?1 AND $runs.id = child.parent_id AND $runs.status NOT IN ({_ENDED})
 """
 _END: Final = f"""
-    UPDATE $runs SET status = ?6, outcome = ?7, updated_at = {_NOW}, wake_at = NULL, waiting_for = '[]', {_WITHOUT_LEASE},
+    UPDATE $runs SET status = ?6, outcome = ?7, updated_at = {_NOW}, wake_at = NULL, waiting_for = '[]', {NO_LEASE_SQL},
         {NO_PROBLEM_SQL}, parent_notified = CASE WHEN parent_id IS NULL OR parent_key IS NULL THEN parent_notified ELSE 1 END
     WHERE {_HELD}
 """

@@ -6,7 +6,7 @@ whether a signal is accepted and which run it wakes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -28,7 +28,7 @@ _INSERT_RUN: Final = f"""
 # In a renewal ?2 is the time if a test passed one, ?3 the length.
 _NOW: Final = "coalesce(?2, $clock)"
 _PROLONG: Final = f"""
-    UPDATE $runs SET lease_until = {_NOW} + ?3, wake_at = {_NOW} + ?3, updated_at = {_NOW}
+    UPDATE $runs SET lease_until = {_NOW} + ?3, wake_at = {_NOW} + ?3, updated_at = {_NOW}, running_steps = {{}}
     WHERE namespace = ?1 AND id IN (SELECT column1 FROM (VALUES {{}})) AND (id, epoch, lease_token) IN (VALUES {{}})
 """
 _ENDED: Final = ", ".join(f"'{status}'" for status in sorted(ENDED))
@@ -89,15 +89,18 @@ def _clock_columns(creation: RunCreation, params: Parameters) -> dict[str, str]:
     return columns if creation.run.start_at is not None else columns | {"wake_at": "$clock"}
 
 
-def renew_statements(tables: Tables, namespace: str, leases: Sequence[Lease], length: int, now: int | None) -> list[Statement]:
+def renew_statements(
+    tables: Tables, namespace: str, leases: Sequence[Lease], length: int, running_steps: Mapping[Lease, bytes], now: int | None
+) -> list[Statement]:
     """The statements that prolong each of these leases that is still current to `length` microseconds from now."""
     statements = [fence_statement(tables, namespace, {lease.run_id for lease in leases})]
     for chunk in chunks(leases, MAX_ROWS):
         params = Parameters()
         params.many([now, length])
+        steps = params.by_id("running_steps", {lease.run_id: running_steps.get(lease) for lease in chunk})
         ids = ", ".join(f"({params.one(lease.run_id)})" for lease in chunk)
         whole = ", ".join(f"({params.many([lease.run_id, lease.epoch, lease.token])})" for lease in chunk)
-        statements.append(tables.statement(_PROLONG.format(ids, whole), namespace, *params.values))
+        statements.append(tables.statement(_PROLONG.format(steps, ids, whole), namespace, *params.values))
     return statements
 
 

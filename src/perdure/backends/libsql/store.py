@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from perdure.backends.base.batching import Batcher, Reply
 from perdure.backends.base.claim_rules import ClaimRequest
-from perdure.backends.base.leases import lease_microseconds
+from perdure.backends.base.leases import lease_microseconds, steps_by_lease
 from perdure.backends.base.new_runs import check_inbox, check_journal
 from perdure.backends.base.retries import NotSentError
 from perdure.backends.libsql import errors, large_values, record_batch, run_batches
@@ -88,15 +88,19 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
         journal, rows = check_journal(entries), check_inbox(inbox)
         await self._change(lambda db: large_values.restore(db, self._connections.large_values, run, journal, rows, now))
 
-    async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
+    async def renew(
+        self, leases: Sequence[Lease], ttl: float, *, running_steps: Sequence[bytes | None] = (), now: int | None = None
+    ) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one request."""
-        renewed, length = tuple(leases), lease_microseconds(ttl)
-        return await self._submit_renewal(ttl, lambda: self._renew(renewed, length, now))
+        renewed, length, steps = tuple(leases), lease_microseconds(ttl), steps_by_lease(leases, running_steps)
+        return await self._submit_renewal(ttl, lambda: self._renew(renewed, length, steps, now))
 
-    async def _renew(self, leases: Sequence[Lease], length: int, now: int | None) -> builtins.list[Pulse | None]:
+    async def _renew(
+        self, leases: Sequence[Lease], length: int, running_steps: Mapping[Lease, bytes], now: int | None
+    ) -> builtins.list[Pulse | None]:
         if not leases:
             return []
-        statements = run_batches.renew_statements(self._connections.tables, self._namespace, leases, length, now)
+        statements = run_batches.renew_statements(self._connections.tables, self._namespace, leases, length, running_steps, now)
         results = await self._connections.retry_transient(lambda _: self._connections.commit(statements))
         return run_batches.pulses_from(self._connections.tables, leases, results)
 

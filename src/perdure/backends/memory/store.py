@@ -18,7 +18,7 @@ import msgspec
 
 from perdure.backends.base.claim_rules import ClaimFilter, SuspectCounter
 from perdure.backends.base.in_memory_run import InMemoryRun
-from perdure.backends.base.leases import Release, is_due, length_in_microseconds, refuse_leased, store_time
+from perdure.backends.base.leases import Release, is_due, length_in_microseconds, refuse_leased, steps_by_lease, store_time
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, new_row, row_after_create, row_after_restore
 from perdure.backends.memory.database import MemoryDatabase, Namespace
 from perdure.errors import LeaseLost, StoreCapabilityError, StoreClosed
@@ -151,10 +151,13 @@ class MemoryStore(ChecksIds, SavesSnapshots):
             run = namespace.find(run_id)
             return run.grant_lease(ttl, now) if run.can_acquire(now, due_only=due_only) else None
 
-    async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> list[Pulse | None]:
+    async def renew(
+        self, leases: Sequence[Lease], ttl: float, *, running_steps: Sequence[bytes | None] = (), now: int | None = None
+    ) -> list[Pulse | None]:
         now = store_time(now)
         with self._lock() as namespace:
-            return [self._renew(namespace, lease, now + length_in_microseconds(ttl), now) for lease in leases]
+            steps, until = steps_by_lease(leases, running_steps), now + length_in_microseconds(ttl)
+            return [self._renew(namespace, lease, until, steps.get(lease), now) for lease in leases]
 
     async def release(
         self,
@@ -374,9 +377,9 @@ class MemoryStore(ChecksIds, SavesSnapshots):
         run.check_fence(lease)
         return run
 
-    def _renew(self, namespace: Namespace, lease: Lease, until: int, now: int) -> Pulse | None:
+    def _renew(self, namespace: Namespace, lease: Lease, until: int, running_steps: bytes | None, now: int) -> Pulse | None:
         try:
-            return self._find_leased(namespace, lease).renew(until, now)
+            return self._find_leased(namespace, lease).renew(until, now, running_steps)
         except LeaseLost:
             return None
 

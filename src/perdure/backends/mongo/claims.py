@@ -11,7 +11,7 @@ meets a write conflict and begins again when the other is done, so they never co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -172,19 +172,26 @@ def _may_be_taken(found: Document, now: int, *, due_only: bool) -> bool:
     return not run.lacks_input and (not due_only or (run.wake_at is not None and run.wake_at <= now))
 
 
-async def renew(db: Collections, leases: Sequence[Lease], length: int, now: int | None) -> list[Pulse | None]:
+async def renew(
+    db: Collections, leases: Sequence[Lease], length: int, running_steps: Mapping[Lease, bytes], now: int | None
+) -> list[Pulse | None]:
     """Prolong each lease that is still current to `length` microseconds from now."""
     if not leases:
         return []
     at = instant(now)
     until = {"$add": [at, length]}
-    pipeline: list[Expression] = [{"$set": {"lease_until": until, "wake_at": until, "updated_at": at}}]
+
+    def pipeline(lease: Lease) -> list[Expression]:
+        steps = literal(running_steps.get(lease))
+        return [{"$set": {"lease_until": until, "wake_at": until, "updated_at": at, "running_steps": steps}}]
+
     if len(leases) == 1:
-        held = await db.runs.find_one_and_update(fence(db, leases[0]), pipeline, projection=_PULSE, return_document=True)
+        (lease,) = leases
+        held = await db.runs.find_one_and_update(fence(db, lease), pipeline(lease), projection=_PULSE, return_document=True)
         return [None if held is None else pulse_of(held)]
     from pymongo import UpdateOne
 
-    await db.runs.bulk_write([UpdateOne(fence(db, lease), pipeline) for lease in leases], ordered=False)
+    await db.runs.bulk_write([UpdateOne(fence(db, lease), pipeline(lease)) for lease in leases], ordered=False)
     found = by_key(await db.runs.find({"_id": {"$in": [db.key(lease.run_id) for lease in leases]}}, _PULSE).to_list())
     return [_pulse(found.get(db.key(lease.run_id)), lease) for lease in leases]
 

@@ -290,4 +290,4 @@ HAS_PROBLEM: Final[Expression] = {"$and": [{"$eq": ["$status", "pending"]}, {"$n
 
 def lease_columns(**columns: Expression) -> dict[str, Expression]:
     """The changes that reset the lease and what the run waits for, with or instead of which `columns` are set."""
-    return {"token": None, "lease_owner": None, "lease_until": None, "waiting_for": [], **columns}
+    return {"token": None, "lease_owner": None, "lease_until": None, "running_steps": None, "waiting_for": [], **columns}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from perdure.backends.base.batching import Batcher, Reply
 from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
-from perdure.backends.base.leases import Release, lease_microseconds, new_token
+from perdure.backends.base.leases import Release, lease_microseconds, new_token, steps_by_lease
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.mongo import claims, inbox, reading, recording, runs, schedules, writes
@@ -154,11 +154,13 @@ class MongoStore(ServerStore[MongoConnections]):
         length, secret = lease_microseconds(ttl), new_token()
         return await self._do(claims.acquire, run_id, length, self._owner, secret, now, due_only=due_only)
 
-    async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
+    async def renew(
+        self, leases: Sequence[Lease], ttl: float, *, running_steps: Sequence[bytes | None] = (), now: int | None = None
+    ) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one bulk. With a borrowed client that waits for its event loop, and says so."""
-        current, length = tuple(leases), lease_microseconds(ttl)
+        current, length, steps = tuple(leases), lease_microseconds(ttl), steps_by_lease(leases, running_steps)
         return await self._submit_renewal(
-            ttl, lambda: self._connections.perform(self._namespace, lambda db, _: claims.renew(db, current, length, now))
+            ttl, lambda: self._connections.perform(self._namespace, lambda db, _: claims.renew(db, current, length, steps, now))
         )
 
     async def release(

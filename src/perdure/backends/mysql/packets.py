@@ -21,6 +21,7 @@ from perdure.backends.sql.dialect import Tables
 from perdure.backends.sql.recording import Write
 from perdure.backends.sql.rows import (
     ENTRY_COLUMNS,
+    NO_LEASE_SQL,
     NO_PROBLEM_SQL,
     RUN_FIELDS,
     SIGNAL_COLUMNS,
@@ -63,12 +64,12 @@ _SELECT_TIME: Final = "SELECT @perdure_at"
 _SLEEP: Final = f"""
     UPDATE $runs SET status = 'suspended', waiting_for = ?3, updated_at = COALESCE(?5, @perdure_at), attempts = 0,
         wake_at = IF(cancel_requested, LEAST(COALESCE(?4, ?5, @perdure_at), COALESCE(?5, @perdure_at)), ?4),
-        lease_token = NULL, lease_owner = NULL, lease_until = NULL, {NO_PROBLEM_SQL}
+        {NO_LEASE_SQL}, {NO_PROBLEM_SQL}
     WHERE namespace = ?1 AND id = ?2
 """
 _END: Final = f"""
     UPDATE $runs SET status = ?3, outcome = ?4, updated_at = COALESCE(?5, @perdure_at), wake_at = NULL, waiting_for = '[]',
-        lease_token = NULL, lease_owner = NULL, lease_until = NULL, {NO_PROBLEM_SQL}
+        {NO_LEASE_SQL}, {NO_PROBLEM_SQL}
     WHERE namespace = ?1 AND id = ?2
 """
 _CREATE: Final = f"INSERT INTO $runs (namespace, {', '.join(RUN_FIELDS)}, lease_token, journal_length, inbox_seq) VALUES "

@@ -130,6 +130,7 @@ CLAIM: Final = f"""
         UPDATE $runs AS run SET lease_token = replace(gen_random_uuid()::text, '-', ''),
             status = 'running', waiting_for = '[]', lease_until = clock.at + $3, wake_at = clock.at + $3, updated_at = clock.at,
             epoch = greatest(least(run.epoch, {_LARGEST}) + 1, clock.at), lease_owner = $4, journal_length = grown.length,
+            running_steps = NULL,
             attempts = CASE WHEN run.journal_length < grown.length THEN 1 ELSE least(run.attempts, {_LARGEST}) + 1 END
         FROM clock, picked CROSS JOIN LATERAL (
             SELECT coalesce(max(step.seq), 0) AS length FROM $steps AS step

@@ -24,6 +24,7 @@ from perdure.backends.sql.recording import Write
 from perdure.backends.sql.rows import (
     ENTRY_COLUMNS,
     ENTRY_FIELDS,
+    NO_LEASE_SQL,
     NO_PROBLEM_SQL,
     SIGNAL_FIELDS,
     awaited_text,
@@ -153,7 +154,7 @@ _END: Final = f"""
     ),
     ended AS (
         UPDATE $runs AS run SET status = held.status, outcome = held.outcome, updated_at = held.at, wake_at = NULL,
-            waiting_for = '[]', lease_token = NULL, lease_owner = NULL, lease_until = NULL, {NO_PROBLEM_SQL}
+            waiting_for = '[]', {NO_LEASE_SQL}, {NO_PROBLEM_SQL}
         FROM (SELECT DISTINCT ON (request) request, run_id, status, outcome, at FROM held ORDER BY request) AS held
         WHERE run.namespace = $1 AND run.id = held.run_id
         RETURNING held.request
@@ -202,7 +203,7 @@ CLOSE: Final = f"""
     ),
     closed AS (
         UPDATE $runs AS run SET status = held.status, updated_at = held.at,
-            lease_token = NULL, lease_owner = NULL, lease_until = NULL, {NO_PROBLEM_SQL},
+            {NO_LEASE_SQL}, {NO_PROBLEM_SQL},
             outcome = CASE WHEN held.status = 'suspended' THEN run.outcome ELSE held.outcome END,
             attempts = CASE WHEN held.status = 'suspended' THEN 0 ELSE run.attempts END,
             wake_at = CASE

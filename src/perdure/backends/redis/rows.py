@@ -19,7 +19,7 @@ from perdure.model.records import Awaited, Claim, Item, Lease, NewRun, QueueLimi
 # An argument of a script.
 Arg: TypeAlias = str | bytes | int
 
-_BYTES: Final = frozenset({"input", "input_hash", "seed", "metadata", "progress", "outcome"})
+_BYTES: Final = frozenset({"input", "input_hash", "seed", "metadata", "running_steps", "progress", "outcome"})
 _NUMBERS: Final = frozenset({
     "version", "priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts", "problem_at", "problem_count",
     "created_at", "updated_at",

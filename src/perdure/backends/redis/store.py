@@ -17,7 +17,7 @@ from typing import Any, Final
 from perdure.backends.base.batching import Batcher
 from perdure.backends.base.claim_rules import ClaimFilter
 from perdure.backends.base.damaged_runs import raise_damage, report, set_aside
-from perdure.backends.base.leases import lease_microseconds, new_token, store_time
+from perdure.backends.base.leases import lease_microseconds, new_token, steps_by_lease, store_time
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, row_after_create
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.redis import rows
@@ -181,11 +181,16 @@ class RedisStore(ServerStore[RedisConnections]):
         reply = check_reply(await self._call("acquire", self._keys.of(run_id), args), run_id)
         return await self._claim_of(reply[1], now) if reply[0] == b"ok" else None
 
-    async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
+    async def renew(
+        self, leases: Sequence[Lease], ttl: float, *, running_steps: Sequence[bytes | None] = (), now: int | None = None
+    ) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one script."""
         length, mine = lease_microseconds(ttl), tuple(leases)
         keys = [key for lease in mine for key in self._keys.of(lease.run_id, "run")]
-        flat: builtins.list[Arg] = [part for lease in mine for part in (lease.run_id, lease.epoch, lease.token)]
+        steps = steps_by_lease(mine, running_steps)
+        flat: builtins.list[Arg] = [
+            part for lease in mine for part in (lease.run_id, lease.epoch, lease.token, steps.get(lease, b""))
+        ]
         call = self._script("renew", keys, [optional(now), length, *as_list(flat)])
         replies = await self._submit_renewal(ttl, lambda: self._scripts.put(call))
         return [pulse_from(reply) if reply[0] == b"ok" else None for reply in replies]

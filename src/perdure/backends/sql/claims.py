@@ -12,7 +12,7 @@ run over, and the next heartbeat tries again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -22,10 +22,10 @@ from perdure.backends.base.damaged_runs import FETCH_FAILURES, DamagedRun, probl
 from perdure.backends.base.leases import Release, new_token
 from perdure.backends.base.process_owner import label_of
 from perdure.backends.sql import reading
-from perdure.backends.sql.dialect import Statement
+from perdure.backends.sql.dialect import Statement, chunks
 from perdure.backends.sql.due_order import DueGroup, DueOrder, due_groups, next_wake_at
 from perdure.backends.sql.recording import fences_from, is_current
-from perdure.backends.sql.rows import RUN_COLUMNS, RUN_FIELDS, Row, lease_of, run_from
+from perdure.backends.sql.rows import NO_LEASE_SQL, RUN_COLUMNS, RUN_FIELDS, Row, lease_of, run_from
 from perdure.backends.sql.runs import time
 from perdure.backends.sql.schedules import limits_from
 from perdure.backends.sql.session import Parameters, Result, Session, SqlConnections
@@ -35,31 +35,33 @@ from perdure.model.records import Claim, Lease, Pulse, QueueLimits, RunRow
 _LOCK_RUN: Final = f"SELECT {RUN_COLUMNS}, lease_token, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_update"
 _LEASE: Final = """
     UPDATE $runs SET status = 'running', waiting_for = '[]', epoch = ?3, lease_token = ?4, lease_owner = ?5, lease_until = ?6,
-        wake_at = ?6, updated_at = ?7, attempts = ?8, journal_length = ?9
+        wake_at = ?6, updated_at = ?7, attempts = ?8, journal_length = ?9, running_steps = NULL
     WHERE namespace = ?1 AND id = ?2
 """
-_RELEASE: Final = """
+_RELEASE: Final = f"""
     UPDATE $runs SET status = 'pending', updated_at = ?3, wake_at = ?4, attempts = ?5, problem = ?6, problem_at = ?7,
-        problem_count = ?8, lease_token = NULL, lease_owner = NULL, lease_until = NULL
+        problem_count = ?8, {NO_LEASE_SQL}
     WHERE namespace = ?1 AND id = ?2
 """
 
 
 # A problem is stored without reading anything else of the row. ?4 is when it is due again, ?3 the present.
-_SET_ASIDE: Final = """
+_SET_ASIDE: Final = f"""
     UPDATE $runs SET status = 'pending', updated_at = ?3, wake_at = ?4, problem = ?5, problem_at = ?3,
         problem_count = CASE WHEN problem_count BETWEEN 0 AND 1000000 THEN problem_count + 1 ELSE 1 END,
-        lease_token = NULL, lease_owner = NULL, lease_until = NULL
+        {NO_LEASE_SQL}
     WHERE namespace = ?1 AND id = ?2
 """
 # The same for a run that was leased with token ?6, whose attempt does not count.
-_SET_LEASED_ASIDE: Final = """
+_SET_LEASED_ASIDE: Final = f"""
     UPDATE $runs SET status = 'pending', updated_at = ?3, wake_at = ?4, problem = ?5, problem_at = ?3,
         problem_count = CASE WHEN problem_count BETWEEN 0 AND 1000000 THEN problem_count + 1 ELSE 1 END,
         attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END,
-        lease_token = NULL, lease_owner = NULL, lease_until = NULL
+        {NO_LEASE_SQL}
     WHERE namespace = ?1 AND id = ?2 AND lease_token = ?6
 """
+# A statement takes so many values, and a packet so many bytes.
+_RENEWED_TOGETHER: Final = 500
 _RENEWAL_PAUSES: Final = (0.0, 0.01, 0.03, 0.1, 0.2)  # seconds before each attempt
 
 Pulses: TypeAlias = dict[Lease, Pulse]
@@ -238,6 +240,7 @@ def _lease_row(db: Session, row: Row, owner: str, at: int, length: int, token: s
         epoch=max(run.epoch + 1, at),
         lease_owner=owner,
         lease_until=until,
+        running_steps=None,
         wake_at=until,
         updated_at=at,
         attempts=1 if seen < journal_length else run.attempts + 1,
@@ -293,12 +296,17 @@ class _CurrentLeases(NamedTuple):
 
 
 async def renew(
-    connections: SqlConnections, namespace: str, leases: Sequence[Lease], length: int, now: int | None
+    connections: SqlConnections,
+    namespace: str,
+    leases: Sequence[Lease],
+    length: int,
+    running_steps: Mapping[Lease, bytes],
+    now: int | None,
 ) -> list[Pulse | None]:
     """Prolong each lease that is still current to `length` microseconds from now; None for each other."""
 
     async def attempt(leases: Sequence[Lease]) -> tuple[Pulses, Pulses]:
-        return await connections.perform(namespace, lambda db, _: renew_unlocked(db, leases, length, now))
+        return await connections.perform(namespace, lambda db, _: renew_unlocked(db, leases, length, running_steps, now))
 
     pulses: Pulses = {}
     remaining = list(leases)
@@ -313,13 +321,20 @@ async def renew(
 
 
 async def renew_unlocked(
-    db: Session, leases: Sequence[Lease], length: int, now: int | None, owner: str | None = None
+    db: Session,
+    leases: Sequence[Lease],
+    length: int,
+    running_steps: Mapping[Lease, bytes],
+    now: int | None,
+    owner: str | None = None,
 ) -> tuple[Pulses, Pulses]:
     """The leases that were prolonged, and those that are current but locked. With `owner` they become this owner's."""
     free = await _read_current(db, leases, "$for_change $skip_locked")
     if free.pulses:
         at = free.at if now is None else now
-        await _prolong(db, [lease.run_id for lease in free.pulses], at, at + length, owner)
+        for chunk in chunks(list(free.pulses), _RENEWED_TOGETHER):
+            steps = {lease.run_id: running_steps.get(lease) for lease in chunk}
+            await _prolong(db, steps, at, at + length, owner)
     others = [lease for lease in leases if lease not in free.pulses]
     return free.pulses, (await _read_current(db, others)).pulses if others else {}
 
@@ -337,13 +352,15 @@ async def _read_current(db: Session, leases: Sequence[Lease], lock: str = "") ->
     return _CurrentLeases(pulses, int(result.rows[0][-1]) if result.rows else 0)
 
 
-async def _prolong(db: Session, run_ids: Sequence[str], at: int, until: int, owner: str | None) -> None:
+async def _prolong(db: Session, running_steps: Mapping[str, bytes | None], at: int, until: int, owner: str | None) -> None:
+    """Prolong the leases of these runs, with the running steps of each."""
     params = db.parameters()
     end, changed = params.one(until), params.one(at)
     owned = "" if owner is None else f", lease_owner = {params.one(owner)}"
     template = f"""
-        UPDATE $runs SET lease_until = {end}, wake_at = {end}, updated_at = {changed}{owned}
-        WHERE namespace = ?1 AND {params.among("id", run_ids)}
+        UPDATE $runs SET lease_until = {end}, wake_at = {end}, updated_at = {changed}{owned},
+            running_steps = {params.by_id("running_steps", running_steps)}
+        WHERE namespace = ?1 AND {params.among("id", running_steps)}
     """
     await db.run(template, *params.values)
 

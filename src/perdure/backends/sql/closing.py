@@ -14,19 +14,19 @@ from perdure.backends.base.batching import SEND_AGAIN, Reply
 from perdure.backends.sql import inbox
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.recording import Write, write_all
-from perdure.backends.sql.rows import NO_PROBLEM_SQL, Row, awaited_from, awaited_text, identity
+from perdure.backends.sql.rows import NO_LEASE_SQL, NO_PROBLEM_SQL, Row, awaited_from, awaited_text, identity
 from perdure.backends.sql.session import Parameters, Session
 from perdure.errors import LeaseLost
 from perdure.model.records import ENDED, Awaited, Signal
 
 _SUSPEND: Final = f"""
     UPDATE $runs SET status = 'suspended', wake_at = ?3, waiting_for = ?4, updated_at = ?5, attempts = 0,
-        lease_token = NULL, lease_owner = NULL, lease_until = NULL, {NO_PROBLEM_SQL}
+        {NO_LEASE_SQL}, {NO_PROBLEM_SQL}
     WHERE namespace = ?1 AND id = ?2
 """
 _END: Final = f"""
     UPDATE $runs SET status = ?3, outcome = ?4, updated_at = ?5, parent_notified = ?6, wake_at = NULL, waiting_for = '[]',
-        lease_token = NULL, lease_owner = NULL, lease_until = NULL, {NO_PROBLEM_SQL}
+        {NO_LEASE_SQL}, {NO_PROBLEM_SQL}
     WHERE namespace = ?1 AND id = ?2
 """
 _WAS_CLOSED: Final = "SELECT epoch, lease_token, status, outcome FROM $runs WHERE namespace = ?1 AND id = ?2"

@@ -1,4 +1,4 @@
--- perdure's tables, version 3, for PostgreSQL. A name after a dollar sign stands for a quoted identifier or a word of the dialect.
+-- perdure's tables, version 4, for PostgreSQL. A name after a dollar sign stands for a quoted identifier or a word of the dialect.
 -- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one.
 -- Instants are microseconds UTC. Text sorts and compares by its bytes. An index row holds at most 2,704 bytes, so no index has
 -- more than two columns of names (1,024 bytes each) beside the namespace (255 bytes).
@@ -44,6 +44,7 @@ CREATE TABLE $runs (
     waiting_for text NOT NULL,
     problem text,
     metadata $payload NOT NULL,
+    running_steps $payload,
     progress $payload,
     outcome $payload,
     input $payload NOT NULL,

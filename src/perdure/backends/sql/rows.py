@@ -112,6 +112,8 @@ EXACT: Final[Values] = ExactValues()
 # The run's columns in the order of RunRow's fields, so that a row and a RunRow are the same sequence of values.
 RUN_FIELDS: Final = RunRow.__struct_fields__
 RUN_COLUMNS: Final = ", ".join(RUN_FIELDS)
+# What a statement that ends a lease sets.
+NO_LEASE_SQL: Final = "lease_token = NULL, lease_owner = NULL, lease_until = NULL, running_steps = NULL"
 # What a statement that suspends, ends or reopens a run sets.
 NO_PROBLEM_SQL: Final = "problem = NULL, problem_at = NULL, problem_count = 0"
 # An entry takes few bytes: '' stands for the phase "close" and for the kind "step", which nearly every entry has, and `took`, in
@@ -124,7 +126,9 @@ SIGNAL_FIELDS: Final = ("seq", "kind", "name", "payload", "dedupe", "consumed_by
 SIGNAL_COLUMNS: Final = ", ".join(SIGNAL_FIELDS)
 SCHEDULE_FIELDS: Final = ("id", "workflow", "spec", "input", "next_at", "metadata")
 
-_PAYLOADS: Final = frozenset({"input", "input_hash", "seed", "metadata", "progress", "outcome", "payload", "args_hash"})
+_PAYLOADS: Final = frozenset(
+    {"input", "input_hash", "seed", "metadata", "running_steps", "progress", "outcome", "payload", "args_hash"}
+)
 _BOOLEANS: Final = frozenset({"held", "cancel_requested", "parent_notified", "ok"})
 _NUMBERS: Final = frozenset({
     "version", "priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts", "problem_at", "problem_count",

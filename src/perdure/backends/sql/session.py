@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -40,7 +40,7 @@ class Parameters:
         self.values: list[Any] = []
 
     def one(self, value: Any, kind: str = "") -> str:
-        """The placeholder of this value; `kind` is `int` or `text` where PostgreSQL could not infer it."""
+        """The placeholder of this value; `kind` is `int`, `text` or `texts` where PostgreSQL could not infer it."""
         self.values.append(value)
         return f"?{len(self.values) + 1}{kind and ':' + kind}"
 
@@ -56,6 +56,18 @@ class Parameters:
         if self._takes_lists:
             return f"{column} = ANY ({self.one(list(values))})"
         return f"{column} IN ({self.many(values)})"
+
+    def by_id(self, column: str, payloads: Mapping[str, bytes | None]) -> str:
+        """The payload for the id of the row, as the new value of this column; NULL for the others."""
+        given = [(run_id, payload) for run_id, payload in payloads.items() if payload is not None]
+        if not given:
+            return "NULL"
+        if self._takes_lists:
+            ids, values = self.one([run_id for run_id, _ in given], "texts"), self.one([payload for _, payload in given])
+            return f"(CAST({values} AS $payload[]))[array_position({ids}, id)]"
+        # The first branch is never taken. It gives the expression the type of the column, which PostgreSQL could not infer.
+        branches = " ".join(f"WHEN id = {self.one(run_id)} THEN {self.one(payload)}" for run_id, payload in given)
+        return f"CASE WHEN id IS NULL THEN {column} {branches} END"
 
     def table(self) -> str:
         """A query of the values so far, which are text, as rows with a column `column1`."""

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from perdure.backends.base.batching import Batcher, Reply, Request
 from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
-from perdure.backends.base.leases import Release, lease_microseconds, new_token
+from perdure.backends.base.leases import Release, lease_microseconds, new_token, steps_by_lease
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.sql import claims, closing, inbox, reading, recording, runs
@@ -145,10 +145,14 @@ class SqlStore(ServerStore[H], SqlVerbs):
             return None
         return (await self._load(claims.ClaimResult([leased], None, leased.run.updated_at, []), now)).one()
 
-    async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
+    async def renew(
+        self, leases: Sequence[Lease], ttl: float, *, running_steps: Sequence[bytes | None] = (), now: int | None = None
+    ) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one transaction. It waits for no lock."""
-        renewed, length = tuple(leases), lease_microseconds(ttl)
-        return await self._submit_renewal(ttl, lambda: claims.renew(self._connections, self._namespace, renewed, length, now))
+        renewed, length, steps = tuple(leases), lease_microseconds(ttl), steps_by_lease(leases, running_steps)
+        return await self._submit_renewal(
+            ttl, lambda: claims.renew(self._connections, self._namespace, renewed, length, steps, now)
+        )
 
     async def release(
         self,

@@ -7,7 +7,7 @@ the verb is then refused: it is true whatever becomes of the verb.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from perdure.backends.base.claim_rules import ClaimRequest
@@ -62,9 +62,11 @@ async def acquire(
     return await claims.acquire(db, run_id, length, owners.here, new_token(), at, due_only=due_only)
 
 
-async def renew(db: Session, leases: Sequence[Lease], length: int, owners: Owners, now: int | None) -> list[Pulse | None]:
+async def renew(
+    db: Session, leases: Sequence[Lease], length: int, running_steps: Mapping[Lease, bytes], owners: Owners, now: int | None
+) -> list[Pulse | None]:
     """Prolong each lease that is still current, and make it this process's; None for each other."""
-    renewed, _ = await claims.renew_unlocked(db, leases, length, store_time(now), owners.here)
+    renewed, _ = await claims.renew_unlocked(db, leases, length, running_steps, store_time(now), owners.here)
     return [renewed.get(lease) for lease in leases]
 
 

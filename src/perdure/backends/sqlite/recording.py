@@ -15,7 +15,15 @@ from perdure.backends.base.duplicate_records import check_consumed
 from perdure.backends.base.leases import store_time
 from perdure.backends.sql import inbox
 from perdure.backends.sql.recording import Write, write_all
-from perdure.backends.sql.rows import ENTRY_COLUMNS, NO_PROBLEM_SQL, SIGNAL_COLUMNS, awaited_text, entry_values, signal_from
+from perdure.backends.sql.rows import (
+    ENTRY_COLUMNS,
+    NO_LEASE_SQL,
+    NO_PROBLEM_SQL,
+    SIGNAL_COLUMNS,
+    awaited_text,
+    entry_values,
+    signal_from,
+)
 from perdure.backends.sqlite.session import SqliteSession, SqliteTables, run_verb
 from perdure.backends.sqlite.writer_connection import Fence, WriterConnection
 from perdure.errors import LeaseLost
@@ -36,12 +44,12 @@ _ADD_ITEM: Final = "INSERT INTO $items (namespace, run_id, stream, n, payload) V
 _CONSUME: Final = "UPDATE $signals SET consumed_by = ? WHERE namespace = ? AND run_id = ? AND seq = ? AND consumed_by IS NULL"
 _SUSPEND: Final = f"""
     UPDATE $runs SET status = 'suspended', wake_at = ?, waiting_for = ?, updated_at = ?, attempts = 0,
-        lease_token = NULL, lease_owner = NULL, lease_until = NULL, {NO_PROBLEM_SQL}
+        {NO_LEASE_SQL}, {NO_PROBLEM_SQL}
     WHERE namespace = ? AND id = ?
 """
 _FINISH: Final = f"""
     UPDATE $runs SET status = ?, outcome = ?, updated_at = ?, parent_notified = max(parent_notified, ?), wake_at = NULL,
-        waiting_for = '[]', lease_token = NULL, lease_owner = NULL, lease_until = NULL, {NO_PROBLEM_SQL}
+        waiting_for = '[]', {NO_LEASE_SQL}, {NO_PROBLEM_SQL}
     WHERE namespace = ? AND id = ?
 """
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
-from perdure.backends.base.leases import Release, lease_microseconds, store_time
+from perdure.backends.base.leases import Release, lease_microseconds, steps_by_lease, store_time
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.process_owner import Owners
@@ -194,10 +194,12 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
             leased = await self._run(self._database.writer, PendingCall(acquire))
             return None if leased is None else (await self._load([leased], now)).one()
 
-    async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> builtins.list[Pulse | None]:
+    async def renew(
+        self, leases: Sequence[Lease], ttl: float, *, running_steps: Sequence[bytes | None] = (), now: int | None = None
+    ) -> builtins.list[Pulse | None]:
         """Prolong leases, all in one transaction."""
-        renewed, length = tuple(leases), lease_microseconds(ttl)
-        return await self._write(lambda db: process_leases.renew(db, renewed, length, self._owners, now))
+        renewed, length, steps = tuple(leases), lease_microseconds(ttl), steps_by_lease(leases, running_steps)
+        return await self._write(lambda db: process_leases.renew(db, renewed, length, steps, self._owners, now))
 
     async def release(
         self,

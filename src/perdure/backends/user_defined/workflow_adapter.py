@@ -183,9 +183,11 @@ class WorkflowStateStore(StateStore):
             await self._save_or_forget(run_id)
         return claim
 
-    async def renew(self, leases: Sequence[Lease], ttl: float, *, now: int | None = None) -> list[Pulse | None]:
+    async def renew(
+        self, leases: Sequence[Lease], ttl: float, *, running_steps: Sequence[bytes | None] = (), now: int | None = None
+    ) -> list[Pulse | None]:
         are_ours = await asyncio.gather(*(self._leases.renew(lease.run_id, ttl) for lease in leases))
-        pulses = await super().renew(leases, ttl, now=now)
+        pulses = await super().renew(leases, ttl, running_steps=running_steps, now=now)
         return [pulse if is_ours else None for pulse, is_ours in zip(pulses, are_ours, strict=True)]
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:

@@ -40,6 +40,37 @@ async def renewing_in_the_same_instant_is_not_losing(world: World) -> None:
 
 
 @promise
+async def a_renewal_keeps_the_running_steps_of_each_run(world: World) -> None:
+    """`renew` keeps what each holder says of its steps, in place of what it said before; a stale lease changes nothing."""
+    leases = [await world.lease(f"run-{n}") for n in range(4)]
+    await world.take("run-1")
+    said = [b'[1,[["a",1]]]', b"stale", None, b"\x00\xff"]
+    await world.a.renew(leases, TTL, running_steps=said, now=at(1))
+    kept = [(await world.row(f"run-{n}")).running_steps for n in range(4)]
+    equal(kept, [said[0], None, None, said[3]], "the running steps")
+    await world.a.renew([leases[0], leases[2]], TTL, running_steps=[None, b"2"], now=at(2))
+    await world.a.renew([leases[3]], TTL, now=at(2))
+    kept = [(await world.row(f"run-{n}")).running_steps for n in (0, 2, 3)]
+    equal(kept, [None, b"2", None], "the running steps after the next renewal")
+
+
+@promise
+async def running_steps_end_with_their_lease(world: World) -> None:
+    """A run that was suspended, ended, released, claimed or acquired has no running steps."""
+    ids = ["suspended", "ended", "released", "acquired", "claimed"]
+    leases = [await world.lease(run_id) for run_id in ids]
+    await world.a.renew(leases, TTL, running_steps=[b"1"] * len(leases), now=NOW)
+    await world.a.suspend(leases[0], wake_at=None, now=NOW)
+    await world.a.finish(leases[1], "completed", b"1", now=NOW)
+    await world.a.release(leases[2], wake_at=at(1000), now=NOW)
+    acquired = await world.b.acquire("acquired", TTL, now=EXPIRED)
+    equal(acquired is not None and acquired.run.running_steps, None, "the running steps that acquire() gives")
+    claims = (await world.b.claim(9, TTL, [("flow", 1)], now=EXPIRED)).claims
+    equal([(claim.run.id, claim.run.running_steps) for claim in claims], [("claimed", None)], "what claim() gives")
+    equal([(await world.row(run_id)).running_steps for run_id in ids], [None] * len(ids), "the running steps")
+
+
+@promise
 async def a_holder_learns_of_signals_and_cancellation(world: World) -> None:
     """`renew` and `record` answer with the highest inbox seq, consumed or not, and with whether a cancel was requested."""
     lease = await world.lease()

@@ -44,6 +44,7 @@ WHOLE: Final = RunRow(
     epoch=3,
     lease_owner="somebody",
     lease_until=at(99),
+    running_steps=b"1",
     attempts=4,
     held=True,
     progress=b"\x00half",
@@ -81,7 +82,9 @@ async def a_restored_run_is_there_as_it_was_given(world: FullWorld) -> None:
     """Row, journal and inbox are as given, except: there is no lease, attempts are zero, epoch and `updated_at` are of now."""
     entries = [FIRST, entry(2, payload=b"\x00" * 1_000_000), entry(1, epoch=9)]
     await world.a.restore(WHOLE, entries, [INBOX[1], INBOX[0]], now=NOW)
-    expected = msgspec.structs.replace(WHOLE, epoch=NOW, lease_owner=None, lease_until=None, attempts=0, updated_at=NOW)
+    expected = msgspec.structs.replace(
+        WHOLE, epoch=NOW, lease_owner=None, lease_until=None, running_steps=None, attempts=0, updated_at=NOW
+    )
     row, journal, inbox, items = await _everything(world)
     equal(msgspec.structs.replace(row, waiting_for=tuple(sorted(row.waiting_for, key=lambda one: one.kind))), expected, "the row")
     equal(journal, [entry(1, epoch=9), entries[1], FIRST], "the journal")

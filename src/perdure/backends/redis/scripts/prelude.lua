@@ -199,7 +199,7 @@ end
 
 -- Give up the lease and stop waiting, in one change with `changes`.
 local function release_lease(id, row, changes)
-  for _, name in ipairs({ 'token', 'lease_owner', 'lease_until', 'waiting_for' }) do
+  for _, name in ipairs({ 'token', 'lease_owner', 'lease_until', 'running_steps', 'waiting_for' }) do
     changes[name] = changes[name] or NONE
   end
   change_run(id, row, changes)
@@ -258,7 +258,7 @@ local function lease_run(id, row, token, owner, length, now)
   change_run(id, row, {
     status = 'running', wake_at = until_, lease_until = until_, lease_owner = owner, token = token, waiting_for = NONE,
     epoch = next_epoch(counted, now), attempts = grew and '1' or int(number_in(counted.attempts) + 1),
-    claimed_length = int(journal), updated_at = int(now),
+    claimed_length = int(journal), updated_at = int(now), running_steps = NONE,
   })
 end
 
