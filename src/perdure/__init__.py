@@ -129,6 +129,7 @@ if TYPE_CHECKING:
     from perdure.sync import SyncRun as SyncRun
     from perdure.sync import SyncRuntime as SyncRuntime
     from perdure.worker.check_runs import CheckReport as CheckReport
+    from perdure.worker.describe_run import RunDescription as RunDescription
     from perdure.worker.replay_check import RunCheck as RunCheck
     from perdure.worker.schedules import ScheduleInfo as ScheduleInfo
 
@@ -282,6 +283,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "SyncRuntime",
     ),
     "worker.check_runs": ("CheckReport",),
+    "worker.describe_run": ("RunDescription",),
     "worker.replay_check": ("RunCheck",),
     "worker.schedules": ("ScheduleInfo",),
 }

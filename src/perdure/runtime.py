@@ -43,6 +43,7 @@ from perdure.snapshots.importer import RunStart, resolve_state
 from perdure.store import Store, require
 from perdure.stores import choose_store
 from perdure.worker.check_runs import CheckReport, check_runs
+from perdure.worker.describe_run import RunDescription, describe_run
 from perdure.worker.host import Host
 from perdure.worker.outcomes import resume, run_to_outcome
 from perdure.worker.scheduler import Scheduler
@@ -283,6 +284,13 @@ class Runtime:
         """The run with this id, or None."""
         row = await self._store.get(check_id(run_id, "a run's id"))
         return None if row is None else Run(self._host, run_id)
+
+    async def describe(self, run_id: str) -> RunDescription:
+        """The run with every step it has recorded, what it does or waits for now, and which worker has it.
+
+        Of a run that another process drives, the steps under way are those of its last heartbeat. Raises `RunNotFound`.
+        """
+        return await describe_run(self._host, run_id)
 
     async def list(
         self,

@@ -27,6 +27,7 @@ from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
 from perdure.stepspec import name_caller
 from perdure.worker.check_runs import CheckReport
+from perdure.worker.describe_run import RunDescription
 from perdure.worker.schedules import CatchUp, Overlap, ScheduleInfo
 
 T = TypeVar("T")
@@ -55,6 +56,7 @@ class AsyncRuntime(Protocol):
     async def resume(self, run_id: str) -> Outcome[Any]: ...
     async def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None: ...
     async def get(self, run_id: str) -> Run[Any] | None: ...
+    async def describe(self, run_id: str) -> RunDescription: ...
     async def cancel(self, run_id: str) -> None: ...
     async def retry(self, run_id: str) -> Run[Any]: ...
     async def hold(self, run_id: str) -> None: ...
@@ -213,6 +215,10 @@ class SyncRuntime:
         """The run with this id, or None."""
         run = block_on(self._runtime.get(run_id))
         return None if run is None else SyncRun(run)
+
+    def describe(self, run_id: str) -> RunDescription:
+        """The run with every step it has recorded, and what it does or waits for now. Raises `RunNotFound`."""
+        return block_on(self._runtime.describe(run_id))
 
     def list(
         self,

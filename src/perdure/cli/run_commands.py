@@ -22,9 +22,8 @@ from perdure.cli.output import (
     printable,
     report,
 )
-from perdure.cli.show_run import print_timeline
+from perdure.cli.show_run import print_run
 from perdure.cli.stuck_runs import stuck_runs
-from perdure.cli.timeline import load_timeline
 from perdure.errors import RunNotFound
 from perdure.model.records import RunInfo, Status
 from perdure.runtime import Runtime
@@ -118,11 +117,11 @@ async def _wait_for_change(runtime: Runtime) -> None:
 
 def show(run_id: str, /, *, options: StoreOptions = _DEFAULT) -> None:
     """Show a run: its steps with length, attempts, value or error, and what it waits for."""
-    timeline = options.call(lambda runtime: load_timeline(runtime.store, run_id))
+    found = options.call(lambda runtime: runtime.describe(run_id))
     if options.json:
-        print_json(timeline)
+        print_json(found)
     else:
-        print_timeline(timeline)
+        print_run(found)
 
 
 def signal(

@@ -7,12 +7,14 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from perdure.cli.output import in_utc, length, preview, print_table, print_text
-from perdure.cli.timeline import ErrorText, RunTimeline, StepLine
+from perdure.worker.describe_run import ErrorText, RunDescription, StepDescription
 
+# How many steps under way are named.
+_MAX_UNDER_WAY: Final = 10
 _COLUMNS: Final = ("step", "kind", "status", "start (UTC)", "took", "tries", "result")
 
 
-def print_timeline(run: RunTimeline) -> None:
+def print_run(run: RunDescription) -> None:
     """The run, a table of its steps, and the errors in full."""
     for line in _head(run):
         print_text(line)
@@ -26,7 +28,7 @@ def print_timeline(run: RunTimeline) -> None:
         _print_error("the run failed", _without_repetition(run.error, run.steps))
 
 
-def _head(run: RunTimeline) -> list[str]:
+def _head(run: RunDescription) -> list[str]:
     version = "" if run.version <= 1 else f" v{run.version}"
     lines = [f"run {run.id}: {run.workflow or 'workflow not known'}{version}, {run.status}"]
     lines.append(f"created {in_utc(run.created_at)}, changed {in_utc(run.updated_at)} UTC; queue {run.queue}")
@@ -36,7 +38,8 @@ def _head(run: RunTimeline) -> list[str]:
     if run.status in ("pending", "suspended"):
         lines.append(_next(run))
     elif run.status == "running":
-        lines.append(f"a worker holds it until {in_utc(run.lease_until)} UTC at least; attempt {run.attempts}")
+        lines.append(f"{run.worker or 'a worker'} holds it until {in_utc(run.lease_until)} UTC at least; attempt {run.attempts}")
+        lines.append(_under_way(run))
     if run.held:
         lines.append(f"on hold; `perdure unhold {run.id}` lets it go on")
     if run.cancel_requested:
@@ -56,24 +59,33 @@ def _arguments(stored: Any) -> str:
     return preview(stored)
 
 
-def _next(run: RunTimeline) -> str:
+def _under_way(run: RunDescription) -> str:
+    """The steps that a running run executes."""
+    if not run.running_step_count:
+        return f"no step was under way at {in_utc(run.running_as_of)} UTC"
+    steps = [f"{step.key} since {in_utc(step.started_at)}" for step in run.running_steps[:_MAX_UNDER_WAY]]
+    more = run.running_step_count - len(steps)
+    return f"under way at {in_utc(run.running_as_of)} UTC: {', '.join([*steps, *([f'{more} more'] if more else [])])}"
+
+
+def _next(run: RunDescription) -> str:
     """What a run that no worker holds waits for."""
     if run.lacks_input and run.status == "pending":
         return "waits for a start with this id that brings its input"
     if run.wake_at is not None and run.wake_at <= datetime.now(UTC):
         return f"due since {in_utc(run.wake_at)} UTC: a worker may go on with it"
-    things = " or ".join(f"{each['kind']} {each['name']!r}" for each in run.waiting_for)
+    things = " or ".join(f"{each.kind} {each.name!r}" for each in run.waiting_for)
     until = "" if run.wake_at is None else f"until {in_utc(run.wake_at)} UTC"
     return " ".join(part for part in ("waits", f"for {things}" if things else "", until) if part)
 
 
-def _row(step: StepLine) -> list[str]:
+def _row(step: StepDescription) -> list[str]:
     started, took = in_utc(step.started_at), length(step.seconds)
     tries = str(step.attempts) if step.kind == "step" else ""
     return [step.key, step.kind, step.status, started, took, tries, _result(step)]
 
 
-def _result(step: StepLine) -> str:
+def _result(step: StepDescription) -> str:
     if step.status == "completed":
         return preview(step.value)
     if step.error is not None and step.status == "failed":
@@ -83,7 +95,7 @@ def _result(step: StepLine) -> str:
     return ""
 
 
-def _without_repetition(error: ErrorText, steps: Iterable[StepLine]) -> ErrorText:
+def _without_repetition(error: ErrorText, steps: Iterable[StepDescription]) -> ErrorText:
     """The error without its traceback if it is that of a step, which was shown."""
     known = {(step.error.type, step.error.message) for step in steps if step.error is not None}
     return ErrorText(type=error.type, message=error.message) if (error.type, error.message) in known else error

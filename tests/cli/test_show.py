@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Err, Runtime, StepFailed, stores, workflow
+from perdure import Context, Err, RunDescription, Runtime, StepFailed, stores, workflow
 from perdure.cli.output import length, printable
-from perdure.cli.show_run import print_timeline
-from perdure.cli.timeline import RunTimeline, load_timeline
+from perdure.cli.show_run import print_run
 from perdure.errors import RunNotFound, SnapshotCorrupt
 from perdure.model.journal import Entry
 from perdure.model.records import NewRun
@@ -47,15 +46,15 @@ async def everything(ctx: Context, first: int) -> None:
         tasks.create_task(ctx.sleep("long", "2d"))
 
 
-async def _timeline() -> RunTimeline:
+async def _description() -> RunDescription:
     store = stores.memory()
     async with Runtime(store, [everything], concurrency=0, unload_grace="10ms") as runtime:
         await runtime.run(everything, 1, id="r", metadata={"team": "books"})
-        return await load_timeline(store, "r")
+        return await runtime.describe("r")
 
 
 async def test_every_construct_has_a_line() -> None:
-    run = await _timeline()
+    run = await _description()
     lines = {step.key: (step.kind, step.status, step.value) for step in run.steps}
     assert lines == {
         "double[0]": ("step", "completed", 2),
@@ -80,7 +79,7 @@ async def test_every_construct_has_a_line() -> None:
 
 
 async def test_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    print_timeline(await _timeline())
+    print_run(await _description())
     shown = capsys.readouterr().out
     assert 'metadata {"team":"books"}\nwaits for signal \'go\' until 20' in shown
     assert 'refuse failed: Err: {"code":5}\n' in shown
@@ -95,7 +94,7 @@ async def test_a_run_of_another_library_has_its_steps_and_waits_for_its_input(ca
         "execution": {"status": "running", "lastUpdated": "2026-01-01T00:00:00Z"},
     }
     await store.save("theirs", document)
-    print_timeline(await load_timeline(store, "theirs"))
+    print_run(await Runtime(store).describe("theirs"))
     shown = capsys.readouterr().out
     assert "run theirs: workflow not known, pending\n" in shown
     assert "input not known\nwaits for a start with this id that brings its input\n" in shown
@@ -105,11 +104,11 @@ async def test_a_run_of_another_library_has_its_steps_and_waits_for_its_input(ca
 async def test_a_run_that_is_not_there_and_one_that_cannot_be_read_are_told_apart() -> None:
     store = stores.memory()
     with pytest.raises(RunNotFound):
-        await load_timeline(store, "r")
+        await Runtime(store).describe("r")
     run = NewRun(id="r", workflow="wf", input=b"[[],{}]", input_hash=b"1", seed=b"2")
     await store.create(run, entries=[Entry(seq=1, key="a", ok=False, payload=b'"no failure"')])
     with pytest.raises(SnapshotCorrupt):
-        await load_timeline(store, "r")
+        await Runtime(store).describe("r")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,255 @@
+"""`runtime.describe(run_id)`: a run with everything it has recorded and does now, to be read by people and programs.
+
+What is recorded comes from the row and the journal, at one moment. A step is recorded when it returns, so steps under way come
+from elsewhere: from the drive if this process drives the run, otherwise from what the lease holder wrote with its last heartbeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from perdure.codec import tree_of
+from perdure.errors import RunNotFound, SnapshotCorrupt
+from perdure.model.durations import MICROSECOND, moment
+from perdure.model.ids import check_id
+from perdure.model.journal import Entry, Kind, NextTry, OpenWait
+from perdure.model.records import RunRow, Status
+from perdure.model.running_steps import RunningSteps, decode_running_steps
+from perdure.snapshots.consistent_view import View, load_view, user_metadata
+from perdure.snapshots.parts import StepResult
+from perdure.snapshots.step_results import read_result
+from perdure.worker.active_runs import active_runs
+from perdure.worker.host import Host
+
+StepStatus: TypeAlias = Literal["completed", "failed", "retrying", "waiting", "started", "cancelled"]
+
+# The owner of a lease on a store of this machine is `host/boot/namespaces/pid/start`; elsewhere it is `host/pid`.
+_PARTS_OF_LOCAL_OWNER: Final = 5
+_PID_PART: Final = 3
+
+
+class ErrorText(msgspec.Struct, frozen=True, kw_only=True):
+    """An error that was recorded, to be read."""
+
+    type: str
+    message: str
+    traceback: str | None = None
+
+
+class StepDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A step, or a wait, of which something is recorded. `until` says when the next attempt is due, or when the wait ends."""
+
+    key: str
+    kind: Kind
+    status: StepStatus
+    started_at: datetime | None
+    ended_at: datetime | None = None
+    seconds: float | None = None
+    attempts: int = 1
+    value: Any = None
+    error: ErrorText | None = None
+    until: datetime | None = None
+
+
+class RunningStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step whose function was running when this was seen, and when that attempt began."""
+
+    key: str
+    started_at: datetime
+
+
+class AwaitedThing(msgspec.Struct, frozen=True, kw_only=True):
+    """What a suspended run waits for: a signal by its name, or a child's outcome by its key."""
+
+    kind: Literal["signal", "child"]
+    name: str
+
+
+class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A run with everything it has recorded, in the order in which it did, and what it does now.
+
+    `wake_at` is when a run that waits goes on at the latest, or when a running one may be taken over. `worker` is the process
+    that holds the lease until `lease_until`, as `runtime.workers()` names it. `running_steps` are the longest-running of the
+    `running_step_count` steps that were under way at `running_as_of`. Values are plain JSON.
+    """
+
+    id: str
+    workflow: str
+    version: int
+    status: Status
+    queue: str
+    priority: int
+    limit_key: str | None
+    created_at: datetime
+    updated_at: datetime
+    start_at: datetime | None
+    deadline: datetime | None
+    attempts: int
+    held: bool
+    cancel_requested: bool
+    worker: str | None
+    lease_owner: str | None
+    lease_until: datetime | None
+    waiting_for: tuple[AwaitedThing, ...]
+    wake_at: datetime | None
+    problem: str | None
+    problem_at: datetime | None
+    lacks_input: bool
+    input: Any
+    metadata: dict[str, Any]
+    progress: Any
+    parent_id: str | None
+    parent_key: str | None
+    running_steps: tuple[RunningStep, ...]
+    running_step_count: int
+    running_as_of: datetime | None
+    steps: tuple[StepDescription, ...]
+    value: Any = None
+    error: ErrorText | None = None
+
+
+class _UnderWay(NamedTuple):
+    """Which steps run, and when that was seen."""
+
+    steps: RunningSteps
+    at: int
+
+
+async def describe_run(host: Host, run_id: str) -> RunDescription:
+    """The run with this id. Raises `RunNotFound`, and `SnapshotCorrupt` when a record cannot be read."""
+    view = await load_view(host.store, check_id(run_id, "a run's id"))
+    if view is None:
+        raise RunNotFound(run_id)
+    row = view.row
+    try:
+        return _describe(view, _steps_under_way(host, row))
+    except (ValueError, KeyError, TypeError, msgspec.MsgspecError) as reason:
+        raise SnapshotCorrupt(row.id, "the row or the journal", str(reason)) from reason
+
+
+def _steps_under_way(host: Host, row: RunRow) -> _UnderWay:
+    for active in active_runs.find_all(host.store, row.id):
+        if active.drive.run.epoch == row.epoch:
+            executing = active.drive.executing.copy()  # atomic, since another thread's event loop may change it
+            return _UnderWay(RunningSteps(len(executing), tuple(executing.items())), host.clock.now())
+    return _UnderWay(decode_running_steps(row.running_steps), row.updated_at)
+
+
+def _describe(view: View, under_way: _UnderWay) -> RunDescription:
+    row, ending = view.row, None
+    if row.outcome is not None and row.status != "cancelled":
+        ending = read_result(Entry(seq=1, key=row.id, ok=row.status == "completed", payload=row.outcome)).result
+    return RunDescription(
+        id=row.id,
+        workflow=row.workflow,
+        version=row.version,
+        status=row.status,
+        queue=row.queue,
+        priority=row.priority,
+        limit_key=row.limit_key,
+        created_at=moment(row.created_at),
+        updated_at=moment(row.updated_at),
+        start_at=_moment(row.start_at),
+        deadline=_moment(row.deadline),
+        attempts=row.attempts,
+        held=row.held,
+        cancel_requested=row.cancel_requested and not row.ended,
+        worker=_worker_of(row),
+        lease_owner=row.lease_owner,
+        lease_until=_moment(row.lease_until),
+        waiting_for=tuple(AwaitedThing(kind=each.kind, name=each.name) for each in row.waiting_for),
+        wake_at=None if row.ended else _moment(row.wake_at),
+        problem=row.problem,
+        problem_at=_moment(row.problem_at),
+        lacks_input=row.lacks_input,
+        input=None if row.lacks_input else msgspec.json.decode(row.input),
+        metadata=user_metadata(row),
+        progress=None if row.progress is None else tree_of(row.progress)[0],
+        parent_id=row.parent_id,
+        parent_key=row.parent_key,
+        running_steps=tuple(RunningStep(key=key, started_at=moment(at)) for key, at in under_way.steps.started),
+        running_step_count=under_way.steps.count,
+        running_as_of=moment(under_way.at) if row.status == "running" else None,
+        steps=tuple(_describe_steps(view.entries())),
+        value=None if ending is None else ending.value,
+        error=None if ending is None or ending.ok else _error_of(ending),
+    )
+
+
+def _worker_of(row: RunRow) -> str | None:
+    """The holder of the lease. A store on this machine names a process so that its end can be noticed; that is long."""
+    if row.lease_owner is None:
+        return None
+    parts = row.lease_owner.split("/")
+    return row.lease_owner if len(parts) != _PARTS_OF_LOCAL_OWNER else f"process {parts[_PID_PART]}"
+
+
+def _moment(at: int | None) -> datetime | None:
+    return moment(at) if at else None
+
+
+def _describe_steps(entries: Iterable[Entry]) -> list[StepDescription]:
+    """A description for each key: its result, or what it was last known to be doing."""
+    last: dict[str, Entry] = {}
+    started: dict[str, int] = {}
+    for entry in entries:
+        if not entry.key:  # it is about the run
+            continue
+        last[entry.key] = entry
+        if entry.phase != "cancel":  # which says when the call was cancelled, not when it began
+            started.setdefault(entry.key, entry.started_at)
+    return [_describe_step(entry, started.get(entry.key, 0)) for entry in last.values()]
+
+
+def _describe_step(entry: Entry, started_at: int) -> StepDescription:
+    at = _moment(started_at)
+    if entry.phase == "open":
+        return _describe_open_step(entry, at)
+    ended_at = _moment(entry.ended_at)
+    took = None if at is None or ended_at is None else (entry.ended_at - started_at) / MICROSECOND
+    if entry.phase == "cancel":
+        return StepDescription(key=entry.key, kind=entry.kind, status="cancelled", started_at=at, ended_at=ended_at, seconds=took)
+    result = read_result(entry).result
+    return StepDescription(
+        key=entry.key,
+        kind=entry.kind,
+        status="completed" if result.ok else "failed",
+        started_at=at,
+        ended_at=ended_at,
+        seconds=took,
+        attempts=entry.attempt,
+        value=result.value,
+        error=None if result.ok else _error_of(result),
+    )
+
+
+def _describe_open_step(entry: Entry, at: datetime | None) -> StepDescription:
+    if entry.kind != "step":
+        deadline = msgspec.json.decode(entry.payload, type=OpenWait | None)
+        until = None if deadline is None else _moment(deadline.deadline)
+        return StepDescription(key=entry.key, kind=entry.kind, status="waiting", started_at=at, until=until)
+    if entry.payload == b"null":
+        return StepDescription(key=entry.key, kind=entry.kind, status="started", started_at=at, attempts=entry.attempt)
+    next_try = msgspec.json.decode(entry.payload, type=NextTry)
+    failed = msgspec.json.decode(next_try.error)
+    return StepDescription(
+        key=entry.key,
+        kind=entry.kind,
+        status="retrying",
+        started_at=at,
+        attempts=entry.attempt - 1,  # the entry has the number of the next attempt
+        error=ErrorText(type=failed["qualname"], message=failed["message"], traceback=failed.get("traceback")),
+        until=_moment(next_try.at),
+    )
+
+
+def _error_of(result: StepResult) -> ErrorText:
+    cause = result.cause or {}
+    if cause.get("type") == "error":
+        return ErrorText(type=cause["name"], message=cause["message"], traceback=cause.get("stack"))
+    text = result.error if isinstance(result.error, str) else msgspec.json.encode(result.error).decode()
+    return ErrorText(type="Err", message=text)
