@@ -130,8 +130,10 @@ if TYPE_CHECKING:
     from perdure.sync import SyncRuntime as SyncRuntime
     from perdure.worker.check_runs import CheckReport as CheckReport
     from perdure.worker.describe_run import RunDescription as RunDescription
+    from perdure.worker.health import RuntimeHealth as RuntimeHealth
     from perdure.worker.replay_check import RunCheck as RunCheck
     from perdure.worker.schedules import ScheduleInfo as ScheduleInfo
+    from perdure.worker.worker_registry import WorkerInfo as WorkerInfo
 
 __version__ = "0.1.0"
 
@@ -284,8 +286,10 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "worker.check_runs": ("CheckReport",),
     "worker.describe_run": ("RunDescription",),
+    "worker.health": ("RuntimeHealth",),
     "worker.replay_check": ("RunCheck",),
     "worker.schedules": ("ScheduleInfo",),
+    "worker.worker_registry": ("WorkerInfo",),
 }
 
 _MODULE_OF: Final = {name: module for table in (_MAIN_NAMES, _OTHER_NAMES) for module, names in table.items() for name in names}

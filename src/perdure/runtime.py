@@ -44,11 +44,13 @@ from perdure.store import Store, require
 from perdure.stores import choose_store
 from perdure.worker.check_runs import CheckReport, check_runs
 from perdure.worker.describe_run import RunDescription, describe_run
+from perdure.worker.health import HealthCheck, RuntimeHealth
 from perdure.worker.host import Host
 from perdure.worker.outcomes import resume, run_to_outcome
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.schedules import CatchUp, Overlap, RuntimeSchedules, ScheduleInfo
 from perdure.worker.worker import Worker, stop_on_signals
+from perdure.worker.worker_registry import WorkerInfo, list_workers
 from perdure.worker.workflow_body import WorkflowDefinition
 
 if TYPE_CHECKING:
@@ -128,6 +130,7 @@ class Runtime:
             is_implicit=is_implicit,
         )
         self._schedules = RuntimeSchedules(self._host)
+        self._health = HealthCheck(self._store, self._started_worker)
         self._is_closed = False
         self._is_entered = False
         self._worker: Worker | None = None
@@ -157,6 +160,7 @@ class Runtime:
     async def close(self) -> None:
         """Give back the runs that are still driven here, shut down the threads, and close the store if this runtime opened it."""
         self._is_closed = True
+        self._health.close()
         await self._host.drain()
         self._threads.close()
         if self._is_owned:
@@ -332,6 +336,19 @@ class Runtime:
             names = (definition.name, *definition.aliases)
         return await check_runs(self._host, names, prefix, limit, length)
 
+    async def workers(self) -> builtins.list[WorkerInfo]:
+        """The workers on this store, by name: what each drives, and whether it has been silent for too long.
+
+        A worker shows itself a second after its start. One that was killed is silent, and is removed after an hour.
+        """
+        if self._worker is not None and self._is_working():
+            await self._worker.registration.ensure()
+        return await list_workers(self._host)
+
+    async def health(self, timeout: Duration = "2s") -> RuntimeHealth:
+        """Whether the store replies and the worker claims runs, for probes. It never raises, and takes at most this long."""
+        return await self._health.check(self._concurrency, seconds(timeout, what="timeout"), is_closed=self._is_closed)
+
     async def cancel(self, run_id: str) -> None:
         """Ask the run to stop: CancelledError is raised at its waits. Raises `RunNotFound`, `RunFinished`."""
         await self._host.cancel(run_id)
@@ -444,6 +461,9 @@ class Runtime:
         loop, context = asyncio.get_running_loop(), own_context()
         task = self._worker_task = loop.create_task(worker.work(), name="perdure-worker", context=context)
         return worker, task
+
+    def _started_worker(self) -> tuple[Worker, asyncio.Task[None]] | None:
+        return None if self._worker is None or self._worker_task is None else (self._worker, self._worker_task)
 
     def _is_working(self) -> bool:
         return self._worker_task is not None and not self._worker_task.done()

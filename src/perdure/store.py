@@ -47,6 +47,7 @@ from perdure.model.records import (
     Schedule,
     Signal,
     Status,
+    WorkerRow,
     WorkflowVersion,
 )
 
@@ -254,7 +255,7 @@ class Store(Protocol):
 
 
 class OperatorStore(Store, Protocol):
-    """Capability `operators`: what an operator or a migration does to runs."""
+    """Capability `operators`: what an operator or a migration does to runs, and which workers there are."""
 
     async def hold(self, run_id: str) -> None:
         """Keep the run from being claimed or acquired (`LeaseHeld`) until `unhold`; its present holder goes on.
@@ -295,6 +296,15 @@ class OperatorStore(Store, Protocol):
         has ended it is then due at `start_at` or now, and now if it was cancelled or reopened. `create` returns it as an existing
         run, unclaimed.
         """
+
+    async def put_worker(self, worker_id: str, info: bytes, *, now: int | None = None) -> None:
+        """Insert or replace the worker with this id, seen now. It wakes no watcher."""
+
+    async def workers(self) -> Sequence[WorkerRow]:
+        """All workers that were put and not dropped, by id."""
+
+    async def drop_worker(self, worker_id: str) -> None:
+        """Remove the worker. One that does not exist is no error."""
 
     async def save(self, run_id: str, snapshot: Snapshot | ResumeState | dict[str, Any]) -> None:
         """Put the run that this snapshot describes in place of what is there, all or nothing, like `restore`.
@@ -400,7 +410,7 @@ def require(store: Any, capability: Literal["operators", "schedules", "streams",
 
 
 _IN_WORDS: Final = {
-    "operators": "verbs for operators (hold, unhold, delete, purge, count, due, restore, save, load)",
+    "operators": "verbs for operators (hold, unhold, delete, purge, count, due, restore, save, load, workers)",
     "schedules": "schedules and queue limits",
     "streams": "streams of items and progress reports",
     "transaction": "transactions",

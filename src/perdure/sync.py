@@ -28,7 +28,9 @@ from perdure.snapshots.snapshot import Snapshot
 from perdure.stepspec import name_caller
 from perdure.worker.check_runs import CheckReport
 from perdure.worker.describe_run import RunDescription
+from perdure.worker.health import RuntimeHealth
 from perdure.worker.schedules import CatchUp, Overlap, ScheduleInfo
+from perdure.worker.worker_registry import WorkerInfo
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -57,6 +59,9 @@ class AsyncRuntime(Protocol):
     async def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None: ...
     async def get(self, run_id: str) -> Run[Any] | None: ...
     async def describe(self, run_id: str) -> RunDescription: ...
+    @property
+    def workers(self) -> Callable[[], Coroutine[Any, Any, builtins.list[WorkerInfo]]]: ...
+    async def health(self, timeout: Duration = "2s") -> RuntimeHealth: ...
     async def cancel(self, run_id: str) -> None: ...
     async def retry(self, run_id: str) -> Run[Any]: ...
     async def hold(self, run_id: str) -> None: ...
@@ -219,6 +224,14 @@ class SyncRuntime:
     def describe(self, run_id: str) -> RunDescription:
         """The run with every step it has recorded, and what it does or waits for now. Raises `RunNotFound`."""
         return block_on(self._runtime.describe(run_id))
+
+    def workers(self) -> builtins.list[WorkerInfo]:
+        """The workers on this store, by name: what each drives, and whether it has been silent for too long."""
+        return block_on(self._runtime.workers())
+
+    def health(self, timeout: Duration = "2s") -> RuntimeHealth:
+        """Whether the store replies and the worker claims runs, for probes. It never raises, and takes at most this long."""
+        return block_on(self._runtime.health(timeout))
 
     def list(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import platform
 import sys
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -20,10 +19,10 @@ from perdure.cli.options import CommandFailed, JsonOption, StoreOptions, UsageEr
 from perdure.cli.output import print_json, print_text, report
 from perdure.errors import RunNotFound
 from perdure.migration import Migration, migrate_store
-from perdure.model.durations import MICROSECOND
 from perdure.runtime import Runtime
 from perdure.snapshots.snapshot import Snapshot
 from perdure.store import Durability, require
+from perdure.worker.health import ask_store
 
 _DEFAULT: Final = StoreOptions()
 _SURVIVES: Final[dict[Durability, str]] = {
@@ -194,19 +193,15 @@ def doctor(*, options: StoreOptions = _DEFAULT) -> None:
 async def _examine(runtime: Runtime, installed: str) -> StoreReport:
     store = runtime.store
     await store.claim(0, 1.0, ())  # connects; a store knows its settings after the first verb
-    asked_at, started = time.time_ns() // 1000, time.perf_counter()
-    store_time = (await store.claim(0, 1.0, ())).now
-    took = time.perf_counter() - started
-    received_at = asked_at + round(took * MICROSECOND)
-    ahead = store_time - asked_at if store_time < asked_at else max(0, store_time - received_at)
+    reply = await ask_store(store)
     return StoreReport(
         store=store.key[0],
         location=store.key[1:],
         durability=store.durability,
         capabilities=tuple(sorted(store.capabilities)),
         schema_version=getattr(store, "schema_version", None),
-        reply_seconds=round(took, 6),
-        clock_ahead_seconds=ahead / MICROSECOND,
+        reply_seconds=reply.seconds,
+        clock_ahead_seconds=reply.clock_ahead_seconds,
         perdure=installed,
         python=platform.python_version(),
     )

@@ -96,6 +96,7 @@ _SELECTION: Final[Mapping[str, Check]] = {
     "workflow": _check_workflow,
 }
 _SCHEDULE: Final[Mapping[str, Check]] = {"schedule_id": lambda schedule_id: check_id(schedule_id, "a schedule's id")}
+_WORKER: Final[Mapping[str, Check]] = {"worker_id": lambda worker_id: check_id(worker_id, "a worker's id")}
 # By verb, the parameters that are checked.
 _CHECKS: Final[Mapping[str, Mapping[str, Check]]] = {
     **dict.fromkeys(("acquire", "cancel", "get", "journal", "inbox", "hold", "unhold", "delete", "save", "load"), _RUN),
@@ -105,6 +106,8 @@ _CHECKS: Final[Mapping[str, Mapping[str, Check]]] = {
     "list": {**_SELECTION, "before": _check_before},
     "count": _SELECTION,
     "restore": {"run": check_names},
+    "put_worker": _WORKER,
+    "drop_worker": _WORKER,
     "put_schedule": {"schedule": _check_schedule},
     "drop_schedule": _SCHEDULE,
     "fire": _SCHEDULE,

@@ -217,6 +217,14 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     metadata: bytes = b"{}"
 
 
+class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker as the store knows it: `seen_at` is its last sign of life, `info` what it says of itself."""
+
+    id: str
+    seen_at: int
+    info: bytes
+
+
 class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How many runs of a queue may be leased at once: in all, and for each `limit_key`. None: no limit."""
 

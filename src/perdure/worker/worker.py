@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import signal
-import socket
 import threading
 from collections.abc import Callable, Collection
+from datetime import datetime
 from typing import Any, Final
 
 from perdure.aio.store_watch import POLL_SECONDS
 from perdure.errors import LeaseLost, PerdureError
 from perdure.model.clock import elapsed
-from perdure.model.durations import MICROSECOND
+from perdure.model.durations import MICROSECOND, moment
 from perdure.model.logs import log, run_fields
 from perdure.model.records import RunRow, WorkflowVersion
 from perdure.result import Err, Outcome, Suspended
@@ -24,6 +23,7 @@ from perdure.store import require
 from perdure.worker.active_runs import ActiveRun, active_runs
 from perdure.worker.host import Host
 from perdure.worker.scheduler import Scheduler
+from perdure.worker.worker_registry import WorkerRegistration
 
 # How often a worker looks for runs that it leaves alone, at most.
 LOOK_FOR_UNCLAIMED_SECONDS: Final = 60.0
@@ -49,10 +49,32 @@ class Worker:
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._outage = _Outage()
-        self.name = f"{socket.gethostname()}/{os.getpid()}"
+        self.registration = WorkerRegistration(host, concurrency, queues, self.count_driven)
+        self.name = self.registration.name
+        # When the last claim was answered, or when the worker began, or last had no room for another run.
+        self._claimed_at = elapsed()
+        self._last_claim_at: int | None = None
         self._logged_slowness_at: float | None = None
         self._unclaimed = _UnclaimedRuns(queues)
         self.scheduler = Scheduler(host) if "schedules" in host.store.capabilities else None
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it claims nothing more."""
+        return self._stopping.is_set()
+
+    @property
+    def last_claim_at(self) -> datetime | None:
+        """When the store last answered a claim, by its clock."""
+        return None if self._last_claim_at is None else moment(self._last_claim_at)
+
+    def count_driven(self) -> int:
+        """How many runs it drives now."""
+        return active_runs.count(self)
+
+    def seconds_without_claim(self) -> float:
+        """For how long it has had room for another run, and no claim of it was answered."""
+        return elapsed() - self._claimed_at if self.count_driven() < self._concurrency else 0.0
 
     def has_room(self) -> bool:
         """Whether one more run can be driven on the running event loop, which has to be the worker's own."""
@@ -70,6 +92,7 @@ class Worker:
         """Claim and drive until `stop`, then drain."""
         started_at = elapsed()
         self._log_start()
+        self.registration.start()
         scheduling: asyncio.Future[None] | None = None
         try:
             while not self._stopping.is_set():
@@ -93,7 +116,11 @@ class Worker:
             self._unclaimed.stop()
             fields = {"worker": self.name}
             log.info("worker %s drains: %d runs are driven here", self.name, active_runs.count(self), extra=fields)
-            await self._host.drain()
+            try:
+                await self._host.drain()
+            finally:
+                self.registration.stop()
+            await self.registration.remove()
             log.info("worker %s has stopped, after %.1f s", self.name, elapsed() - started_at, extra=fields)
 
     def stop(self) -> None:
@@ -107,6 +134,7 @@ class Worker:
         host = self._host
         room = self._concurrency - active_runs.count(self)
         if room <= 0:
+            self._claimed_at = elapsed()
             return None
         asked_at = elapsed()
         try:
@@ -118,7 +146,8 @@ class Worker:
                 self._outage.go_on(failure)
             return None
         self._outage.end()
-        self._log_slowness(elapsed() - asked_at)
+        self._claimed_at, self._last_claim_at = elapsed(), claims.now
+        self._log_slowness(self._claimed_at - asked_at)
         for claim in claims.claims:
             self.adopt(host.drive(host.definition_of(claim.run), claim, {}, is_background=True))
         if len(claims.claims) == room:

@@ -234,6 +234,18 @@ class AsksTheIdForItsText(MemoryStore):
         return await super().create(msgspec.structs.replace(run, id=str(run.id)), **options)
 
 
+@breaks("a_worker_is_kept_with_its_last_sign_of_life")
+class WorkersAreNeverDropped(MemoryStore):
+    async def drop_worker(self, worker_id: str) -> None: ...
+
+
+@breaks("a_worker_is_seen_by_the_clock_of_the_store")
+class WorkersAreSeenOnlyOnce(MemoryStore):
+    async def put_worker(self, worker_id: str, info: bytes, *, now: int | None = None) -> None:
+        if now is not None or not await self.workers():
+            await super().put_worker(worker_id, info, now=now)
+
+
 @breaks("operators_ids_that_are_no_text_are_refused")
 class DeletesNothingForADict(Unchecked, MemoryStore):
     async def delete(self, run_id: str) -> None:

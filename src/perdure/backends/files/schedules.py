@@ -1,4 +1,4 @@
-"""Schedules and queue limits of a namespace: one small file, replaced as a whole.
+"""Schedules, queue limits and workers of a namespace: one small file, replaced as a whole.
 
 A schedule that fires moves on and leaves the run that it starts in the same file; only then is the run created. A process that
 finds a run there creates it first, so a crash in between neither loses the run nor starts it twice. The file is read without a
@@ -21,7 +21,7 @@ from perdure.backends.files.disk import open_file, read_all, replace_file
 from perdure.backends.files.namespace import FilesNamespace
 from perdure.backends.files.verbs import create_missing
 from perdure.errors import PersistenceError, SnapshotCorrupt
-from perdure.model.records import NewRun, QueueLimits, RunRow, Schedule
+from perdure.model.records import NewRun, QueueLimits, RunRow, Schedule, WorkerRow
 
 _MARK: Final = b"perdure settings 1\n"
 
@@ -32,6 +32,7 @@ class FilesSettings(msgspec.Struct, omit_defaults=True):
     schedules: dict[str, Schedule] = {}
     limits: dict[str, QueueLimits] = {}
     fired: list[RunRow] = []
+    workers: dict[str, WorkerRow] = {}
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -111,6 +112,27 @@ def create_fired(namespace: FilesNamespace) -> None:
             namespace.change_one(row.id, partial(create_missing, row=row), create=True)
     settings.fired = []
     _write_settings(namespace, settings)
+
+
+def put_worker(namespace: FilesNamespace, worker_id: str, info: bytes, now: int | None) -> None:
+    """Insert or replace the worker, seen now."""
+    with namespace.lock("settings"):
+        settings = read_settings(namespace)
+        settings.workers[worker_id] = WorkerRow(id=worker_id, seen_at=store_time(now), info=info)
+        _write_settings(namespace, settings)
+
+
+def list_workers(namespace: FilesNamespace) -> list[WorkerRow]:
+    """All workers, by id."""
+    return [worker for _, worker in sorted(read_settings(namespace).workers.items())]
+
+
+def drop_worker(namespace: FilesNamespace, worker_id: str) -> None:
+    """Remove the worker, if it is there."""
+    with namespace.lock("settings"):
+        settings = read_settings(namespace)
+        if settings.workers.pop(worker_id, None) is not None:
+            _write_settings(namespace, settings)
 
 
 def limit_queue(namespace: FilesNamespace, queue: str, limits: QueueLimits) -> None:

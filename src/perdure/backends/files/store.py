@@ -52,6 +52,7 @@ from perdure.model.records import (
     Schedule,
     Signal,
     Status,
+    WorkerRow,
     WorkflowVersion,
     check_positive,
 )
@@ -336,6 +337,18 @@ class FilesStore(ChecksIds, SavesSnapshots):
                     return
         finally:
             self._lifecycle.unwatch(watcher)
+
+    async def put_worker(self, worker_id: str, info: bytes, *, now: int | None = None) -> None:
+        """Insert or replace the worker, seen now."""
+        await self._do(partial(schedules.put_worker, self._files, worker_id, info, now))
+
+    async def workers(self) -> Sequence[WorkerRow]:
+        """All workers, by id."""
+        return await self._do(partial(schedules.list_workers, self._files))
+
+    async def drop_worker(self, worker_id: str) -> None:
+        """Remove the worker."""
+        await self._do(partial(schedules.drop_worker, self._files, worker_id))
 
     async def put_schedule(self, schedule: Schedule) -> None:
         """Insert or replace the schedule."""

@@ -4,6 +4,7 @@
     <root>/o/<run>/<incarnation>/    what is too large for the document: chunks of its journal, large payloads
     <root>/x/                        the due keys and exists keys, by which runs are found
     <root>/settings, wake, turn      schedules and limits; written to wake watchers; the lock for claims
+    <root>/workers                   the registry of workers
 
 A run is named by a hash of its id, so an id can be anything, never leaves its namespace, and differs from any other also where
 case does not count. The document says which id it really is.

@@ -1,4 +1,4 @@
-"""Schedules, queue limits, and the runs that schedules have fired: one document for the namespace.
+"""Schedules, queue limits, and the runs that schedules have fired: one document for the namespace; and one for the workers.
 
 A schedule and the run it fires are two documents. In one change the schedule moves on and the run is noted; then the run is
 created; then the note is removed. After a crash in between, the next `claim` finds the note and does the rest.
@@ -16,7 +16,7 @@ from perdure.backends.key_value.namespace import KeyValueNamespace
 from perdure.backends.key_value.run_writer import RunWriter
 from perdure.backends.key_value.settings_document import NoncedDocument, SwappedDocument
 from perdure.errors import SnapshotCorrupt
-from perdure.model.records import QueueLimits, RunRow, Schedule
+from perdure.model.records import QueueLimits, RunRow, Schedule, WorkerRow
 
 
 class KeyValueSettings(NoncedDocument, kw_only=True):
@@ -27,11 +27,19 @@ class KeyValueSettings(NoncedDocument, kw_only=True):
     fired: dict[str, RunRow] = msgspec.field(default_factory=dict)
 
 
+class KeyValueWorkers(NoncedDocument, kw_only=True):
+    """The workers by id."""
+
+    workers: dict[str, WorkerRow] = msgspec.field(default_factory=dict)
+
+
 class Schedules:
-    """The schedules and queue limits of one namespace."""
+    """The schedules, queue limits and workers of one namespace."""
 
     def __init__(self, namespace: KeyValueNamespace, writer: RunWriter) -> None:
         self._document = SwappedDocument(namespace.backend, f"{namespace.root}/settings", KeyValueSettings)
+        # A document of its own: workers write it with their heartbeats, and claims read the other one.
+        self._workers = SwappedDocument(namespace.backend, f"{namespace.root}/workers", KeyValueWorkers)
         self._writer = writer
 
     async def read(self) -> KeyValueSettings:
@@ -49,6 +57,26 @@ class Schedules:
     async def drop_schedule(self, schedule_id: str) -> bool:
         """Remove the schedule; whether it was there."""
         return await self._document.change(lambda settings: settings.schedules.pop(schedule_id, None) is not None)
+
+    async def put_worker(self, worker: WorkerRow) -> None:
+        """Insert or replace the worker."""
+
+        def put(document: KeyValueWorkers) -> None:
+            document.workers[worker.id] = worker
+
+        await self._workers.change(put)
+
+    async def list_workers(self) -> list[WorkerRow]:
+        """All workers, by id."""
+        return [worker for _, worker in sorted((await self._workers.read()).workers.items())]
+
+    async def drop_worker(self, worker_id: str) -> None:
+        """Remove the worker, if it is there."""
+
+        def drop(document: KeyValueWorkers) -> None:
+            document.workers.pop(worker_id, None)
+
+        await self._workers.change(drop)
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
         """Set the limits of a queue."""

@@ -48,6 +48,7 @@ from perdure.model.records import (
     Schedule,
     Signal,
     Status,
+    WorkerRow,
     WorkflowVersion,
     check_positive,
 )
@@ -354,6 +355,19 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
                 await self._do(Services.poll_wake)
         finally:
             self._lifecycle.unwatch(watcher)
+
+    async def put_worker(self, worker_id: str, info: bytes, *, now: int | None = None) -> None:
+        """Insert or replace the worker, seen now."""
+        worker = WorkerRow(id=worker_id, seen_at=store_time(now), info=info)
+        await self._do(lambda services: services.schedules.put_worker(worker))
+
+    async def workers(self) -> Sequence[WorkerRow]:
+        """All workers, by id."""
+        return await self._do(lambda services: services.schedules.list_workers())
+
+    async def drop_worker(self, worker_id: str) -> None:
+        """Remove the worker."""
+        await self._do(lambda services: services.schedules.drop_worker(worker_id))
 
     async def put_schedule(self, schedule: Schedule) -> None:
         """Insert or replace the schedule."""

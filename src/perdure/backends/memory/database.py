@@ -19,17 +19,18 @@ from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.backends.base.leases import is_leased
 from perdure.errors import RunNotFound
 from perdure.model.journal import Entry
-from perdure.model.records import QueueLimits, RunRow, Schedule, Signal
+from perdure.model.records import QueueLimits, RunRow, Schedule, Signal, WorkerRow
 
 
 @dataclass(slots=True)
 class Namespace:
-    """The runs, schedules and queue limits under one prefix. `live` are the ids of the runs that have not ended."""
+    """The runs, schedules, queue limits and workers under one prefix. `live` are the ids of the runs that have not ended."""
 
     runs: dict[str, InMemoryRun] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)
     schedules: dict[str, Schedule] = field(default_factory=dict)
     limits: dict[str, QueueLimits] = field(default_factory=dict)
+    workers: dict[str, WorkerRow] = field(default_factory=dict)
 
     def find(self, run_id: str) -> InMemoryRun:
         """The run. Raises `RunNotFound`."""

@@ -41,6 +41,7 @@ from perdure.model.records import (
     Schedule,
     Signal,
     Status,
+    WorkerRow,
     WorkflowVersion,
     check_positive,
 )
@@ -307,6 +308,18 @@ class MemoryStore(ChecksIds, SavesSnapshots):
             for row in oldest:
                 namespace.remove(row.id)
             return len(oldest)
+
+    async def put_worker(self, worker_id: str, info: bytes, *, now: int | None = None) -> None:
+        with self._lock() as namespace:
+            namespace.workers[worker_id] = WorkerRow(id=worker_id, seen_at=store_time(now), info=info)
+
+    async def workers(self) -> Sequence[WorkerRow]:
+        with self._lock() as namespace:
+            return [namespace.workers[worker_id] for worker_id in sorted(namespace.workers)]
+
+    async def drop_worker(self, worker_id: str) -> None:
+        with self._lock() as namespace:
+            namespace.workers.pop(worker_id, None)
 
     async def watch(self, timeout: float) -> None:
         watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()

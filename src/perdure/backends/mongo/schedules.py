@@ -1,4 +1,4 @@
-"""Schedules. Firing one moves it on and creates its run in one transaction."""
+"""Schedules, and the registry of workers. Firing a schedule moves it on and creates its run in one transaction."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from perdure.backends.mongo.documents import Document, name_in, same_run
+from perdure.backends.mongo.documents import Document, instant, literal, name_in, same_run
 from perdure.backends.mongo.overflow import delete_overflow, split_document
 from perdure.backends.mongo.runs import RunInsert, insert_run
 from perdure.backends.mongo.schema import Collections
-from perdure.model.records import Schedule
+from perdure.model.records import Schedule, WorkerRow
 
 if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
@@ -67,3 +67,20 @@ async def _was_fired(db: Collections, key: str, call: str) -> bool:
     """Whether an earlier attempt of this call fired it, and the reply was lost."""
     found: Document | None = await db.schedules.find_one({"_id": key, "fired_by": call}, {"_id": 1})
     return found is not None
+
+
+async def put_worker(db: Collections, worker_id: str, info: bytes, now: int | None) -> None:
+    """Insert or replace the worker, seen now."""
+    fields = {"namespace": literal(db.namespace), "seen_at": instant(now), "info": literal(info)}
+    await db.workers.update_one({"_id": db.key(worker_id)}, [{"$set": fields}], upsert=True)
+
+
+async def workers(db: Collections) -> list[WorkerRow]:
+    """All workers, by id."""
+    cursor = db.workers.find({"namespace": db.namespace}).sort("_id", 1)
+    return [WorkerRow(id=name_in(found["_id"]), seen_at=found["seen_at"], info=bytes(found["info"])) async for found in cursor]
+
+
+async def drop_worker(db: Collections, worker_id: str) -> None:
+    """Remove the worker, if it is there."""
+    await db.workers.delete_one({"_id": db.key(worker_id)})

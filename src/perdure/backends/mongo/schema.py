@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 VERSION: Final = 3
-PARTS: Final = ("runs", "steps", "signals", "items", "payloads", "queues", "schedules", "meta")
+PARTS: Final = ("runs", "steps", "signals", "items", "payloads", "queues", "schedules", "workers", "meta")
 _STEM: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _NAMESPACE_EXISTS: Final = 48
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - the driver gives naive UTC
@@ -58,6 +58,7 @@ INDEXES: Final[dict[str, Sequence[tuple[str, list[tuple[str, int]], dict[str, An
     "signals": (("dedupe", [("run", 1), ("name", 1), ("dedupe", 1)], _HAS_DEDUPE),),
     "queues": (("namespace", [("namespace", 1), ("_id", 1)], {}),),
     "schedules": (("namespace", [("namespace", 1), ("_id", 1)], {}),),
+    "workers": (("namespace", [("namespace", 1), ("_id", 1)], {}),),
 }
 
 
@@ -92,6 +93,7 @@ class Collections:
         self.payloads = self.of("payloads")
         self.queues = self.of("queues")
         self.schedules = self.of("schedules")
+        self.workers = self.of("workers")
         self.meta = self.of("meta")
 
     def of(self, part: str) -> AsyncCollection[Document]:

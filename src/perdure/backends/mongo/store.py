@@ -43,6 +43,7 @@ from perdure.model.records import (
     Schedule,
     Signal,
     Status,
+    WorkerRow,
     WorkflowVersion,
     check_positive,
 )
@@ -290,6 +291,18 @@ class MongoStore(ServerStore[MongoConnections]):
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
         self._reopen_if_forked()
         await self._watch(self._change_stream, timeout)
+
+    async def put_worker(self, worker_id: str, info: bytes, *, now: int | None = None) -> None:
+        """Insert or replace the worker, seen now."""
+        await self._do(schedules.put_worker, worker_id, info, now)
+
+    async def workers(self) -> Sequence[WorkerRow]:
+        """All workers, by id."""
+        return await self._do(schedules.workers)
+
+    async def drop_worker(self, worker_id: str) -> None:
+        """Remove the worker."""
+        await self._do(schedules.drop_worker, worker_id)
 
     async def put_schedule(self, schedule: Schedule) -> None:
         """Insert or replace the schedule."""

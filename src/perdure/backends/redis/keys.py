@@ -29,6 +29,7 @@ class Keys:
         self.prefix = check_namespace(prefix)
         self.root = f"{{{stem}:{quote(prefix, safe='')}}}"
         self.schedules = f"{self.root}:schedules"
+        self.workers = f"{self.root}:workers"
         self.limits = f"{self.root}:limits"
         self.channel = f"{self.root}:changed"
 

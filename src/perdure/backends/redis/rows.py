@@ -14,7 +14,7 @@ import msgspec
 
 from perdure.backends.base.damaged_runs import UNREADABLE, check_entry, check_row, problem_of
 from perdure.model.journal import Entry, Kind, Phase
-from perdure.model.records import Awaited, Claim, Item, Lease, NewRun, QueueLimits, RunRow, Schedule, Signal
+from perdure.model.records import Awaited, Claim, Item, Lease, NewRun, QueueLimits, RunRow, Schedule, Signal, WorkerRow
 
 # An argument of a script.
 Arg: TypeAlias = str | bytes | int
@@ -54,6 +54,12 @@ class _ScheduleRest(msgspec.Struct, frozen=True, array_like=True):
 _encode: Final = msgspec.msgpack.Encoder().encode
 _entry_rest: Final = msgspec.msgpack.Decoder(_EntryRest)
 _schedule_rest: Final = msgspec.msgpack.Decoder(_ScheduleRest)
+
+
+def worker_from(worker_id: bytes, data: bytes) -> WorkerRow:
+    """The worker as put_worker.lua stores it."""
+    seen_at, _, info = data.partition(b":")
+    return WorkerRow(id=worker_id.decode(), seen_at=int(seen_at), info=info)
 
 
 def as_list(values: Sequence[Arg]) -> list[Arg]:

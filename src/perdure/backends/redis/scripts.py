@@ -20,6 +20,7 @@ _NAMES: Final = (
     "create",
     "delete",
     "drop_schedule",
+    "drop_worker",
     "due",
     "finish",
     "fire",
@@ -32,6 +33,7 @@ _NAMES: Final = (
     "list",
     "purge",
     "put_schedule",
+    "put_worker",
     "queue_limits",
     "record",
     "release",
@@ -43,6 +45,7 @@ _NAMES: Final = (
     "setup",
     "signal",
     "suspend",
+    "workers",
 )
 
 

@@ -57,6 +57,7 @@ from perdure.model.records import (
     Schedule,
     Signal,
     Status,
+    WorkerRow,
     WorkflowVersion,
     check_positive,
 )
@@ -339,6 +340,19 @@ class RedisStore(ServerStore[RedisConnections]):
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
         self._reopen_if_forked()
         await self._watch(self._subscription, timeout)
+
+    async def put_worker(self, worker_id: str, info: bytes, *, now: int | None = None) -> None:
+        """Insert or replace the worker, seen now."""
+        await self._call("put_worker", [self._keys.workers], [optional(now), worker_id, info])
+
+    async def workers(self) -> Sequence[WorkerRow]:
+        """All workers, by id."""
+        stored = await self._call("workers", [self._keys.workers], [])
+        return [rows.worker_from(worker_id, data) for worker_id, data in sorted(rows.pairs(stored))]
+
+    async def drop_worker(self, worker_id: str) -> None:
+        """Remove the worker."""
+        await self._call("drop_worker", [self._keys.workers], [worker_id])
 
     async def put_schedule(self, schedule: Schedule) -> None:
         """Insert or replace the schedule."""

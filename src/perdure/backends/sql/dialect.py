@@ -193,7 +193,7 @@ def dialect_named(name: str) -> Dialect:
     return DIALECTS[name]
 
 
-TABLES: Final = ("runs", "steps", "signals", "queues", "schedules", "items", "meta", "snapshots")
+TABLES: Final = ("runs", "steps", "signals", "queues", "schedules", "items", "workers", "meta", "snapshots")
 _INDEXES: Final = (
     "runs_wake",
     "runs_due",

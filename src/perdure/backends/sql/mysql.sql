@@ -117,3 +117,11 @@ CREATE TABLE IF NOT EXISTS $schedules (
     input LONGBLOB NOT NULL,
     PRIMARY KEY (namespace, id)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
+
+CREATE TABLE IF NOT EXISTS $workers (
+    namespace VARBINARY(255) NOT NULL,
+    id VARBINARY(1024) NOT NULL,
+    seen_at BIGINT NOT NULL,
+    info LONGBLOB NOT NULL,
+    PRIMARY KEY (namespace, id)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;

@@ -136,3 +136,11 @@ CREATE TABLE $schedules (
     input $payload NOT NULL,
     PRIMARY KEY (namespace, id)
 );
+
+CREATE TABLE $workers (
+    namespace text COLLATE "C" NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    seen_at bigint NOT NULL,
+    info $payload NOT NULL,
+    PRIMARY KEY (namespace, id)
+);

@@ -124,15 +124,16 @@ ENTRY_FIELDS: Final = (
 ENTRY_COLUMNS: Final = ", ".join("$key" if field == "key" else field for field in ENTRY_FIELDS)
 SIGNAL_FIELDS: Final = ("seq", "kind", "name", "payload", "dedupe", "consumed_by")
 SIGNAL_COLUMNS: Final = ", ".join(SIGNAL_FIELDS)
+WORKER_FIELDS: Final = ("id", "seen_at", "info")
 SCHEDULE_FIELDS: Final = ("id", "workflow", "spec", "input", "next_at", "metadata")
 
 _PAYLOADS: Final = frozenset(
-    {"input", "input_hash", "seed", "metadata", "running_steps", "progress", "outcome", "payload", "args_hash"}
+    {"input", "input_hash", "seed", "metadata", "running_steps", "progress", "outcome", "payload", "args_hash", "info"}
 )
 _BOOLEANS: Final = frozenset({"held", "cancel_requested", "parent_notified", "ok"})
 _NUMBERS: Final = frozenset({
     "version", "priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts", "problem_at", "problem_count",
-    "created_at", "updated_at", "seq", "attempt", "started_at", "took", "next_at",
+    "created_at", "updated_at", "seq", "attempt", "started_at", "took", "next_at", "seen_at",
 })  # fmt: skip
 _ID: Final = RUN_FIELDS.index("id")
 _WAITING_FOR: Final = RUN_FIELDS.index("waiting_for")

@@ -1,14 +1,14 @@
-"""Schedules and queue limits."""
+"""Schedules, queue limits, and the registry of workers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, Final
 
-from perdure.backends.sql.rows import SCHEDULE_FIELDS, Row, fields_from
+from perdure.backends.sql.rows import SCHEDULE_FIELDS, WORKER_FIELDS, Row, fields_from
 from perdure.backends.sql.runs import RunCreation, create_all
 from perdure.backends.sql.session import Session
-from perdure.model.records import NewRun, QueueLimits, Schedule
+from perdure.model.records import NewRun, QueueLimits, Schedule, WorkerRow
 
 _INSERT: Final = """
     $insert_new INTO $schedules (namespace, id, workflow, spec, input, next_at, metadata) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
@@ -25,6 +25,13 @@ _INSERT_LIMIT: Final = """
 """
 _REPLACE_LIMIT: Final = "UPDATE $queues SET concurrency = ?3, key_concurrency = ?4 WHERE namespace = ?1 AND queue = ?2"
 _LIMITS: Final = "SELECT queue, concurrency, key_concurrency FROM $queues WHERE namespace = ?1"
+_SEEN_AT: Final = "coalesce(?3:int, $clock)"
+_INSERT_WORKER: Final = f"""
+    $insert_new INTO $workers (namespace, id, seen_at, info) VALUES (?1, ?2, {_SEEN_AT}, ?4) $or_nothing
+"""
+_REPLACE_WORKER: Final = f"UPDATE $workers SET seen_at = {_SEEN_AT}, info = ?4 WHERE namespace = ?1 AND id = ?2"
+_ALL_WORKERS: Final = f"SELECT {', '.join(WORKER_FIELDS)} FROM $workers WHERE namespace = ?1 ORDER BY id"
+_DROP_WORKER: Final = "DELETE FROM $workers WHERE namespace = ?1 AND id = ?2"
 
 
 async def put_schedule(db: Session, schedule: Schedule) -> None:
@@ -73,3 +80,20 @@ def limits_from(db: Session, rows: Iterable[Row]) -> dict[str, QueueLimits]:
 
 def _number(value: Any) -> int | None:
     return None if value is None else int(value)
+
+
+async def put_worker(db: Session, worker_id: str, info: bytes, now: int | None) -> None:
+    """Insert or replace the worker, seen now."""
+    values = worker_id, now, info
+    if not await db.run(_REPLACE_WORKER, *values):
+        await db.run(_INSERT_WORKER, *values)
+
+
+async def workers(db: Session) -> list[WorkerRow]:
+    """All workers, by id."""
+    return [WorkerRow(**fields_from(WORKER_FIELDS, row, db.tables.values)) for row in await db.all(_ALL_WORKERS)]
+
+
+async def drop_worker(db: Session, worker_id: str) -> None:
+    """Remove the worker, if it is there."""
+    await db.run(_DROP_WORKER, worker_id)

@@ -120,3 +120,11 @@ CREATE TABLE $schedules (
     input BLOB NOT NULL,
     PRIMARY KEY (namespace, id)
 ) WITHOUT ROWID;
+
+CREATE TABLE $workers (
+    namespace TEXT NOT NULL,
+    id TEXT NOT NULL,
+    seen_at INTEGER NOT NULL,
+    info BLOB NOT NULL,
+    PRIMARY KEY (namespace, id)
+) WITHOUT ROWID;

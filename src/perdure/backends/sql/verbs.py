@@ -18,7 +18,19 @@ from perdure.backends.sql.session import Session
 from perdure.model.durations import microseconds
 from perdure.model.id_checks import ChecksIds
 from perdure.model.journal import Entry
-from perdure.model.records import Item, Lease, NewRun, QueueLimits, RunInfo, RunRow, Schedule, Signal, Status, check_positive
+from perdure.model.records import (
+    Item,
+    Lease,
+    NewRun,
+    QueueLimits,
+    RunInfo,
+    RunRow,
+    Schedule,
+    Signal,
+    Status,
+    WorkerRow,
+    check_positive,
+)
 from perdure.store import STANDARD_PARTS, Capability
 
 T = TypeVar("T")
@@ -118,6 +130,18 @@ class SqlVerbs(ChecksIds, ABC):
         """Delete ended runs, oldest first."""
         age = microseconds(older_than, what="older_than")
         return await self._write(lambda db: runs.purge(db, age, limit, self._time(now)))
+
+    async def put_worker(self, worker_id: str, info: bytes, *, now: int | None = None) -> None:
+        """Insert or replace the worker, seen now."""
+        await self._write(lambda db: schedules.put_worker(db, worker_id, info, self._time(now)))
+
+    async def workers(self) -> Sequence[WorkerRow]:
+        """All workers, by id."""
+        return await self._read(schedules.workers)
+
+    async def drop_worker(self, worker_id: str) -> None:
+        """Remove the worker."""
+        await self._write(lambda db: schedules.drop_worker(db, worker_id))
 
     async def put_schedule(self, schedule: Schedule) -> None:
         """Insert or replace the schedule."""

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 
 from perdure.errors import LeaseHeld, RunNotFound
+from perdure.model.records import WorkerRow
 from perdure.store import require
 from perdure.testing.contract.cases import promise_with
 from perdure.testing.contract.identity import NAMES
@@ -75,6 +76,34 @@ async def only_a_known_run_can_be_held(world: FullWorld) -> None:
     with refused(RunNotFound, "unhold of an unknown run"):
         await world.a.unhold("unknown")
     equal(await world.a.get("unknown"), None, "the unknown run")
+
+
+@promise_with("operators")
+async def a_worker_is_kept_with_its_last_sign_of_life(world: FullWorld) -> None:
+    """`put_worker` inserts or replaces by id and notes the instant, `workers` are by id, `drop_worker` may be repeated."""
+    for worker_id in NAMES:
+        await world.a.put_worker(worker_id, b"old", now=NOW)
+    await world.b.put_worker("b", b"\x00\xff", now=at(5))
+    await world.a.put_worker("a", b"", now=at(6))
+    others = [WorkerRow(id=worker_id, seen_at=NOW, info=b"old") for worker_id in NAMES]
+    both = [WorkerRow(id="b", seen_at=at(5), info=b"\x00\xff"), WorkerRow(id="a", seen_at=at(6), info=b"")]
+    expected = sorted([*others, *both], key=lambda worker: worker.id.encode())
+    equal(list(await world.b.workers()), expected, "the workers")
+    for worker_id in (*NAMES, "a", "a", "never"):
+        await world.b.drop_worker(worker_id)
+    equal([worker.id for worker in await world.a.workers()], ["b"], "the workers that were not dropped")
+
+
+@promise_with("operators")
+async def a_worker_is_seen_by_the_clock_of_the_store(world: FullWorld) -> None:
+    """Without `now` the sign of life has the time that a claim gives, also when it is repeated."""
+    before = (await world.a.claim(0, TTL, [])).now
+    for _ in range(2):
+        await world.a.put_worker("worker", b"{}")
+        (worker,) = await world.b.workers()
+        after = (await world.a.claim(0, TTL, [])).now
+        holds(before <= worker.seen_at <= after, f"seen at {worker.seen_at}, between {before} and {after}")
+        before = after
 
 
 @promise_with("operators")

@@ -1,0 +1,3 @@
+-- id
+redis.call('HDEL', root .. ':workers', take())
+return { 'ok' }

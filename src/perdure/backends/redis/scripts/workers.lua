@@ -1,0 +1,2 @@
+-- -> workers, each after its id
+return redis.call('HGETALL', root .. ':workers')
