@@ -13,6 +13,7 @@ import pytest
 from perdure import Runtime, stores
 from perdure.backends.sql.schema import VERSION
 from perdure.model.records import NewRun
+from perdure.store import require
 from perdure.stores import open_store
 from tests.backends.places import on_postgres
 from tests.cli.conftest import Command, Sweep
@@ -281,6 +282,22 @@ def test_doctor_tells_the_settings_of_the_store(perdure: Command) -> None:
     assert found["clock_ahead_seconds"] == 0
     shown = perdure("doctor", "--store", "sqlite:///app.db?synchronous=normal").out
     assert "durability      process: an acknowledged write survives the end of the process" in shown
+
+
+@pytest.mark.usefixtures("started")
+def test_workers_that_were_killed_are_silent(perdure: Command) -> None:
+    assert perdure("workers").out == "no workers\n"
+    asyncio.run(_put_worker("sqlite:///app.db"))
+    (line,) = perdure("workers", "--json").documents
+    assert (line["name"], line["is_silent"], line["driven"], line["workflows"]) == ("h/7", True, 3, [["checkout", 2]])
+    assert "h/7     silent  2001-09-09 01:46:40" in perdure("workers").out
+
+
+async def _put_worker(dsn: str) -> None:
+    said = {"name": "h/7", "host": "h", "pid": 7, "started_at": 0, "pause": 10, "concurrency": 5, "driven": 3}
+    store = require(open_store(dsn), "operators")
+    await store.put_worker("w", json.dumps({**said, "workflows": [["checkout", 2]]}).encode(), now=10**15)
+    await store.close()
 
 
 def test_on_postgresql(perdure: Command, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:

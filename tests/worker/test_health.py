@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -11,6 +14,8 @@ from perdure import Context, PersistenceError, Runtime, stores, workflow
 from perdure.store import Store
 from perdure.worker import health
 from tests.worker.flows import PATIENCE, soon
+
+EXAMPLE: Final = Path(__file__).parent.parent.parent / "examples" / "health_probe.py"
 
 
 @workflow
@@ -113,3 +118,13 @@ async def test_a_worker_that_cannot_claim_is_not_well(monkeypatch: pytest.Monkey
 
         async with asyncio.timeout(PATIENCE):
             await soon(is_stuck)
+
+
+async def test_the_example_answers_probes() -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-W", "error", str(EXAMPLE), stdout=subprocess.PIPE)
+    async with asyncio.timeout(PATIENCE):
+        printed, _ = await process.communicate()
+    assert printed.decode().splitlines() == [
+        '200 {"ok": true, "reasons": []}',
+        '503 {"ok": false, "reasons": ["this Runtime was closed", "the worker has stopped"]}',
+    ]

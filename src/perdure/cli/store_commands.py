@@ -1,4 +1,4 @@
-"""Commands on a store as a whole, and on runs as documents: export, import, migrate, doctor."""
+"""Commands on a store as a whole, and on runs as documents: export, import, migrate, workers, doctor."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from perdure.cli.options import CommandFailed, JsonOption, StoreOptions, UsageError
-from perdure.cli.output import print_json, print_text, report
+from perdure.cli.output import in_utc, print_json, print_json_lines, print_table, print_text, report
 from perdure.errors import RunNotFound
 from perdure.migration import Migration, migrate_store
 from perdure.runtime import Runtime
 from perdure.snapshots.snapshot import Snapshot
 from perdure.store import Durability, require
 from perdure.worker.health import ask_store
+from perdure.worker.worker_registry import WorkerInfo
 
 _DEFAULT: Final = StoreOptions()
+_WORKER_COLUMNS: Final = ("worker", "is", "seen (UTC)", "started (UTC)", "runs", "queues", "workflows")
 _SURVIVES: Final[dict[Durability, str]] = {
     "process": "the end of the process that wrote it; not a power loss",
     "disk": "a power loss",
@@ -37,6 +39,7 @@ def add_commands(app: App) -> None:
     app.command(export)
     app.command(import_run, name="import")
     app.command(migrate)
+    app.command(workers)
     app.command(doctor)
 
 
@@ -151,6 +154,29 @@ def _print_migration(done: Migration) -> None:
     print_text(f"copied {done.copied}, already there {done.already_there}, left out {len(done.skipped)}")
     for each in done.skipped:
         print_text(f"left out {each.kind} {each.id}: {each.reason}")
+
+
+def workers(*, options: StoreOptions = _DEFAULT) -> None:
+    """List the workers on the store, and say which are silent."""
+    found = options.call(lambda runtime: runtime.workers())
+    if options.json:
+        print_json_lines(found)
+    elif found:
+        print_table(_WORKER_COLUMNS, [_worker_row(each) for each in found], cut=True)
+    else:
+        print_text("no workers")
+
+
+def _worker_row(worker: WorkerInfo) -> list[str]:
+    return [
+        worker.name,
+        "silent" if worker.is_silent else "alive",
+        in_utc(worker.seen_at),
+        in_utc(worker.started_at),
+        f"{worker.driven} of {worker.concurrency}",
+        "all" if worker.queues is None else ", ".join(worker.queues),
+        ", ".join(name if version == 1 else f"{name} v{version}" for name, version in worker.workflows),
+    ]
 
 
 class StoreReport(msgspec.Struct, frozen=True, kw_only=True):
