@@ -62,7 +62,7 @@ class RunningStep(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime
 
 
-class AwaitedThing(msgspec.Struct, frozen=True, kw_only=True):
+class WaitingFor(msgspec.Struct, frozen=True, kw_only=True):
     """What a suspended run waits for: a signal by its name, or a child's outcome by its key."""
 
     kind: Literal["signal", "child"]
@@ -94,7 +94,7 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
     worker: str | None
     lease_owner: str | None
     lease_until: datetime | None
-    waiting_for: tuple[AwaitedThing, ...]
+    waiting_for: tuple[WaitingFor, ...]
     wake_at: datetime | None
     problem: str | None
     problem_at: datetime | None
@@ -132,6 +132,8 @@ async def describe_run(host: Host, run_id: str) -> RunDescription:
 
 
 def _steps_under_way(host: Host, row: RunRow) -> _UnderWay:
+    if row.status != "running":  # a drive of this process may be about to end
+        return _UnderWay(RunningSteps(), row.updated_at)
     for active in active_runs.find_all(host.store, row.id):
         if active.drive.run.epoch == row.epoch:
             executing = active.drive.executing.copy()  # atomic, since another thread's event loop may change it
@@ -161,7 +163,7 @@ def _describe(view: View, under_way: _UnderWay) -> RunDescription:
         worker=_worker_of(row),
         lease_owner=row.lease_owner,
         lease_until=_moment(row.lease_until),
-        waiting_for=tuple(AwaitedThing(kind=each.kind, name=each.name) for each in row.waiting_for),
+        waiting_for=tuple(WaitingFor(kind=each.kind, name=each.name) for each in row.waiting_for),
         wake_at=None if row.ended else _moment(row.wake_at),
         problem=row.problem,
         problem_at=_moment(row.problem_at),
