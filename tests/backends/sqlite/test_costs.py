@@ -105,7 +105,7 @@ def _everything(meter: Meter) -> None:
         meter.writer.commit()
     run(process_leases.find_nothing_due, REQUEST, OWNERS)
     run(process_leases.due, 5, OWNERS, NOW)
-    run(schedules.limit_queue, "default", QueueLimits(concurrency=10, key_concurrency=1))
+    run(schedules.limit_queue, "default", QueueLimits(concurrency=10, per_key=1))
     run(claims.load, run(process_leases.claim, REQUEST, OWNERS).leased)
     run(process_leases.find_nothing_due, REQUEST, OWNERS)
     run(process_leases.renew, [lease], MINUTE, OWNERS, NOW)
