@@ -2,8 +2,8 @@
 
 A packet has expectations instead of branches. Where one is not met (a lease is stale, an entry or a run exists already, a parent
 has to be notified, an awaited signal has arrived, a queue has limits) a statement fails, the statements after it, COMMIT among
-them, are not executed, and nothing is written. Then the verb of `backends.sql` runs, which reads before it writes and covers every
-case.
+them, are not executed, and nothing is written. Then the verb of `backends.sql` runs, which reads before it writes and covers all
+cases.
 
 A transaction that the server would not take as one packet is sent in several, see `large_values`.
 

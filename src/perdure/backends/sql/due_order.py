@@ -1,9 +1,9 @@
 """The order in which due runs are claimed: by priority, then longest due, then by id.
 
 Runs that may come due lie in one index by (workflow, version, queue, priority, is_started, wake_at). A claim visits each distinct
-group of the first five with one seek, and reads from each only as many due rows as it could use, page by page. So its cost does not
-depend on how many runs sleep, belong to other workflows and versions, or wait behind a queue's limit. `is_started` is in the index
-because a rate holds back only runs that were never leased: the others must not be looked for behind them.
+group of the first five with one seek, and reads from each only as many due rows as it could use, page by page. So its cost does
+not depend on how many runs sleep, belong to other workflows and versions, or wait behind a queue's limit. `is_started` is in the
+index because a rate holds back only runs that were never leased: the others must not be looked for behind them.
 """
 
 from __future__ import annotations
