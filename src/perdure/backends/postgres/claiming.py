@@ -37,17 +37,23 @@ _IS_SUSPECT: Final = f"run.status = 'running' AND run.attempts >= {SUSPECT_ATTEM
 # A damaged number must not make the statement overflow, which would fail the claims of all runs.
 _LARGEST: Final = (1 << 63) - 2
 
-# The update that leases the runs `picked`, at the time of `clock`. $2 is the lease's length, $3 its owner.
-_LEASE_PICKED: Final = f"""
+# Without statistics PostgreSQL expects few rows of everything, and takes any way to them for as good as another. So in these
+# statements there is only one: due runs are read in the order of their index and no further than needed, a run is looked up by
+# its id (a subquery with FOR UPDATE or OFFSET is not merged into the query around it), and the update goes by the places of rows.
+
+# The update that leases runs that are locked, at the time of `clock`. $2 is the lease's length, $3 its owner. A row that was
+# changed after the statement began, but before it was locked, is left alone: its new place is not seen. What changes a due run
+# wakes the workers.
+_LEASE: Final = f"""
     UPDATE $runs AS run SET lease_token = replace(gen_random_uuid()::text, '-', ''),
         status = 'running', waiting_for = '[]', lease_until = clock.at + $2, wake_at = clock.at + $2, updated_at = clock.at,
-        epoch = greatest(least(run.epoch, {_LARGEST}) + 1, clock.at), lease_owner = $3, journal_length = grown.length,
-        attempts = CASE WHEN run.journal_length < grown.length THEN 1 ELSE least(run.attempts, {_LARGEST}) + 1 END
-    FROM clock, picked CROSS JOIN LATERAL (
-        SELECT coalesce(max(step.seq), 0) AS length FROM $steps AS step
-        WHERE step.namespace = $1 AND step.run_id = picked.id
-    ) AS grown
-    WHERE run.namespace = $1 AND run.id = picked.id
+        epoch = greatest(least(run.epoch, {_LARGEST}) + 1, clock.at), lease_owner = $3,
+        (journal_length, attempts) = (
+            SELECT coalesce(max(step.seq), 0),
+                CASE WHEN run.journal_length < coalesce(max(step.seq), 0) THEN 1 ELSE least(run.attempts, {_LARGEST}) + 1 END
+            FROM $steps AS step WHERE step.namespace = $1 AND step.run_id = run.id
+        )
+    FROM clock WHERE run.ctid = ANY (ARRAY({{places}}))
     RETURNING {", ".join(f"run.{field}" for field in RUN_FIELDS)}, run.lease_token, run.inbox_seq
 """
 # $4 now, $5 how many, $6 workflows, $7 the version of each, $8 queues or NULL, $9 how many `RunRow.is_suspect` or NULL.
@@ -94,35 +100,38 @@ CLAIM: Final = f"""
             (SELECT run.id, run.wake_at, false AS is_suspect FROM $runs AS run
             WHERE {_MAY_WAKE} AND {_IN_GROUP}
                 AND run.wake_at <= clock.at AND ($9::bigint IS NULL OR NOT ({_IS_SUSPECT}))
-            ORDER BY run.wake_at, run.id LIMIT $5::bigint * 10 + 100)
+            ORDER BY run.wake_at FETCH FIRST ($5::bigint * 10 + 100) ROWS WITH TIES)
             UNION ALL
             (SELECT run.id, run.wake_at, true FROM $runs AS run
             WHERE {_MAY_WAKE} AND {_IN_GROUP}
-                AND run.wake_at <= clock.at AND $9::bigint > 0 AND {_IS_SUSPECT}
-            ORDER BY run.wake_at, run.id LIMIT $9::bigint)
+                AND run.wake_at <= clock.at AND $9::bigint > 0 AND groups.is_started = 1 AND {_IS_SUSPECT}
+            ORDER BY run.wake_at FETCH FIRST ($9::bigint) ROWS WITH TIES)
         ) AS found
         WHERE (SELECT go FROM may)
     ),
     picked AS MATERIALIZED (
-        SELECT run.id, found.priority, found.wake_at
-        FROM found CROSS JOIN clock JOIN $runs AS run ON run.namespace = $1 AND run.id = found.id
-        WHERE (NOT found.is_suspect OR found.turn_of_suspect <= $9::bigint) AND run.wake_at <= clock.at AND run.held = 0
-        ORDER BY found.priority DESC, found.wake_at, found.id LIMIT $5::bigint
-        FOR UPDATE OF run SKIP LOCKED
+        SELECT run.id, run.place FROM (
+            SELECT found.id, clock.at FROM found CROSS JOIN clock
+            WHERE NOT found.is_suspect OR found.turn_of_suspect <= $9::bigint
+            ORDER BY found.priority DESC, found.wake_at, found.id
+        ) AS found CROSS JOIN LATERAL (
+            SELECT run.id, run.ctid AS place FROM $runs AS run
+            WHERE run.namespace = $1 AND run.id = found.id AND run.wake_at + 0 <= found.at AND run.held = 0
+            FOR UPDATE SKIP LOCKED
+        ) AS run LIMIT $5::bigint
     ),
-    taken AS ({_LEASE_PICKED})
-    SELECT taken.*, picked.priority AS turn, picked.wake_at AS since,
-        (SELECT go FROM may) AS go, (SELECT wake_at FROM soon) AS soon, (SELECT at FROM clock) AS at
-    FROM (VALUES (1)) AS always LEFT JOIN (taken JOIN picked USING (id)) ON true
-    ORDER BY turn DESC, since, id
+    taken AS ({_LEASE.format(places="SELECT place FROM picked")})
+    SELECT taken.*, (SELECT go FROM may) AS go, (SELECT wake_at FROM soon) AS soon, (SELECT at FROM clock) AS at,
+        CASE WHEN row_number() OVER () = 1 THEN ARRAY(SELECT id FROM picked) END AS in_order
+    FROM (VALUES (1)) AS always LEFT JOIN taken ON true
 """
-# $4 the time, $5 ids of runs that this transaction has locked, in their order.
-_LEASE_LOCKED: Final = f"""
-    WITH clock AS MATERIALIZED (SELECT $4::bigint AS at),
-    picked AS MATERIALIZED (SELECT * FROM unnest($5::text[]) WITH ORDINALITY AS locked (id, turn)),
-    taken AS ({_LEASE_PICKED})
-    SELECT taken.* FROM taken JOIN picked USING (id) ORDER BY picked.turn
+# $4 the time, $5 the ids of runs that this transaction has locked.
+_PLACES: Final = """
+    SELECT run.place FROM unnest($5::text[]) AS locked (id) CROSS JOIN LATERAL (
+        SELECT run.ctid AS place FROM $runs AS run WHERE run.namespace = $1 AND run.id = locked.id OFFSET 0
+    ) AS run
 """
+_LEASE_LOCKED: Final = f"WITH clock AS MATERIALIZED (SELECT $4::bigint AS at) {_LEASE.format(places=_PLACES)}"
 
 
 async def claim(connections: PostgresConnections, namespace: str, request: ClaimRequest) -> ClaimResult:
@@ -150,17 +159,18 @@ async def _claim_unlimited(db: Session, request: ClaimRequest) -> ClaimResult | 
     if not rows[0]["go"]:
         return None
     result = ClaimResult([], rows[0]["soon"], rows[0]["at"], [])
-    _add_leased(db, [row for row in rows if row["id"] is not None], result)
+    _add_leased(db, [row for row in rows if row["id"] is not None], rows[0]["in_order"], result)
     return result
 
 
 async def _lease_locked(db: Session, ids: Sequence[str], request: ClaimRequest, result: ClaimResult) -> None:
     """Lease runs that are locked, with one statement."""
-    _add_leased(db, await fetch(db, _LEASE_LOCKED, request.length, request.owner, result.now, ids), result)
+    _add_leased(db, await fetch(db, _LEASE_LOCKED, request.length, request.owner, result.now, ids), ids, result)
 
 
-def _add_leased(db: Session, rows: Sequence[Any], result: ClaimResult) -> None:
-    for row in rows:
+def _add_leased(db: Session, rows: Sequence[Any], in_order: Sequence[str], result: ClaimResult) -> None:
+    turns = {run_id: turn for turn, run_id in enumerate(in_order)}
+    for row in sorted(rows, key=lambda row: turns[row["id"]]):
         try:
             result.leased.append(_leased_run(db, row))
         except SnapshotCorrupt as problem:
