@@ -39,7 +39,8 @@ _LARGEST: Final = (1 << 63) - 2
 
 # Without statistics PostgreSQL expects few rows of everything, and takes any way to them for as good as another. So in these
 # statements there is only one: due runs are read in the order of their index and no further than needed, a run is looked up by
-# its id (a subquery with FOR UPDATE or OFFSET is not merged into the query around it), and the update goes by the places of rows.
+# its id (a subquery with FOR UPDATE or OFFSET is not merged into the query around it, and `held + 0` keeps out the indexes that
+# have only runs with held = 0), and the update goes by the places of rows.
 
 # The update that leases runs that are locked, at the time of `clock`. $2 is the lease's length, $3 its owner. A row that was
 # changed after the statement began, but before it was locked, is left alone: its new place is not seen. What changes a due run
@@ -116,7 +117,7 @@ CLAIM: Final = f"""
             ORDER BY found.priority DESC, found.wake_at, found.id
         ) AS found CROSS JOIN LATERAL (
             SELECT run.id, run.ctid AS place FROM $runs AS run
-            WHERE run.namespace = $1 AND run.id = found.id AND run.wake_at + 0 <= found.at AND run.held = 0
+            WHERE run.namespace = $1 AND run.id = found.id AND run.wake_at <= found.at AND run.held + 0 = 0
             FOR UPDATE SKIP LOCKED
         ) AS run LIMIT $5::bigint
     ),

@@ -204,8 +204,9 @@ async def _lock_due_runs(
 async def _lock_if_due(db: Session, ids: Sequence[str], now: int) -> set[str]:
     params = Parameters()
     places = params.many(sorted(ids))
+    # held + 0: by their ids, not by the index of what may wake.
     template = f"""
-        SELECT id FROM $runs WHERE namespace = ?1 AND id IN ({places}) AND wake_at <= {params.one(now)} AND held = 0
+        SELECT id FROM $runs WHERE namespace = ?1 AND id IN ({places}) AND wake_at <= {params.one(now)} AND held + 0 = 0
         ORDER BY id $for_update $skip_locked
     """
     return {db.tables.values.name_from(row[0]) for row in await db.all(template, *params.values)}
