@@ -50,9 +50,7 @@ def _claim_due(
         if not suspects.take(is_suspect=summary.is_suspect):
             continue
         try:
-            claimed = _lease_within(
-                namespace, summary, partial(_lease, ttl=ttl, wanted=wanted, owners=owners, at=at), counter, at
-            )
+            claimed = _lease_within(namespace, summary, lease, counter, at)
         except OSError:
             if not claims:
                 raise
