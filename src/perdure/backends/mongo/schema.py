@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from perdure.backends.mongo.documents import LEAST, Document, key_of
+from perdure.backends.mongo.documents import LEAST, Document, KnownLimits, key_of
 from perdure.errors import PersistenceError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-VERSION: Final = 2
+VERSION: Final = 3
 PARTS: Final = ("runs", "steps", "signals", "items", "payloads", "queues", "schedules", "meta")
 _STEM: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _NAMESPACE_EXISTS: Final = 48
@@ -47,6 +47,7 @@ INDEXES: Final[dict[str, Sequence[tuple[str, list[tuple[str, int]], dict[str, An
                 ("wake_at", 1),
                 ("_id", 1),
                 ("queue", 1),
+                ("epoch", 1),
             ],
             _IS_TIMED,
         ),
@@ -93,6 +94,8 @@ class Collections:
         self.queues = self.of("queues")
         self.schedules = self.of("schedules")
         self.meta = self.of("meta")
+        # Which queues have limits, as far as this process remembers it: see `queues`.
+        self.known_limits: KnownLimits | None = None
 
     def of(self, part: str) -> AsyncCollection[Document]:
         """One of the collections."""

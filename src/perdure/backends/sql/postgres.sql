@@ -1,4 +1,4 @@
--- perdure's tables, version 3, for PostgreSQL. A name after a dollar sign stands for a quoted identifier or a word of the dialect.
+-- perdure's tables, version 4, for PostgreSQL. A name after a dollar sign stands for a quoted identifier or a word of the dialect.
 -- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one.
 -- Instants are microseconds UTC. Text sorts and compares by its bytes. An index row holds at most 2,704 bytes, so no index has
 -- more than two columns of names (1,024 bytes each) beside the namespace (255 bytes).
@@ -53,8 +53,9 @@ CREATE TABLE $runs (
 -- The indexes below have (namespace || ''), and statements that use them say so, to leave runs that are asked for by id to the
 -- primary key: while the tables are new all indexes look alike to PostgreSQL, and a plan that was made then is used for long.
 
--- What may be claimed, group by group: claim walks the distinct (workflow, queue, priority) and never a sleeping run.
-CREATE INDEX $runs_wake ON $runs ((namespace || ''), workflow, version, queue, priority, wake_at)
+-- What may be claimed, group by group: claim walks the distinct (workflow, version, queue, priority, whether it ever started) and
+-- never a sleeping run.
+CREATE INDEX $runs_wake ON $runs ((namespace || ''), workflow, version, queue, priority, ((epoch > 0)::int), wake_at)
 WHERE wake_at IS NOT NULL AND held = 0;
 
 -- What is due, whatever its workflow and queue. Its expression is another one, which keeps it out of claims: PostgreSQL would take
@@ -121,7 +122,9 @@ CREATE TABLE $queues (
     namespace text COLLATE "C" NOT NULL,
     queue text COLLATE "C" NOT NULL,
     concurrency bigint,
-    key_concurrency bigint,
+    per_key bigint,
+    start_interval bigint,
+    last_start_at bigint,
     PRIMARY KEY (namespace, queue)
 );
 

@@ -1,4 +1,4 @@
--- perdure's tables, version 3, for SQLite and libSQL. A name after a dollar sign stands for a quoted identifier.
+-- perdure's tables, version 4, for SQLite and libSQL. A name after a dollar sign stands for a quoted identifier.
 -- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one. The runs have more indexes,
 -- which are in the dialect: a local file has fewer of them than a server.
 -- Instants are microseconds UTC. Payloads are text or blobs, as the store writes them. Narrow columns come first, so that the
@@ -49,8 +49,9 @@ CREATE TABLE $runs (
     PRIMARY KEY (namespace, id)
 ) WITHOUT ROWID;
 
--- What may be claimed, group by group: claim walks the distinct (workflow, version, queue, priority) and never a sleeping run.
-CREATE INDEX $runs_wake ON $runs (namespace, workflow, version, queue, priority, wake_at, id, limit_key, held)
+-- What may be claimed, group by group: claim walks the distinct (workflow, version, queue, priority, whether it ever started) and
+-- never a sleeping run.
+CREATE INDEX $runs_wake ON $runs (namespace, workflow, version, queue, priority, (epoch > 0), wake_at, id, limit_key, held)
 WHERE wake_at IS NOT NULL AND held = 0;
 
 -- Nearly every entry closes a step, so '' stands for that phase and that kind, and takes no room. `took` is in microseconds.
@@ -105,7 +106,9 @@ CREATE TABLE $queues (
     namespace TEXT NOT NULL,
     queue TEXT NOT NULL,
     concurrency INTEGER,
-    key_concurrency INTEGER,
+    per_key INTEGER,
+    start_interval INTEGER,
+    last_start_at INTEGER,
     PRIMARY KEY (namespace, queue)
 ) WITHOUT ROWID;
 
