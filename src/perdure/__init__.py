@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from perdure.model.records import RunRow as RunRow
     from perdure.model.records import Signal as Signal
     from perdure.model.records import Status as Status
+    from perdure.queues import Queue as Queue
     from perdure.result import Err as Err
     from perdure.result import Ok as Ok
     from perdure.result import Outcome as Outcome
@@ -149,6 +150,7 @@ _MAIN_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "PerdureWarning",
     ),
     "model.durations": ("Duration",),
+    "queues": ("Queue",),
     "result": (
         "Err",
         "Ok",

@@ -336,8 +336,7 @@ class ScheduleStore(Store, Protocol):
         a run, one whose `epoch` is 0. With an `interval` a start is given only when the store's time is at least the queue's last
         start plus the interval, and that time is then its last start, in the same transition: so a claim gives at most one.
         What has started before (resumed, released, taken over, reopened, restored) is not held back by an interval. The last
-        start is kept when limits are replaced: workers that set them again when they start do not make the queue faster. Without
-        any limit the queue is as if none was ever set.
+        start is kept when limits are replaced: workers that set them again when they start do not make the queue faster.
         """
 
     async def queue_limits(self) -> dict[str, QueueLimits]:

@@ -20,6 +20,7 @@ from perdure.events import Listener
 from perdure.model.durations import Duration
 from perdure.model.records import RunInfo, Status
 from perdure.options import ScheduleOptions, StoredOptions
+from perdure.queues import Queue
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.snapshots.consistent_view import Include
@@ -69,6 +70,9 @@ class AsyncRuntime(Protocol):
     async def unhold_schedule(self, schedule_id: str) -> None: ...
     async def run_schedule(self, schedule_id: str) -> Run[Any]: ...
     async def drop_schedule(self, schedule_id: str) -> bool: ...
+    async def set_queue(self, queue: Queue) -> None: ...
+    @property
+    def queues(self) -> Callable[[], Coroutine[Any, Any, builtins.list[Queue]]]: ...
 
 
 class SyncRun(Generic[T_co]):
@@ -299,3 +303,11 @@ class SyncRuntime:
     def drop_schedule(self, schedule_id: str) -> bool:
         """Remove the schedule; False when there was none."""
         return block_on(self._runtime.drop_schedule(schedule_id))
+
+    def set_queue(self, queue: Queue) -> None:
+        """Replace the limits of a queue, for all workers of this store."""
+        block_on(self._runtime.set_queue(queue))
+
+    def queues(self) -> builtins.list[Queue]:
+        """The queues that have limits, by name."""
+        return block_on(self._runtime.queues())

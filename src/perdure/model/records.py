@@ -226,8 +226,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 # What the narrowest integer column of all stores holds.
 MAX_PRIORITY: Final = 2**31 - 1
 MAX_VERSION: Final = 2**31 - 1
-# The longest time between two starts of a queue: far above the lowest rate, one a day.
-MAX_INTERVAL: Final = 366 * 86_400 * MICROSECOND
+# The longest time between two starts of a queue: one a day is the lowest rate.
+MAX_INTERVAL: Final = 86_400 * MICROSECOND
 MAX_CONCURRENCY: Final = 2**31 - 1
 
 

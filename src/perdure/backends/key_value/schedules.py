@@ -51,10 +51,12 @@ class Schedules:
         return await self._document.change(lambda settings: settings.schedules.pop(schedule_id, None) is not None)
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
-        """Set the limits of a queue."""
+        """Replace the limits of a queue."""
 
         def put(settings: KeyValueSettings) -> None:
-            settings.limits[queue] = limits
+            settings.limits.pop(queue, None)
+            if limits.is_limited:
+                settings.limits[queue] = limits
 
         await self._document.change(put)
 

@@ -30,6 +30,7 @@ class Keys:
         self.root = f"{{{stem}:{quote(prefix, safe='')}}}"
         self.schedules = f"{self.root}:schedules"
         self.limits = f"{self.root}:limits"
+        self.starts = f"{self.root}:starts"
         self.channel = f"{self.root}:changed"
 
     def mark(self, call: str) -> str:
