@@ -75,7 +75,7 @@ class Campaign:
 
     async def _create_runs(self) -> None:
         job = job_of(Ledger(self._path, -1))
-        async with Runtime(self._dsn, [job], concurrency=0) as client:
+        async with store_at(self._dsn) as store, Runtime(store, [job], concurrency=0) as client:
             for queue, number in self._runs.items():
                 for n in range(number):
                     key = KEYS[n % len(KEYS)]

@@ -249,6 +249,23 @@ def test_schedules(perdure: Command, sweep: Sweep) -> None:
     assert perdure("schedules", "run", "nightly").code == 2
 
 
+def test_queues(perdure: Command, sweep: Sweep) -> None:
+    sweep()
+    assert perdure("queues") == (0, "no queue has limits\n", "")
+    assert perdure("queues", "--json") == (0, "", "")
+    assert perdure("queues", "set", "mail", "--concurrency", "5", "--rate", "600/h").out == "queue 'mail': 5 at once, 600/h\n"
+    assert perdure("queues", "set", "api", "--per-key", "2", "--json").document == {
+        "name": "api",
+        "concurrency": None,
+        "per_key": 2,
+        "rate": None,
+    }
+    assert [line["name"] for line in perdure("queues", "--json").documents] == ["api", "mail"]
+    assert "mail   5                 10/m" in perdure("queues").out
+    assert perdure("queues", "set", "mail").out == "queue 'mail': no limits\n"
+    assert "mail" not in perdure("queues").out
+
+
 async def _put_schedules() -> None:
     import app  # type: ignore[import-not-found]  # the program that the fixture wrote
 
@@ -275,7 +292,7 @@ def test_check_exits_with_one_when_a_run_would_stop(perdure: Command, directory:
 @pytest.mark.usefixtures("started")
 def test_doctor_tells_the_settings_of_the_store(perdure: Command) -> None:
     found = perdure("doctor", "--json").document
-    assert (found["store"], found["durability"], found["schema_version"]) == ("sqlite", "disk", 3)
+    assert (found["store"], found["durability"], found["schema_version"]) == ("sqlite", "disk", 4)
     assert "shared" in found["capabilities"]
     assert found["clock_ahead_seconds"] == 0
     shown = perdure("doctor", "--store", "sqlite:///app.db?synchronous=normal").out
@@ -295,6 +312,6 @@ def test_on_postgresql(perdure: Command, sweep: Sweep, monkeypatch: pytest.Monke
         sweep()
         assert perdure("runs", "--status", "completed", "--json").documents[0]["id"] == "order-1"
         doctor = perdure("doctor", "--json").document
-        assert (doctor["store"], doctor["durability"], doctor["schema_version"]) == ("postgresql", "disk", 3)
+        assert (doctor["store"], doctor["durability"], doctor["schema_version"]) == ("postgresql", "disk", 4)
         assert perdure("migrate", dsn, "sqlite:///copy.db").out == "copied 1, already there 0, left out 0\n"
         assert perdure("purge", "--older-than", "0s", "--json").document == {"deleted": 1}
