@@ -98,7 +98,6 @@ if TYPE_CHECKING:
     from perdure.model.records import RunRow as RunRow
     from perdure.model.records import Signal as Signal
     from perdure.model.records import Status as Status
-    from perdure.queues import Queue as Queue
     from perdure.result import Err as Err
     from perdure.result import Ok as Ok
     from perdure.result import Outcome as Outcome
@@ -130,6 +129,7 @@ if TYPE_CHECKING:
     from perdure.sync import SyncRun as SyncRun
     from perdure.sync import SyncRuntime as SyncRuntime
     from perdure.worker.check_runs import CheckReport as CheckReport
+    from perdure.worker.queues import Queue as Queue
     from perdure.worker.replay_check import RunCheck as RunCheck
     from perdure.worker.schedules import ScheduleInfo as ScheduleInfo
 
@@ -150,7 +150,6 @@ _MAIN_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "PerdureWarning",
     ),
     "model.durations": ("Duration",),
-    "queues": ("Queue",),
     "result": (
         "Err",
         "Ok",
@@ -167,6 +166,7 @@ _MAIN_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "step",
     ),
     "stores": ("open_store",),
+    "worker.queues": ("Queue",),
 }
 
 # Every other public name.

@@ -36,7 +36,6 @@ from perdure.options import (
     check_options,
     check_stored_options,
 )
-from perdure.queues import Queue, split_queues
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.simple_stores import WorkflowStore
@@ -46,6 +45,7 @@ from perdure.stores import choose_store
 from perdure.worker.check_runs import CheckReport, check_runs
 from perdure.worker.host import Host
 from perdure.worker.outcomes import resume, run_to_outcome
+from perdure.worker.queues import Queue, split_queues
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.schedules import CatchUp, Overlap, RuntimeSchedules, ScheduleInfo
 from perdure.worker.worker import Worker, stop_on_signals
@@ -185,9 +185,9 @@ class Runtime:
             raise ValueError("a runtime with concurrency=0 is a client and works on nothing; give it a higher one")
         if self._is_closed:
             raise RuntimeError("this Runtime was closed; make a new one")
+        await self._set_up()
         worker, working = self._worker, self._worker_task
         if worker is None or working is None or working.done():
-            await self._set_up()
             worker, working = self._start_worker()
         if working.get_loop() is not asyncio.get_running_loop():
             raise RuntimeError("this Runtime works already, on another event loop; leave that one running instead")
@@ -445,10 +445,11 @@ class Runtime:
         return definition
 
     async def _set_up(self) -> None:
-        """Create the store's schema, and set the limits of the queues that were given with limits."""
+        """Create the store's schema and, once, set the limits of the queues that were given with limits."""
         await self._store.setup()
         for queue in self._limited_queues:
             await self.set_queue(queue)
+        self._limited_queues = ()  # `work()` inside `async with` must not undo a later `set_queue`
 
     def _serves(self, queue: str) -> bool:
         return self._queues is None or queue in self._queues

@@ -20,7 +20,6 @@ from perdure.events import Listener
 from perdure.model.durations import Duration
 from perdure.model.records import RunInfo, Status
 from perdure.options import ScheduleOptions, StoredOptions
-from perdure.queues import Queue
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.snapshots.consistent_view import Include
@@ -28,6 +27,7 @@ from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
 from perdure.stepspec import name_caller
 from perdure.worker.check_runs import CheckReport
+from perdure.worker.queues import Queue
 from perdure.worker.schedules import CatchUp, Overlap, ScheduleInfo
 
 T = TypeVar("T")

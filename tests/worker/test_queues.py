@@ -16,9 +16,9 @@ import pytest
 from perdure import Context, Ok, Queue, Runtime, Suspended, Workflow, workflow
 from perdure.errors import StoreCapabilityError
 from perdure.model.records import Claims, QueueLimits
-from perdure.queues import parse_rate, rate_text
 from perdure.store import FullStore, Store, require
 from perdure.testing import ManualClock
+from perdure.worker.queues import parse_rate, rate_text
 from tests.worker.flows import PATIENCE, Gate, client, greet, soon
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "queues.py"

@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from perdure.cli.options import StoreOptions
 from perdure.cli.output import print_json_lines, print_table, print_text, report
-from perdure.queues import Queue
+from perdure.worker.queues import Queue
 
 _DEFAULT: Final = StoreOptions()
 
