@@ -275,7 +275,7 @@ def test_check_exits_with_one_when_a_run_would_stop(perdure: Command, directory:
 @pytest.mark.usefixtures("started")
 def test_doctor_tells_the_settings_of_the_store(perdure: Command) -> None:
     found = perdure("doctor", "--json").document
-    assert (found["store"], found["durability"], found["schema_version"]) == ("sqlite", "disk", 3)
+    assert (found["store"], found["durability"], found["schema_version"]) == ("sqlite", "disk", 4)
     assert "shared" in found["capabilities"]
     assert found["clock_ahead_seconds"] == 0
     shown = perdure("doctor", "--store", "sqlite:///app.db?synchronous=normal").out
@@ -295,6 +295,6 @@ def test_on_postgresql(perdure: Command, sweep: Sweep, monkeypatch: pytest.Monke
         sweep()
         assert perdure("runs", "--status", "completed", "--json").documents[0]["id"] == "order-1"
         doctor = perdure("doctor", "--json").document
-        assert (doctor["store"], doctor["durability"], doctor["schema_version"]) == ("postgresql", "disk", 3)
+        assert (doctor["store"], doctor["durability"], doctor["schema_version"]) == ("postgresql", "disk", 4)
         assert perdure("migrate", dsn, "sqlite:///copy.db").out == "copied 1, already there 0, left out 0\n"
         assert perdure("purge", "--older-than", "0s", "--json").document == {"deleted": 1}
