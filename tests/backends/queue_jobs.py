@@ -47,7 +47,7 @@ def job_of(ledger: Ledger) -> Workflow[Any, Any]:
     async def work(key: str) -> None:
         run = current_step().run_id
         ledger.note("begin", run, key, str(now()))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.03)
         ledger.note("end", run, key, str(now()))
 
     async def job(ctx: Context[Any], key: str) -> None:

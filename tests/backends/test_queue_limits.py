@@ -45,15 +45,15 @@ class Campaign:
         self._path = path
         # Longer than in other campaigns: a worker that stands still for longer than its lease is replaced while it runs on.
         self._lease_ttl = 2.0 * backend.pace
-        self._runs = {FEW.name: 40 if IS_FULL else 15, SLOW.name: 60 if IS_FULL else 30}
+        self._runs = {FEW.name: 40 if IS_FULL else 20, SLOW.name: 60 if IS_FULL else 30}
         self._workers: dict[int, Child] = {}
         self._killed_at: dict[int, int] = {}
 
     def go_through(self, kills: int) -> None:
         rng = random.Random(kills)
+        asyncio.run(self._create_runs())  # before the workers, so that there is always more to do than the limits let in
         for generation in range(WORKERS):
             self._start_worker(generation)
-        asyncio.run(self._create_runs())
         for generation in range(WORKERS, WORKERS + kills):
             self._wait_for_lines(len(read_ledger(self._path)) + rng.randrange(5, 40))
             self._kill_worker(rng.choice(sorted(self._workers)))
@@ -75,10 +75,10 @@ class Campaign:
 
     async def _create_runs(self) -> None:
         job = job_of(Ledger(self._path, -1))
-        async with Runtime(self._dsn, [job], concurrency=0) as client:
+        async with store_at(self._dsn) as store, Runtime(store, [job], concurrency=0) as client:
             for queue, number in self._runs.items():
                 for n in range(number):
-                    key = KEYS[n % len(KEYS)]
+                    key = KEYS[n * len(KEYS) // number]  # those with the same key one after the other, in each other's way
                     await client.start(job, key, id=f"{queue}-{n}", queue=queue, limit_key=key)
 
     def _wait_for_lines(self, count: int) -> None:

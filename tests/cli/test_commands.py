@@ -249,6 +249,23 @@ def test_schedules(perdure: Command, sweep: Sweep) -> None:
     assert perdure("schedules", "run", "nightly").code == 2
 
 
+def test_queues(perdure: Command, sweep: Sweep) -> None:
+    sweep()
+    assert perdure("queues") == (0, "no queue has limits\n", "")
+    assert perdure("queues", "--json") == (0, "", "")
+    assert perdure("queues", "set", "mail", "--concurrency", "5", "--rate", "600/h").out == "queue 'mail': 5 at once, 600/h\n"
+    assert perdure("queues", "set", "api", "--per-key", "2", "--json").document == {
+        "name": "api",
+        "concurrency": None,
+        "per_key": 2,
+        "rate": None,
+    }
+    assert [line["name"] for line in perdure("queues", "--json").documents] == ["api", "mail"]
+    assert "mail   5                 10/m" in perdure("queues").out
+    assert perdure("queues", "set", "mail").out == "queue 'mail': no limits\n"
+    assert "mail" not in perdure("queues").out
+
+
 async def _put_schedules() -> None:
     import app  # type: ignore[import-not-found]  # the program that the fixture wrote
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,8 @@ from perdure.queues import parse_rate, rate_text
 from perdure.store import FullStore, Store, require
 from perdure.testing import ManualClock
 from tests.worker.flows import PATIENCE, Gate, client, greet, soon
+
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "queues.py"
 
 
 class Meter:
@@ -324,3 +329,12 @@ async def test_a_store_without_queue_limits_says_so() -> None:
 
     with pytest.raises(StoreCapabilityError, match="queue limits"):
         require(Plain(), "schedules")  # type: ignore[call-overload]  # that is the point
+
+
+def test_the_example_keeps_to_its_limits() -> None:
+    done = subprocess.run([sys.executable, "-W", "error", str(EXAMPLE)], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr == ""
+    letters, most, speed, limits = done.stdout.splitlines()[:13], *done.stdout.splitlines()[13:]
+    assert len(set(letters)) == 13
+    assert (most, speed) == ("at most 2 at once, 1 to one customer", "no faster than 20 a second: True")
+    assert limits == "Queue(name='mail', concurrency=10, per_key=None, rate=None)"
