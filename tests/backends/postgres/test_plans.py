@@ -1,4 +1,4 @@
-"""What a claim reads does not depend on statistics: a new database has none, and PostgreSQL keeps the plans that it makes then."""
+"""What a claim reads does not depend on statistics: a new database has none, and PostgreSQL keeps the plans made then."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ async def _explain_claim(dsn: str, store: PostgresStore) -> list[dict[str, Any]]
 def _rows_read(nodes: list[dict[str, Any]]) -> float:
     """How many rows of the table were read, those that a filter dropped included."""
     scans = (node for node in nodes if node.get("Relation Name") == "perdure_runs" and "Scan" in node["Node Type"])
-    return sum((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"] for node in scans)
+    return float(sum((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"] for node in scans))
 
 
 async def test_a_claim_without_statistics_reads_what_it_can_take(dsn: str) -> None:

@@ -32,10 +32,10 @@ _GET: Final = f"SELECT {RUN_COLUMNS} FROM $runs WHERE namespace = ?1 AND id = ?2
 _GET_WITH_TOKEN: Final = f"SELECT {RUN_COLUMNS}, lease_token FROM $runs WHERE namespace = ?1 AND id = ?2"
 _LOCK_FOR_CHANGE: Final = f"SELECT {RUN_COLUMNS}, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_change"
 _LOCK_FOR_UPDATE: Final = f"SELECT {RUN_COLUMNS}, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_update"
-PLACES: Final = ", ".join(f"?{number}" for number in range(2, len(RUN_FIELDS) + 5))
+_PLACES: Final = ", ".join(f"?{number}" for number in range(2, len(RUN_FIELDS) + 5))
 # Its values are the namespace, those of `run_values`, the token of the lease, and the lengths of the journal and the inbox.
 INSERT: Final = f"""
-    $insert_new INTO $runs (namespace, {RUN_COLUMNS}, lease_token, journal_length, inbox_seq) VALUES (?1, {PLACES}) $or_nothing
+    $insert_new INTO $runs (namespace, {RUN_COLUMNS}, lease_token, journal_length, inbox_seq) VALUES (?1, {_PLACES}) $or_nothing
 """
 _REPLACED_COLUMNS: Final = {
     name: f"?{number}" for number, name in enumerate([*RUN_FIELDS, "lease_token", "journal_length", "inbox_seq"], 2)
