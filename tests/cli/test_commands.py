@@ -80,6 +80,9 @@ def test_stuck_runs_have_a_problem_or_were_not_claimed_in_time(perdure: Command)
     assert len(perdure("runs", "--stuck", "--limit", "1", "--json").documents) == 1
     assert [line["id"] for line in perdure("runs", "--stuck", "--prefix", "ol", "--json").documents] == ["old"]
     assert perdure("runs", "--stuck", "--workflow", "broken", "--json").documents == []
+    assert perdure("queues", "set", "default", "--rate", "1/d").code == 0
+    (old,) = perdure("runs", "--stuck", "--prefix", "old", "--json").documents
+    assert old["problem"].endswith("no worker has claimed it; its queue 'default' has limits")
 
 
 @pytest.mark.usefixtures("started")
