@@ -131,6 +131,7 @@ if TYPE_CHECKING:
     from perdure.worker.check_runs import CheckReport as CheckReport
     from perdure.worker.describe_run import RunDescription as RunDescription
     from perdure.worker.health import RuntimeHealth as RuntimeHealth
+    from perdure.worker.queues import Queue as Queue
     from perdure.worker.replay_check import RunCheck as RunCheck
     from perdure.worker.schedules import ScheduleInfo as ScheduleInfo
     from perdure.worker.worker_registry import WorkerInfo as WorkerInfo
@@ -168,6 +169,7 @@ _MAIN_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "step",
     ),
     "stores": ("open_store",),
+    "worker.queues": ("Queue",),
 }
 
 # Every other public name.

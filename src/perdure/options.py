@@ -37,6 +37,7 @@ class StoredOptions(TypedDict, total=False):
     id: str
     queue: str
     priority: int
+    limit_key: str
     start_at: datetime
     metadata: dict[str, Any]
 
@@ -46,6 +47,7 @@ class ScheduleOptions(TypedDict, total=False):
 
     queue: str
     priority: int
+    limit_key: str
     metadata: dict[str, Any]
 
 
@@ -191,6 +193,7 @@ def columns_of(options: Mapping[str, Any]) -> dict[str, Any]:
 _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "queue": lambda queue: check_id(queue, "a queue's name"),
     "priority": check_priority,
+    "limit_key": lambda key: None if key is None else check_id(key, "a limit key"),
     "start_at": lambda at: None if at is None else instant(at, what="start_at"),
     "metadata": encode_metadata,
 }

@@ -47,6 +47,7 @@ from perdure.worker.describe_run import RunDescription, describe_run
 from perdure.worker.health import HealthCheck, RuntimeHealth
 from perdure.worker.host import Host
 from perdure.worker.outcomes import resume, run_to_outcome
+from perdure.worker.queues import Queue, split_queues
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.schedules import CatchUp, Overlap, RuntimeSchedules, ScheduleInfo
 from perdure.worker.worker import Worker, stop_on_signals
@@ -93,7 +94,7 @@ class Runtime:
         executors: Mapping[str, Executor] | None = None,
         concurrency: int = 100,
         lease_ttl: Duration = LEASE_TTL,
-        queues: Collection[str] | None = None,
+        queues: Collection[Queue | str] | None = None,
         **tuning: Unpack[Tuning],
     ) -> None:
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 0:
@@ -101,12 +102,10 @@ class Runtime:
         ttl = seconds(lease_ttl, what="lease_ttl")
         if ttl <= 0:
             raise ValueError("lease_ttl must be longer than zero")
-        if isinstance(queues, str):
-            raise TypeError(f"queues= takes a collection of names: [{queues!r}]")
+        self._queues, self._limited_queues = split_queues(queues)
         if not isinstance(workflows, Iterable):
             raise TypeError(f"workflows= takes a list: [{workflows!r}]")
         self._concurrency = concurrency
-        self._queues = queues
         self._store, self._is_owned, is_implicit = choose_store(store, is_for_workers=True)
         # A client drives too, in `run` and `sweep`.
         self._threads = ThreadPool("perdure-step", concurrency or STEP_THREADS)
@@ -143,7 +142,7 @@ class Runtime:
             raise RuntimeError("this Runtime was closed; make a new one")
         if self._is_entered or self._is_working():
             raise RuntimeError("this Runtime works already; use its methods, or runtime.sync, without entering it again")
-        await self._store.setup()
+        await self._set_up()
         self._is_entered = True  # not before: after a failure it may be entered again
         if self._concurrency:
             self._start_worker()[1].add_done_callback(_log_failure)
@@ -191,7 +190,7 @@ class Runtime:
             raise ValueError("a runtime with concurrency=0 is a client and works on nothing; give it a higher one")
         if self._is_closed:
             raise RuntimeError("this Runtime was closed; make a new one")
-        await self._store.setup()
+        await self._set_up()
         worker, working = self._worker, self._worker_task
         if worker is None or working is None or working.done():
             worker, working = self._start_worker()
@@ -268,13 +267,16 @@ class Runtime:
     @overload
     async def run(self, workflow: str, /, *args: Any, **options: Unpack[StoredOptions]) -> Outcome[Any]: ...
     async def run(self, workflow: Any, /, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
-        """The outcome of a run, created or found, that is driven here until it ends or suspends."""
+        """The outcome of a run, created or found, that is driven here until it ends or suspends.
+
+        In a queue with limits it waits for its turn, as every other run of the queue does.
+        """
         definition = self._definition(workflow)
         start = await self._new_run(definition, args, options)
         return await run_to_outcome(self._host, definition, start, {})
 
     async def resume(self, run_id: str) -> Outcome[Any]:
-        """The outcome of the run after driving it, if it is due; otherwise its present state."""
+        """The outcome of the run after driving it, if it is due; otherwise its present state. It waits for room in its queue."""
         return await resume(self._host, check_id(run_id, "a run's id"), {})
 
     async def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
@@ -435,6 +437,20 @@ class Runtime:
         """Remove the schedule; False when there was none. Its runs stay."""
         return await self._schedules.drop(schedule_id)
 
+    async def set_queue(self, queue: Queue) -> None:
+        """Replace the limits of a queue, for all workers of this store and at once; a limit that is None is removed.
+
+        A worker that starts later with another `Queue` of this name sets the limits of that.
+        """
+        if not isinstance(queue, Queue):
+            raise TypeError(f'set_queue takes a Queue("mail", concurrency=5, ...), not {queue!r}')
+        await require(self._store, "schedules").limit_queue(queue.name, queue.limits)
+
+    async def queues(self) -> builtins.list[Queue]:
+        """The queues that have limits, by name."""
+        limits = await require(self._store, "schedules").queue_limits()
+        return [Queue.of(name, limits[name]) for name in sorted(limits)]
+
     def _look_at_schedules(self) -> None:
         if self._worker is not None and self._worker.scheduler is not None:
             self._worker.scheduler.look_soon()
@@ -452,6 +468,13 @@ class Runtime:
         self._host.register(workflow)
         definition: WorkflowDefinition = workflow
         return definition
+
+    async def _set_up(self) -> None:
+        """Create the store's schema and, once, set the limits of the queues that were given with limits."""
+        await self._store.setup()
+        for queue in self._limited_queues:
+            await self.set_queue(queue)
+        self._limited_queues = ()  # `work()` inside `async with` must not undo a later `set_queue`
 
     def _serves(self, queue: str) -> bool:
         return self._queues is None or queue in self._queues

@@ -108,6 +108,7 @@ class Store(Protocol):
     ) -> Awaitable[Created]:
         """Insert the run, pending and due at `start_at` or now; with `ttl` it is running and leased at once, as attempt one.
 
+        In a queue that has a limit (`limit_queue`) there is no lease: the run is pending, `ttl` or not, and waits for its turn.
         A new run starts with exactly `entries` in its journal and `inbox` in its inbox, in one transition with its row;
         `created_at` is for a run that was first created elsewhere. For an id that exists, the same workflow and input hash return
         that run unchanged and unclaimed, whatever its version; others raise `RunConflict`. Raises `ValueError`, and changes
@@ -135,9 +136,10 @@ class Store(Protocol):
         """
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
-        """Lease this run, whatever its queue. None when it has ended or (with `due_only`) is not due.
+        """Lease this run, whatever its queue. None when it has ended, (with `due_only`) is not due, or its queue has no room.
 
-        Counts an attempt as `claim` does. Raises `RunNotFound`; `LeaseHeld` while a live lease holds the run.
+        Counts an attempt, and keeps to the limits of the queue, as `claim` does. Raises `RunNotFound`; `LeaseHeld` while a live
+        lease holds the run.
         """
 
     async def renew(
@@ -251,7 +253,10 @@ class Store(Protocol):
         """
 
     async def watch(self, timeout: float) -> None:
-        """Return when a run may have become due or ended since the call, at the latest after `timeout` seconds."""
+        """Return when a run may have become due or ended since the call, at the latest after `timeout` seconds.
+
+        So it does when the limits of a queue were changed, and when a run of a limited queue gave up its lease.
+        """
 
 
 class OperatorStore(Store, Protocol):
@@ -321,7 +326,7 @@ class OperatorStore(Store, Protocol):
 
 
 class ScheduleStore(Store, Protocol):
-    """Capability `schedules`: runs that start by the clock, and how many of a queue are leased at once."""
+    """Capability `schedules`: runs that start by the clock, how many of a queue are leased at once, and how fast they start."""
 
     async def put_schedule(self, schedule: Schedule) -> None:
         """Insert or replace the schedule with this id."""
@@ -342,14 +347,17 @@ class ScheduleStore(Store, Protocol):
         """
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
-        """Set how many runs of a queue `claim` may lease at once.
+        """Replace the limits of a queue: how many runs `claim` and `acquire` lease at once, and how fast runs start.
 
-        `claim` passes over runs beyond the limit, and they delay no other run. Leases count until they expire, also those from
-        `create` and `acquire`, which are not limited themselves.
+        Runs beyond a limit are passed over and delay no other run. Leases count until they expire. A start is the first lease of
+        a run, one whose `epoch` is 0. With an `interval` a start is given only when the store's time is at least the queue's last
+        start plus the interval, and that time is then its last start, in the same transition: so a claim gives at most one.
+        What has started before (resumed, released, taken over, reopened, restored) is not held back by an interval. The last
+        start is kept when limits are replaced: workers that set them again when they start do not make the queue faster.
         """
 
     async def queue_limits(self) -> dict[str, QueueLimits]:
-        """The limits that were set, by queue."""
+        """The limits that were set, by queue; a queue without a limit is not there."""
 
 
 class StreamStore(Store, Protocol):

@@ -29,6 +29,7 @@ from perdure.stepspec import name_caller
 from perdure.worker.check_runs import CheckReport
 from perdure.worker.describe_run import RunDescription
 from perdure.worker.health import RuntimeHealth
+from perdure.worker.queues import Queue
 from perdure.worker.schedules import CatchUp, Overlap, ScheduleInfo
 from perdure.worker.worker_registry import WorkerInfo
 
@@ -76,6 +77,9 @@ class AsyncRuntime(Protocol):
     async def unhold_schedule(self, schedule_id: str) -> None: ...
     async def run_schedule(self, schedule_id: str) -> Run[Any]: ...
     async def drop_schedule(self, schedule_id: str) -> bool: ...
+    async def set_queue(self, queue: Queue) -> None: ...
+    @property
+    def queues(self) -> Callable[[], Coroutine[Any, Any, builtins.list[Queue]]]: ...
 
 
 class SyncRun(Generic[T_co]):
@@ -318,3 +322,11 @@ class SyncRuntime:
     def drop_schedule(self, schedule_id: str) -> bool:
         """Remove the schedule; False when there was none."""
         return block_on(self._runtime.drop_schedule(schedule_id))
+
+    def set_queue(self, queue: Queue) -> None:
+        """Replace the limits of a queue, for all workers of this store."""
+        block_on(self._runtime.set_queue(queue))
+
+    def queues(self) -> builtins.list[Queue]:
+        """The queues that have limits, by name."""
+        return block_on(self._runtime.queues())

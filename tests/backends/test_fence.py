@@ -99,7 +99,7 @@ async def _record(db: Session, lease: Lease) -> None:
 async def _claim(db: Session) -> object:
     request = ClaimRequest(ClaimFilter.of([("flow", 1)], None), 1, 10**7, "taker", EXPIRED)
     if isinstance(db.channel, PostgresChannel):
-        return await postgres_claiming._claim(db, request, limits_are_locked=False)
+        return await postgres_claiming._claim_unlimited(db, request)
     return await claims.claim(db, request)
 
 

@@ -82,6 +82,9 @@ def test_stuck_runs_have_a_problem_or_were_not_claimed_in_time(perdure: Command)
     assert len(perdure("runs", "--stuck", "--limit", "1", "--json").documents) == 1
     assert [line["id"] for line in perdure("runs", "--stuck", "--prefix", "ol", "--json").documents] == ["old"]
     assert perdure("runs", "--stuck", "--workflow", "broken", "--json").documents == []
+    assert perdure("queues", "set", "default", "--rate", "1/d").code == 0
+    (old,) = perdure("runs", "--stuck", "--prefix", "old", "--json").documents
+    assert old["problem"].endswith("no worker has claimed it; its queue 'default' has limits")
 
 
 @pytest.mark.usefixtures("started")
@@ -249,6 +252,23 @@ def test_schedules(perdure: Command, sweep: Sweep) -> None:
     assert perdure("schedules", "drop", "often").code == 1
     assert perdure("schedules", "hold", "often").code == 1
     assert perdure("schedules", "run", "nightly").code == 2
+
+
+def test_queues(perdure: Command, sweep: Sweep) -> None:
+    sweep()
+    assert perdure("queues") == (0, "no queue has limits\n", "")
+    assert perdure("queues", "--json") == (0, "", "")
+    assert perdure("queues", "set", "mail", "--concurrency", "5", "--rate", "600/h").out == "queue 'mail': 5 at once, 600/h\n"
+    assert perdure("queues", "set", "api", "--per-key", "2", "--json").document == {
+        "name": "api",
+        "concurrency": None,
+        "per_key": 2,
+        "rate": None,
+    }
+    assert [line["name"] for line in perdure("queues", "--json").documents] == ["api", "mail"]
+    assert "mail   5                 10/m" in perdure("queues").out
+    assert perdure("queues", "set", "mail").out == "queue 'mail': no limits\n"
+    assert "mail" not in perdure("queues").out
 
 
 async def _put_schedules() -> None:

@@ -27,6 +27,9 @@ USAGE = [
     (["purge", "--older-than", "banana"], "'banana' is not a length of time"),
     (["migrate", "sqlite:///app.db", "sqlite:///app.db"], "source and target are the same store"),
     (["schedules", "run", "nightly"], "--app requires an argument"),
+    (["queues", "set"], "requires an argument"),
+    (["queues", "set", "mail", "--rate", "fast"], "must be a whole number per second, minute, hour or day"),
+    (["queues", "set", "mail", "--concurrency", "0"], "concurrency must be a whole number of at least 1"),
     (["import", "anonymous.json"], "pass --id"),
 ]
 FAILURES = [

@@ -31,6 +31,7 @@ from tests.contract.broken import (
     claiming,
     late_inputs,
     problems,
+    queues,
     reading,
     restoring,
     saving,
@@ -44,7 +45,20 @@ from tests.contract.broken import fencing as broken_fencing
 CASES = {case.name: case for case in all_cases()}
 # Importing the modules of broken stores fills their table.
 BROKEN = table.BROKEN
-PARTS = (broken_fencing, claiming, waking, reading, transactions, beginning, restoring, late_inputs, saving, problems, versions)
+PARTS = (
+    broken_fencing,
+    claiming,
+    waking,
+    reading,
+    transactions,
+    beginning,
+    restoring,
+    late_inputs,
+    saving,
+    problems,
+    versions,
+    queues,
+)
 
 
 class Factory(StoreFactory):

@@ -127,7 +127,7 @@ SCHEDULES = [
     Schedule(id="nightly", workflow="go", spec="0 3 * * *", input=b"[1]", next_at=THEN, metadata=b'{"a":1}'),
     Schedule(id="once", workflow="stop", spec="", input=b"[]", next_at=None),
 ]
-LIMITS = {"go": QueueLimits(concurrency=3), "pay": QueueLimits(key_concurrency=1)}
+LIMITS = {"go": QueueLimits(concurrency=3), "pay": QueueLimits(per_key=1)}
 
 
 async def add_schedules_and_limits(store: FullStore) -> None:

@@ -23,13 +23,14 @@ async def stuck_runs(store: Store, *, workflow: str | None, status: Status | Non
     for each in _WITH_PROBLEM:
         if status in (None, each):
             await _add_problems(store, found, workflow=workflow, status=each, prefix=prefix, limit=limit)
+    limited = await require(store, "schedules").queue_limits() if "schedules" in store.capabilities else {}
     now = (await store.claim(0, 1.0, ())).now  # a claim of no run tells the store's time
     for run_id in await _due_since(operators, now - _OVERDUE_AFTER):
         if len(found) >= limit:
             break
         row = await store.get(run_id)
         if row is not None and run_id.startswith(prefix) and workflow in (None, row.workflow) and status in (None, row.status):
-            found.setdefault(run_id, _overdue(row, now))
+            found.setdefault(run_id, _overdue(row, now, is_limited=row.queue in limited))
     return list(found.values())
 
 
@@ -54,7 +55,8 @@ async def _due_since(store: OperatorStore, at: int) -> list[str]:
     return list(ids)
 
 
-def _overdue(row: RunRow, now: int) -> RunInfo:
+def _overdue(row: RunRow, now: int, *, is_limited: bool) -> RunInfo:
     late = (now - (row.wake_at or row.updated_at)) // MICROSECOND
-    problem = row.problem or f"due for {late} s, and no worker has claimed it"
+    why = f"; its queue {row.queue!r} has limits" if is_limited else ""
+    problem = row.problem or f"due for {late} s, and no worker has claimed it{why}"
     return RunInfo.of(row.id, row.workflow, row.version, row.status, row.updated_at, problem)

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from perdure.model.durations import moment
+from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry
 
 Status: TypeAlias = Literal["pending", "running", "suspended", "completed", "failed", "cancelled", "dead"]
@@ -88,6 +88,7 @@ class RunRow(NewRun, frozen=True, kw_only=True):
     `problem` says why its last holder gave it back without driving it on (it does not fit the code, or its attempt failed),
     `problem_at` when that was, and `problem_count` how many holders in a row did so. A new lease keeps them; a suspension, an end
     and a release without a problem clear them.
+    `epoch` is 0 until its first lease, which is its start; a run that was reopened or restored has another one and has started.
     `updated_at` changes when the run is created, leased, renewed, released, suspended, finished, reopened or restored, or gets
     the input it was restored without, and at no other time.
     """
@@ -120,6 +121,11 @@ class RunRow(NewRun, frozen=True, kw_only=True):
     def is_suspect(self) -> bool:
         """Whether its last holders were lost rather than gave it back, and it recorded nothing with them."""
         return self.status == "running" and self.attempts >= SUSPECT_ATTEMPTS
+
+    @property
+    def has_started(self) -> bool:
+        """Whether it was ever leased. If not, its next lease is its start, which the rate of its queue may hold back."""
+        return self.epoch != 0
 
     @property
     def lacks_input(self) -> bool:
@@ -188,7 +194,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Created(msgspec.Struct, frozen=True, kw_only=True):
-    """What `create` found or made. `claim` is set when the run is new and a `ttl` was given."""
+    """What `create` found or made. `claim` is set when the run is new, a `ttl` was given and its queue has no limits."""
 
     run: RunRow
     is_new: bool
@@ -197,6 +203,8 @@ class Created(msgspec.Struct, frozen=True, kw_only=True):
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True):
     """The claimed runs, and the earliest instant after now at which more may come due (it may be early, never late).
+
+    A due run that its queue's rate held back counts as one that comes due when the rate lets the next one start.
 
     `now` is the store's time at the claim: by its clock, or what the caller passed.
     """
@@ -225,16 +233,12 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     info: bytes
 
 
-class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How many runs of a queue may be leased at once: in all, and for each `limit_key`. None: no limit."""
-
-    concurrency: int | None = None
-    key_concurrency: int | None = None
-
-
 # What the narrowest integer column of all stores holds.
 MAX_PRIORITY: Final = 2**31 - 1
 MAX_VERSION: Final = 2**31 - 1
+# The longest time between two starts of a queue: one a day is the lowest rate.
+MAX_INTERVAL: Final = 86_400 * MICROSECOND
+MAX_CONCURRENCY: Final = 2**31 - 1
 
 
 def check_version(number: Any) -> int:
@@ -260,6 +264,29 @@ def check_positive(number: Any, what: str) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(f"{what} must be a whole number of at least 1, not {number!r}")
     return number
+
+
+class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How many runs of a queue may be leased at once, in all and for each `limit_key`, and how fast they may start.
+
+    `interval` is the least time between two starts in microseconds; a start is the first lease of a run. None: no limit. Raises
+    `ValueError` for what is not a whole number of at least 1.
+    """
+
+    concurrency: int | None = None
+    per_key: int | None = None
+    interval: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, most in (("concurrency", MAX_CONCURRENCY), ("per_key", MAX_CONCURRENCY), ("interval", MAX_INTERVAL)):
+            number = getattr(self, name)
+            if number is not None and check_positive(number, name) > most:
+                raise ValueError(f"{name} must be at most {most}, not {number}")
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is any limit."""
+        return self.concurrency is not None or self.per_key is not None or self.interval is not None
 
 
 def encode_metadata(metadata: Any) -> bytes:

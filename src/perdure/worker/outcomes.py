@@ -54,9 +54,10 @@ async def run_to_outcome(
 async def resume(host: Host, run_id: str, options: dict[str, Any], *, wait: bool = True, at_once: bool = True) -> Outcome[Any]:
     """Drive a run that exists, if it is due; otherwise give its present state. Waits for another process that has leased it.
 
+    Waits also while the limits of its queue keep it back: it is tried again when the store has changed, or after a second.
     A run with a problem is tried `at_once`, whatever its pause: the caller may have removed the cause.
-    With `wait=False` it raises `LeaseHeld` instead of waiting. Raises `LookupError`, and changes nothing, when the run's workflow
-    is not registered here in the version in which the run goes on.
+    With `wait=False` it raises `LeaseHeld` instead of waiting, and gives `Suspended` for a run that its queue keeps back. Raises
+    `LookupError`, and changes nothing, when the run's workflow is not registered here in the version in which the run goes on.
     """
     is_logged = False
 
@@ -82,8 +83,9 @@ async def resume(host: Host, run_id: str, options: dict[str, Any], *, wait: bool
                 raise
             is_logged = is_logged or host.log_silent_holder(row)
             return None
-        if claim is None:  # not due, or ended since it was read
-            return _undriven_outcome(host, await host.row(run_id))
+        if claim is None:  # not due, or ended since it was read, or its queue has no room
+            await host.ask_time()
+            return _undriven_outcome(host, await host.row(run_id), wait=wait)
         return await host.drive(definition, claim, options).join()
 
     return await _look_until_found(host, run_id, look)
@@ -191,11 +193,14 @@ async def _look_until_found(host: Host, run_id: str, look: Callable[[], Awaitabl
             await change
 
 
-def _undriven_outcome(host: Host, row: RunRow) -> Outcome[Any] | None:
-    """The state of a run that could not be leased; None when another worker drives it by now."""
+def _undriven_outcome(host: Host, row: RunRow, *, wait: bool) -> Outcome[Any] | None:
+    """The state of a run that could not be leased; None when another worker drives it by now, or it waits for room in its queue.
+
+    A run that is due and still was not leased has to wait for its turn: the limits of its queue keep it back.
+    """
     if row.ended:
         return host.ended_outcome(row)
-    return None if row.status == "running" else _suspended(row)
+    return None if row.status == "running" or (wait and _is_due(host, row)) else _suspended(row)
 
 
 def _is_due(host: Host, row: RunRow) -> bool:

@@ -39,6 +39,7 @@ class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     catch_up: CatchUp = "last"
     queue: str = "default"
     priority: int = 0
+    limit_key: str | None = None
     is_held: bool = False
 
     @staticmethod
@@ -62,6 +63,7 @@ class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
     catch_up: CatchUp
     queue: str
     priority: int
+    limit_key: str | None
     next_at: datetime | None
     held: bool
 
@@ -167,6 +169,7 @@ def new_run(workflow: WorkflowDefinition, schedule: Schedule, spec: ScheduleSpec
         metadata=schedule.metadata,
         queue=spec.queue,
         priority=spec.priority,
+        limit_key=spec.limit_key,
         start_at=at,
     )
 
@@ -195,6 +198,7 @@ def info_of(schedule: Schedule) -> ScheduleInfo:
         catch_up=spec.catch_up,
         queue=spec.queue,
         priority=spec.priority,
+        limit_key=spec.limit_key,
         next_at=None if schedule.next_at is None else moment(schedule.next_at),
         held=spec.is_held,
     )

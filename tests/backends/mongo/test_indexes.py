@@ -16,7 +16,7 @@ async def _busy(store: MongoStore) -> None:
     await asyncio.gather(*(store.create(new_run(f"run-{n}", workflow=f"flow-{n % 3}"), now=NOW) for n in range(300)))
     claim = (await store.create(new_run(), ttl=TTL, now=NOW)).claim
     assert claim is not None
-    await store.limit_queue("default", QueueLimits(concurrency=5, key_concurrency=5))
+    await store.limit_queue("default", QueueLimits(concurrency=5, per_key=5))
     await asyncio.gather(*(store.signal("run", "go", b"1", dedupe=f"d-{n}", now=NOW) for n in range(70)))
     parts = [([entry(n + 1)], [Item(stream="log", n=n, payload=b"1")]) for n in range(70)]
     await asyncio.gather(*(store.record(claim.lease, entries, items=items, now=NOW) for entries, items in parts))

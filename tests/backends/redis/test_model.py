@@ -157,7 +157,8 @@ class History:
         return lambda store, _: store.purge(20, limit=1, now=now)
 
     def do_limit_queue(self) -> Any:
-        limits = QueueLimits(concurrency=self.random.choice((None, None, 2)), key_concurrency=self.random.choice((None, None, 1)))
+        pick = self.random.choice
+        limits = QueueLimits(concurrency=pick((None, None, 2)), per_key=pick((None, None, 1)), interval=pick((None, 3_000_000)))
         queue = self.random.choice(("default", "mail"))
         return lambda store, _: store.limit_queue(queue, limits)
 
@@ -226,4 +227,5 @@ async def left_behind(server: RedisServer, table: str) -> list[str]:
     async with redis.asyncio.Redis.from_url(server.url, driver_info=None) as client:
         keys = [key.decode() async for key in client.scan_iter(f"{{{table}:}}:*", count=10_000)]
         root = f"{{{table}:}}"
-        return [key for key in keys if key not in {f"{root}:format", f"{root}:limits"} and await client.ttl(key) < 0]
+        settings = {f"{root}:{name}" for name in ("format", "limits", "starts")}
+        return [key for key in keys if key not in settings and await client.ttl(key) < 0]

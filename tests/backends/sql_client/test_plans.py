@@ -11,7 +11,7 @@ import pytest
 
 from perdure.backends.sql import runs
 from perdure.backends.sql_client.store import SqlClientStore
-from perdure.model.records import Awaited, Item, QueueLimits
+from perdure.model.records import MAX_INTERVAL, Awaited, Item, QueueLimits
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, at, entry, new_run, run_row
 from tests.backends.sql_client.places import Place
 
@@ -42,11 +42,12 @@ class Noting:
 
 
 async def fill(store: SqlClientStore, first: int, last: int) -> None:
-    """Runs of another workflow that are due, runs of ours that sleep, wait behind a full queue or have ended."""
+    """Runs of another workflow that are due, runs of ours that sleep, wait in a full or a slow queue or have ended."""
     kinds: list[dict[str, Any]] = [
         {"workflow": "other"},
         {"start_at": at(10**6)},
         {"queue": "full"},
+        {"queue": "slow"},
     ]
     begins = [
         runs.RunCreation(new_run(f"{number}-{n:04}", **columns), now=NOW - n, entries=[entry(1)])
@@ -60,9 +61,17 @@ async def fill(store: SqlClientStore, first: int, last: int) -> None:
         await store.restore(run_row(f"over-{n:04}", status="completed", outcome=b"1", wake_at=None), [], now=NOW - n)
 
 
+async def use_up_queues(store: SqlClientStore) -> None:
+    """Limit the queues, and lease the one run that each lets in."""
+    for queue, limits in {"full": QueueLimits(concurrency=1), "slow": QueueLimits(interval=MAX_INTERVAL)}.items():
+        await store.limit_queue(queue, limits)
+        assert (await store.create(new_run(f"of-{queue}", queue=queue), ttl=TTL, now=NOW)).claim is None
+        assert await store.acquire(f"of-{queue}", 10**6, now=NOW) is not None
+
+
 async def use(store: SqlClientStore) -> None:
     """Every verb that looks for runs or writes to one."""
-    await store.limit_queue("full", QueueLimits(concurrency=0))
+    await use_up_queues(store)
     claim = (await store.create(new_run(), ttl=TTL, now=NOW)).claim
     assert claim is not None
     lease = claim.lease
@@ -145,7 +154,7 @@ async def rows_read(here: Place, client: Any) -> int:
 async def test_a_claim_reads_as_much_whoever_else_is_there(here: Place) -> None:
     client = here.client()
     store = here.store(client)
-    await store.limit_queue("full", QueueLimits(concurrency=0))
+    await use_up_queues(store)
     costs = []
     for first, last in ((0, 20), (20, MANY)):
         await fill(store, first, last)

@@ -19,7 +19,7 @@ from perdure.backends.sqlite import creating, process_leases, recording
 from perdure.backends.sqlite.session import SqliteSession, SqliteTables, run_verb, set_up_tables
 from perdure.backends.sqlite.writer_connection import WriterConnection
 from perdure.model.journal import Entry
-from perdure.model.records import Awaited, Item, Lease, NewRun, QueueLimits, RunRow, Schedule, Signal
+from perdure.model.records import MAX_INTERVAL, Awaited, Item, Lease, NewRun, QueueLimits, RunRow, Schedule, Signal
 
 FUTURE: Final = 4_000_000_000_000_000
 NOW: Final = 2_000_000_000_000_000
@@ -105,7 +105,7 @@ def _everything(meter: Meter) -> None:
         meter.writer.commit()
     run(process_leases.find_nothing_due, REQUEST, OWNERS)
     run(process_leases.due, 5, OWNERS, NOW)
-    run(schedules.limit_queue, "default", QueueLimits(concurrency=10, key_concurrency=1))
+    run(schedules.limit_queue, "default", QueueLimits(concurrency=10, per_key=1))
     run(claims.load, run(process_leases.claim, REQUEST, OWNERS).leased)
     run(process_leases.find_nothing_due, REQUEST, OWNERS)
     run(process_leases.renew, [lease], MINUTE, {}, OWNERS, NOW)
@@ -197,8 +197,17 @@ CROWDS: Final[dict[str, dict[str, Any]]] = {
     "sleeping": {"start_at": FUTURE},
     "sleeping with priority": {"start_at": FUTURE, "priority": 5},
     "of another workflow": {"workflow": "a-other", "priority": 9},
-    "in another queue": {"queue": "a-full"},
+    "in a full queue": {"queue": "a-full"},
+    "in a queue whose rate is spent": {"queue": "b-slow"},
 }
+
+
+def _use_up(meter: Meter, queue: str, limits: QueueLimits) -> None:
+    """Limit the queue, and lease the one run that it lets in."""
+    meter.run(schedules.limit_queue, queue, limits)
+    new = NewRun(id=f"of-{queue}", workflow="flow", queue=queue, input=b"", input_hash=b"h", seed=b"")
+    assert creating.create(meter.session, new, MINUTE, OWNERS, NOW).claim is None
+    assert meter.run(process_leases.acquire, new.id, MINUTE, OWNERS, NOW, due_only=True) is not None
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
@@ -206,7 +215,8 @@ def test_a_claim_costs_the_same_however_many_runs_cannot_be_claimed(new_meter: C
     costs = []
     for size in (10, 20_000):
         meter = new_meter()
-        meter.run(schedules.limit_queue, "a-full", QueueLimits(concurrency=0))
+        _use_up(meter, "a-full", QueueLimits(concurrency=1))
+        _use_up(meter, "b-slow", QueueLimits(interval=MAX_INTERVAL))
         meter.add_runs(size, "crowd-", **CROWDS[crowd])
         looking = _look(meter)
         meter.add_runs(20, "due-", start_at=NOW - 1)

@@ -12,7 +12,7 @@ import msgspec
 from perdure.backends.base.leases import is_due
 from perdure.backends.memory.store import MemoryStore
 from perdure.model.journal import Entry
-from perdure.model.records import Claim, Claims, Created, Lease, NewRun, Pulse, QueueLimits, Schedule
+from perdure.model.records import Claim, Claims, Created, Lease, NewRun, Pulse, Schedule
 from tests.contract.broken.table import breaks
 
 
@@ -88,15 +88,6 @@ class LimitsBeforeItFilters(MemoryStore):
             return await super().claim(limit, ttl, *which, now=now, **options)
         finally:
             namespace.live = hidden
-
-
-@breaks("no_more_runs_are_claimed_than_the_queue_allows")
-@breaks("each_limit_key_has_its_own_limit")
-@breaks("both_limits_hold_together")
-class NoQueueLimits(MemoryStore):
-    async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
-        with self._lock():
-            pass
 
 
 @breaks("a_lease_is_alive_until_its_end")

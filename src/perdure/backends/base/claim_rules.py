@@ -94,13 +94,29 @@ class SuspectCounter:
 
 
 class QueueCounter:
-    """Counts leased runs against the limits of their queues and limit keys, for one claim. An expired lease does not count."""
+    """What the limits of queues let in, for one `claim` or `acquire`.
 
-    def __init__(self, limits: Mapping[str, QueueLimits], leased: Iterable[tuple[str, str | None, int]] = ()) -> None:
+    Leased runs are counted by queue and limit key; an expired lease does not count. `last_starts` has the instant of the last
+    start of each queue that had one; a queue with an interval lets no more than one run start at one instant.
+    """
+
+    def __init__(
+        self,
+        limits: Mapping[str, QueueLimits],
+        leased: Iterable[tuple[str, str | None, int]] = (),
+        *,
+        last_starts: Mapping[str, int] | None = None,
+        now: int = 0,
+    ) -> None:
         """`leased` says how many runs of a queue and limit key are leased now."""
         self._limits = limits
+        self._last_starts = last_starts or {}
+        self._now = now
         self._in_queue: Counter[str] = Counter()
         self._under_key: Counter[tuple[str, str]] = Counter()
+        # The queues with an interval in which a run has started here: the store writes `now` as their last start.
+        self.started: set[str] = set()
+        self._held_back: set[str] = set()
         for queue, limit_key, number in leased:
             self.add(queue, limit_key, number)
 
@@ -111,23 +127,44 @@ class QueueCounter:
             self._under_key[queue, limit_key] += number
 
     def has_room(self, queue: str, limit_key: str | None = None) -> bool:
-        """Whether one more run may be leased."""
+        """Whether one more run may be leased, if the rate lets it start."""
         limits = self._limits.get(queue, _UNLIMITED)
         fits_queue = limits.concurrency is None or self._in_queue[queue] < limits.concurrency
-        if limit_key is None or limits.key_concurrency is None:
+        if limit_key is None or limits.per_key is None:
             return fits_queue
-        return fits_queue and self._under_key[queue, limit_key] < limits.key_concurrency
+        return fits_queue and self._under_key[queue, limit_key] < limits.per_key
 
-    def take(self, queue: str, limit_key: str | None) -> bool:
-        """Count one more run, unless the limits forbid it; whether it was counted."""
+    def may_start(self, queue: str) -> bool:
+        """Whether the rate of the queue lets one more run start now."""
+        next_start = self._next_start(queue)
+        return next_start is None or next_start <= self._now
+
+    def take(self, queue: str, limit_key: str | None, *, is_start: bool) -> bool:
+        """Count one more run, unless the limits forbid it; whether it was counted. `is_start`: it has never been leased."""
         if not self.has_room(queue, limit_key):
             return False
+        if is_start and not self.may_start(queue):
+            self.hold_back(queue)
+            return False
         self.add(queue, limit_key)
+        if is_start and self._limits.get(queue, _UNLIMITED).interval is not None:
+            self.started.add(queue)
         return True
 
-    def give_back(self, queue: str, limit_key: str | None) -> None:
+    def give_back(self, queue: str, limit_key: str | None, *, is_start: bool) -> None:
         """Undo one `take`: another worker got the run."""
         self.add(queue, limit_key, -1)
+        if is_start:
+            self.started.discard(queue)
+
+    def hold_back(self, queue: str) -> None:
+        """Note that due runs of this queue wait, or may wait, for its rate."""
+        self._held_back.add(queue)
+
+    def next_start_at(self) -> int | None:
+        """The earliest instant at which the rate of a queue lets a run start that it held back; None if it held back none."""
+        later = (self._next_start(queue) for queue in self._held_back)
+        return min((instant for instant in later if instant is not None and instant > self._now), default=None)
 
     def full_queues(self) -> list[str]:
         """The queues that take no more runs."""
@@ -135,7 +172,21 @@ class QueueCounter:
 
     def full_keys(self, queue: str) -> list[str]:
         """The limit keys of this queue that take no more runs."""
-        limit = self._limits.get(queue, _UNLIMITED).key_concurrency
+        limit = self._limits.get(queue, _UNLIMITED).per_key
         if limit is None:
             return []
         return sorted(key for (of, key), number in self._under_key.items() if of == queue and number >= limit)
+
+    def rate_limited_queues(self) -> list[str]:
+        """The queues in which no run may start now because of their rate; those that have started may go on."""
+        return sorted(queue for queue in self._limits if not self.may_start(queue))
+
+    def _next_start(self, queue: str) -> int | None:
+        interval = self._limits.get(queue, _UNLIMITED).interval
+        last_start = self._now if queue in self.started else self._last_starts.get(queue)
+        return None if interval is None or last_start is None else last_start + interval
+
+
+def earliest(*instants: int | None) -> int | None:
+    """The earliest of these instants, where None is never."""
+    return min((instant for instant in instants if instant is not None), default=None)

@@ -6,16 +6,18 @@ of one namespace come one after the other, so that they keep to the queues' limi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
-from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest, QueueCounter, SuspectCounter
-from perdure.backends.base.leases import is_due, is_leased, store_time
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest, QueueCounter, SuspectCounter, earliest
+from perdure.backends.base.leases import is_due, store_time
 from perdure.backends.base.process_owner import Owners
 from perdure.backends.files.index import RunSummary
 from perdure.backends.files.index_repair import PASS_OVER_AFTER, repair
 from perdure.backends.files.locks import LockBusy
 from perdure.backends.files.namespace import FilesNamespace, LockedRun
-from perdure.backends.files.schedules import queue_limits
+from perdure.backends.files.queues import queue_counter, save_starts
 from perdure.backends.files.verbs import has_dead_owner
 from perdure.errors import SnapshotCorrupt
 from perdure.model.records import Claim, Claims
@@ -30,44 +32,61 @@ def claim(namespace: FilesNamespace, request: ClaimRequest, ttl: float, owners: 
     with namespace.lock("claim"):
         repair(namespace)
         next_wake_at = _next_wake_at(namespace, wanted, at)
-        return Claims(claims=_claim_due(namespace, request, ttl, owners, at), next_wake_at=next_wake_at, now=at)
+        counter = queue_counter(namespace, owners, at)
+        claims = _claim_due(namespace, request, ttl, owners, counter, at)
+        return Claims(claims=claims, next_wake_at=earliest(next_wake_at, counter.next_start_at()), now=at)
 
 
-def _claim_due(namespace: FilesNamespace, request: ClaimRequest, ttl: float, owners: Owners, at: int) -> list[Claim]:
+def _claim_due(
+    namespace: FilesNamespace, request: ClaimRequest, ttl: float, owners: Owners, counter: QueueCounter, at: int
+) -> list[Claim]:
     wanted, suspects = request.filter, SuspectCounter(request.suspects)
-    leased = [one for one in namespace.index.unfinished() if _is_taken(one, owners, at)]
-    counter = QueueCounter(queue_limits(namespace), ((one.queue, one.limit_key, 1) for one in leased))
     due = [summary for summary in _matching(namespace, wanted) if may_be_claimed(summary, owners, at)]
     lease = partial(_lease, ttl=ttl, wanted=wanted, owners=owners, at=at)
     claims: list[Claim] = []
     for summary in sorted(due, key=lambda one: (-one.priority, min(one.wake_at or 0, at), one.id)):
         if len(claims) >= request.limit:
             break
-        if counter.has_room(summary.queue, summary.limit_key) and suspects.take(is_suspect=summary.is_suspect):
-            try:
-                claimed = namespace.change_one(summary.id, lease, patience=PASS_OVER_AFTER)
-            except (SnapshotCorrupt, LockBusy):
-                suspects.give_back(is_suspect=summary.is_suspect)
-                continue  # one run that cannot be read, or whose writer is stopped, must not hold up the others
-            except OSError:
-                if not claims:
-                    raise
-                break  # what was leased so far must reach its worker
-            if claimed is not None:
-                counter.add(summary.queue, summary.limit_key)
-                claims.append(claimed)
-            else:
-                suspects.give_back(is_suspect=summary.is_suspect)
+        if not suspects.take(is_suspect=summary.is_suspect):
+            continue
+        try:
+            claimed = _lease_within(namespace, summary, lease, counter, at)
+        except OSError:
+            if not claims:
+                raise
+            break  # what was leased so far must reach its worker
+        if claimed is not None:
+            claims.append(claimed)
+        else:
+            suspects.give_back(is_suspect=summary.is_suspect)
     return claims
 
 
-def _lease(run: LockedRun, ttl: float, wanted: ClaimFilter, owners: Owners, at: int) -> Claim | None:
+def _lease_within(
+    namespace: FilesNamespace, summary: RunSummary, lease: Callable[..., Claim | None], counter: QueueCounter, at: int
+) -> Claim | None:
+    """The claim, if the limits of its queue let the run in and it can be leased."""
+    is_start = not summary.has_started
+    if not counter.take(summary.queue, summary.limit_key, is_start=is_start):
+        return None
+    claimed = None
+    with suppress(SnapshotCorrupt, LockBusy):  # one run that cannot be read, or whose writer is stopped, must not hold up others
+        save_starts(namespace, counter.started & {summary.queue} if is_start else (), at)
+        claimed = namespace.change_one(summary.id, partial(lease, is_start=is_start), patience=PASS_OVER_AFTER)
+    if claimed is None:
+        counter.give_back(summary.queue, summary.limit_key, is_start=is_start)
+    return claimed
+
+
+def _lease(run: LockedRun, ttl: float, wanted: ClaimFilter, owners: Owners, at: int, *, is_start: bool) -> Claim | None:
     """The claim, if the run still is as the index said."""
     if run.state is None:
         return None
     now = RunSummary.of(run.state)
     if now.ended or now.held or not wanted.matches(now) or not may_be_claimed(now, owners, at):
         return None
+    if is_start is now.has_started:
+        return None  # it was created again since, or another process leased it
     return run.state.grant_lease(ttl, at, owners.here)
 
 
@@ -78,10 +97,6 @@ def _matching(namespace: FilesNamespace, wanted: ClaimFilter) -> list[RunSummary
 def claimable(namespace: FilesNamespace) -> list[RunSummary]:
     """Runs that are due or that time alone will make due."""
     return [one for one in namespace.index.unfinished() if not one.ended and not one.held and one.wake_at is not None]
-
-
-def _is_taken(summary: RunSummary, owners: Owners, at: int) -> bool:
-    return is_leased(summary, at) and not has_dead_owner(summary.lease_owner, owners)
 
 
 def may_be_claimed(summary: RunSummary, owners: Owners, at: int) -> bool:

@@ -29,7 +29,7 @@ from perdure.backends.files.locks import file_lock
 from perdure.backends.files.run_state import RunState
 from perdure.model.records import RunRow, Status
 
-_VERSION: Final = 3
+_VERSION: Final = 4
 _SLACK: Final = 1 << 20
 # The first line is shorter than this, and it identifies the file: an inode number is used again after the file was replaced.
 _HEADER: Final = 200
@@ -54,6 +54,7 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
     owes_parent: bool
     problem: str | None
     is_suspect: bool
+    has_started: bool
 
     @classmethod
     def of(cls, state: RunState) -> RunSummary:
@@ -76,6 +77,7 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
             state.owes_parent,
             row.problem,
             row.is_suspect,
+            row.has_started,
         )
 
 
@@ -284,4 +286,4 @@ def _unknown_run(name: str) -> RunSummary | None:
     run_id = run_id_of(name)
     if run_id is None:
         return None
-    return RunSummary(run_id, "", 0, "pending", 0, None, "", 0, None, True, None, None, False, False, None, False)
+    return RunSummary(run_id, "", 0, "pending", 0, None, "", 0, None, True, None, None, False, False, None, False, False)

@@ -2,6 +2,7 @@
 
     <root>/n-<prefix>/runs/r-<id>/{lock,log}    one directory for each run
     <root>/n-<prefix>/{index,settings,wake}     derived from the runs; schedules and queue limits; touched to wake other processes
+    <root>/n-<prefix>/starts                    when a run last started in each queue that has a rate
     <root>/n-<prefix>/trash/                    deleted runs that are being removed
 
 A change takes the run's lock, checks, marks the run dirty in the index, adds one frame to the log, syncs it, puts a new summary
@@ -127,9 +128,9 @@ class FilesNamespace:
         return os.stat(self._wake).st_mtime_ns
 
     @contextmanager
-    def lock(self, what: str) -> Iterator[None]:
-        """A lock of the whole namespace: `claim` or `settings`."""
-        with file_lock(f"{self.directory}/{what}.lock", create=True):
+    def lock(self, what: str, *, shared: bool = False) -> Iterator[None]:
+        """A lock of the whole namespace: `limits`, `claim` or `settings`. A thread takes them in this order."""
+        with file_lock(f"{self.directory}/{what}.lock", shared=shared, create=True):
             yield
 
     def read(self, run_id: str, look: Callable[[RunState], T]) -> T | None:

@@ -41,23 +41,32 @@ _decoder: Final = msgspec.msgpack.Decoder(FilesSettings)
 
 def read_settings(namespace: FilesNamespace) -> FilesSettings:
     """The schedules and queue limits as they are now."""
-    path = _path(namespace)
+    body = read_checked(namespace, _path(namespace))
+    return FilesSettings() if body is None else _decoder.decode(body)
+
+
+def read_checked(namespace: FilesNamespace, path: str) -> bytes | None:
+    """The content of a small file of the namespace, or None when there is none. Raises `PersistenceError` when it is damaged."""
     try:
         with open_file(path, os.O_RDONLY) as fd:
             data = read_all(fd, 0)
     except FileNotFoundError:
         namespace.check_directory()
-        return FilesSettings()
+        return None
     start = len(_MARK) + 4
     if data[: len(_MARK)] != _MARK or zlib.crc32(data[start:]).to_bytes(4, "little") != data[len(_MARK) : start]:
         raise PersistenceError(f"files store {path!r}", "the file is damaged; keep it, and restore it from a backup")
-    return _decoder.decode(data[start:])
+    return data[start:]
 
 
-def _write_settings(namespace: FilesNamespace, settings: FilesSettings) -> None:
+def write_checked(path: str, body: bytes) -> None:
+    """Replace a small file of the namespace as a whole."""
+    replace_file(path, _MARK + zlib.crc32(body).to_bytes(4, "little") + body)
+
+
+def write_settings(namespace: FilesNamespace, settings: FilesSettings) -> None:
     """Replace the file. The caller has the lock of the settings."""
-    body = _encoder.encode(settings)
-    replace_file(_path(namespace), _MARK + zlib.crc32(body).to_bytes(4, "little") + body)
+    write_checked(_path(namespace), _encoder.encode(settings))
 
 
 def _path(namespace: FilesNamespace) -> str:
@@ -69,7 +78,7 @@ def put_schedule(namespace: FilesNamespace, schedule: Schedule) -> None:
     with namespace.lock("settings"):
         settings = read_settings(namespace)
         settings.schedules[schedule.id] = schedule
-        _write_settings(namespace, settings)
+        write_settings(namespace, settings)
 
 
 def list_schedules(namespace: FilesNamespace) -> list[Schedule]:
@@ -83,7 +92,7 @@ def drop_schedule(namespace: FilesNamespace, schedule_id: str) -> bool:
         settings = read_settings(namespace)
         if settings.schedules.pop(schedule_id, None) is None:
             return False
-        _write_settings(namespace, settings)
+        write_settings(namespace, settings)
         return True
 
 
@@ -99,7 +108,7 @@ def fire(
         settings.schedules[schedule_id] = msgspec.structs.replace(schedule, next_at=next_at)
         if run is not None:
             settings.fired.append(new_row(run, store_time(now)))
-        _write_settings(namespace, settings)
+        write_settings(namespace, settings)
         create_fired(namespace)
         return True
 
@@ -111,7 +120,7 @@ def create_fired(namespace: FilesNamespace) -> None:
         with suppress(SnapshotCorrupt):  # there is a run with this id, and it is left as it is
             namespace.change_one(row.id, partial(create_missing, row=row), create=True)
     settings.fired = []
-    _write_settings(namespace, settings)
+    write_settings(namespace, settings)
 
 
 def put_worker(namespace: FilesNamespace, worker_id: str, info: bytes, now: int | None) -> None:
@@ -119,7 +128,7 @@ def put_worker(namespace: FilesNamespace, worker_id: str, info: bytes, now: int 
     with namespace.lock("settings"):
         settings = read_settings(namespace)
         settings.workers[worker_id] = WorkerRow(id=worker_id, seen_at=store_time(now), info=info)
-        _write_settings(namespace, settings)
+        write_settings(namespace, settings)
 
 
 def list_workers(namespace: FilesNamespace) -> list[WorkerRow]:
@@ -132,17 +141,4 @@ def drop_worker(namespace: FilesNamespace, worker_id: str) -> None:
     with namespace.lock("settings"):
         settings = read_settings(namespace)
         if settings.workers.pop(worker_id, None) is not None:
-            _write_settings(namespace, settings)
-
-
-def limit_queue(namespace: FilesNamespace, queue: str, limits: QueueLimits) -> None:
-    """Set the limits of a queue."""
-    with namespace.lock("settings"):
-        settings = read_settings(namespace)
-        settings.limits[queue] = limits
-        _write_settings(namespace, settings)
-
-
-def queue_limits(namespace: FilesNamespace) -> dict[str, QueueLimits]:
-    """The limits that were set, by queue."""
-    return read_settings(namespace).limits
+            write_settings(namespace, settings)

@@ -27,7 +27,7 @@ from perdure.backends.base.leases import Release, lease_microseconds, steps_by_l
 from perdure.backends.base.lifecycle import Lifecycle, Watcher
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.process_owner import Owners
-from perdure.backends.files import claims, listing, schedules, verbs
+from perdure.backends.files import claims, listing, queues, schedules, verbs
 from perdure.backends.files.locks import check_locks
 from perdure.backends.files.namespace import LockedRun
 from perdure.backends.files.run_state import RunState
@@ -127,20 +127,20 @@ class FilesStore(ChecksIds, SavesSnapshots):
         created_at: int | None = None,
         now: int | None = None,
     ) -> Created:
-        """Create the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
-        if ttl is not None:
-            lease_microseconds(ttl)
+        """Create the run with its first entries and signals, or find it; `ttl` leases a new one whose queue has no limits."""
         verb = partial(
             verbs.create,
             new=check_start(run),
             entries=check_journal(entries),
             inbox=check_inbox(inbox),
-            ttl=ttl,
             owners=self._owners,
             created_at=created_at,
             now=now,
         )
-        return await self._change(run.id, verb, create=True, wakes=True)
+        if ttl is None:
+            return await self._change(run.id, partial(verb, ttl=None), create=True, wakes=True)
+        lease_microseconds(ttl)
+        return await self._do(partial(queues.create_leased, self._files, run, verb, ttl), wakes=True)
 
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
@@ -165,9 +165,9 @@ class FilesStore(ChecksIds, SavesSnapshots):
         return await self._do(partial(claims.claim, self._files, request, ttl, self._owners))
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
-        """Lease this run."""
+        """Lease this run, if its queue has room."""
         lease_microseconds(ttl)
-        return await self._change(run_id, partial(verbs.acquire, ttl=ttl, owners=self._owners, now=now, due_only=due_only))
+        return await self._do(partial(queues.acquire, self._files, run_id, ttl, self._owners, now, due_only=due_only))
 
     async def renew(
         self, leases: Sequence[Lease], ttl: float, *, running_steps: Sequence[bytes | None] = (), now: int | None = None
@@ -374,12 +374,12 @@ class FilesStore(ChecksIds, SavesSnapshots):
         )
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
-        """Set the limits of a queue."""
-        await self._do(partial(schedules.limit_queue, self._files, queue, limits), wakes=True)
+        """Replace the limits of a queue."""
+        await self._do(partial(queues.limit_queue, self._files, queue, limits), wakes=True)
 
     async def queue_limits(self) -> dict[str, QueueLimits]:
         """The limits that were set, by queue."""
-        return await self._do(partial(schedules.queue_limits, self._files))
+        return await self._do(partial(queues.queue_limits, self._files))
 
     def transaction(self, lease: Lease) -> AbstractAsyncContextManager[Transaction]:  # noqa: ARG002 - always refused
         """Refused: files have no transactions that a step's own writes could be part of."""

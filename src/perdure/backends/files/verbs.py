@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from perdure.backends.base.leases import Release, length_in_microseconds, refuse_leased, store_time
 from perdure.backends.base.new_runs import new_row, row_after_create, row_after_restore
@@ -57,12 +57,20 @@ def has_dead_owner(lease_owner: str | None, owners: Owners) -> bool:
     return lease_owner is not None and owners.has_ended(lease_owner)
 
 
-def acquire(run: LockedRun, ttl: float, owners: Owners, now: int | None, *, due_only: bool) -> Claim | None:
-    """Lease this run."""
-    at, state = store_time(now), run.find()
+def acquire(
+    run: LockedRun,
+    ttl: float,
+    owners: Owners,
+    at: int,
+    *,
+    due_only: bool,
+    take_room: Callable[[RunRow], bool] = lambda _: True,
+) -> Claim | None:
+    """Lease this run, if the limits of its queue let it in."""
+    state = run.find()
     if not state.can_acquire(at, due_only=due_only, owner_has_died=has_dead_owner(state.row.lease_owner, owners)):
         return None
-    return state.grant_lease(ttl, at, owners.here)
+    return state.grant_lease(ttl, at, owners.here) if take_room(state.row) else None
 
 
 def renew(run: LockedRun, lease: Lease, ttl: float, running_steps: bytes | None, owners: Owners, now: int | None) -> Pulse | None:

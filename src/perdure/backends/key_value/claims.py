@@ -1,19 +1,23 @@
 """Which runs a worker gets.
 
 Due runs are found by their due keys; the run's document decides. Where a queue has a limit, claims are made one at a time, so
-that they keep to the limit together. The lock for that expires, so a worker that is stopped for longer may exceed the limit.
+that they keep to the limit together. The lock for that expires, so a worker that is stopped for longer may exceed the limit. It
+cannot exceed a rate: a start is one compare-and-swap on the document of starts, before the lease. Limits and runs are different
+documents, so a run that is being created while its queue gets its first limit may still be leased.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final
 
-from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest, QueueCounter, SuspectCounter
+import msgspec
+
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest, QueueCounter, SuspectCounter, earliest
 from perdure.backends.base.damaged_runs import problem_of, set_aside
 from perdure.backends.base.leases import is_due, is_leased, store_time
 from perdure.backends.key_value import verbs
@@ -53,6 +57,19 @@ class ClaimLock(NoncedDocument, kw_only=True):
             self.token = ""
 
 
+class Starts(NoncedDocument, kw_only=True):
+    """When a run last started in each queue that has a rate."""
+
+    last: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def spend(self, queue: str, interval: int, now: int) -> bool:
+        """Whether a run of this queue may start now; then this is its last start."""
+        if queue in self.last and now < self.last[queue] + interval:
+            return False
+        self.last[queue] = now
+        return True
+
+
 class Claimer:
     """Finds and leases the due runs of one namespace."""
 
@@ -62,6 +79,7 @@ class Claimer:
         self._schedules = schedules
         self.lookup = RunLookup(namespace, writer)
         self._shared_lock = SwappedDocument(namespace.backend, f"{namespace.root}/turn", ClaimLock)
+        self._starts = SwappedDocument(namespace.backend, f"{namespace.root}/starts", Starts)
         # Held by a claim under limits, before it asks for the lock that other processes see.
         self._local_lock = asyncio.Lock()
 
@@ -70,13 +88,17 @@ class Claimer:
         now = store_time(request.now)
         settings = await self._schedules.read()
         await self._schedules.create_fired(settings.fired)
-        limits = {queue: one for queue, one in settings.limits.items() if one != QueueLimits()}
+        limits = settings.limits
         due, later = await self._list_timed(now)
         next_wake_at = min((due_key.wake_at for due_key in _matching_keys(request.filter, later)), default=None)
         matching = _matching_keys(request.filter, due)
         if request.limit < 1 or not matching:
             return Claims(claims=[], next_wake_at=next_wake_at, now=now)
-        grants = await (self._lease_within(limits, request, now) if limits else self._lease_many(matching, request, now))
+        if limits:
+            grants, next_start_at = await self._lease_within(limits, request, now)
+            next_wake_at = earliest(next_wake_at, next_start_at)
+        else:
+            grants = await self._lease_many(matching, request, now)
         claims = await map_concurrently(partial(self._load_readable, now=now), grants)
         return Claims(claims=[claim for claim in claims if claim is not None], next_wake_at=next_wake_at, now=now)
 
@@ -139,14 +161,19 @@ class Claimer:
         def lease(run: EditableRun) -> LeaseGrant | None:
             if not run.exists or not _may_be_claimed(run.row, now):
                 return None
-            if not request.filter.matches(run.row):
+            if not request.filter.matches(run.row) or run.row.has_started is not keyed.row.has_started:
                 return None
             return run.grant_lease(request.length, request.owner, now)
 
         return await self._writer.change(keyed.row.id, lease)
 
-    async def _lease_within(self, limits: dict[str, QueueLimits], request: ClaimRequest, now: int) -> list[LeaseGrant]:
-        """Lease due runs one by one, as far as their queues have room, while no other process does."""
+    async def _lease_within(
+        self, limits: dict[str, QueueLimits], request: ClaimRequest, now: int
+    ) -> tuple[list[LeaseGrant], int | None]:
+        """Lease due runs one by one, as far as their queues have room, while no other process does.
+
+        Also the instant at which a run may start that a rate has held back.
+        """
         async with self._lock_claims():
             due, _ = await self._list_timed(now)
             counter = await self._count_leased(limits, now)
@@ -156,21 +183,72 @@ class Claimer:
                 row = keyed.row
                 if len(grants) == request.limit:
                     break
-                may_take = counter.has_room(row.queue, row.limit_key) and suspects.take(is_suspect=row.is_suspect)
-                grant = await self._lease(keyed, request, now) if may_take else None
+                if not suspects.take(is_suspect=row.is_suspect):
+                    continue
+                grant = None
+                if await self._take_room(counter, limits, row, now):
+                    grant = await self._lease(keyed, request, now)
+                    if grant is None:
+                        counter.give_back(row.queue, row.limit_key, is_start=not row.has_started)
                 if grant is not None:
-                    counter.add(grant.row.queue, grant.row.limit_key)
                     grants.append(grant)
-            return grants
+                else:
+                    suspects.give_back(is_suspect=row.is_suspect)
+            return grants, counter.next_start_at()
+
+    async def _take_room(self, counter: QueueCounter, limits: dict[str, QueueLimits], row: RunRow, now: int) -> bool:
+        """Whether the limits of its queue let the run in; a start has then been spent."""
+        is_start = not row.has_started
+        if not counter.take(row.queue, row.limit_key, is_start=is_start):
+            return False
+        interval = limits[row.queue].interval if row.queue in limits else None
+        if not is_start or interval is None:
+            return True
+        if await self._starts.change(lambda starts: starts.spend(row.queue, interval, now)):
+            return True
+        counter.give_back(row.queue, row.limit_key, is_start=True)  # a process whose lock had expired was faster
+        return False
 
     async def _count_leased(self, limits: dict[str, QueueLimits], now: int) -> QueueCounter:
-        counter, queues = QueueCounter(limits), {short_hash(queue) for queue in limits}
+        has_rate = any(one.interval is not None for one in limits.values())
+        last_starts = (await self._starts.read()).last if has_rate else None
+        counter, queues = QueueCounter(limits, last_starts=last_starts, now=now), {short_hash(queue) for queue in limits}
         keys = await self.lookup.list_partition(DuePartition.LEASED)
         leased = [due_key for due_key in keys if due_key.queue in queues and due_key.wake_at > now]
         async for keyed in self.lookup.in_order(leased, lambda due_key: due_key.wake_at):
             if is_leased(keyed.row, now):
                 counter.add(keyed.row.queue, keyed.row.limit_key)
         return counter
+
+    async def is_limited(self, queue: str) -> bool:
+        """Whether the queue has limits, so that `create` gives no lease."""
+        return queue in (await self._schedules.read()).limits
+
+    async def acquire(self, run_id: str, length: int, owner: str, now: int, *, due_only: bool) -> Claim | None:
+        """Lease this run, if its queue has room."""
+        limits = (await self._schedules.read()).limits
+        row = await self._namespace.read_row(run_id) if limits else None
+        lease = partial(verbs.acquire, length=length, owner=owner, now=now, due_only=due_only)
+        if row is None or row.queue not in limits:
+            grant = await self._writer.change(run_id, lease)
+        else:
+            find = partial(verbs.find_acquirable, now=now, due_only=due_only)
+            grant = await self._acquire_within(limits, run_id, find, lease, now)
+        return None if grant is None else await self.load_claim(grant, now)
+
+    async def _acquire_within(
+        self,
+        limits: dict[str, QueueLimits],
+        run_id: str,
+        find: Callable[[EditableRun], RunRow | None],
+        lease: Callable[[EditableRun], LeaseGrant | None],
+        now: int,
+    ) -> LeaseGrant | None:
+        async with self._lock_claims():
+            row = await self._writer.change(run_id, find)
+            if row is None or not await self._take_room(await self._count_leased(limits, now), limits, row, now):
+                return None
+            return await self._writer.change(run_id, lease)
 
     @asynccontextmanager
     async def _lock_claims(self) -> AsyncIterator[None]:

@@ -79,10 +79,12 @@ class Schedules:
         await self._workers.change(drop)
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
-        """Set the limits of a queue."""
+        """Replace the limits of a queue."""
 
         def put(settings: KeyValueSettings) -> None:
-            settings.limits[queue] = limits
+            settings.limits.pop(queue, None)
+            if limits.is_limited:
+                settings.limits[queue] = limits
 
         await self._document.change(put)
 

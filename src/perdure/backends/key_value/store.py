@@ -113,14 +113,15 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         created_at: int | None = None,
         now: int | None = None,
     ) -> Created:
-        """Create the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
+        """Create the run with its first entries and signals, or find it; `ttl` leases a new one whose queue has no limits."""
         length = None if ttl is None else lease_microseconds(ttl)
         at = store_time(now)
         packed = PackedRun.of(new_row(check_start(run), at, created_at), check_journal(entries), check_inbox(inbox))
-        verb = partial(verbs.create, new=run, packed=packed, length=length, owner=self._owner, now=at)
+        verb = partial(verbs.create, new=run, packed=packed, owner=self._owner, now=at)
 
         async def create(services: Services) -> Created:
-            is_new, created = await services.writer.change(run.id, verb)
+            waits = length is None or await services.claimer.is_limited(run.queue)
+            is_new, created = await services.writer.change(run.id, partial(verb, length=None if waits else length))
             if isinstance(created, LeaseGrant):
                 claim = await services.namespace.load_claim(created)
                 return Created(run=claim.run, is_new=True, claim=claim)
@@ -152,15 +153,9 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         return await self._do(lambda services: services.claimer.claim(request))
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
-        """Lease this run."""
-        length = lease_microseconds(ttl)
-        verb = partial(verbs.acquire, length=length, owner=self._owner, now=store_time(now), due_only=due_only)
-
-        async def acquire(services: Services) -> Claim | None:
-            grant = await services.writer.change(run_id, verb)
-            return None if grant is None else await services.claimer.load_claim(grant, store_time(now))
-
-        return await self._do(acquire)
+        """Lease this run, if its queue has room."""
+        length, at = lease_microseconds(ttl), store_time(now)
+        return await self._do(lambda services: services.claimer.acquire(run_id, length, self._owner, at, due_only=due_only))
 
     async def renew(
         self, leases: Sequence[Lease], ttl: float, *, running_steps: Sequence[bytes | None] = (), now: int | None = None
@@ -390,7 +385,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         return await self._do(lambda services: services.schedules.fire(schedule_id, expected_at, next_at, row), wakes=True)
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
-        """Set the limits of a queue."""
+        """Replace the limits of a queue."""
         await self._do(lambda services: services.schedules.limit_queue(queue, limits), wakes=True)
 
     async def queue_limits(self) -> dict[str, QueueLimits]:

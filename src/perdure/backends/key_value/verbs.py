@@ -89,6 +89,11 @@ def acquire(run: EditableRun, length: int, owner: str, now: int, *, due_only: bo
     return run.grant_lease(length, owner, now) if run.can_acquire(now, due_only=due_only) else None
 
 
+def find_acquirable(run: EditableRun, now: int, *, due_only: bool) -> RunRow | None:
+    """The run's row, if `acquire` may lease it as far as the run itself is concerned."""
+    return run.row if run.can_acquire(now, due_only=due_only) else None
+
+
 def renew(run: EditableRun, lease: Lease, length: int, running_steps: bytes | None, now: int) -> Pulse | None:
     """Prolong the lease; None when it is no longer current."""
     try:

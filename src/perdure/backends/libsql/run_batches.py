@@ -6,7 +6,7 @@ whether a signal is accepted and which run it wakes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -21,9 +21,14 @@ from perdure.backends.sql.session import Parameters, Result
 from perdure.errors import RunFinished, RunNotFound
 from perdure.model.records import ENDED, Created, Lease, Pulse
 
+# What a lease makes different in a new run.
+_LEASE_FIELDS: Final = ("status", "epoch", "wake_at", "lease_owner", "lease_until", "attempts")
+# `limited` says whether the queue {queue} has limits: then the run is not leased.
 _INSERT_RUN: Final = f"""
     INSERT INTO $runs (namespace, {RUN_COLUMNS}, lease_token, journal_length, inbox_seq)
-    VALUES (?1, {{}}, {{}}, 0, 0) ON CONFLICT DO NOTHING RETURNING updated_at
+    SELECT ?1, {{places}}, {{token}}, 0, 0
+    FROM (SELECT EXISTS (SELECT 1 FROM $queues WHERE namespace = ?1 AND queue = {{queue}}) AS limited)
+    WHERE true ON CONFLICT DO NOTHING RETURNING updated_at, lease_token IS NOT NULL
 """
 # In a renewal ?2 is the time if a test passed one, ?3 the length.
 _NOW: Final = "coalesce(?2, $clock)"
@@ -63,19 +68,33 @@ def create_statements(tables: Tables, namespace: str, creations: Sequence[RunCre
 def created_from(creations: Sequence[RunCreation], results: Sequence[Result]) -> list[Created | None]:
     """The runs that were created, from the results of `create_statements`; None where a run existed."""
     return [
-        creation.result_at(int(result.rows[0][0])) if result.rows else None
+        _created_from(creation, *result.rows[0]) if result.rows else None
         for creation, result in zip(creations, results, strict=True)
     ]
 
 
+def _created_from(creation: RunCreation, at: Any, is_leased: Any) -> Created:
+    return (creation if int(is_leased) else creation.without_lease()).result_at(int(at))
+
+
 def _insert_statement(tables: Tables, namespace: str, creation: RunCreation) -> Statement:
     params = Parameters()
+    columns = _columns(creation.without_lease(), params, RUN_FIELDS)
+    token = params.one(None)
+    if creation.length is not None:
+        leased = _columns(creation, params, _LEASE_FIELDS)
+        columns |= {name: f"CASE WHEN limited THEN {columns[name]} ELSE {value} END" for name, value in leased.items()}
+        token = f"CASE WHEN NOT limited THEN {params.one(creation.token)} END"
+    template = _INSERT_RUN.format(places=", ".join(columns.values()), token=token, queue=params.one(creation.run.queue))
+    return tables.statement(template, namespace, *params.values)
+
+
+def _columns(creation: RunCreation, params: Parameters, names: Iterable[str]) -> dict[str, str]:
+    """These columns of a new run as SQL."""
     at = 0 if creation.now is None else creation.now
-    values: dict[str, Any] = dict(zip(RUN_FIELDS, run_values(creation.result_at(at).run), strict=True))
+    row: dict[str, Any] = dict(zip(RUN_FIELDS, run_values(creation.result_at(at).run), strict=True))
     timed = _clock_columns(creation, params) if creation.now is None else {}
-    places = [timed[name] if name in timed else params.one(value) for name, value in values.items()]
-    token = params.one(None if creation.length is None else creation.token)
-    return tables.statement(_INSERT_RUN.format(", ".join(places), token), namespace, *params.values)
+    return {name: timed[name] if name in timed else params.one(row[name]) for name in names}
 
 
 def _clock_columns(creation: RunCreation, params: Parameters) -> dict[str, str]:

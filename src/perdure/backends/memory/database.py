@@ -24,13 +24,17 @@ from perdure.model.records import QueueLimits, RunRow, Schedule, Signal, WorkerR
 
 @dataclass(slots=True)
 class Namespace:
-    """The runs, schedules, queue limits and workers under one prefix. `live` are the ids of the runs that have not ended."""
+    """The runs, schedules, queue limits and workers under one prefix.
+
+    `live` are the ids of the runs that have not ended, `last_starts` when a run last started in each queue that has a rate.
+    """
 
     runs: dict[str, InMemoryRun] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)
     schedules: dict[str, Schedule] = field(default_factory=dict)
     limits: dict[str, QueueLimits] = field(default_factory=dict)
     workers: dict[str, WorkerRow] = field(default_factory=dict)
+    last_starts: dict[str, int] = field(default_factory=dict)
 
     def find(self, run_id: str) -> InMemoryRun:
         """The run. Raises `RunNotFound`."""
@@ -58,8 +62,9 @@ class Namespace:
 
     def queue_counter(self, now: int) -> QueueCounter:
         """How many more runs the queue limits let in."""
-        rows = (self.runs[run_id].row for run_id in self.live)
-        return QueueCounter(self.limits, ((row.queue, row.limit_key, 1) for row in rows if is_leased(row, now)))
+        rows = (self.runs[run_id].row for run_id in self.live) if self.limits else ()
+        leased = ((row.queue, row.limit_key, 1) for row in rows if is_leased(row, now))
+        return QueueCounter(self.limits, leased, last_starts=self.last_starts, now=now)
 
 
 class MemoryDatabase:

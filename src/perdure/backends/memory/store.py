@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import msgspec
 
-from perdure.backends.base.claim_rules import ClaimFilter, SuspectCounter
+from perdure.backends.base.claim_rules import ClaimFilter, SuspectCounter, earliest
 from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.backends.base.leases import Release, is_due, length_in_microseconds, refuse_leased, steps_by_lease, store_time
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, new_row, row_after_create, row_after_restore
@@ -106,7 +106,7 @@ class MemoryStore(ChecksIds, SavesSnapshots):
                 found.row = row_after_create(found.row, run, now)
                 return Created(run=found.row, is_new=False)
             stored = namespace.put(row, journal, rows)
-            claim = None if ttl is None else stored.grant_lease(ttl, now)
+            claim = None if ttl is None or run.queue in namespace.limits else stored.grant_lease(ttl, now)
             return Created(run=stored.row, is_new=True, claim=claim)
 
     async def restore(
@@ -140,17 +140,23 @@ class MemoryStore(ChecksIds, SavesSnapshots):
                 row = run.row
                 if len(claims) >= limit or not suspect_counter.take(is_suspect=row.is_suspect):
                     continue
-                if counter.take(row.queue, row.limit_key):
+                if counter.take(row.queue, row.limit_key, is_start=not row.has_started):
                     claims.append(run.grant_lease(ttl, now))
                 else:
                     suspect_counter.give_back(is_suspect=row.is_suspect)
-            return Claims(claims=claims, next_wake_at=min(later, default=None), now=now)
+            namespace.last_starts.update(dict.fromkeys(counter.started, now))
+            return Claims(claims=claims, next_wake_at=earliest(*later, counter.next_start_at()), now=now)
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         now = store_time(now)
         with self._lock() as namespace:
-            run = namespace.find(run_id)
-            return run.grant_lease(ttl, now) if run.can_acquire(now, due_only=due_only) else None
+            run, counter = namespace.find(run_id), namespace.queue_counter(now)
+            if not run.can_acquire(now, due_only=due_only):
+                return None
+            if not counter.take(run.row.queue, run.row.limit_key, is_start=not run.row.has_started):
+                return None
+            namespace.last_starts.update(dict.fromkeys(counter.started, now))
+            return run.grant_lease(ttl, now)
 
     async def renew(
         self, leases: Sequence[Lease], ttl: float, *, running_steps: Sequence[bytes | None] = (), now: int | None = None
@@ -358,7 +364,11 @@ class MemoryStore(ChecksIds, SavesSnapshots):
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
         with self._lock_and_wake() as namespace:
-            namespace.limits[queue] = limits
+            if limits.is_limited:
+                namespace.limits[queue] = limits
+            else:
+                namespace.limits.pop(queue, None)
+                namespace.last_starts.pop(queue, None)
 
     async def queue_limits(self) -> dict[str, QueueLimits]:
         with self._lock() as namespace:

@@ -26,7 +26,9 @@ _MATTERS: Final[list[Document]] = [
     {f"{_CHANGED}.wake_at": {"$exists": True}, f"{_CHANGED}.lease_until": {"$exists": False}},
     {f"{_CHANGED}.held": False},
     {f"{_CHANGED}.concurrency": {"$exists": True}},
-    {f"{_CHANGED}.key_concurrency": {"$exists": True}},
+    {f"{_CHANGED}.per_key": {"$exists": True}},
+    {f"{_CHANGED}.start_interval": {"$exists": True}},
+    {"operationType": "delete", "ns.coll": {"$regex": "_queues$"}},
 ]
 
 

@@ -1,11 +1,8 @@
-"""Which worker drives a run: claiming, acquiring, renewing, releasing, and the queue limits that bound claims.
+"""Which worker drives a run: claiming, acquiring, renewing, releasing.
 
 `claim` finds due runs by an index, takes them in one bulk of updates of which each succeeds only while its run is still due, and
 reads back which ones it got: no run is leased twice, and no claim waits for another. For runs that another worker took it looks
-again.
-
-A claim from queues with limits is a transaction that begins by writing to the queues' documents: of two such claims at once, one
-meets a write conflict and begins again when the other is done, so they never count the same free place twice.
+again. A claim from queues with limits is a transaction, see `queues`.
 """
 
 from __future__ import annotations
@@ -13,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest, QueueCounter, SuspectCounter
+from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest, SuspectCounter, earliest
 from perdure.backends.base.damaged_runs import UNREADABLE, problem_of, set_aside
 from perdure.backends.base.leases import Release, new_token
 from perdure.backends.mongo.documents import (
@@ -37,17 +35,18 @@ from perdure.backends.mongo.documents import (
 from perdure.backends.mongo.errors import TornError
 from perdure.backends.mongo.inbox import NOT_ENDED
 from perdure.backends.mongo.overflow import load_payloads
+from perdure.backends.mongo.queues import find_limited, known_limits, lock_queues, room_condition, set_last_starts
 from perdure.backends.mongo.reading import by_key, due_condition, inbox_of, item_counts, journal_of
 from perdure.backends.mongo.schema import Collections
 from perdure.backends.mongo.writes import fence
 from perdure.errors import LeaseHeld, LeaseLost, RunNotFound, SnapshotCorrupt
-from perdure.model.records import NO_PROBLEM, SUSPECT_ATTEMPTS, Claim, Claims, Lease, Pulse, QueueLimits
+from perdure.model.records import NO_PROBLEM, SUSPECT_ATTEMPTS, Claim, Claims, Lease, Pulse
 
 if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
 
 _ORDER: Final = [("priority", -1), ("wake_at", 1), ("_id", 1)]
-_CANDIDATE: Final = dict.fromkeys(("generation", "queue", "limit_key", "status", "attempts"), 1)
+_CANDIDATE: Final = dict.fromkeys(("generation", "queue", "limit_key", "status", "attempts", "epoch"), 1)
 _SUSPECT: Final[Document] = {"status": "running", "attempts": {"$gte": SUSPECT_ATTEMPTS}}
 _PULSE: Final = dict.fromkeys(("epoch", "token", "inbox_seq", "cancel_requested"), 1)
 
@@ -67,9 +66,10 @@ def _lease_pipeline(length: int, owner: str, token: Expression, now: int | None)
 async def claim(db: Collections, request: ClaimRequest) -> Claims:
     """Lease due runs, and load what they recorded."""
     now = await db.clock(request.now)
-    limited, next_wake_at = await asyncio.gather(_find_limited(db, request.filter.queues), _next_wake_at(db, request, now))
+    limited, next_wake_at = await asyncio.gather(find_limited(db, request.filter.queues), _next_wake_at(db, request, now))
     if limited:
-        taken = await db.run_transaction(lambda session: _take_limited(db, request, now, limited, session))
+        taken, next_start_at, now = await db.run_transaction(lambda session: _take_limited(db, request, limited, session))
+        next_wake_at = earliest(next_wake_at, next_start_at)
     else:
         taken = await _take(db, request, now)
     return Claims(claims=await load(db, taken, now), next_wake_at=next_wake_at, now=now)
@@ -101,25 +101,34 @@ def _is_suspect(candidate: Document) -> bool:
 
 
 async def _take_limited(
-    db: Collections, request: ClaimRequest, now: int, limited: Sequence[Document], session: AsyncClientSession
-) -> list[Document]:
-    """As `_take`, while no other claim from these queues is under way."""
-    counter = await _lock_queues(db, limited, now, session)
-    due = {**due_condition(db, now), **_filter_condition(request.filter), **_limits_condition(counter, limited)}
-    candidates: list[Document] = []
+    db: Collections, request: ClaimRequest, limited: Sequence[str], session: AsyncClientSession
+) -> tuple[list[Document], int | None, int]:
+    """As `_take`, while no other claim from these queues is under way; also when a rate lets the next run start, and the time."""
+    counter, now = await lock_queues(db, limited, request.now, session)
     suspects = SuspectCounter(request.suspects)
-    if request.limit > 0:
-        async for candidate in db.runs.find(due, _CANDIDATE, session=session).sort(_ORDER):
+    candidates: list[Document] = []
+    missing = request.limit
+    while missing > 0:
+        kept_back = [*room_condition(counter, limited), *([] if suspects.has_room else [_SUSPECT])]
+        seen = {"_id": {"$nin": [candidate["_id"] for candidate in candidates]}}
+        due = {"$and": [{**due_condition(db, now), **_filter_condition(request.filter)}, {"$nor": kept_back}, seen]}
+        page = await db.runs.find(due, _CANDIDATE, session=session).sort(_ORDER).limit(missing).to_list()
+        for candidate in page:
             is_suspect = _is_suspect(candidate)
             if not suspects.take(is_suspect=is_suspect):
                 continue
-            if counter.take(candidate["queue"], candidate["limit_key"]):
+            if counter.take(candidate["queue"], candidate["limit_key"], is_start=candidate["epoch"] == 0):
                 candidates.append(candidate)
             else:
                 suspects.give_back(is_suspect=is_suspect)
-            if len(candidates) == request.limit:
-                break
-    return await _take_these(db, candidates, request, now, session)
+        # What was passed over in a full page is full or spent now, and left out of the next one.
+        missing = request.limit - len(candidates) if len(page) == missing else 0
+    taken = await _take_these(db, candidates, request, now, session)
+    await set_last_starts(db, counter, now, session)
+    for queue in limited:  # whether a run waits there is not looked up
+        if not counter.may_start(queue):
+            counter.hold_back(queue)
+    return taken, counter.next_start_at(), now
 
 
 async def _take_these(
@@ -144,13 +153,15 @@ async def _take_these(
 async def acquire(
     db: Collections, run_id: str, length: int, owner: str, secret: str, now: int | None, *, due_only: bool
 ) -> Claim | None:
-    """Lease this run, or None when it has ended, lacks its input or (with `due_only`) is not due."""
+    """Lease this run, or None when it has ended, lacks its input, has no room in its queue or (with `due_only`) is not due."""
     key, at = db.key(run_id), instant(now)
     is_free: list[Expression] = [{"$not": [is_leased(at)]}, *([is_due(at)] if due_only else [])]
-    condition = {"_id": key, "held": False, **NOT_ENDED, "input_hash": {"$ne": b""}, "$expr": {"$and": is_free}}
+    condition = {"_id": key, "held": False, **NOT_ENDED, "input_hash": {"$ne": b""}}
     pipeline = _lease_pipeline(length, owner, {"$concat": ["$generation", secret]}, now)
+    known = await known_limits(db)
+    unlimited = {"queue": {"$nin": sorted(known.queues)}, "$expr": {"$and": [*is_free, known.is_current]}}
+    taken = await db.runs.find_one_and_update({**condition, **unlimited}, pipeline, return_document=True)
     while True:
-        taken = await db.runs.find_one_and_update(condition, pipeline, return_document=True)
         found = taken or await db.runs.find_one({"_id": key})
         if found is None:
             raise RunNotFound(run_id)
@@ -158,6 +169,33 @@ async def acquire(
             return await _load_or_set_aside(db, found, await db.clock(now))
         if not _may_be_taken(found, await db.clock(now), due_only=due_only):
             return None
+        lease = _SingleLease(found["queue"], found["limit_key"], {**condition, "$expr": {"$and": is_free}}, pipeline, now)
+        has_room, taken = await db.run_transaction(partial(_take_in_queue, db, lease, is_start=found["epoch"] == 0))
+        if not has_room:
+            return None
+
+
+class _SingleLease(NamedTuple):
+    """The update that leases one run of this queue and limit key."""
+
+    queue: str
+    limit_key: str | None
+    condition: Document
+    pipeline: list[Expression]
+    now: int | None
+
+
+async def _take_in_queue(
+    db: Collections, lease: _SingleLease, session: AsyncClientSession, *, is_start: bool
+) -> tuple[bool, Document | None]:
+    """Whether the queue has room for the run, and its document if it was leased: another write may have come between."""
+    counter, at = await lock_queues(db, [lease.queue], lease.now, session)
+    if not counter.take(lease.queue, lease.limit_key, is_start=is_start):
+        return False, None
+    taken = await db.runs.find_one_and_update(lease.condition, lease.pipeline, return_document=True, session=session)
+    if taken is not None:
+        await set_last_starts(db, counter, at, session)
+    return True, taken
 
 
 def _may_be_taken(found: Document, now: int, *, due_only: bool) -> bool:
@@ -270,40 +308,6 @@ async def _claim_of(db: Collections, document: Document) -> Claim:
     )
 
 
-async def limit_queue(db: Collections, queue: str, limits: QueueLimits) -> None:
-    """Set the limits of a queue."""
-    values = {"concurrency": limits.concurrency, "key_concurrency": limits.key_concurrency}
-    key = db.key(queue)
-    await db.queues.update_one({"_id": key}, {"$set": {"namespace": db.namespace, **values}}, upsert=True)
-
-
-async def queue_limits(db: Collections) -> dict[str, QueueLimits]:
-    """The limits that were set, by queue."""
-    return {name_in(found["_id"]): _limits(found) async for found in db.queues.find({"namespace": db.namespace})}
-
-
-def _limits(found: Document) -> QueueLimits:
-    return QueueLimits(concurrency=found["concurrency"], key_concurrency=found["key_concurrency"])
-
-
-async def _find_limited(db: Collections, queues: Sequence[str] | None) -> list[Document]:
-    """The documents of the queues among these, or among all, that have a limit."""
-    has_limit = [{"concurrency": {"$ne": None}}, {"key_concurrency": {"$ne": None}}]
-    these = {} if queues is None else {"_id": {"$in": [db.key(queue) for queue in queues]}}
-    return await db.queues.find({"namespace": db.namespace, "$or": has_limit, **these}).sort("_id", 1).to_list()
-
-
-async def _lock_queues(db: Collections, limited: Sequence[Document], now: int, session: AsyncClientSession) -> QueueCounter:
-    """Counts the leases in these queues, which no other claim changes before the transaction ends."""
-    for queue in limited:
-        await db.queues.update_one({"_id": queue["_id"]}, {"$inc": {"turns": 1}}, session=session)
-    limits = {name_in(queue["_id"]): _limits(queue) for queue in limited}
-    leased = {"namespace": db.namespace, "queue": {"$in": sorted(limits)}, "lease_until": {"$gt": now}}
-    group: Document = {"_id": {"queue": "$queue", "key": "$limit_key"}, "count": {"$sum": 1}}
-    cursor = await db.runs.aggregate([{"$match": leased}, {"$group": group}], session=session)
-    return QueueCounter(limits, [(one["_id"]["queue"], one["_id"].get("key"), one["count"]) async for one in cursor])
-
-
 def _filter_condition(claim_filter: ClaimFilter) -> Document:
     """The condition that a run is of these workflows in these versions, and in these queues."""
     queues = {} if claim_filter.queues is None else {"queue": {"$in": list(claim_filter.queues)}}
@@ -314,12 +318,3 @@ def _filter_condition(claim_filter: ClaimFilter) -> Document:
     if len(of_version) == 1:  # as nearly always
         return {**of_version[0], **queues}
     return {"$or": of_version, **queues} if of_version else {"workflow": {"$in": []}}
-
-
-def _limits_condition(counter: QueueCounter, limited: Sequence[Document]) -> Document:
-    """The condition that leaves out the runs which the limits keep back now, so that they are not even read."""
-    full = counter.full_queues()
-    queues = [name_in(queue["_id"]) for queue in limited]
-    keys = [{"queue": queue, "limit_key": key} for queue in queues for key in counter.full_keys(queue)]
-    nor = [*([{"queue": {"$in": full}}] if full else []), *keys]
-    return {"$nor": nor} if nor else {}

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from datetime import datetime
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -242,6 +243,19 @@ def literal(value: Any) -> Expression:
 def instant(now: int | None) -> Expression:
     """The instant `now`, or the server's own time."""
     return literal(now) if now is not None else {"$multiply": [{"$toLong": "$$NOW"}, _MICROSECONDS]}
+
+
+class KnownLimits(NamedTuple):
+    """The queues that have limits, as this process knows it until `until` by the server's clock."""
+
+    queues: frozenset[str]
+    until: datetime
+    read_at: float
+
+    @property
+    def is_current(self) -> Expression:
+        """Whether that still holds when the server executes the update."""
+        return {"$lt": ["$$NOW", literal(self.until)]}
 
 
 def append_to(field: str, values: Sequence[Any]) -> Expression:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from perdure.backends.base.batching import Reply
 from perdure.backends.base.leases import new_token
 from perdure.backends.base.new_runs import new_row, row_after_create, row_after_restore
+from perdure.backends.mongo.claims import acquire
 from perdure.backends.mongo.documents import (
     HAS_PROBLEM,
     LARGE_COLUMNS,
     ROW_ONLY,
     Document,
     Expression,
+    KnownLimits,
     append_to,
     earliest,
     either,
@@ -40,6 +43,7 @@ from perdure.backends.mongo.overflow import (
     stem_in,
     store_payloads,
 )
+from perdure.backends.mongo.queues import known_limits
 from perdure.backends.mongo.reading import by_key
 from perdure.backends.mongo.schema import Collections
 from perdure.errors import LeaseHeld, RunFinished, RunNotFound
@@ -105,36 +109,48 @@ def _server_time_columns(insert: RunInsert) -> dict[str, Expression]:
     columns: dict[str, Expression] = {"updated_at": at, "wake_at": at if start_at is None else literal(start_at)}
     if insert.created_at is None:
         columns["created_at"] = at
-    if insert.length is not None:
-        until = {"$add": [at, insert.length]}
-        columns |= {"status": "running", "attempts": 1, "epoch": at, "claimed_length": len(insert.entries)}
-        columns |= {"token": insert.generation + insert.secret, "lease_owner": literal(insert.owner)}
-        columns |= {"lease_until": until, "wake_at": until}
     return columns
 
 
-def _insert_pipeline(document: Document, insert: RunInsert) -> list[Expression]:
-    """The update that inserts the run's document, or leaves the existing one as it is."""
+def _first_lease(insert: RunInsert, length: int) -> dict[str, Expression]:
+    """The columns of a new run that is leased at once."""
+    at = instant(insert.now)
+    until = {"$add": [at, length]}
+    columns = {"status": "running", "attempts": 1, "epoch": at, "claimed_length": len(insert.entries)}
+    columns |= {"token": insert.generation + insert.secret, "lease_owner": literal(insert.owner)}
+    return columns | {"lease_until": until, "wake_at": until}
+
+
+def _insert_pipeline(document: Document, insert: RunInsert, known: KnownLimits | None = None) -> list[Expression]:
+    """The update that inserts the run's document, or leaves the existing one as it is.
+
+    It gives the lease that was asked for only while it is known that the queue has no limits.
+    """
     is_missing = {"$eq": [{"$type": "$generation"}, "missing"]}
-    inserted = {"$mergeObjects": [literal(document), _server_time_columns(insert)]}
-    return [{"$replaceWith": either(is_missing, inserted, "$$ROOT")}]
+    parts: list[Expression] = [literal(document), _server_time_columns(insert)]
+    if insert.length is not None and known is not None and insert.run.queue not in known.queues:
+        parts.append(either(known.is_current, _first_lease(insert, insert.length), literal({})))
+    return [{"$replaceWith": either(is_missing, {"$mergeObjects": parts}, "$$ROOT")}]
 
 
 async def create_all(db: Collections, inserts: Sequence[RunInsert]) -> list[Reply[Created | None]]:
     """Insert the runs that do not exist; None for each that does. No two have the same id."""
     documents = [await split_document(db, insert.document(db.namespace)) for insert in inserts]
-    found = await _insert_all(db, inserts, documents)
+    known = await known_limits(db) if any(insert.length is not None for insert in inserts) else None
+    found = await _insert_all(db, inserts, documents, known)
     replies: list[Reply[Created | None]] = []
     for insert, document in zip(inserts, documents, strict=True):
         stored = found.get(document["_id"])
         is_new = stored is not None and stored["generation"] == insert.generation
         if not is_new:
             await delete_overflow(db, document)
-        replies.append(_created_from(insert, stored) if stored is not None and is_new else None)
+        replies.append(await _created_from(db, insert, stored, known) if stored is not None and is_new else None)
     return replies
 
 
-async def _insert_all(db: Collections, inserts: Sequence[RunInsert], documents: Sequence[Document]) -> dict[str, Document]:
+async def _insert_all(
+    db: Collections, inserts: Sequence[RunInsert], documents: Sequence[Document], known: KnownLimits | None
+) -> dict[str, Document]:
     """The runs that exist afterwards, by key."""
     from pymongo import UpdateOne
     from pymongo.errors import BulkWriteError
@@ -142,7 +158,7 @@ async def _insert_all(db: Collections, inserts: Sequence[RunInsert], documents: 
     if len(inserts) == 1:
         stored = await db.runs.find_one_and_update(
             {"_id": documents[0]["_id"]},
-            _insert_pipeline(documents[0], inserts[0]),
+            _insert_pipeline(documents[0], inserts[0], known),
             projection=ROW_ONLY,
             upsert=True,
             return_document=True,
@@ -150,7 +166,7 @@ async def _insert_all(db: Collections, inserts: Sequence[RunInsert], documents: 
         return {} if stored is None else {stored["_id"]: stored}
     pairs = zip(documents, inserts, strict=True)
     try:
-        upserts = [UpdateOne({"_id": one["_id"]}, _insert_pipeline(one, insert), upsert=True) for one, insert in pairs]
+        upserts = [UpdateOne({"_id": one["_id"]}, _insert_pipeline(one, insert, known), upsert=True) for one, insert in pairs]
         await db.runs.bulk_write(upserts, ordered=False)
     except BulkWriteError as error:
         if not has_only_duplicates(error):  # else another process created one of them meanwhile
@@ -158,11 +174,13 @@ async def _insert_all(db: Collections, inserts: Sequence[RunInsert], documents: 
     return by_key(await db.runs.find({"_id": {"$in": [one["_id"] for one in documents]}}, ROW_ONLY).to_list())
 
 
-def _created_from(insert: RunInsert, stored: Document) -> Created:
+async def _created_from(db: Collections, insert: RunInsert, stored: Document, known: KnownLimits | None) -> Created:
     columns = {name: getattr(insert.run, name) for name in ("input", "metadata")}  # the document may have references to them
     run = row_of(stored | columns)
-    if insert.length is None:
+    if insert.length is None or (known is not None and insert.run.queue in known.queues):
         return Created(run=run, is_new=True)
+    if stored["token"] is None:
+        return await _lease_late(db, insert, insert.length, run)
     claim = Claim(
         lease=lease_of(stored),
         run=run,
@@ -172,6 +190,14 @@ def _created_from(insert: RunInsert, stored: Document) -> Created:
         item_counts={},
     )
     return Created(run=run, is_new=True, claim=claim)
+
+
+async def _lease_late(db: Collections, insert: RunInsert, length: int, run: RunRow) -> Created:
+    """The new run, leased now: what was known of its queue had expired when the server inserted it."""
+    claim = None
+    with suppress(LeaseHeld, RunNotFound):
+        claim = await acquire(db, run.id, length, insert.owner, insert.secret, insert.now, due_only=False)
+    return Created(run=run if claim is None else claim.run, is_new=True, claim=claim)
 
 
 async def find(db: Collections, insert: RunInsert) -> Created | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from perdure.backends.mongo.documents import LEAST, Document, key_of
+from perdure.backends.mongo.documents import LEAST, Document, KnownLimits, key_of
 from perdure.errors import PersistenceError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ INDEXES: Final[dict[str, Sequence[tuple[str, list[tuple[str, int]], dict[str, An
                 ("wake_at", 1),
                 ("_id", 1),
                 ("queue", 1),
+                ("epoch", 1),
             ],
             _IS_TIMED,
         ),
@@ -95,6 +96,8 @@ class Collections:
         self.schedules = self.of("schedules")
         self.workers = self.of("workers")
         self.meta = self.of("meta")
+        # Which queues have limits, as far as this process remembers it: see `queues`.
+        self.known_limits: KnownLimits | None = None
 
     def of(self, part: str) -> AsyncCollection[Document]:
         """One of the collections."""

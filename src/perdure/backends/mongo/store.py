@@ -18,7 +18,7 @@ from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, new_token, steps_by_lease
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.server_store import ServerStore
-from perdure.backends.mongo import claims, inbox, reading, recording, runs, schedules, writes
+from perdure.backends.mongo import claims, inbox, queues, reading, recording, runs, schedules, writes
 from perdure.backends.mongo.address import address_of_client, check_source, parse_address
 from perdure.backends.mongo.change_stream import ChangeStream
 from perdure.backends.mongo.connections import MongoConnections
@@ -327,11 +327,13 @@ class MongoStore(ServerStore[MongoConnections]):
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
         """Set the limits of a queue."""
-        await self._do(claims.limit_queue, queue, limits)
+        is_news = await self._do_again(lambda db, again: queues.limit_queue(db, queue, limits, is_repeated=again))
+        if is_news:
+            await queues.until_it_is_known()
 
     async def queue_limits(self) -> dict[str, QueueLimits]:
         """The limits that were set, by queue."""
-        return await self._do(claims.queue_limits)
+        return await self._do(queues.queue_limits)
 
     def transaction(self, lease: Lease) -> AbstractAsyncContextManager[Transaction]:  # noqa: ARG002 - always refused
         """Refused: a step's own writes would be SQL."""

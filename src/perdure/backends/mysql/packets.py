@@ -1,8 +1,9 @@
 """The usual case of a verb as one packet: a transaction whose statements do not depend on each other's results.
 
 A packet has expectations instead of branches. Where one is not met (a lease is stale, an entry or a run exists already, a parent
-has to be notified, an awaited signal has arrived) a statement fails, the statements after it, COMMIT among them, are not
-executed, and nothing is written. Then the verb of `backends.sql` runs, which reads before it writes and covers every case.
+has to be notified, an awaited signal has arrived, a queue has limits) a statement fails, the statements after it, COMMIT among
+them, are not executed, and nothing is written. Then the verb of `backends.sql` runs, which reads before it writes and covers all
+cases.
 
 A transaction that the server would not take as one packet is sent in several, see `large_values`.
 
@@ -61,6 +62,9 @@ _WAITING: Final = "EXISTS (SELECT 1 FROM $signals WHERE namespace = ?1 AND run_i
 _CHECK_NONE_WAITS: Final = f"SELECT {_FAILS_UNLESS.format(f'NOT {_WAITING}')}"
 _SET_TIME: Final = "SET @perdure_at = $clock"
 _SELECT_TIME: Final = "SELECT @perdure_at"
+# Of a creation with leases: it fails when one of the queues has limits.
+_LIMITED: Final = "EXISTS (SELECT 1 FROM $queues WHERE namespace = ?1 AND queue IN ({}))"
+_SELECT_TIME_UNLESS_LIMITED: Final = f"SELECT @perdure_at, {_FAILS_UNLESS.format(f'NOT {_LIMITED}')}"
 _SLEEP: Final = f"""
     UPDATE $runs SET status = 'suspended', waiting_for = ?3, updated_at = COALESCE(?5, @perdure_at), attempts = 0,
         wake_at = IF(cancel_requested, LEAST(COALESCE(?4, ?5, @perdure_at), COALESCE(?5, @perdure_at)), ?4),
@@ -187,13 +191,18 @@ def _suspend(packet: Packet, write: Write) -> None:
 
 
 def create(creations: Sequence[RunCreation], packet: Packet) -> None:
-    """Add to the packet what creates these runs, expecting that none of them exists."""
+    """Add to the packet what creates these runs, expecting that none exists, and none that is leased is in a limited queue."""
     packet.add(_SET_TIME)
     in_order = sorted(creations, key=lambda creation: creation.run.id.encode())
     packet.add_rows(_CREATE, (_run_row(creation) for creation in in_order))
     packet.add_rows(_APPEND, ([creation.run.id, *entry_values(entry)] for creation in in_order for entry in creation.entries))
     packet.add_rows(_DELIVER, ([creation.run.id, *signal_values(row)] for creation in in_order for row in creation.inbox))
-    packet.add(_SELECT_TIME)
+    queues = sorted({creation.run.queue for creation in creations if creation.length is not None})
+    if queues:
+        params = Parameters()
+        packet.add(_SELECT_TIME_UNLESS_LIMITED.format(params.many(queues)), *params.values)
+    else:
+        packet.add(_SELECT_TIME)
 
 
 def _run_row(creation: RunCreation) -> list[Any]:

@@ -34,21 +34,25 @@ def _arrays(first: int, *types: str) -> str:
     return ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(types, first))
 
 
+# In a queue that has limits a run gets no lease, whatever was asked for.
 # Runs that are not there yet, with journal and inbox; those that are there give no instant. In id order, since the statement
 # waits for a run that another transaction is creating at this moment.
 _CREATE: Final = f"""
     WITH requested AS MATERIALIZED (
-        SELECT *, coalesce(caller_time, (SELECT $clock)) AS at
+        SELECT *, coalesce(caller_time, (SELECT $clock)) AS at,
+            CASE WHEN asked_ttl IS NOT NULL AND queue NOT IN (SELECT queue FROM $queues WHERE namespace = $1) THEN asked_ttl END
+                AS ttl
         FROM unnest($2::int[], {_arrays(3, *_NEW_TYPES)},
             {_arrays(_N + 1, "bigint", "bigint", "bigint", "text", "text", "bigint", "bigint")})
-            AS requested (request, {_NEW_COLUMNS}, caller_time, began_at, ttl, token, owner, journal_length, inbox_seq)
+            AS requested (request, {_NEW_COLUMNS}, caller_time, began_at, asked_ttl, token, owner, journal_length, inbox_seq)
     ),
     inserted AS (
         INSERT INTO $runs (namespace, {_NEW_COLUMNS}, status, wake_at, waiting_for, epoch, lease_token, lease_owner, lease_until,
             attempts, problem_count, held, cancel_requested, parent_notified, created_at, updated_at, journal_length, inbox_seq)
         SELECT $1, {_NEW_COLUMNS}, CASE WHEN ttl IS NULL THEN 'pending' ELSE 'running' END,
             CASE WHEN ttl IS NULL THEN coalesce(start_at, at) ELSE at + ttl END, '[]',
-            CASE WHEN ttl IS NULL THEN 0 ELSE greatest(1, at) END, token, owner, at + ttl,
+            CASE WHEN ttl IS NULL THEN 0 ELSE greatest(1, at) END, CASE WHEN ttl IS NOT NULL THEN token END,
+            CASE WHEN ttl IS NOT NULL THEN owner END, at + ttl,
             CASE WHEN ttl IS NULL THEN 0 ELSE 1 END, 0, 0, 0, 0, coalesce(began_at, at), at, journal_length, inbox_seq
         FROM requested ORDER BY id
         ON CONFLICT DO NOTHING
@@ -66,7 +70,7 @@ _CREATE: Final = f"""
         FROM unnest({_arrays(_SIGNALS_FROM, "text", *_SIGNAL_TYPES, "text")})
             AS signal (run_id, {SIGNAL_COLUMNS}, identity) JOIN inserted ON inserted.id = signal.run_id
     )
-    SELECT requested.request, inserted.updated_at,
+    SELECT requested.request, inserted.updated_at, requested.ttl IS NOT NULL AS is_leased,
         (SELECT pg_notify(${_N + 8}, '') FROM (SELECT count(*) FROM inserted) AS any_inserted)::text
     FROM requested LEFT JOIN inserted ON inserted.id = requested.id ORDER BY requested.request
 """
@@ -84,7 +88,10 @@ async def create_all(db: Session, creations: Sequence[RunCreation]) -> list[Crea
         *columns(signals, 2 + len(SIGNAL_FIELDS)),
     )
     rows = await fetch(db, _CREATE, *arrays)
-    return [None if at is None else creation.result_at(at) for creation, (_, at, _) in zip(creations, rows, strict=True)]
+    return [
+        None if at is None else (creation if is_leased else creation.without_lease()).result_at(at)
+        for creation, (_, at, is_leased, _) in zip(creations, rows, strict=True)
+    ]
 
 
 def _values(request: int, creation: RunCreation) -> tuple[Any, ...]:

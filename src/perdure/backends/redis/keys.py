@@ -31,6 +31,7 @@ class Keys:
         self.schedules = f"{self.root}:schedules"
         self.workers = f"{self.root}:workers"
         self.limits = f"{self.root}:limits"
+        self.starts = f"{self.root}:starts"
         self.channel = f"{self.root}:changed"
 
     def mark(self, call: str) -> str:

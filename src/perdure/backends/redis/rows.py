@@ -238,6 +238,11 @@ def claim_from(reply: Sequence[Any]) -> Claim:
         raise problem_of(run.id, "the journal or the inbox", reason) from reason
 
 
+def is_leased_with(token: str, flat: Sequence[bytes]) -> bool:
+    """Whether the run with these columns has the lease of this token. A repeated `create` may find the lease of another call."""
+    return dict(pairs(flat)).get(b"token") == token.encode()
+
+
 def lease_from(flat: Sequence[bytes]) -> Lease:
     """The lease that a script has given on the run with these columns; the script has just written them."""
     stored = dict(pairs(flat))
@@ -266,14 +271,12 @@ def schedule_from(schedule_id: bytes, stored: bytes) -> Schedule:
 
 
 def limits_text(limits: QueueLimits) -> str:
-    """The limits as they are stored."""
-    return ":".join(str(optional(limit)) for limit in (limits.concurrency, limits.key_concurrency))
+    """The limits as they are stored, or the empty text for none."""
+    numbers = (limits.concurrency, limits.per_key, limits.interval)
+    return ":".join(str(optional(number)) for number in numbers) if limits.is_limited else ""
 
 
 def limits_from(stored: bytes) -> QueueLimits:
     """The limits of this stored text."""
-    concurrency, _, key_concurrency = stored.partition(b":")
-    return QueueLimits(
-        concurrency=int(concurrency) if concurrency else None,
-        key_concurrency=int(key_concurrency) if key_concurrency else None,
-    )
+    concurrency, per_key, interval = (int(number) if number else None for number in stored.split(b":"))
+    return QueueLimits(concurrency=concurrency, per_key=per_key, interval=interval)

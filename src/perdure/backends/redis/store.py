@@ -120,16 +120,17 @@ class RedisStore(ServerStore[RedisConnections]):
         created_at: int | None = None,
         now: int | None = None,
     ) -> Created:
-        """Insert the run with its first entries and signals, or find it; with `ttl` a new one is leased at once."""
+        """Insert the run with its first entries and signals, or find it; `ttl` leases a new one whose queue has no limits."""
         new, journal, signals = check_start(run), check_journal(entries), check_inbox(inbox)
         length = None if ttl is None else lease_microseconds(ttl)
-        args = [optional(now), new.id, optional(length), new_token(), self._owner, optional(created_at)]
+        token = new_token()
+        args = [optional(now), new.id, optional(length), token, self._owner, optional(created_at)]
         lists = [rows.columns_of(new), rows.entries_of(journal), rows.inbox_of(signals), rows.dedupes_of(signals)]
         kind, whole = await self._call("create", self._keys.of(new.id), [*args, *as_lists(lists)])
         row = row_from(whole[0])
         if kind == b"found":
             return Created(run=row_after_create(row, new, row.updated_at), is_new=False)
-        return Created(run=row, is_new=True, claim=None if length is None else rows.claim_from(whole))
+        return Created(run=row, is_new=True, claim=rows.claim_from(whole) if rows.is_leased_with(token, whole[0]) else None)
 
     async def restore(
         self, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal] = (), *, now: int | None = None
@@ -385,8 +386,8 @@ class RedisStore(ServerStore[RedisConnections]):
         return bool(reply[0] == b"ok")
 
     async def limit_queue(self, queue: str, limits: QueueLimits) -> None:
-        """Set the limits of a queue."""
-        await self._call("limit_queue", [self._keys.limits], [queue, rows.limits_text(limits)])
+        """Replace the limits of a queue."""
+        await self._call("limit_queue", [self._keys.limits, self._keys.starts], [queue, rows.limits_text(limits)])
 
     async def queue_limits(self) -> dict[str, QueueLimits]:
         """The limits that were set, by queue."""

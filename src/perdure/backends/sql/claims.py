@@ -1,7 +1,8 @@
 """Leases on runs: claim, acquire, release, renew.
 
 A claim locks the rows of the runs it leases and skips rows that another transaction has locked. Where a queue has a limit, a
-claim locks the row of the queue before it counts, so that claims count one after the other.
+claim locks the row of the queue before it counts, so that claims count one after the other. `acquire` locks its run before the
+queue: a claim that holds the queue skips that run, so neither waits for the other.
 
 A renewal waits for no lock. An open `transaction()` may keep its run's row locked for as long as its step takes; a renewal of
 many leases that waited for this one would lose them all. So it skips locked rows and tries them again a few times. The reply for
@@ -12,12 +13,12 @@ run over, and the next heartbeat tries again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from perdure.backends.base.claim_rules import ClaimRequest, QueueCounter, SuspectCounter
+from perdure.backends.base.claim_rules import ClaimRequest, QueueCounter, SuspectCounter, earliest
 from perdure.backends.base.damaged_runs import FETCH_FAILURES, DamagedRun, problem_of, raise_damage, set_aside
 from perdure.backends.base.leases import Release, new_token
 from perdure.backends.base.process_owner import label_of
@@ -27,12 +28,19 @@ from perdure.backends.sql.due_order import DueGroup, DueOrder, due_groups, next_
 from perdure.backends.sql.recording import fences_from, is_current
 from perdure.backends.sql.rows import NO_LEASE_SQL, RUN_COLUMNS, RUN_FIELDS, Row, lease_of, run_from
 from perdure.backends.sql.runs import time
-from perdure.backends.sql.schedules import limits_from
+from perdure.backends.sql.schedules import LIMIT_COLUMNS, limits_from
 from perdure.backends.sql.session import Parameters, Result, Session, SqlConnections
 from perdure.errors import LeaseHeld, LeaseLost, RunNotFound, SnapshotCorrupt
-from perdure.model.records import Claim, Lease, Pulse, QueueLimits, RunRow
+from perdure.model.records import Claim, Lease, Pulse, RunRow
 
 _LOCK_RUN: Final = f"SELECT {RUN_COLUMNS}, lease_token, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_update"
+# As above, with whether the run's queue has limits.
+_LOCK_TO_ACQUIRE: Final = f"""
+    SELECT {RUN_COLUMNS},
+        (SELECT count(*) FROM $queues AS limited WHERE limited.namespace = ?1 AND limited.queue = run.queue), lease_token, $clock
+    FROM $runs AS run WHERE namespace = ?1 AND id = ?2 $for_update
+"""
+_SET_LAST_START: Final = "UPDATE $queues SET last_start_at = ?3 WHERE namespace = ?1 AND queue = ?2"
 _LEASE: Final = """
     UPDATE $runs SET status = 'running', waiting_for = '[]', epoch = ?3, lease_token = ?4, lease_owner = ?5, lease_until = ?6,
         wake_at = ?6, updated_at = ?7, attempts = ?8, journal_length = ?9, running_steps = NULL
@@ -84,6 +92,9 @@ class ClaimResult(NamedTuple):
     damaged: list[DamagedRun]
 
 
+LeaseVerb: TypeAlias = Callable[[Session, Sequence[str], ClaimRequest, ClaimResult], Awaitable[None]]
+
+
 class LoadedRuns(NamedTuple):
     """The claims for leased runs, and those of them whose journal or inbox cannot be read."""
 
@@ -97,8 +108,13 @@ class LoadedRuns(NamedTuple):
         return self.claims[0]
 
 
-async def claim(db: Session, request: ClaimRequest) -> ClaimResult:
-    """Lease due runs."""
+async def lease_each(db: Session, ids: Sequence[str], request: ClaimRequest, result: ClaimResult) -> None:
+    """Lease runs that are locked, with one statement for each. Those that cannot be read are set aside."""
+    result.leased.extend(await _lease(db, ids, request.owner, result.now, request.length))
+
+
+async def claim(db: Session, request: ClaimRequest, lease: LeaseVerb = lease_each) -> ClaimResult:
+    """Lease due runs; `lease` leases those that were locked and adds them to the result."""
     if request.filter.is_empty:
         return ClaimResult([], None, await time(db, request.now), [])
     at, groups, counter = await _find_groups(db, request)
@@ -106,7 +122,11 @@ async def claim(db: Session, request: ClaimRequest) -> ClaimResult:
     suspects = SuspectCounter(request.suspects)
     order = DueOrder(db, groups, counter, suspects, at, request.limit)
     ids = await _lock_due_runs(db, order, counter, suspects, request.limit, at)
-    return ClaimResult(await _lease(db, ids, request.owner, at, request.length), soon, at, [])
+    result = ClaimResult([], earliest(soon, _next_start_at(groups, counter)), at, [])
+    if ids:
+        await lease(db, ids, request, result)
+        await _set_last_starts(db, counter, at)
+    return result
 
 
 async def find_nothing_due(db: Session, request: ClaimRequest) -> ClaimResult | None:
@@ -116,29 +136,47 @@ async def find_nothing_due(db: Session, request: ClaimRequest) -> ClaimResult | 
     at, groups, counter = await _find_groups(db, request)
     if await DueOrder(db, groups, counter, SuspectCounter(request.suspects), at, 1).next(min(request.limit, 1)):
         return None
-    return ClaimResult([], await next_wake_at(db, groups, at), at, [])
+    return ClaimResult([], earliest(await next_wake_at(db, groups, at), _next_start_at(groups, counter)), at, [])
 
 
 async def _find_groups(db: Session, request: ClaimRequest) -> tuple[int, list[DueGroup], QueueCounter]:
     """The time of the claim, the groups that it looks at, and how many runs their queues still let in."""
+    limits = await _lock_limits(db, request.filter.queues)  # before the clock is read: another claim may have them for some time
     at = await time(db, request.now)
-    limits = await _lock_limits(db, request.filter.queues)
     groups = await due_groups(db, request.filter)
-    return at, groups, QueueCounter(limits, await _count_leased(db, sorted(limits), at) if limits else ())
+    return at, groups, await _count_leased(db, limits, at)
 
 
-async def _lock_limits(db: Session, queues: tuple[str, ...] | None) -> dict[str, QueueLimits]:
-    """The limits of these queues, or of all, locked until the transaction ends."""
+async def _lock_limits(db: Session, queues: Sequence[str] | None) -> Sequence[Row]:
+    """The limits of these queues, or of all, and when a run last started there, locked until the transaction ends."""
     params = Parameters()
     among = "" if queues is None else f"AND queue IN ({params.many(queues)})"
-    template = f"""
-        SELECT queue, concurrency, key_concurrency FROM $queues
-        WHERE namespace = ?1 AND (concurrency IS NOT NULL OR key_concurrency IS NOT NULL) {among} ORDER BY queue $for_update
-    """
-    return limits_from(db, await db.all(template, *params.values))
+    template = f"SELECT {LIMIT_COLUMNS}, last_start_at FROM $queues WHERE namespace = ?1 {among} ORDER BY queue $for_update"
+    return await db.all(template, *params.values)
 
 
-async def _count_leased(db: Session, queues: Sequence[str], now: int) -> list[tuple[str, str | None, int]]:
+def _next_start_at(groups: Sequence[DueGroup], counter: QueueCounter) -> int | None:
+    """When the rate of a queue lets the next run start, if it holds one back. Whether that one is due is not looked up."""
+    for group in groups:
+        if not group.is_started and not counter.may_start(group.queue):
+            counter.hold_back(group.queue)
+    return counter.next_start_at()
+
+
+async def _set_last_starts(db: Session, counter: QueueCounter, at: int) -> None:
+    await db.send([db.statement(_SET_LAST_START, queue, at) for queue in sorted(counter.started)])
+
+
+async def _count_leased(db: Session, limit_rows: Sequence[Row], now: int) -> QueueCounter:
+    """What the limits, as `_lock_limits` has read them, still let in."""
+    limits = limits_from(db, [row[:-1] for row in limit_rows])
+    leased = await _leased_numbers(db, sorted(limits), now) if limits else []
+    last_starts = {queue: int(row[-1]) for queue, row in zip(limits, limit_rows, strict=True) if row[-1] is not None}
+    return QueueCounter(limits, leased, last_starts=last_starts, now=now)
+
+
+async def _leased_numbers(db: Session, queues: Sequence[str], now: int) -> list[tuple[str, str | None, int]]:
+    """How many runs are leased of each of these queues and each limit key."""
     params = Parameters()
     template = f"""
         SELECT queue, limit_key, count(*) FROM $runs
@@ -160,7 +198,7 @@ async def _lock_due_runs(
             if run.id in locked:
                 ids.append(run.id)
             else:
-                counter.give_back(run.queue, run.limit_key)
+                counter.give_back(run.queue, run.limit_key, is_start=run.is_start)
                 suspects.give_back(is_suspect=run.is_suspect)
     return ids
 
@@ -168,8 +206,9 @@ async def _lock_due_runs(
 async def _lock_if_due(db: Session, ids: Sequence[str], now: int) -> set[str]:
     params = Parameters()
     places = params.many(sorted(ids))
+    # held + 0: by their ids, not by the index of what may wake.
     template = f"""
-        SELECT id FROM $runs WHERE namespace = ?1 AND id IN ({places}) AND wake_at <= {params.one(now)} AND held = 0
+        SELECT id FROM $runs WHERE namespace = ?1 AND id IN ({places}) AND wake_at <= {params.one(now)} AND held + 0 = 0
         ORDER BY id $for_update $skip_locked
     """
     return {db.tables.values.name_from(row[0]) for row in await db.all(template, *params.values)}
@@ -252,8 +291,8 @@ def _lease_row(db: Session, row: Row, owner: str, at: int, length: int, token: s
 async def acquire(
     db: Session, run_id: str, length: int, owner: str, token: str, now: int | None, *, due_only: bool
 ) -> LeasedRun | None:
-    """Lease this run, or None when it has ended, lacks its input or (with `due_only`) is not due."""
-    row = await db.one(_LOCK_RUN, run_id)
+    """Lease this run, or None when it has ended, lacks its input, has no room in its queue or (with `due_only`) is not due."""
+    row = await db.one(_LOCK_TO_ACQUIRE, run_id)
     if row is None:
         raise RunNotFound(run_id)
     run, at = run_from(row, db.tables.values), int(row[-1]) if now is None else now
@@ -268,7 +307,18 @@ async def acquire(
     is_due = run.wake_at is not None and run.wake_at <= at
     if run.lacks_input or (due_only and not is_due):
         return None
+    if int(row[-3]) and not await _take_place(db, run, at):
+        return None
     return (await _lease(db, [run_id], owner, at, length, token))[0]
+
+
+async def _take_place(db: Session, run: RunRow, at: int) -> bool:
+    """Whether the limits of its queue let the run in; a start is entered there."""
+    counter = await _count_leased(db, await _lock_limits(db, [run.queue]), at)
+    if not counter.take(run.queue, run.limit_key, is_start=not run.has_started):
+        return False
+    await _set_last_starts(db, counter, at)
+    return True
 
 
 async def _find_lease(db: Session, run: RunRow, token: str) -> LeasedRun:

@@ -27,7 +27,8 @@ class Dialect:
     taken over; `skip_locked` after them skips rows that others have locked. `insert_new` and `or_nothing`
     enclose an INSERT that leaves alone what is there. `clock` is the server's time in microseconds, and goes on within a
     transaction. `may_wake` and `unconsumed` pick the rows that time may make due and the inbox rows that wait, by an index that
-    has only those; `by_wake` and `by_unconsumed` insist on it. `indexed_namespace` is the namespace where runs are looked for by
+    has only those; `by_wake` and `by_unconsumed` insist on it. `is_started` is 1 for a run that was leased before, else 0, as the
+    index of `by_wake` has it. `indexed_namespace` is the namespace where runs are looked for by
     other columns than their id, `due_namespace` where they may be of any workflow. `each_of` and what follows it join rows of a
     table `here`, looked up one by one. `unindexed` before a column keeps the planner from choosing an index for it. `payload` is
     the type of a payload's column.
@@ -75,6 +76,7 @@ POSTGRES: Final = Dialect(
         "or_nothing": "ON CONFLICT DO NOTHING",
         "may_wake": "wake_at IS NOT NULL AND held = 0",
         "by_wake": "",
+        "is_started": "(epoch > 0)::int",
         # The expressions of the indexes in postgres.sql, which says why they are what they are.
         "indexed_namespace": "namespace || ''",
         "due_namespace": "namespace || '' || ''",
@@ -109,6 +111,7 @@ MYSQL: Final = Dialect(
         # It has no partial indexes; these columns are NULL where there is nothing to find.
         "may_wake": "may_wake = 1",
         "by_wake": "FORCE INDEX ($runs_wake)",
+        "is_started": "is_started",
         "indexed_namespace": "namespace",
         "due_namespace": "namespace",
         "unindexed": "",
@@ -141,6 +144,7 @@ SQLITE: Final = Dialect(
         "or_nothing": "ON CONFLICT DO NOTHING",
         "may_wake": "wake_at IS NOT NULL AND held = 0",
         "by_wake": "",
+        "is_started": "(epoch > 0)",
         "indexed_namespace": "namespace",
         "due_namespace": "namespace",
         "unindexed": "+",

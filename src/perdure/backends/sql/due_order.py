@@ -1,8 +1,9 @@
 """The order in which due runs are claimed: by priority, then longest due, then by id.
 
-Runs that may come due lie in one index by (workflow, version, queue, priority, wake_at). A claim visits each distinct (workflow,
-version, queue, priority) with one seek, and reads from each only as many due rows as it could use, page by page. So its cost does
-not depend on how many runs sleep, belong to other workflows and versions, or wait behind a queue's limit.
+Runs that may come due lie in one index by (workflow, version, queue, priority, is_started, wake_at). A claim visits each distinct
+group of the first five with one seek, and reads from each only as many due rows as it could use, page by page. So its cost does
+not depend on how many runs sleep, belong to other workflows and versions, or wait behind a queue's limit. `is_started` is in the
+index because a rate holds back only runs that were never leased: the others must not be looked for behind them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _IS_SUSPECT: Final = f"status = 'running' AND attempts >= {SUSPECT_ATTEMPTS}"
 # because SQLite would then read through the rows of the present group.
 _FIRST: Final = """
     SELECT (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = {} AND version = {}
-        ORDER BY queue, priority LIMIT 1)
+        ORDER BY queue, priority, $is_started LIMIT 1)
 """
 _GROUPS: Final = """
     WITH RECURSIVE first (id) AS (
@@ -35,45 +36,51 @@ _GROUPS: Final = """
         UNION ALL
         SELECT coalesce(
             (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = here.workflow
-                AND version = here.version AND queue = here.queue AND priority > here.priority ORDER BY priority LIMIT 1),
+                AND version = here.version AND queue = here.queue AND priority = here.priority AND $is_started = 1
+                AND here.epoch <= 0 ORDER BY wake_at LIMIT 1),
             (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = here.workflow
-                AND version = here.version AND queue > here.queue ORDER BY queue, priority LIMIT 1){}
+                AND version = here.version AND queue = here.queue AND priority > here.priority
+                ORDER BY priority, $is_started LIMIT 1),
+            (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = here.workflow
+                AND version = here.version AND queue > here.queue ORDER BY queue, priority, $is_started LIMIT 1){}
         )
         FROM first $each_of $runs AS here $each_where here.namespace = ?1 AND here.id = first.id $each_end
     )
-    SELECT here.workflow, here.version, here.queue, here.priority
+    SELECT here.workflow, here.version, here.queue, here.priority, CASE WHEN here.epoch > 0 THEN 1 ELSE 0 END
     FROM first $each_of $runs AS here $each_where here.namespace = ?1 AND here.id = first.id $each_end
 """
 # The same scan over all workflows.
 _FIRST_OF_ALL: Final = """
     SELECT (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake
-        ORDER BY workflow, version, queue, priority LIMIT 1)
+        ORDER BY workflow, version, queue, priority, $is_started LIMIT 1)
 """
 _OF_NEXT_WORKFLOW: Final = """,
             (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = here.workflow
-                AND version > here.version ORDER BY version, queue, priority LIMIT 1),
+                AND version > here.version ORDER BY version, queue, priority, $is_started LIMIT 1),
             (SELECT id FROM $runs WHERE $indexed_namespace = ?1 AND $may_wake AND workflow > here.workflow
-                ORDER BY workflow, version, queue, priority LIMIT 1)"""
+                ORDER BY workflow, version, queue, priority, $is_started LIMIT 1)"""
 # The same scan with a statement per step, for MySQL: it seeks in an index by constants, but not by columns of a joined row.
 _NEXT: Final = """
-    SELECT queue, priority FROM $runs $by_wake
-    WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = ?2 AND version = ?3 {} ORDER BY queue, priority LIMIT 1
+    SELECT queue, priority, $is_started FROM $runs $by_wake
+    WHERE $indexed_namespace = ?1 AND $may_wake AND workflow = ?2 AND version = ?3 {}
+    ORDER BY queue, priority, $is_started LIMIT 1
 """
 
 
 class DueGroup(NamedTuple):
-    """Runs that may come due and have the same workflow, version, queue and priority."""
+    """Runs that may come due and have the same workflow, version, queue and priority, and were all leased before or never."""
 
     workflow: str
     version: int
     queue: str
     priority: int
+    is_started: bool
 
     def condition(self, params: Parameters) -> str:
         """The SQL condition that selects them."""
-        workflow, version, queue, priority = (params.one(value) for value in self)
+        workflow, version, queue, priority = (params.one(value) for value in self[:4])
         columns = f"workflow = {workflow} AND version = {version} AND queue = {queue} AND priority = {priority}"
-        return f"$indexed_namespace = ?1 AND $may_wake AND {columns}"
+        return f"$indexed_namespace = ?1 AND $may_wake AND {columns} AND $is_started = {int(self.is_started)}"
 
 
 class DueRun(NamedTuple):
@@ -84,6 +91,7 @@ class DueRun(NamedTuple):
     queue: str
     limit_key: str | None
     is_suspect: bool
+    is_start: bool
 
 
 class _DuePages:
@@ -145,7 +153,7 @@ class DueOrder:
             if run is None:
                 self._levels.popleft()
             elif self._suspects.take(is_suspect=run.is_suspect):
-                if self._counter.take(run.queue, run.limit_key):
+                if self._counter.take(run.queue, run.limit_key, is_start=run.is_start):
                     picked.append(run)
                 else:
                     self._suspects.give_back(is_suspect=run.is_suspect)
@@ -153,10 +161,14 @@ class DueOrder:
 
     async def _pop_first(self, level: Sequence[_DuePages]) -> DueRun | None:
         """The next run of these groups, or None when there are no more that their queues let in."""
-        with_room = [pages for pages in level if self._counter.has_room(pages.group.queue)]
+        with_room = [pages for pages in level if self._lets_in(pages.group)]
         await self._read_next_pages([pages for pages in with_room if not pages.runs and not pages.is_read])
         waiting = [pages for pages in with_room if pages.runs]
         return min(waiting, key=lambda pages: pages.runs[0]).runs.popleft() if waiting else None
+
+    def _lets_in(self, group: DueGroup) -> bool:
+        queue = group.queue
+        return self._counter.has_room(queue) and (group.is_started or self._counter.may_start(queue))
 
     async def _read_next_pages(self, groups: Sequence[_DuePages]) -> None:
         db = self._db
@@ -166,19 +178,17 @@ class DueOrder:
             template = pages.select_page(params, self._counter, self._suspects, self._now, self._size)
             statements.append(db.statement(template, *params.values))
         for pages, result in zip(groups, await db.send(statements), strict=True):
-            pages.add_page(
-                [run for row in result.rows if (run := _due_run(db, row, pages.group.queue))], self._size, len(result.rows)
-            )
+            pages.add_page([run for row in result.rows if (run := _due_run(db, row, pages.group))], self._size, len(result.rows))
 
 
-def _due_run(db: Session, row: Row, queue: str) -> DueRun | None:
+def _due_run(db: Session, row: Row, group: DueGroup) -> DueRun | None:
     """The due run of this row; None when its id cannot be read. What else cannot be read is found when it is leased."""
     wake_at, run_id, limit_key, is_suspect = row
     readable = db.tables.values.id_from(run_id)
     if readable is None:
         return None
     key = None if limit_key is None else db.tables.values.id_from(limit_key)
-    return DueRun(int(wake_at), readable, queue, key, bool(int(is_suspect)))
+    return DueRun(int(wake_at), readable, group.queue, key, bool(int(is_suspect)), not group.is_started)
 
 
 async def due_groups(db: Session, wanted: ClaimFilter) -> list[DueGroup]:
@@ -198,13 +208,13 @@ def _groups_from(db: Session, rows: Iterable[Row]) -> list[DueGroup]:
     return [group for row in rows if (group := _group_from(db, *row)) is not None]
 
 
-def _group_from(db: Session, workflow: Any, version: Any, queue: Any, priority: Any) -> DueGroup | None:
+def _group_from(db: Session, workflow: Any, version: Any, queue: Any, priority: Any, is_started: Any) -> DueGroup | None:
     """The group, or None when what its runs have in common cannot be read: then no worker can take them."""
     name = db.tables.values.id_from
     try:
         of, within = name(workflow), name(queue)
         if of is not None and within is not None:
-            return DueGroup(of, int(version), within, int(priority))
+            return DueGroup(of, int(version), within, int(priority), bool(int(is_started)))
     except UNREADABLE:
         pass
     columns = f"workflow {workflow!r:.200}, version {version!r:.50}, queue {queue!r:.200} and priority {priority!r:.50}"
@@ -225,17 +235,20 @@ async def _groups_step_by_step(db: Session, workflows: Sequence[WorkflowVersion]
         }
         groups = [group for workflow, row in rows.items() if (group := _group_from(db, *workflow, *row)) is not None]
         found += groups
-        # Each workflow has two statements; the row in the same queue counts before the row in a later queue.
-        steps = [step for group in groups for step in _after(db, group)]
-        step_workflows = [(group.workflow, group.version) for group in groups for _ in range(2)]
+        # The statements of a workflow look further and further away; the nearest row counts.
+        next_steps = [(step, (group.workflow, group.version)) for group in groups for step in _after(db, group)]
+        steps = [step for step, _ in next_steps]
+        step_workflows = [workflow for _, workflow in next_steps]
     return found
 
 
 def _after(db: Session, group: DueGroup) -> list[Statement]:
-    """The statements that look for the next group: in the same queue, and in the queues after it."""
+    """The statements that look for the next group: with the same priority, in the same queue, and in the queues after it."""
+    same_priority = [] if group.is_started else [_NEXT.format("AND queue = ?4 AND priority = ?5 AND $is_started = 1")]
     return [
-        db.statement(_NEXT.format("AND queue = ?4 AND priority > ?5"), *group),
-        db.statement(_NEXT.format("AND queue > ?4"), group.workflow, group.version, group.queue),
+        *(db.statement(template, *group[:4]) for template in same_priority),
+        db.statement(_NEXT.format("AND queue = ?4 AND priority > ?5"), *group[:4]),
+        db.statement(_NEXT.format("AND queue > ?4"), *group[:3]),
     ]
 
 

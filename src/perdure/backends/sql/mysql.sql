@@ -20,6 +20,7 @@ CREATE TABLE IF NOT EXISTS $runs (
     held TINYINT NOT NULL,
     wake_at BIGINT,
     may_wake TINYINT AS (CASE WHEN wake_at IS NOT NULL AND held = 0 THEN 1 END) VIRTUAL,
+    is_started TINYINT AS (CASE WHEN epoch > 0 THEN 1 ELSE 0 END) VIRTUAL,
     lease_until BIGINT,
     lease_owner LONGBLOB,
     attempts BIGINT NOT NULL,
@@ -49,7 +50,7 @@ CREATE TABLE IF NOT EXISTS $runs (
     outcome LONGBLOB,
     input LONGBLOB NOT NULL,
     PRIMARY KEY (namespace, id),
-    INDEX $runs_wake (namespace, may_wake, workflow, version, queue, priority, wake_at),
+    INDEX $runs_wake (namespace, may_wake, workflow, version, queue, priority, is_started, wake_at),
     INDEX $runs_due (namespace, may_wake, wake_at, id),
     INDEX $runs_leased (namespace, queue, lease_until),
     INDEX $runs_changed (namespace, status, updated_at DESC, id),
@@ -103,7 +104,9 @@ CREATE TABLE IF NOT EXISTS $queues (
     namespace VARBINARY(255) NOT NULL,
     queue VARBINARY(1024) NOT NULL,
     concurrency BIGINT,
-    key_concurrency BIGINT,
+    per_key BIGINT,
+    start_interval BIGINT,
+    last_start_at BIGINT,
     PRIMARY KEY (namespace, queue)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
 

@@ -54,8 +54,9 @@ CREATE TABLE $runs (
 -- The indexes below have (namespace || ''), and statements that use them say so, to leave runs that are asked for by id to the
 -- primary key: while the tables are new all indexes look alike to PostgreSQL, and a plan that was made then is used for long.
 
--- What may be claimed, group by group: claim walks the distinct (workflow, queue, priority) and never a sleeping run.
-CREATE INDEX $runs_wake ON $runs ((namespace || ''), workflow, version, queue, priority, wake_at)
+-- What may be claimed, group by group: claim walks the distinct (workflow, version, queue, priority, whether it ever started) and
+-- never a sleeping run.
+CREATE INDEX $runs_wake ON $runs ((namespace || ''), workflow, version, queue, priority, ((epoch > 0)::int), wake_at)
 WHERE wake_at IS NOT NULL AND held = 0;
 
 -- What is due, whatever its workflow and queue. Its expression is another one, which keeps it out of claims: PostgreSQL would take
@@ -122,7 +123,9 @@ CREATE TABLE $queues (
     namespace text COLLATE "C" NOT NULL,
     queue text COLLATE "C" NOT NULL,
     concurrency bigint,
-    key_concurrency bigint,
+    per_key bigint,
+    start_interval bigint,
+    last_start_at bigint,
     PRIMARY KEY (namespace, queue)
 );
 

@@ -23,6 +23,11 @@ from perdure.model.journal import Entry, drop_entry
 from perdure.model.records import ENDED, Claim, Created, NewRun, RunRow, Signal
 
 _TIME: Final = "SELECT $clock"
+# The time, and each of these queues that has limits; one row with NULL when none has.
+_TIME_AND_LIMITED: Final = """
+    SELECT $clock, limited.queue FROM (SELECT 1 AS one) AS always
+    LEFT JOIN $queues AS limited ON limited.namespace = ?1 AND limited.queue IN ({})
+"""
 _GET: Final = f"SELECT {RUN_COLUMNS} FROM $runs WHERE namespace = ?1 AND id = ?2"
 _GET_WITH_TOKEN: Final = f"SELECT {RUN_COLUMNS}, lease_token FROM $runs WHERE namespace = ?1 AND id = ?2"
 _LOCK_FOR_CHANGE: Final = f"SELECT {RUN_COLUMNS}, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_change"
@@ -77,6 +82,10 @@ class RunCreation(NamedTuple):
         """About how many bytes it has."""
         return len(self.run.input) + sum(len(entry.payload) for entry in self.entries) + 500
 
+    def without_lease(self) -> RunCreation:
+        """The same in a queue that has limits: there a run is leased by `claim` and `acquire` alone."""
+        return self._replace(length=None)
+
     def result_at(self, at: int) -> Created:
         """The reply when the run is created at this instant."""
         run = new_row(self.run, at, self.created_at)
@@ -112,7 +121,8 @@ async def time(db: Session, now: int | None) -> int:
 
 async def create_all(db: Session, creations: Sequence[RunCreation]) -> list[Created | None]:
     """The reply to each creation; None for a run that exists already. No two are for one run."""
-    at = await time(db, None) if any(creation.now is None for creation in creations) else 0
+    at, limited = await _read_time_and_limited(db, creations)
+    creations = [creation.without_lease() if creation.run.queue in limited else creation for creation in creations]
     replies = {creation.run.id: creation.result_at(at if creation.now is None else creation.now) for creation in creations}
     in_order = sorted(creations, key=lambda creation: creation.run.id.encode())
     results = await db.send([_insert(db, creation, replies[creation.run.id].run) for creation in in_order])
@@ -122,6 +132,16 @@ async def create_all(db: Session, creations: Sequence[RunCreation]) -> list[Crea
     )
     new_ids = {creation.run.id for creation in new}
     return [replies[creation.run.id] if creation.run.id in new_ids else None for creation in creations]
+
+
+async def _read_time_and_limited(db: Session, creations: Sequence[RunCreation]) -> tuple[int, set[str]]:
+    """The time, and the queues that have limits among those in which a run is to be leased."""
+    queues = sorted({creation.run.queue for creation in creations if creation.length is not None})
+    if not queues:
+        return await time(db, None) if any(creation.now is None for creation in creations) else 0, set()
+    params = Parameters()
+    rows = await db.all(_TIME_AND_LIMITED.format(params.many(queues)), *params.values)
+    return int(rows[0][0]), {db.tables.values.name_from(queue) for _, queue in rows if queue is not None}
 
 
 def _insert(db: Session, creation: RunCreation, run: RunRow) -> Statement:

@@ -21,10 +21,16 @@ _ALL: Final = f"SELECT {', '.join(SCHEDULE_FIELDS)} FROM $schedules WHERE namesp
 _DROP: Final = "DELETE FROM $schedules WHERE namespace = ?1 AND id = ?2"
 _MOVE: Final = "UPDATE $schedules SET next_at = ?4 WHERE namespace = ?1 AND id = ?2 AND next_at = ?3"
 _INSERT_LIMIT: Final = """
-    $insert_new INTO $queues (namespace, queue, concurrency, key_concurrency) VALUES (?1, ?2, ?3, ?4) $or_nothing
+    $insert_new INTO $queues (namespace, queue, concurrency, per_key, start_interval) VALUES (?1, ?2, ?3, ?4, ?5) $or_nothing
 """
-_REPLACE_LIMIT: Final = "UPDATE $queues SET concurrency = ?3, key_concurrency = ?4 WHERE namespace = ?1 AND queue = ?2"
-_LIMITS: Final = "SELECT queue, concurrency, key_concurrency FROM $queues WHERE namespace = ?1"
+# It keeps last_start_at, so that a restarted worker does not reset the rate.
+_REPLACE_LIMIT: Final = """
+    UPDATE $queues SET concurrency = ?3, per_key = ?4, start_interval = ?5 WHERE namespace = ?1 AND queue = ?2
+"""
+_DROP_LIMIT: Final = "DELETE FROM $queues WHERE namespace = ?1 AND queue = ?2"
+# A queue without limits has no row: what a row is there for is limited.
+LIMIT_COLUMNS: Final = "queue, concurrency, per_key, start_interval"
+_LIMITS: Final = f"SELECT {LIMIT_COLUMNS} FROM $queues WHERE namespace = ?1"
 _SEEN_AT: Final = "coalesce(?3:int, $clock)"
 _INSERT_WORKER: Final = f"""
     $insert_new INTO $workers (namespace, id, seen_at, info) VALUES (?1, ?2, {_SEEN_AT}, ?4) $or_nothing
@@ -60,8 +66,11 @@ async def fire(db: Session, schedule_id: str, expected_at: int, next_at: int | N
 
 
 async def limit_queue(db: Session, queue: str, limits: QueueLimits) -> None:
-    """Set the limits of a queue."""
-    values = (queue, limits.concurrency, limits.key_concurrency)
+    """Replace the limits of a queue."""
+    if not limits.is_limited:
+        await db.run(_DROP_LIMIT, queue)
+        return
+    values = (queue, limits.concurrency, limits.per_key, limits.interval)
     await db.send([db.statement(_INSERT_LIMIT, *values), db.statement(_REPLACE_LIMIT, *values)])
 
 
@@ -71,14 +80,17 @@ async def queue_limits(db: Session) -> dict[str, QueueLimits]:
 
 
 def limits_from(db: Session, rows: Iterable[Row]) -> dict[str, QueueLimits]:
-    """Limits by queue, from rows of queue, concurrency and key_concurrency."""
+    """Limits by queue, from rows of `LIMIT_COLUMNS`."""
     return {
-        db.tables.values.name_from(queue): QueueLimits(concurrency=_number(concurrency), key_concurrency=_number(of_key))
-        for queue, concurrency, of_key in rows
+        db.tables.values.name_from(queue): QueueLimits(
+            concurrency=optional_number(concurrency), per_key=optional_number(per_key), interval=optional_number(interval)
+        )
+        for queue, concurrency, per_key, interval in rows
     }
 
 
-def _number(value: Any) -> int | None:
+def optional_number(value: Any) -> int | None:
+    """The number, or None for NULL."""
     return None if value is None else int(value)
 
 

@@ -50,8 +50,9 @@ CREATE TABLE $runs (
     PRIMARY KEY (namespace, id)
 ) WITHOUT ROWID;
 
--- What may be claimed, group by group: claim walks the distinct (workflow, version, queue, priority) and never a sleeping run.
-CREATE INDEX $runs_wake ON $runs (namespace, workflow, version, queue, priority, wake_at, id, limit_key, held)
+-- What may be claimed, group by group: claim walks the distinct (workflow, version, queue, priority, whether it ever started) and
+-- never a sleeping run.
+CREATE INDEX $runs_wake ON $runs (namespace, workflow, version, queue, priority, (epoch > 0), wake_at, id, limit_key, held)
 WHERE wake_at IS NOT NULL AND held = 0;
 
 -- Nearly every entry closes a step, so '' stands for that phase and that kind, and takes no room. `took` is in microseconds.
@@ -106,7 +107,9 @@ CREATE TABLE $queues (
     namespace TEXT NOT NULL,
     queue TEXT NOT NULL,
     concurrency INTEGER,
-    key_concurrency INTEGER,
+    per_key INTEGER,
+    start_interval INTEGER,
+    last_start_at INTEGER,
     PRIMARY KEY (namespace, queue)
 ) WITHOUT ROWID;
 

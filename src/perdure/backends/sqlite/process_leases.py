@@ -56,7 +56,7 @@ async def find_nothing_due(db: Session, request: ClaimRequest, owners: Owners) -
 async def acquire(
     db: Session, run_id: str, length: int, owners: Owners, now: int | None, *, due_only: bool
 ) -> claims.LeasedRun | None:
-    """Lease this run, or None when it has ended, lacks its input or (with `due_only`) is not due."""
+    """Lease this run, or None when it has ended, lacks its input, has no room in its queue or (with `due_only`) is not due."""
     at = store_time(now)
     await _free(db, owners, at)
     return await claims.acquire(db, run_id, length, owners.here, new_token(), at, due_only=due_only)

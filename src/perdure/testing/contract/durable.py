@@ -77,6 +77,18 @@ async def schedules_and_queue_limits_survive_a_restart(world: FullWorld) -> None
     equal(await world.a.queue_limits(), {"default": QueueLimits(concurrency=2)}, "the queue limits")
 
 
+@promise_with("durable", "schedules")
+async def a_rate_survives_a_restart(world: FullWorld) -> None:
+    """After a restart the next run of a queue starts no earlier than it would have without one."""
+    await world.a.limit_queue("default", QueueLimits(interval=5_000_000))
+    for run_id in ("a", "b"):
+        await world.a.create(new_run(run_id), now=NOW)
+    equal(await claimed_ids(world.a), ["a"], "what starts before the restart")
+    await world.restart()
+    starts = [await claimed_ids(world.b, now=instant) for instant in (at(5) - 1, at(5))]
+    equal(starts, [[], ["b"]], "what starts before and after the interval has passed")
+
+
 @promise_with("durable", "streams")
 async def progress_survives_a_restart(world: FullWorld) -> None:
     """A run's progress is the same after a restart."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from perdure.model.records import Awaited, Schedule
+from perdure.model.records import Awaited, QueueLimits, Schedule
 from perdure.store import Capability, FullStore, Store
 from perdure.testing.contract.cases import Check, add, promise
 from perdure.testing.contract.world import TTL, FullWorld, World, holds, in_another_loop, new_run, run_row, signals
@@ -78,6 +78,18 @@ async def _fired(world: FullWorld) -> Event:
     return lambda store: store.fire("daily", expected_at=1, next_at=None, run=new_run())
 
 
+async def _limited(world: FullWorld) -> Event:
+    await world.a.limit_queue("default", QueueLimits(concurrency=1))
+    return lambda store: store.limit_queue("default", QueueLimits(concurrency=2))
+
+
+async def _made_room(world: FullWorld) -> Event:
+    await world.a.limit_queue("default", QueueLimits(concurrency=1))
+    await world.a.create(new_run())
+    claim = await world.a.acquire("run", TTL)
+    return lambda store: store.suspend(claim.lease, wake_at=None, waiting_for=signals("go")) if claim else store.setup()
+
+
 async def _child_finished(world: World) -> CoreEvent:
     await _suspend(world, [Awaited("child", "pay")])
     claim = (await world.a.create(new_run("child", parent_id="run", parent_key="pay"), ttl=TTL)).claim
@@ -102,6 +114,12 @@ PART_STAGES: Final[dict[str, tuple[Capability, Stage, str]]] = {
         "A worker that watches is woken when a restored run gets its input from another process.",
     ),
     "unhold": ("operators", _unheld, "A worker that watches is woken when an operator lets a run go on."),
+    "new_limits": ("schedules", _limited, "A worker that watches is woken when another process changes the limits of a queue."),
+    "room_in_a_limited_queue": (
+        "schedules",
+        _made_room,
+        "A worker that watches is woken when another process suspends a run of a limited queue, whatever it waits for.",
+    ),
     "fire": ("schedules", _fired, "A worker that watches is woken when another process fires a schedule."),
 }
 

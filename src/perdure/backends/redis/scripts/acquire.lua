@@ -21,5 +21,8 @@ end
 if held.input_hash == '' or (due_only and not is_due(row, now)) then
   return { 'nothing' }
 end
+if not take_room(row.queue, row.limit_key, not has_started(row), now) then
+  return { 'nothing' }
+end
 lease_run(id, row, token, owner, length, now)
 return { 'ok', load_run(id) }

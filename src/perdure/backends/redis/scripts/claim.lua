@@ -2,9 +2,9 @@
 -- are given, queues
 --   -> now, the next wake_at after now, whole runs, and the ids of runs that were passed over because they are damaged
 --
--- Runs that may come due lie in one sorted set by wake_at for each (workflow, version, queue, priority, limit key). A claim
--- reads only groups that have due runs, and skips a group whose queue or limit key is full: its cost does not depend on how many
--- runs sleep, or wait behind a limit.
+-- Runs that may come due lie in one sorted set by wake_at for each (workflow, version, queue, priority, whether it has started,
+-- limit key). A claim reads only groups that have due runs, and skips a group whose queue or limit key is full or whose rate is
+-- spent: its cost does not depend on how many runs sleep, or wait behind a limit.
 local now, limit, length, token, owner = take_now(), tonumber(take()), tonumber(take()), take(), take()
 local suspects, suspect_attempts = tonumber(take()) or math.huge, tonumber(take())
 local wanted, any_queue, queues = take_list(), take() == '', set_of(take_list())
@@ -30,46 +30,6 @@ local done = recall(token)
 if done then
   local ids = unframe(done)
   return reply(table.remove(ids), ids)
-end
-
-local limits = {}
-local flat = redis.call('HGETALL', root .. ':limits')
-for i = 1, #flat, 2 do
-  local concurrency, key_concurrency = string.match(flat[i + 1], '^(%-?%d*):(%-?%d*)$')
-  limits[flat[i]] = { tonumber(concurrency), tonumber(key_concurrency) }
-end
-
-local taken = {}
-local function count_leased(members)
-  if not taken[members] then
-    taken[members] = redis.call('ZCOUNT', members, '(' .. int(now), '+inf')
-  end
-  return taken[members]
-end
-
--- The sets that count a lease of this group, and how many members each may have.
-local function limited_sets(group)
-  local limit_ = limits[group.queue] or {}
-  local found = { { key_of('leased', group.queue), limit_[1] } }
-  if group.limit_key then
-    found[2] = { key_of('leased_key', frame(group.queue, group.limit_key)), limit_[2] }
-  end
-  return found
-end
-
--- Count one more run, unless the limits forbid it.
-local function take_room(group)
-  for _, limited in ipairs(group.limited_sets) do
-    if limited[2] and count_leased(limited[1]) >= limited[2] then
-      return false
-    end
-  end
-  for _, limited in ipairs(group.limited_sets) do
-    if limits[group.queue] then
-      taken[limited[1]] = count_leased(limited[1]) + 1
-    end
-  end
-  return true
 end
 
 local function is_wanted(parts)
@@ -138,10 +98,9 @@ end
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', root .. ':wake', '-inf', int(now))) do
   local parts = unframe(name)
   if is_wanted(parts) then
-    local group = { name = name, members = key_of('wake', name), queue = parts[3], limit_key = parts[5] }
-    group.priority = tonumber(parts[4])
+    local group = { name = name, members = key_of('wake', name), queue = parts[3], limit_key = parts[6] }
+    group.priority, group.is_start = tonumber(parts[4]), parts[5] == '0'
     group.offset, group.at, group.size, group.page = 0, 1, 1, {}
-    group.limited_sets = limited_sets(group)
     advance(group)
     heap[#heap + 1] = group
     note_wake_at(redis.call('ZRANGEBYSCORE', group.members, '(' .. int(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
@@ -173,10 +132,10 @@ while #picked < limit and heap[1] do
   if not is_sound(group, row) then
     damaged[#damaged + 1] = group.id
   elseif not is_suspect(group.id, row) then
-    is_in = take_room(group)
+    is_in = take_room(group.queue, group.limit_key, group.is_start, now)
     picked[#picked + 1] = is_in and group.id or nil
   elseif suspects > 0 then
-    is_in = take_room(group)
+    is_in = take_room(group.queue, group.limit_key, group.is_start, now)
     picked[#picked + 1] = is_in and group.id or nil
     suspects = suspects - (is_in and 1 or 0)
   end
@@ -187,6 +146,7 @@ while #picked < limit and heap[1] do
   sift_down(1)
 end
 
+note_wake_at(held_back_until)
 for n, id in ipairs(picked) do
   lease_run(id, indexed_columns(id), token .. '-' .. n, owner, length, now)
 end

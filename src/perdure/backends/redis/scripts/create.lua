@@ -1,4 +1,5 @@
 -- now, id, ttl or '', token, owner, created_at or '', columns, entries, inbox, dedupes -> new or found, and the whole run
+-- A new run of a queue without limits is leased, if there is a ttl.
 local now, id, length, token, owner, created_at = take_now(), take(), take(), take(), take(), take()
 local columns, entries, inbox, dedupes = take_list(), take_list(), take_list(), take_list()
 
@@ -50,7 +51,7 @@ with('created_at', created_at ~= '' and created_at or int(now))
 with('updated_at', int(now))
 with('call', token)
 insert_run(id, columns, entries, inbox, dedupes)
-if length ~= '' then
+if length ~= '' and redis.call('HEXISTS', root .. ':limits', new.queue) == 0 then
   lease_run(id, indexed_columns(id), token, owner, tonumber(length), now)
 end
 publish_change()

@@ -14,7 +14,7 @@ local ENDED = { completed = true, failed = true, cancelled = true, dead = true }
 local PARTS = { 'run', 'steps', 'inbox', 'consumed', 'dedupes', 'items', 'streams' }
 -- The columns by which runs are found.
 local INDEXED = {
-  'workflow', 'version', 'status', 'queue', 'priority', 'limit_key', 'wake_at', 'held', 'updated_at', 'lease_until',
+  'workflow', 'version', 'status', 'queue', 'priority', 'limit_key', 'wake_at', 'held', 'updated_at', 'lease_until', 'epoch',
 }
 
 local cursor = 0
@@ -104,10 +104,16 @@ local function indexed_columns(id)
   return columns_of(id, INDEXED)
 end
 
+-- Whether the run was ever leased: its epoch is absent or 0 until then.
+local function has_started(row)
+  return (row.epoch or '0') ~= '0'
+end
+
 -- The group in which the run comes due, or nil. To a claim all runs of a group are alike: the same filter and limits hold.
+-- Runs that were never leased, whose next lease spends the rate of their queue, have groups of their own.
 local function wake_group(row)
   if row.wake_at and row.held ~= '1' then
-    return frame(row.workflow, row.version, row.queue, row.priority, row.limit_key)
+    return frame(row.workflow, row.version, row.queue, row.priority, has_started(row) and '1' or '0', row.limit_key)
   end
 end
 
@@ -260,6 +266,55 @@ local function lease_run(id, row, token, owner, length, now)
     epoch = next_epoch(counted, now), attempts = grew and '1' or int(number_in(counted.attempts) + 1),
     claimed_length = int(journal), updated_at = int(now), running_steps = NONE,
   })
+end
+
+-- What the limits of queues let in: read once for each queue, and counted on as this script leases runs. `leased` has for each
+-- queue its runs by the end of their lease, `leased_key` for each limit key, and the hash `starts` the last start of each queue.
+local limits_by_queue, lease_counts = {}, {}
+-- The instant at which the rate of a queue lets the first run start that it held back, or nil.
+local held_back_until = nil
+
+local function limits_of(queue)
+  if not limits_by_queue[queue] then
+    local stored = redis.call('HGET', root .. ':limits', queue) or ''
+    local concurrency, per_key, interval = string.match(stored, '^(%d*):(%d*):(%d*)$')
+    local found = { concurrency = tonumber(concurrency), per_key = tonumber(per_key), interval = tonumber(interval) }
+    if found.interval then
+      found.last_start = tonumber(redis.call('HGET', root .. ':starts', queue) or '')
+    end
+    limits_by_queue[queue] = found
+  end
+  return limits_by_queue[queue]
+end
+
+local function has_room(members, most, now)
+  if not most then
+    return true
+  end
+  lease_counts[members] = lease_counts[members] or redis.call('ZCOUNT', members, '(' .. int(now), '+inf')
+  return lease_counts[members] < most
+end
+
+-- Count one more run and, if it `is_start`, spend the rate, unless the limits of its queue forbid it; whether it was counted.
+local function take_room(queue, limit_key, is_start, now)
+  local limits = limits_of(queue)
+  local of_queue, of_key = key_of('leased', queue), limit_key and key_of('leased_key', frame(queue, limit_key))
+  if not has_room(of_queue, limits.concurrency, now) or (of_key and not has_room(of_key, limits.per_key, now)) then
+    return false
+  end
+  if is_start and limits.interval then
+    local next_start = limits.last_start and limits.last_start + limits.interval
+    if next_start and now < next_start then
+      held_back_until = math.min(held_back_until or next_start, next_start)
+      return false
+    end
+    limits.last_start = now
+    redis.call('HSET', root .. ':starts', queue, int(now))
+  end
+  for _, members in ipairs({ of_queue, of_key }) do
+    lease_counts[members] = lease_counts[members] and lease_counts[members] + 1
+  end
+  return true
 end
 
 -- Whether this lease is the run's current one. An expired lease that was not taken over is still current.

@@ -1,0 +1,73 @@
+"""What a claim reads does not depend on statistics: a new database has none, and PostgreSQL keeps the plans made then."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import asyncpg  # type: ignore[import-untyped]  # it ships no types
+import pytest
+
+from perdure.backends.postgres import PostgresStore
+from perdure.backends.postgres.claiming import CLAIM
+from perdure.backends.postgres.connections import SERVER_SETTINGS
+from perdure.model.records import QueueLimits
+from perdure.testing.contract.world import NOW, TTL, new_run
+
+DUE = 600
+TAKEN = 5
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for part in plan.get("Plans", ()):
+        yield from _nodes(part)
+
+
+async def _explain_claim(dsn: str, store: PostgresStore) -> list[dict[str, Any]]:
+    """The nodes of the plan with which a new connection claims, as they were executed."""
+    connection = await asyncpg.connect(dsn, server_settings=SERVER_SETTINGS)
+    await connection.execute(f"PREPARE claim AS {store._connections.tables.sql(CLAIM)}")
+    transaction = connection.transaction()
+    await transaction.start()
+    execute = f"EXECUTE claim ('', 1000000, 'worker', {NOW + DUE}, {TAKEN}, '{{flow}}', '{{1}}', NULL, 1)"
+    plan = await connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {execute}")
+    await transaction.rollback()
+    await connection.close()
+    return list(_nodes(json.loads(plan)[0]["Plan"]))
+
+
+def _rows_read(nodes: list[dict[str, Any]]) -> float:
+    """How many rows of the table were read, those that a filter dropped included."""
+    scans = (node for node in nodes if node.get("Relation Name") == "perdure_runs" and "Scan" in node["Node Type"])
+    return float(sum((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"] for node in scans))
+
+
+async def test_a_claim_without_statistics_reads_what_it_can_take(dsn: str) -> None:
+    store = PostgresStore(dsn)
+    await asyncio.gather(*(store.create(new_run(f"run-{n:03}"), now=NOW + n) for n in range(DUE)))
+    fresh = await _explain_claim(dsn, store)
+    assert {node["Index Name"] for node in fresh if node["Node Type"].startswith("Index Scan")} == {
+        "perdure_runs_wake",
+        "perdure_runs_pkey",
+    }
+    assert sum(node.get("Rows Removed by Join Filter", 0) for node in fresh) == 0
+    assert _rows_read(fresh) <= TAKEN * 10 + 100 + 3 * TAKEN
+    connection = await asyncpg.connect(dsn)
+    await connection.execute("ANALYZE")
+    await connection.close()
+    assert _rows_read(await _explain_claim(dsn, store)) == _rows_read(fresh)
+    claimed = await store.claim(TAKEN, TTL, [("flow", 1)], now=NOW + DUE)
+    assert [claim.run.id for claim in claimed.claims] == [f"run-{n:03}" for n in range(TAKEN)]
+    await store.close()
+
+
+@pytest.mark.parametrize("limits", [QueueLimits(concurrency=TAKEN), QueueLimits(interval=1)])
+async def test_a_claim_from_a_limited_queue_keeps_the_order(dsn: str, limits: QueueLimits) -> None:
+    store = PostgresStore(dsn)
+    await store.limit_queue("default", limits)
+    await asyncio.gather(*(store.create(new_run(f"run-{n:02}"), now=NOW - n) for n in range(20)))
+    claimed = await store.claim(10, TTL, [("flow", 1)], now=NOW)
+    number = TAKEN if limits.interval is None else 1
+    assert [claim.run.id for claim in claimed.claims] == [f"run-{n:02}" for n in range(19, 19 - number, -1)]
+    await store.close()
