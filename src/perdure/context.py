@@ -79,7 +79,7 @@ class Context(Generic[D]):
 
     @property
     def scheduled_at(self) -> datetime | None:
-        """The instant for which the run was started, by a schedule or with `start_at=`; None if it was started at once."""
+        """The instant for which the run was started, by a schedule, `start_at=` or `delay=`; None if it was started at once."""
         start_at = self._drive.run.start_at
         return None if start_at is None else moment(start_at)
 

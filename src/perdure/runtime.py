@@ -35,6 +35,7 @@ from perdure.options import (
     StoredOptions,
     check_options,
     check_stored_options,
+    counts_from_now,
 )
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
@@ -417,6 +418,8 @@ class Runtime:
     async def _new_run(self, workflow: WorkflowDefinition, args: tuple[Any, ...], options: dict[str, Any]) -> RunStart:
         """The run as it is to be created, from the state that the workflow has for new runs."""
         stored = check_stored_options(options)
+        if counts_from_now(stored):
+            await self._host.ask_time()
         return self._host.new_run(workflow, args, {}, stored, await resolve_state(workflow.process_options))
 
     def _definition(self, workflow: Any) -> WorkflowDefinition:

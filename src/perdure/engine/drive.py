@@ -44,11 +44,11 @@ from perdure.errors import (
     ValueNotStorable,
     react,
 )
-from perdure.model.clock import Clock
+from perdure.model.clock import Clock, Timer
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry, JournalIndex
 from perdure.model.logs import log, run_fields
-from perdure.model.records import Claim, Pulse, failure_pause, misfit_pause, problem_text
+from perdure.model.records import Claim, Pulse, deadline_in_force, failure_pause, misfit_pause, problem_text
 from perdure.options import EngineSettings, Options
 from perdure.result import Err, Outcome, Suspended
 from perdure.snapshots.consistent_view import View
@@ -70,6 +70,8 @@ class Drive:
         "_attention",
         "_body",
         "_cancel_requested",
+        "_deadline",
+        "_deadline_timer",
         "_ending",
         "_failure",
         "_heartbeat",
@@ -77,6 +79,7 @@ class Drive:
         "_hints",
         "_is_drain_over",
         "_is_inbox_to_be_read",
+        "_is_late",
         "_is_misfit",
         "_is_time_limit_noted",
         "_lease",
@@ -144,6 +147,7 @@ class Drive:
         if options.on_divergence == "run":
             recorded.owed.clear()
             recorded.owed_after.clear()
+        self._look_at_requests(claim)
         self.waits = self._new_waits(claim)
         self.tasks = self._new_tasks()
         self.results = self._new_results(recorded)
@@ -189,9 +193,15 @@ class Drive:
         # Whether no step may be started any more, because the run is being given back.
         self.must_stop = False
         self._is_drain_over = False
-        self._cancel_requested = claim.run.cancel_requested
         # Step functions that are running right now. The step that counts itself out calls `look_whether_drained`.
         self.executing = 0
+
+    def _look_at_requests(self, claim: Claim) -> None:
+        """Whether the run is to be cancelled: on request, or because its deadline has passed (then it `_is_late`)."""
+        self._deadline = None if self._store is None else deadline_in_force(claim.run, claim.journal)
+        self._deadline_timer: Timer | None = None
+        self._is_late = self._deadline is not None and self._deadline <= self.clock.now() and not claim.run.cancel_requested
+        self._cancel_requested = claim.run.cancel_requested or self._is_late
 
     def _new_waits(self, claim: Claim) -> Waits:
         waits = Waits(self.clock, claim.inbox, claim.inbox_seq, claim.run.updated_at)
@@ -223,7 +233,7 @@ class Drive:
             next_event=self.waits.resolve_one,
         )
         results.last_at = self.run.created_at
-        if self.run.cancel_requested:
+        if self._cancel_requested:
             # The body comes to its first wait, as on a replay, and is cancelled there rather than before it began.
             results.is_live = False
         return results
@@ -338,6 +348,13 @@ class Drive:
             self.results.when_empty = self._cancel_body
         else:
             self._cancel_body()
+
+    def _pass_deadline(self) -> None:
+        """The time of the run is up: its body is cancelled like that of a cancelled run."""
+        self._deadline_timer = None
+        if not self._cancel_requested:
+            self._is_late = True
+            self.cancel()
 
     def look_at_inbox(self) -> None:
         """Somebody may have sent a signal: fetch what is new, unless nothing waits for one."""
@@ -455,6 +472,8 @@ class Drive:
             self._cancel_body()
         else:
             self._let_calls_through()
+        if self._deadline is not None and not self._cancel_requested:
+            self._deadline_timer = self.clock.call_at(self._deadline, self._pass_deadline)
 
     async def _run_body(self) -> None:
         try:
@@ -482,6 +501,7 @@ class Drive:
                     self.codec,
                     self._hints,
                     is_strict=self.is_strict,
+                    passed_deadline=self._deadline if self._is_late else None,
                     on_unknown_steps=partial(self.react, self.options.on_unknown_steps),
                 )
             except BaseException as error:  # noqa: BLE001 - an interrupt in code of the result's own
@@ -517,7 +537,7 @@ class Drive:
             return None
         # Until the store replies no wait is resolved and no call goes ahead: what the run waits for must not change meanwhile.
         self.waits.is_live = False
-        wake_at, awaited = self.waits.wake_at(), self.waits.addresses()
+        wake_at, awaited = self._wake_at(), self.waits.addresses()
         self.calls.suspending = self._loop.create_future()
         try:
             signals = await self.recorder.suspend(wake_at, awaited)
@@ -534,6 +554,11 @@ class Drive:
         await self._end_body()
         names = tuple(address.name for address in awaited)
         return Suspended(self.run.id, None if wake_at is None else moment(wake_at), names)
+
+    def _wake_at(self) -> int | None:
+        """When the run must be in memory again: at the earliest deadline of its waits, or at its own."""
+        wake_at = self.waits.wake_at()
+        return wake_at if self._deadline is None else self._deadline if wake_at is None else min(wake_at, self._deadline)
 
     async def _let_go(self) -> None:
         """After a failure: nothing more is written; the run is given back, due after a pause, if the store lets us."""
@@ -560,6 +585,8 @@ class Drive:
         else:
             pause = failure_pause(self.run.attempts)
         wake_at = self.clock.now() + round(pause * MICROSECOND)
+        if self._deadline is not None and not self._is_late:
+            wake_at = min(wake_at, self._deadline)
         counts, now = not self._is_misfit, self.clock.store_now()
         return store.release(self._lease, wake_at=wake_at, problem=problem, counts_attempt=counts, now=now)
 
@@ -595,6 +622,9 @@ class Drive:
         if self.calls.closed is None:
             self.calls.close(why)
             self.waits.close()
+            if self._deadline_timer is not None:
+                self._deadline_timer.cancel()
+                self._deadline_timer = None
             if self._listening is not None:
                 self._listening.cancel()
                 self._listening = None
@@ -627,7 +657,7 @@ class Drive:
             return
         if self._cancel_requested and not self.calls.is_cancelling:
             self._cancel_body()
-        elif can_leave_memory(self.tasks, self.waits, self.clock.now(), self.settings.unload_grace):
+        elif can_leave_memory(self.tasks, self._wake_at(), self.clock.now(), self.settings.unload_grace):
             self._must_suspend = True
             self._attend()
         else:

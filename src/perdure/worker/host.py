@@ -133,7 +133,7 @@ class Host:
             input_hash=digest,
             seed=random_bytes(),
             definition_hash=workflow.definition_hash,
-            **columns_of(options),
+            **columns_of(options, self.clock.now()),
         )
         if "id" in options and self._is_implicit and not has_state(workflow.process_options, options):
             # At the caller of wf.run, wf.start, runtime.run or runtime.start.
