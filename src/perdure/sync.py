@@ -93,6 +93,10 @@ class SyncRun(Generic[T_co]):
         """Why the run could not go on when it was last tried, or None."""
         return block_on(self._run.problem())
 
+    def progress(self) -> Any:
+        """What the run last showed with `ctx.set_progress`, or None; also after its end."""
+        return block_on(self._run.progress())
+
     def status(self) -> Status:
         """Where the run stands now."""
         return block_on(self._run.status())

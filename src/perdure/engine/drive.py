@@ -30,6 +30,7 @@ from perdure.engine.endings import can_leave_memory, end_tasks, ending_of_body, 
 from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.heartbeat import Heartbeat, HeldLease
 from perdure.engine.keyed_calls import Calls, CtxCall
+from perdure.engine.progress import ProgressReporter
 from perdure.engine.recorder import Recorder, Unrecorded
 from perdure.engine.replay_order import ResultQueue
 from perdure.engine.step_cache import CachedKeys, StepCaching
@@ -53,7 +54,7 @@ from perdure.options import EngineSettings, Options
 from perdure.result import Err, Outcome, Suspended
 from perdure.snapshots.consistent_view import View
 from perdure.stepspec import current
-from perdure.store import Store
+from perdure.store import Store, StreamStore, require
 
 # How soon the inbox is read again if that failed.
 _READ_INBOX_AGAIN_SECONDS: Final = 1.0
@@ -87,6 +88,7 @@ class Drive:
         "_loop",
         "_main",
         "_must_suspend",
+        "_progress",
         "_store",
         "_unreadable",
         "cached_keys",
@@ -193,6 +195,8 @@ class Drive:
         # Whether no step may be started any more, because the run is being given back.
         self.must_stop = False
         self._is_drain_over = False
+        # Made by the first `set_progress`.
+        self._progress: ProgressReporter | None = None
         # Step functions that are running right now. The step that counts itself out calls `look_whether_drained`.
         self.executing = 0
 
@@ -260,6 +264,30 @@ class Drive:
         """The value of a run that has completed: a copy for a listener, as the waiter of the run has its own."""
         return outcome_of(self.codec, self.run, self._hints).unwrap()
 
+    def set_progress(self, value: Any) -> None:
+        """Show this value as the progress of the run. May be called in the thread of a step.
+
+        Raises `StoreCapabilityError`, `ValueNotStorable`, and `Unloaded` or `RunFinished` when the run has left memory.
+        """
+        if self.is_closed:
+            self.calls.refuse()
+        if self._store is None:
+            return
+        store = require(self._store, "streams")
+        payload, _ = self.codec.dump(value, path="progress")
+        if self.calls.is_in_thread_of_body():
+            self._show_progress(store, payload)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._show_progress, store, payload)
+
+    def _show_progress(self, store: StreamStore, payload: bytes) -> None:
+        if self._progress is None:
+            is_replaying: Callable[[], bool] = lambda: bool(self.results.queue) or not self.results.is_live  # noqa: E731
+            self._progress = ProgressReporter(store, self._lease, self.run, is_replaying)
+        if not self.is_closed:
+            self._progress.set(payload)
+
     def view(self) -> View:
         """The run as it stands: everything that is recorded for certain."""
         return View(self.run, self.recorder.journal, self.recorder.acknowledged_length, self.waits.inbox)
@@ -293,7 +321,7 @@ class Drive:
             if self._heartbeat is not None and self._held is not None:
                 self._heartbeat.drop(self._held)
             # Break the reference cycles, so that the drive is freed without the garbage collector.
-            self._held = None
+            self._held = self._progress = None
             self.tasks.forget_owner()
             self.recorder.forget_owner()
         await self.publisher.publish_end(outcome)
@@ -514,6 +542,8 @@ class Drive:
         self._close("ended")
         if self.tasks.alive:
             await self._end_body()
+        if self._progress is not None:
+            await self._progress.flush()
         try:
             try:
                 await self.recorder.finish(ending.status, ending.payload)
@@ -533,6 +563,10 @@ class Drive:
         return Suspended(self.run.id, moment(self.clock.now()))
 
     async def _suspend(self) -> Outcome[Any] | None:
+        if self._progress is not None:
+            await self._progress.flush()
+            if self._attention.done():
+                return None  # something happened meanwhile
         if not self.results.is_idle or self.waits.has_due():
             return None
         # Until the store replies no wait is resolved and no call goes ahead: what the run waits for must not change meanwhile.
@@ -564,6 +598,8 @@ class Drive:
         """After a failure: nothing more is written; the run is given back, due after a pause, if the store lets us."""
         await self._end_body()
         await self.recorder.abandon()
+        if self._progress is not None:
+            await self._progress.stop()
         if self._store is None:
             self._stands(status="failed", wake_at=None)
             return
@@ -604,6 +640,9 @@ class Drive:
 
     async def _release(self) -> None:
         """Give the run back, due at once."""
+        if self._progress is not None:
+            # What a replay has set is older than what is stored.
+            await (self._progress.stop() if self.is_replaying else self._progress.flush())
         await self.recorder.release()
         self._stands(status="pending", wake_at=self.clock.now())
         self.publisher.publish_release()

@@ -21,7 +21,7 @@ from perdure.codec.outcomes import Hints, outcome_of
 from perdure.engine.drive import Drive
 from perdure.engine.heartbeat import heartbeat_of
 from perdure.engine.subscriptions import subscriptions_of
-from perdure.errors import InvalidInput, PerdureWarning, RunConflict, RunNotFound, ValueNotStorable
+from perdure.errors import InvalidInput, PerdureWarning, RunConflict, RunNotFound, SnapshotCorrupt, ValueNotStorable
 from perdure.model.clock import Clock, StoreClock, elapsed
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.ids import check_id, random_bytes
@@ -371,6 +371,14 @@ class Host:
         if row is None:
             raise RunNotFound(run_id)
         return row
+
+    async def progress(self, run_id: str) -> Any:
+        """What the run last showed as its progress, or None. Raises `RunNotFound`."""
+        row = await self.row(run_id)
+        try:
+            return None if row.progress is None else self.settings.codec.load(row.progress)
+        except ValueError as reason:
+            raise SnapshotCorrupt(run_id, "the progress", str(reason)) from reason
 
     def log_silent_holder(self, row: RunRow) -> bool:
         """Log that the run has to wait for the end of its lease, if its holder has missed a renewal; whether it was logged."""
