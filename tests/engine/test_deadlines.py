@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import Counter
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -55,6 +56,11 @@ class Delegating:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.memory, name)
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 def is_late(outcome: Outcome[Any]) -> bool:
@@ -420,3 +426,45 @@ async def test_each_run_of_a_schedule_has_its_own_deadline() -> None:
             assert outcome.wake_at == moment(here.clock.now()) + timedelta(hours=1)
             (outcome,) = (await here.later("1h")).values()
             assert is_late(outcome)
+
+
+@pytest.mark.one_loop
+async def test_whenever_its_deadline_passes_the_run_fails_once_and_no_step_runs_twice() -> None:
+    """The clock jumps so many turns after the start: while a write is in flight, while a step runs, while it leaves memory."""
+
+    class TurnsStore(Delegating):
+        def __getattr__(self, name: str) -> Any:
+            verb = getattr(self.memory, name)
+            if name not in {"record", "suspend", "finish", "create"}:
+                return verb
+
+            async def slowly(*args: Any, **kwargs: Any) -> Any:
+                await turns(3)
+                reply = await verb(*args, **kwargs)
+                await turns(3)
+                return reply
+
+            return slowly
+
+    def flow_of(ran: Ran) -> Workflow[[], None]:
+        async def flow(ctx: Context[Any]) -> None:
+            await ctx.step("first", ran.work, "first")
+            await asyncio.gather(ctx.step("a", ran.work, "a"), ctx.step("b", ran.work, "b"))
+            await ctx.sleep("nap", "1h")
+            await ctx.step("last", ran.work, "last")
+
+        return Workflow("flow", flow)
+
+    for after in range(1, 70):
+        ran, slow = Ran(), cast("Any", TurnsStore())
+        async with world(flow_of(ran), store=slow) as here:
+            running = asyncio.create_task(here.runtime.run("flow", id="run", deadline="30m"))
+            await turns(after)
+            here.clock.advance("30m")
+            outcome = await running
+            if isinstance(outcome, Suspended):
+                outcome = (await here.runtime.sweep())["run"]
+            assert is_late(outcome)
+            assert await here.later("1h") == {}
+        assert max(Counter(ran.steps).values(), default=0) <= 1
+        assert "last" not in ran.steps

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,6 +17,7 @@ from perdure.testing import ManualClock
 from perdure.worker.host import CREATED_AT_ONCE
 from tests.worker.flows import PATIENCE, ask, client, greet, nap
 
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "import_orders.py"
 NAMES = [("Ada",), ("Eve", "?"), ("Ida",)]
 
 
@@ -190,3 +194,16 @@ def test_programs_without_an_event_loop_have_both() -> None:
         assert [run.result() for run in runs] == ["hello Ada!", "hello Eve!"]
         run = runtime.signal_with_start(collect, 1, id="cart", signal="item", payload="tea")
         assert run.result() == ["tea"]
+
+
+def test_the_example_imports_each_file_once(tmp_path: Path) -> None:
+    for _ in range(2):
+        command = [sys.executable, "-W", "error", str(EXAMPLE), f"sqlite:///{tmp_path}/orders.db"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.stderr == ""
+        assert done.stdout.splitlines() == [
+            "night-1/berlin.csv 40 {'row': 40, 'of': 40}",
+            "night-1/paris.csv 25 {'row': 25, 'of': 25}",
+            "night-1/rome.csv 35 {'row': 35, 'of': 35}",
+            "rows in all: 100",
+        ]
