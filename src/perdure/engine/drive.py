@@ -282,11 +282,12 @@ class Drive:
                 self._loop.call_soon_threadsafe(self._show_progress, store, payload)
 
     def _show_progress(self, store: StreamStore, payload: bytes) -> None:
+        if self.is_closed:
+            return
         if self._progress is None:
             is_replaying: Callable[[], bool] = lambda: bool(self.results.queue) or not self.results.is_live  # noqa: E731
             self._progress = ProgressReporter(store, self._lease, self.run, is_replaying)
-        if not self.is_closed:
-            self._progress.set(payload)
+        self._progress.set(payload)
 
     def view(self) -> View:
         """The run as it stands: everything that is recorded for certain."""
@@ -320,6 +321,8 @@ class Drive:
             self._close("ended")
             if self._heartbeat is not None and self._held is not None:
                 self._heartbeat.drop(self._held)
+            if self._progress is not None:
+                self._progress.stop()
             # Break the reference cycles, so that the drive is freed without the garbage collector.
             self._held = self._progress = None
             self.tasks.forget_owner()
@@ -599,7 +602,8 @@ class Drive:
         await self._end_body()
         await self.recorder.abandon()
         if self._progress is not None:
-            await self._progress.stop()
+            self._progress.stop()
+            await self._progress.wait()
         if self._store is None:
             self._stands(status="failed", wake_at=None)
             return
@@ -641,8 +645,9 @@ class Drive:
     async def _release(self) -> None:
         """Give the run back, due at once."""
         if self._progress is not None:
-            # What a replay has set is older than what is stored.
-            await (self._progress.stop() if self.is_replaying else self._progress.flush())
+            if self.is_replaying:
+                self._progress.stop()  # what a replay has set is older than what is stored
+            await self._progress.flush()
         await self.recorder.release()
         self._stands(status="pending", wake_at=self.clock.now())
         self.publisher.publish_release()

@@ -46,21 +46,21 @@ class ProgressReporter:
 
     async def flush(self) -> None:
         """Return when the store has the last value, or has refused it."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        await self._wait()
+        self._cancel_timer()
+        await self.wait()
         if (value := self._unwritten()) is not None:
             self._start_write(value)
-            await self._wait()
+            await self.wait()
 
-    async def stop(self) -> None:
-        """Write nothing more; return when the write in flight has its reply."""
+    def stop(self) -> None:
+        """Write nothing more."""
         self._is_stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        await self._wait()
+        self._cancel_timer()
+
+    async def wait(self) -> None:
+        """Return when the write in flight has its reply."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
 
     def _unwritten(self) -> bytes | None:
         """The value, unless the store has it."""
@@ -100,6 +100,7 @@ class ProgressReporter:
             self._writing = None
             self._set_timer()
 
-    async def _wait(self) -> None:
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
