@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from perdure.definition import Workflow as Workflow
     from perdure.definition import workflow as workflow
     from perdure.engine.subscriptions import Subscription as Subscription
+    from perdure.errors import DeadlineExceeded as DeadlineExceeded
     from perdure.errors import DuplicateStep as DuplicateStep
     from perdure.errors import ExecutorNotFound as ExecutorNotFound
     from perdure.errors import FormatProblem as FormatProblem
@@ -186,6 +187,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "engine.subscriptions": ("Subscription",),
     "errors": (
+        "DeadlineExceeded",
         "DuplicateStep",
         "ExecutorNotFound",
         "FormatProblem",

@@ -15,10 +15,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, Required, TypeAlias, TypeVar, TypeVarTuple, Unpack, cast, overload
 
 from perdure.engine.body_tasks import BodyTasks
-from perdure.engine.ctx_waits import MISSING, TimeLimit, sleep, wait_for_signal
+from perdure.engine.ctx_waits import MISSING, TimeLimit, is_patched, sleep, wait_for_signal
 from perdure.engine.drive import Drive
 from perdure.engine.fanout import OnError, run_map, run_race
-from perdure.engine.patches import is_patched
 from perdure.engine.steps import StepCall, replay_step, run_step
 from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds, moment
 from perdure.model.ids import check_id
@@ -79,7 +78,7 @@ class Context(Generic[D]):
 
     @property
     def scheduled_at(self) -> datetime | None:
-        """The instant for which the run was started, by a schedule or with `start_at=`; None if it was started at once."""
+        """The instant for which the run was started, by a schedule, `start_at=` or `delay=`; None if it was started at once."""
         start_at = self._drive.run.start_at
         return None if start_at is None else moment(start_at)
 
@@ -311,6 +310,15 @@ class Context(Generic[D]):
         """
         check_id(name, "a patch's name")
         return await is_patched(self._drive, self._key(f"patched:{name}"), name)
+
+    def set_progress(self, value: Any) -> None:
+        """Show how far the run has come: any value that can be stored, which `run.progress()` gives, also after the end.
+
+        The last value counts. Setting it often is cheap: it is written a few times a second at most, and before the run suspends
+        or ends. Nothing is recorded, so it may be called in a step's function too, also in its thread. Raises
+        `StoreCapabilityError` when the store keeps no progress.
+        """
+        self._drive.set_progress(value)
 
     def now(self) -> datetime:
         """The time of the last recorded result that reached the body: the same on every replay."""

@@ -6,6 +6,7 @@
     │   ├── RunConflict            this id belongs to a run with another input or workflow
     │   ├── RunFinished            the run has ended, so it takes nothing more
     │   ├── RunCancelled           the run was cancelled
+    │   ├── DeadlineExceeded       (also TimeoutError) the run had not ended at its deadline
     │   ├── RunDead                too many attempts failed without recording anything, and the run was set aside
     │   ├── RunInterrupted         the run's own code asked the process to end; its attempt was stopped instead
     │   ├── RunDiverged            the code asks for something new, and recorded results are left
@@ -105,6 +106,16 @@ class RunCancelled(PerdureError):
 
     def __str__(self) -> str:
         return f"run {self.args[0]!r} was cancelled"
+
+
+class DeadlineExceeded(PerdureError, TimeoutError):
+    """The run had not ended at the deadline that it was started with, and was cancelled."""
+
+    def __init__(self, run_id: str, deadline: str) -> None:
+        super().__init__(run_id, deadline)
+
+    def __str__(self) -> str:
+        return f"run {self.args[0]!r} had not ended at its deadline, {self.args[1]}; runtime.retry() gives it the same time again"
 
 
 class RunDead(PerdureError):

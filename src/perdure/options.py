@@ -19,7 +19,7 @@ from perdure.aio.threads import ThreadPool, step_threads
 from perdure.codec import Codec
 from perdure.errors import OnChange, OnDivergence
 from perdure.model.clock import Clock, SystemClock
-from perdure.model.durations import MICROSECOND, instant
+from perdure.model.durations import MAX_INSTANT, MICROSECOND, Duration, instant, microseconds
 from perdure.model.ids import check_id
 from perdure.model.records import check_priority, encode_metadata
 from perdure.store import Store
@@ -31,15 +31,22 @@ if TYPE_CHECKING:
     from perdure.snapshots.importer import StateSource
 
 
-class StoredOptions(TypedDict, total=False):
-    """Options that are stored with a run, and hold for every worker that drives it."""
+class StartOptions(TypedDict, total=False):
+    """Options that are stored with a run, except its id. They hold for every worker that drives it."""
 
-    id: str
     queue: str
     priority: int
     limit_key: str
+    delay: Duration
     start_at: datetime
+    deadline: Duration | datetime
     metadata: dict[str, Any]
+
+
+class StoredOptions(StartOptions, total=False):
+    """Options that are stored with a run, and hold for every worker that drives it."""
+
+    id: str
 
 
 class ScheduleOptions(TypedDict, total=False):
@@ -48,6 +55,7 @@ class ScheduleOptions(TypedDict, total=False):
     queue: str
     priority: int
     limit_key: str
+    deadline: Duration
     metadata: dict[str, Any]
 
 
@@ -185,9 +193,31 @@ def check_stored_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
-def columns_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a run that these options set, checked. The id is not among them."""
-    return {name: _COLUMNS[name](value) for name, value in options.items() if name in _COLUMNS}
+def counts_from_now(options: Mapping[str, Any]) -> bool:
+    """Whether one of these options is a length of time from now on, so that the store's time must be known."""
+    return options.get("delay") is not None or _is_length(options.get("deadline"))
+
+
+def _is_length(deadline: Any) -> bool:
+    return deadline is not None and not isinstance(deadline, datetime)
+
+
+def columns_of(options: Mapping[str, Any], now: int) -> dict[str, Any]:
+    """The columns of a run that these options set, checked. The id is not among them. `now` is the store's time."""
+    columns = {name: _COLUMNS[name](value) for name, value in options.items() if name in _COLUMNS}
+    delay, deadline = options.get("delay"), options.get("deadline")
+    if delay is not None:
+        if options.get("start_at") is not None:
+            raise TypeError("delay= and start_at= both say when the run starts; pass one of them")
+        columns["start_at"] = min(now + microseconds(delay, what="delay"), MAX_INSTANT)
+    if deadline is not None:
+        length = microseconds(deadline, what="deadline") if _is_length(deadline) else None
+        columns["deadline"] = instant(deadline, what="deadline") if length is None else min(now + length, MAX_INSTANT)
+        # Instants are compared with instants and lengths with lengths: a start that is repeated later must not fail by that.
+        is_comparable = columns.get("start_at") is not None and (delay is None) == (length is None)
+        if is_comparable and columns["deadline"] <= columns["start_at"]:
+            raise ValueError(f"the deadline {deadline!r} comes before the run starts; both count from when it is created")
+    return columns
 
 
 _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {

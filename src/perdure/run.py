@@ -40,6 +40,10 @@ class Run(Generic[T_co]):
         """Why the run could not go on when it was last tried, or None. It is tried again by itself."""
         return (await self._host.row(self.id)).problem
 
+    async def progress(self) -> Any:
+        """What the run last showed with `ctx.set_progress`, or None; also after its end."""
+        return await self._host.progress(self.id)
+
     async def outcome(self) -> Outcome[T_co]:
         """How the run ended, or that it is suspended; waits while it is neither. `await run` waits through suspensions too."""
         return await wait_for_outcome(self._host, self.id)

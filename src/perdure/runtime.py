@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import datetime
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, TypeVarT
 
 from perdure.aio.own_tasks import own_context
 from perdure.aio.threads import STEP_THREADS, ThreadPool
-from perdure.errors import OnChange, OnDivergence
+from perdure.errors import InvalidInput, OnChange, OnDivergence
 from perdure.model.clock import Clock, NotBefore, SystemClock
 from perdure.model.durations import Duration, instant, microseconds, seconds
 from perdure.model.ids import check_id
@@ -32,9 +32,11 @@ from perdure.options import (
     EngineSettings,
     ProcessOptions,
     ScheduleOptions,
+    StartOptions,
     StoredOptions,
     check_options,
     check_stored_options,
+    counts_from_now,
 )
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
@@ -240,13 +242,128 @@ class Runtime:
         """A new run, at once; a worker drives it. The same id with the same input is the same run."""
         definition = self._definition(workflow)
         start = await self._new_run(definition, args, options)
-        worker = self._worker
-        # The run is leased as it is created if the worker has room, so that a start costs one write; otherwise it is claimed.
-        may_drive = worker is not None and worker.has_room() and self._serves(start.new.queue)
-        active = await self._host.create_and_drive(definition, start, {}, may_drive=may_drive, is_background=True)
+        worker = self._worker_for(start)
+        active = await self._host.create_and_drive(definition, start, {}, may_drive=worker is not None, is_background=True)
         if worker is not None and active is not None:
             worker.adopt(active)
         return Run(self._host, start.new.id)
+
+    @overload
+    async def start_many(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, Ok[T] | Err[Any]]],
+        inputs: Iterable[tuple[Unpack[Ts]]],
+        /,
+        *,
+        ids: Callable[[Unpack[Ts]], str] | Sequence[str] | None = None,
+        **options: Unpack[StartOptions],
+    ) -> builtins.list[Run[T]]: ...
+    @overload
+    async def start_many(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]],
+        inputs: Iterable[tuple[Unpack[Ts]]],
+        /,
+        *,
+        ids: Callable[[Unpack[Ts]], str] | Sequence[str] | None = None,
+        **options: Unpack[StartOptions],
+    ) -> builtins.list[Run[T]]: ...
+    @overload
+    async def start_many(
+        self,
+        workflow: str,
+        inputs: Iterable[tuple[Any, ...]],
+        /,
+        *,
+        ids: Callable[..., str] | Sequence[str] | None = None,
+        **options: Unpack[StartOptions],
+    ) -> builtins.list[Run[Any]]: ...
+    async def start_many(
+        self,
+        workflow: Any,
+        inputs: Iterable[tuple[Any, ...]],
+        /,
+        *,
+        ids: Callable[..., str] | Sequence[str] | None = None,
+        **options: Any,
+    ) -> builtins.list[Run[Any]]:
+        """Runs of one workflow for many inputs, each a tuple of its arguments, in the order of the inputs. They share commits.
+
+        `ids` has an id for each input, or makes one from its arguments: then repeating the call starts what is missing, and
+        nothing twice. Nothing is written if an input does not fit. Otherwise each run that can be created is, before the error of
+        another, such as `RunConflict`, is raised. A worker claims the runs: none is driven by this call.
+        """
+        definition = self._definition(workflow)
+        starts = []
+        for index, (args, run_id) in enumerate(_name_inputs(inputs, ids)):
+            named = options if run_id is None else {**options, "id": run_id}
+            try:
+                starts.append(await self._new_run(definition, args, named))
+            except InvalidInput as error:
+                error.add_note(f"in inputs[{index}] of start_many; nothing was written")
+                raise
+        await self._host.create_many(definition, starts)
+        return [Run(self._host, start.new.id) for start in starts]
+
+    @overload
+    async def signal_with_start(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, Ok[T] | Err[Any]]],
+        /,
+        *args: Unpack[Ts],
+        id: str,
+        signal: str,
+        payload: Any = None,
+        dedupe: str | None = None,
+        **options: Unpack[StartOptions],
+    ) -> Run[T]: ...
+    @overload
+    async def signal_with_start(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]],
+        /,
+        *args: Unpack[Ts],
+        id: str,
+        signal: str,
+        payload: Any = None,
+        dedupe: str | None = None,
+        **options: Unpack[StartOptions],
+    ) -> Run[T]: ...
+    @overload
+    async def signal_with_start(
+        self,
+        workflow: str,
+        /,
+        *args: Any,
+        id: str,
+        signal: str,
+        payload: Any = None,
+        dedupe: str | None = None,
+        **options: Unpack[StartOptions],
+    ) -> Run[Any]: ...
+    async def signal_with_start(  # type: ignore[misc]  # mypy holds ** against required arguments
+        self,
+        workflow: Any,
+        /,
+        *args: Any,
+        id: str,  # noqa: A002 - the name that everything else here has
+        signal: str,
+        payload: Any = None,
+        dedupe: str | None = None,
+        **options: Any,
+    ) -> Run[Any]:
+        """The run with this id, which gets the signal. If there is none, it is started with the signal in its inbox.
+
+        A run that is there keeps its input and options, whatever is passed here. A repeated `dedupe` is ignored, as by `signal`.
+        Raises `RunFinished`, and `RunConflict` if the id belongs to a run of another workflow.
+        """
+        definition = self._definition(workflow)
+        start = await self._new_run(definition, args, {**options, "id": id})
+        worker = self._worker_for(start)
+        claim = await self._host.signal_or_create(definition, start, signal, payload, dedupe=dedupe, may_lease=worker is not None)
+        if worker is not None and claim is not None:
+            worker.adopt(self._host.drive(definition, claim, {}, arguments=start.arguments, is_background=True))
+        return Run(self._host, id)
 
     @overload
     async def run(
@@ -458,6 +575,8 @@ class Runtime:
     async def _new_run(self, workflow: WorkflowDefinition, args: tuple[Any, ...], options: dict[str, Any]) -> RunStart:
         """The run as it is to be created, from the state that the workflow has for new runs."""
         stored = check_stored_options(options)
+        if counts_from_now(stored):
+            await self._host.ask_time()
         return self._host.new_run(workflow, args, {}, stored, await resolve_state(workflow.process_options))
 
     def _definition(self, workflow: Any) -> WorkflowDefinition:
@@ -476,8 +595,11 @@ class Runtime:
             await self.set_queue(queue)
         self._limited_queues = ()  # `work()` inside `async with` must not undo a later `set_queue`
 
-    def _serves(self, queue: str) -> bool:
-        return self._queues is None or queue in self._queues
+    def _worker_for(self, start: RunStart) -> Worker | None:
+        """The worker, if it has room for this run. Then the run is leased as it is created, which saves a write."""
+        worker = self._worker
+        is_served = self._queues is None or start.new.queue in self._queues
+        return worker if worker is not None and worker.has_room() and is_served else None
 
     def _start_worker(self) -> tuple[Worker, asyncio.Task[None]]:
         worker = self._worker = Worker(self._host, self._concurrency, self._queues)
@@ -500,6 +622,23 @@ class Runtime:
         )
         host.workflows = self._host.workflows
         return host
+
+
+def _name_inputs(
+    inputs: Iterable[tuple[Any, ...]], ids: Callable[..., str] | Sequence[str] | None
+) -> Iterator[tuple[tuple[Any, ...], str | None]]:
+    """The inputs of `start_many`, each with the id of its run, if it has one."""
+    if isinstance(ids, str):
+        raise TypeError("ids= takes a sequence of ids, or a function that makes one from the arguments")
+    given = list(inputs)
+    if ids is not None and not callable(ids) and len(ids) != len(given):
+        raise ValueError(f"there are {len(given)} inputs and {len(ids)} ids")
+    for index, args in enumerate(given):
+        if type(args) is not tuple:
+            raise TypeError(
+                f"inputs[{index}] is {args!r}; each is a tuple of the workflow's arguments: [(order,) for order in orders]"
+            )
+        yield args, None if ids is None else ids(*args) if callable(ids) else ids[index]
 
 
 async def _wait_for_worker(worker: Worker, working: asyncio.Task[None]) -> None:

@@ -8,7 +8,7 @@ with Runtime(store="sqlite:///app.db", workflows=[checkout]).sync as runtime:
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, TypeVarTuple, Unpack, overload
@@ -19,7 +19,7 @@ from perdure.engine.subscriptions import Coalesce, Mode, Subscription
 from perdure.events import Listener
 from perdure.model.durations import Duration
 from perdure.model.records import RunInfo, Status
-from perdure.options import ScheduleOptions, StoredOptions
+from perdure.options import ScheduleOptions, StartOptions, StoredOptions
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.snapshots.consistent_view import Include
@@ -51,6 +51,10 @@ class AsyncRuntime(Protocol):
     def start(self) -> Callable[..., Coroutine[Any, Any, Run[Any]]]: ...
     @property
     def run(self) -> Callable[..., Coroutine[Any, Any, Outcome[Any]]]: ...
+    @property
+    def start_many(self) -> Callable[..., Coroutine[Any, Any, builtins.list[Run[Any]]]]: ...
+    @property
+    def signal_with_start(self) -> Callable[..., Coroutine[Any, Any, Run[Any]]]: ...
     @property
     def list(self) -> Callable[..., Coroutine[Any, Any, list[RunInfo]]]: ...
     @property
@@ -99,6 +103,10 @@ class SyncRun(Generic[T_co]):
     def problem(self) -> str | None:
         """Why the run could not go on when it was last tried, or None."""
         return block_on(self._run.problem())
+
+    def progress(self) -> Any:
+        """What the run last showed with `ctx.set_progress`, or None; also after its end."""
+        return block_on(self._run.progress())
 
     def status(self) -> Status:
         """Where the run stands now."""
@@ -184,6 +192,88 @@ class SyncRuntime:
     def start(self, workflow: Any, /, *args: Any, **options: Any) -> SyncRun[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
         """A new run, at once; a worker drives it."""
         return SyncRun(block_on(self._runtime.start(workflow, *args, **options)))
+
+    @overload
+    def start_many(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, Ok[T] | Err[Any]]],
+        inputs: Iterable[tuple[Unpack[Ts]]],
+        /,
+        *,
+        ids: Callable[[Unpack[Ts]], str] | Sequence[str] | None = None,
+        **options: Unpack[StartOptions],
+    ) -> builtins.list[SyncRun[T]]: ...
+    @overload
+    def start_many(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]],
+        inputs: Iterable[tuple[Unpack[Ts]]],
+        /,
+        *,
+        ids: Callable[[Unpack[Ts]], str] | Sequence[str] | None = None,
+        **options: Unpack[StartOptions],
+    ) -> builtins.list[SyncRun[T]]: ...
+    @overload
+    def start_many(
+        self,
+        workflow: str,
+        inputs: Iterable[tuple[Any, ...]],
+        /,
+        *,
+        ids: Callable[..., str] | Sequence[str] | None = None,
+        **options: Unpack[StartOptions],
+    ) -> builtins.list[SyncRun[Any]]: ...
+    def start_many(
+        self,
+        workflow: Any,
+        inputs: Iterable[tuple[Any, ...]],
+        /,
+        *,
+        ids: Callable[..., str] | Sequence[str] | None = None,
+        **options: Any,
+    ) -> builtins.list[SyncRun[Any]]:
+        """Runs of one workflow for many inputs, each a tuple of its arguments, in the order of the inputs. They share commits."""
+        return [SyncRun(run) for run in block_on(self._runtime.start_many(workflow, inputs, ids=ids, **options))]
+
+    @overload
+    def signal_with_start(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, Ok[T] | Err[Any]]],
+        /,
+        *args: Unpack[Ts],
+        id: str,
+        signal: str,
+        payload: Any = None,
+        dedupe: str | None = None,
+        **options: Unpack[StartOptions],
+    ) -> SyncRun[T]: ...
+    @overload
+    def signal_with_start(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]],
+        /,
+        *args: Unpack[Ts],
+        id: str,
+        signal: str,
+        payload: Any = None,
+        dedupe: str | None = None,
+        **options: Unpack[StartOptions],
+    ) -> SyncRun[T]: ...
+    @overload
+    def signal_with_start(
+        self,
+        workflow: str,
+        /,
+        *args: Any,
+        id: str,
+        signal: str,
+        payload: Any = None,
+        dedupe: str | None = None,
+        **options: Unpack[StartOptions],
+    ) -> SyncRun[Any]: ...
+    def signal_with_start(self, workflow: Any, /, *args: Any, **options: Any) -> SyncRun[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
+        """The run with this id, which gets the signal. If there is none, it is started with the signal in its inbox."""
+        return SyncRun(block_on(self._runtime.signal_with_start(workflow, *args, **options)))
 
     @overload
     def run(

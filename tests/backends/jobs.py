@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from perdure import Context, Runtime, workflow
 from perdure.errors import LeaseHeld, LeaseLost, PerdureError, PersistenceError, RunConflict
@@ -294,3 +294,28 @@ async def send_signals(parent: ParentPipe, dsn: str, name: str, *run_ids: str) -
         for run_id in run_ids:
             await store.signal(run_id, name, b'"sent"')
         parent.send("accepted")
+
+
+HANGING_DEADLINE: Final = 0.8
+# How often the step of `hangs` was called in this process.
+hang_calls: list[str] = []
+
+
+@workflow
+async def hangs(ctx: Context) -> None:
+    async def hang() -> None:
+        hang_calls.append(ctx.run_id)
+        ctx.set_progress("hanging")
+        await asyncio.sleep(3600)
+
+    await ctx.step(hang)
+
+
+async def hanging_worker(parent: ParentPipe, dsn: str, lease_ttl: float) -> None:
+    """Drive a run with a short deadline; report when its step runs for ever and its progress is stored."""
+    async with store_at(dsn) as store, Runtime(store, [hangs], lease_ttl=lease_ttl) as runtime:
+        run = await runtime.start(hangs, id="run", deadline=HANGING_DEADLINE)
+        while await run.progress() is None:  # noqa: ASYNC110 - another task writes it
+            await asyncio.sleep(0.01)
+        parent.send("the step is running")
+        await asyncio.sleep(3600)

@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 
+from perdure import Context, Runtime, workflow
 from perdure.errors import LeaseLost
 from perdure.model.records import Lease
 from perdure.store import FullStore
@@ -20,6 +21,11 @@ TTL: Final = 600.0
 RECORDS: Final = 40
 RUNS: Final = 100
 STEPS: Final = 10
+
+
+@workflow
+async def greet(ctx: Context, n: int) -> int:
+    return n
 
 
 @pytest.fixture
@@ -93,3 +99,12 @@ async def test_the_same_record_twice_at_once_is_one(store: FullStore) -> None:
         answers = await asyncio.gather(*(store.record(lease, [entry(1)]) for _ in range(10)))
     assert len(answers) == 10
     assert await store.journal("run") == [entry(1)]
+
+
+async def test_runs_that_are_started_together_share_round_trips(store: FullStore, wire: Wire) -> None:
+    runtime, inputs = Runtime(store, [greet], concurrency=0), [(n,) for n in range(3 * RUNS)]
+    await runtime.start_many(greet, inputs[:2])  # sends the statement or script for the first time
+    before = wire.round_trips
+    runs = await runtime.start_many(greet, inputs, ids=lambda n: f"run-{n}")
+    assert wire.round_trips - before < 0.1 * len(inputs)
+    assert len({run.id for run in runs}) == len(inputs) == len(await store.list(prefix="run-", limit=10 * RUNS))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from perdure import Context, Run, Runtime, workflow
 
 
@@ -56,6 +58,21 @@ async def wrong_options(runtime: Runtime) -> None:
     await runtime.start(greet, "Ada", start_at="tomorrow")  # error
     await runtime.start("greet", "Ada", priority="high")  # error
     await runtime.run(greet, "Ada", metadata=[])  # error
+    await runtime.start(greet, "Ada", delay=datetime(2026, 1, 1, tzinfo=UTC))  # error
+    await runtime.start(greet, "Ada", deadline=[])  # error
+
+
+async def many_at_once(runtime: Runtime) -> None:
+    await runtime.start_many(greet, ["Ada"])  # error
+    await runtime.start_many(greet, [(1,)])  # error
+    await runtime.start_many(greet, [("Ada",)], id="g1")  # error
+    await runtime.start_many(greet, [("Ada",)], ids=len)  # error
+
+
+async def with_a_signal(runtime: Runtime) -> None:
+    await runtime.signal_with_start(greet, "Ada", signal="more")  # error
+    await runtime.signal_with_start(greet, "Ada", id="g1")  # error
+    await runtime.signal_with_start(greet, 1, id="g1", signal="more")  # error
 
 
 async def other_verbs(runtime: Runtime) -> None:

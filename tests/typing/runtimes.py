@@ -51,6 +51,28 @@ async def started(runtime: Runtime) -> None:
     assert_type(await runtime.start(tick, queue="slow", priority=3, metadata={"by": "ada"}), Run[None])
     assert_type(await runtime.start(tick, start_at=datetime(2026, 1, 1, tzinfo=UTC)), Run[None])
     assert_type(await runtime.start("greet", "Ada", id="g1"), Run[Any])
+    assert_type(await runtime.start(tick, delay="3s", deadline=timedelta(hours=1)), Run[None])
+    assert_type(await runtime.start(tick, deadline=datetime(2026, 1, 1, tzinfo=UTC)), Run[None])
+
+
+async def started_together(runtime: Runtime) -> None:
+    numbers = [(number,) for number in range(3)]
+    assert_type(await runtime.start_many(review, numbers), list[Run[int]])
+    assert_type(await runtime.start_many(review, numbers, ids=lambda number: f"r{number + 1}"), list[Run[int]])
+    assert_type(await runtime.start_many(greet, [("Ada",), ("Eve",)], ids=["g1", "g2"], queue="slow"), list[Run[str]])
+    assert_type(
+        await runtime.start_many(greet, [("Ada", "?", 2)], ids=lambda name, mark, times: f"{name}{mark}{times}"), list[Run[str]]
+    )
+    assert_type(await runtime.start_many(tick, [(), ()], delay=1, deadline="1h"), list[Run[None]])
+    assert_type(await runtime.start_many("greet", [("Ada",)], ids=["g1"]), list[Run[Any]])
+    assert_type(runtime.sync.start_many(review, numbers, ids=lambda number: f"r{number + 1}"), list[SyncRun[int]])
+
+
+async def signalled_or_started(runtime: Runtime) -> None:
+    assert_type(await runtime.signal_with_start(greet, "Ada", id="g1", signal="more"), Run[str])
+    assert_type(await runtime.signal_with_start(review, 1, id="r1", signal="more", payload=[1], dedupe="a"), Run[int])
+    assert_type(await runtime.signal_with_start("greet", "Ada", id="g1", signal="more", queue="slow"), Run[Any])
+    assert_type(runtime.sync.signal_with_start(greet, "Ada", id="g1", signal="more", payload=1), SyncRun[str])
 
 
 async def run_to_its_end_or_first_wait(runtime: Runtime) -> None:

@@ -74,6 +74,19 @@ async def test_a_sweep_at_an_instant_leases_by_the_clock_of_the_store(store: Ful
 
 
 @SKEWS
+async def test_delays_and_deadlines_count_by_the_clock_of_the_store(store: FullStore, skew: float) -> None:
+    skewed: Any = SkewedStore(store, skew)
+    async with client(skewed, nap) as runtime:
+        run = await runtime.start(nap, delay="10m", deadline="20m")
+        row = await store.get(run.id)
+        assert row is not None
+        assert row.start_at is not None
+        assert row.deadline is not None
+        assert abs(row.start_at - row.created_at - 600_000_000) < 5_000_000
+        assert abs(row.deadline - row.created_at - 1_200_000_000) < 5_000_000
+
+
+@SKEWS
 async def test_retry_pauses_go_by_the_clock_of_the_store(store: FullStore, skew: float) -> None:
     calls: list[float] = []
 

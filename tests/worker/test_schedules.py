@@ -140,7 +140,7 @@ async def test_hold_unhold_run_now_and_drop(place: Place) -> None:
         ({"every": 60, "tz": "UTC"}, "tz= is for cron="),
         ({"every": 60, "overlap": "never"}, "overlap is one of skip, allow, queue"),
         ({"every": 60, "catch_up": "some"}, "catch_up is one of last, all, none"),
-        ({"every": 60, "deadline": 3}, "has no option deadline"),
+        ({"every": 60, "start_at": 3}, "has no option start_at"),
         ({"every": 60, "id": ""}, "id"),
         ({"every": 60, "id": "x" * 1020}, "at most 1024 UTF-8 bytes"),
     ],

@@ -51,9 +51,10 @@ def _next(schedule: ScheduleInfo) -> str:
 
 
 def _document(schedule: ScheduleInfo) -> dict[str, Any]:
-    """The schedule with `every` in seconds."""
-    every = None if schedule.every is None else schedule.every.total_seconds()
-    return {**msgspec.structs.asdict(schedule), "every": every}
+    """The schedule with `every` and `deadline` in seconds."""
+    lengths = {"every": schedule.every, "deadline": schedule.deadline}
+    in_seconds = {name: None if value is None else value.total_seconds() for name, value in lengths.items()}
+    return {**msgspec.structs.asdict(schedule), **in_seconds}
 
 
 def hold(schedule_id: str, /, *, options: StoreOptions = _DEFAULT) -> None:

@@ -1,6 +1,10 @@
-"""The durable waits of a body: sleeping, waiting for a signal, and a time limit around a block of code.
+"""The durable waits of a body: sleeping, waiting for a signal, and a time limit around a block of code; and `ctx.patched`.
 
-Each opens with an entry that holds its absolute deadline and closes with one that says how it came out, both under its key.
+Each wait opens with an entry that holds its absolute deadline and closes with one that says how it came out, both under its key.
+
+`ctx.patched` tells whether a run takes code that was inserted after the run had begun. It waits for the journal to answer. A run
+whose journal goes on after the call has been here under the old code and keeps to it; a run whose journal ends here has not, so
+it takes the new code, and that is recorded for its replays.
 """
 
 from __future__ import annotations
@@ -185,3 +189,29 @@ class TimeLimit:
         now = self._drive.clock.now()
         entry = self._drive.recorder.append(self._key, self._name, kind="timeout", started_at=now, ended_at=now)
         self._drive.calls.resolve(entry, self)
+
+
+async def is_patched(drive: Drive, key: str, name: str) -> bool:
+    """Whether the run takes the new code. Decided by the first call with this name, for the whole run."""
+    calls = drive.calls
+    await calls.admitted()
+    known = calls.patches.get(key)
+    if known is not None:
+        return known
+    call = calls.begin(key, "patch")
+    if drive.results.is_next(key) and not call.was_cancelled:
+        drive.results.take()
+        calls.patches[key] = True
+        return True
+    with call:
+        found = await calls.find_patch(call)
+        calls.patches[key] = await _record_patch(drive, call, name) if found is None else found
+    return calls.patches[key]
+
+
+async def _record_patch(drive: Drive, call: CtxCall, name: str) -> bool:
+    now = drive.clock.now()
+    entry = drive.recorder.append(call.key, name, kind="patch", payload=b"true", started_at=now, ended_at=now)
+    if not drive.results.reaches_body_at_once(entry):
+        await drive.calls.wait_for_delivery(call, entry)
+    return True

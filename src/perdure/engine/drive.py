@@ -30,6 +30,7 @@ from perdure.engine.endings import can_leave_memory, end_tasks, ending_of_body, 
 from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.heartbeat import Heartbeat, HeldLease
 from perdure.engine.keyed_calls import Calls, CtxCall
+from perdure.engine.progress import ProgressReporter
 from perdure.engine.recorder import Recorder, Unrecorded
 from perdure.engine.replay_order import ResultQueue
 from perdure.engine.step_cache import CachedKeys, StepCaching
@@ -44,16 +45,16 @@ from perdure.errors import (
     ValueNotStorable,
     react,
 )
-from perdure.model.clock import Clock
+from perdure.model.clock import Clock, Timer
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry, JournalIndex
 from perdure.model.logs import log, run_fields
-from perdure.model.records import Claim, Pulse, failure_pause, misfit_pause, problem_text
+from perdure.model.records import Claim, Pulse, deadline_in_force, failure_pause, misfit_pause, problem_text
 from perdure.options import EngineSettings, Options
 from perdure.result import Err, Outcome, Suspended
 from perdure.snapshots.consistent_view import View
 from perdure.stepspec import current
-from perdure.store import Store
+from perdure.store import Store, StreamStore, require
 
 # How soon the inbox is read again if that failed.
 _READ_INBOX_AGAIN_SECONDS: Final = 1.0
@@ -70,6 +71,8 @@ class Drive:
         "_attention",
         "_body",
         "_cancel_requested",
+        "_deadline",
+        "_deadline_timer",
         "_ending",
         "_failure",
         "_heartbeat",
@@ -77,6 +80,7 @@ class Drive:
         "_hints",
         "_is_drain_over",
         "_is_inbox_to_be_read",
+        "_is_late",
         "_is_misfit",
         "_is_time_limit_noted",
         "_lease",
@@ -84,6 +88,7 @@ class Drive:
         "_loop",
         "_main",
         "_must_suspend",
+        "_progress",
         "_store",
         "_unreadable",
         "cached_keys",
@@ -144,6 +149,7 @@ class Drive:
         if options.on_divergence == "run":
             recorded.owed.clear()
             recorded.owed_after.clear()
+        self._look_at_requests(claim)
         self.waits = self._new_waits(claim)
         self.tasks = self._new_tasks()
         self.results = self._new_results(recorded)
@@ -192,7 +198,15 @@ class Drive:
         # Whether no step may be started any more, because the run is being given back.
         self.must_stop = False
         self._is_drain_over = False
-        self._cancel_requested = claim.run.cancel_requested
+        # Made by the first `set_progress`.
+        self._progress: ProgressReporter | None = None
+
+    def _look_at_requests(self, claim: Claim) -> None:
+        """Whether the run is to be cancelled: on request, or because its deadline has passed (then it `_is_late`)."""
+        self._deadline = None if self._store is None else deadline_in_force(claim.run, claim.journal)
+        self._deadline_timer: Timer | None = None
+        self._is_late = self._deadline is not None and self._deadline <= self.clock.now() and not claim.run.cancel_requested
+        self._cancel_requested = claim.run.cancel_requested or self._is_late
 
     def _new_waits(self, claim: Claim) -> Waits:
         waits = Waits(self.clock, claim.inbox, claim.inbox_seq, claim.run.updated_at)
@@ -224,7 +238,7 @@ class Drive:
             next_event=self.waits.resolve_one,
         )
         results.last_at = self.run.created_at
-        if self.run.cancel_requested:
+        if self._cancel_requested:
             # The body comes to its first wait, as on a replay, and is cancelled there rather than before it began.
             results.is_live = False
         return results
@@ -250,6 +264,31 @@ class Drive:
     def result(self) -> Any:
         """The value of a run that has completed: a copy for a listener, as the waiter of the run has its own."""
         return outcome_of(self.codec, self.run, self._hints).unwrap()
+
+    def set_progress(self, value: Any) -> None:
+        """Show this value as the progress of the run. May be called in the thread of a step.
+
+        Raises `StoreCapabilityError`, `ValueNotStorable`, and `Unloaded` or `RunFinished` when the run has left memory.
+        """
+        if self.is_closed:
+            self.calls.refuse()
+        if self._store is None:
+            return
+        store = require(self._store, "streams")
+        payload, _ = self.codec.dump(value, path="progress")
+        if self.calls.is_in_thread_of_body():
+            self._show_progress(store, payload)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._show_progress, store, payload)
+
+    def _show_progress(self, store: StreamStore, payload: bytes) -> None:
+        if self.is_closed:
+            return
+        if self._progress is None:
+            is_replaying: Callable[[], bool] = lambda: bool(self.results.queue) or not self.results.is_live  # noqa: E731
+            self._progress = ProgressReporter(store, self._lease, self.run, is_replaying)
+        self._progress.set(payload)
 
     def view(self) -> View:
         """The run as it stands: everything that is recorded for certain."""
@@ -283,8 +322,10 @@ class Drive:
             self._close("ended")
             if self._heartbeat is not None and self._held is not None:
                 self._heartbeat.drop(self._held)
+            if self._progress is not None:
+                self._progress.stop()
             # Break the reference cycles, so that the drive is freed without the garbage collector.
-            self._held = None
+            self._held = self._progress = None
             self.tasks.forget_owner()
             self.recorder.forget_owner()
         await self.publisher.publish_end(outcome)
@@ -339,6 +380,13 @@ class Drive:
             self.results.when_empty = self._cancel_body
         else:
             self._cancel_body()
+
+    def _pass_deadline(self) -> None:
+        """The time of the run is up: its body is cancelled like that of a cancelled run."""
+        self._deadline_timer = None
+        if not self._cancel_requested:
+            self._is_late = True
+            self.cancel()
 
     def look_at_inbox(self) -> None:
         """Somebody may have sent a signal: fetch what is new, unless nothing waits for one."""
@@ -456,6 +504,8 @@ class Drive:
             self._cancel_body()
         else:
             self._let_calls_through()
+        if self._deadline is not None and not self._cancel_requested:
+            self._deadline_timer = self.clock.call_at(self._deadline, self._pass_deadline)
 
     async def _run_body(self) -> None:
         try:
@@ -483,6 +533,7 @@ class Drive:
                     self.codec,
                     self._hints,
                     is_strict=self.is_strict,
+                    passed_deadline=self._deadline if self._is_late else None,
                     on_unknown_steps=partial(self.react, self.options.on_unknown_steps),
                 )
             except BaseException as error:  # noqa: BLE001 - an interrupt in code of the result's own
@@ -495,6 +546,8 @@ class Drive:
         self._close("ended")
         if self.tasks.alive:
             await self._end_body()
+        if self._progress is not None:
+            await self._progress.flush()
         try:
             try:
                 await self.recorder.finish(ending.status, ending.payload)
@@ -514,11 +567,15 @@ class Drive:
         return Suspended(self.run.id, moment(self.clock.now()))
 
     async def _suspend(self) -> Outcome[Any] | None:
+        if self._progress is not None:
+            await self._progress.flush()
+            if self._attention.done():
+                return None  # something happened meanwhile
         if not self.results.is_idle or self.waits.has_due():
             return None
         # Until the store replies no wait is resolved and no call goes ahead: what the run waits for must not change meanwhile.
         self.waits.is_live = False
-        wake_at, awaited = self.waits.wake_at(), self.waits.addresses()
+        wake_at, awaited = self._wake_at(), self.waits.addresses()
         self.calls.suspending = self._loop.create_future()
         try:
             signals = await self.recorder.suspend(wake_at, awaited)
@@ -536,10 +593,18 @@ class Drive:
         names = tuple(address.name for address in awaited)
         return Suspended(self.run.id, None if wake_at is None else moment(wake_at), names)
 
+    def _wake_at(self) -> int | None:
+        """When the run must be in memory again: at the earliest deadline of its waits, or at its own."""
+        wake_at = self.waits.wake_at()
+        return wake_at if self._deadline is None else self._deadline if wake_at is None else min(wake_at, self._deadline)
+
     async def _let_go(self) -> None:
         """After a failure: nothing more is written; the run is given back, due after a pause, if the store lets us."""
         await self._end_body()
         await self.recorder.abandon()
+        if self._progress is not None:
+            self._progress.stop()
+            await self._progress.wait()
         if self._store is None:
             self._stands(status="failed", wake_at=None)
             return
@@ -561,6 +626,8 @@ class Drive:
         else:
             pause = failure_pause(self.run.attempts)
         wake_at = self.clock.now() + round(pause * MICROSECOND)
+        if self._deadline is not None and not self._is_late:
+            wake_at = min(wake_at, self._deadline)
         counts, now = not self._is_misfit, self.clock.store_now()
         return store.release(self._lease, wake_at=wake_at, problem=problem, counts_attempt=counts, now=now)
 
@@ -578,6 +645,10 @@ class Drive:
 
     async def _release(self) -> None:
         """Give the run back, due at once."""
+        if self._progress is not None:
+            if self.is_replaying:
+                self._progress.stop()  # what a replay has set is older than what is stored
+            await self._progress.flush()
         await self.recorder.release()
         self._stands(status="pending", wake_at=self.clock.now())
         self.publisher.publish_release()
@@ -596,6 +667,9 @@ class Drive:
         if self.calls.closed is None:
             self.calls.close(why)
             self.waits.close()
+            if self._deadline_timer is not None:
+                self._deadline_timer.cancel()
+                self._deadline_timer = None
             if self._listening is not None:
                 self._listening.cancel()
                 self._listening = None
@@ -628,7 +702,7 @@ class Drive:
             return
         if self._cancel_requested and not self.calls.is_cancelling:
             self._cancel_body()
-        elif can_leave_memory(self.tasks, self.waits, self.clock.now(), self.settings.unload_grace):
+        elif can_leave_memory(self.tasks, self._wake_at(), self.clock.now(), self.settings.unload_grace):
             self._must_suspend = True
             self._attend()
         else:

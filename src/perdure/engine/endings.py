@@ -15,8 +15,8 @@ from perdure.codec.outcomes import Ending, Hints, run_ending
 from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.keyed_calls import Calls
 from perdure.engine.replay_order import MOST_TURNS, QUIET_TURNS_AFTER_END
-from perdure.engine.timers_and_signals import Waits
-from perdure.errors import PerdureWarning, RunCancelled, RunDead, SnapshotMismatch
+from perdure.errors import DeadlineExceeded, PerdureWarning, RunCancelled, RunDead, SnapshotMismatch
+from perdure.model.durations import moment
 from perdure.model.records import RunRow
 from perdure.result import Err
 
@@ -26,12 +26,11 @@ CLOSING_SECONDS: Final = 5.0
 _LOOK_AGAIN_SECONDS: Final = 0.05
 
 
-def can_leave_memory(branches: BodyTasks, waits: Waits, now: int, grace: int) -> bool:
+def can_leave_memory(branches: BodyTasks, wake_at: int | None, now: int, grace: int) -> bool:
     """Whether a run at rest need not stay in memory: only a timer that is not due soon, or a signal, can move its body.
 
     When no branch waits for either, the body is busy with something of its own, and nothing in the store would wake it.
     """
-    wake_at = waits.wake_at()
     # A wait that is due is not over yet while the inbox is read for it.
     is_due_soon = wake_at is not None and (wake_at <= now or wake_at - now < grace)
     return bool(branches.ours) and not is_due_soon
@@ -118,12 +117,17 @@ def ending_of_body(
     hints: Hints,
     *,
     is_strict: bool,
+    passed_deadline: int | None,
     on_unknown_steps: Callable[[SnapshotMismatch], None],
 ) -> Ending:
     """How the run ends whose body returned `result`, or `Err(exception)` if it raised.
 
-    `on_unknown_steps` gets the error that recorded steps were never asked for, and raises it where that has to fail the run.
+    `passed_deadline` is set if that is why the body was cancelled. `on_unknown_steps` gets the error that recorded steps were
+    never asked for, and raises it where that has to fail the run.
     """
+    if calls.is_cancelling and passed_deadline is not None:
+        late = DeadlineExceeded(run.id, moment(passed_deadline).isoformat(timespec="milliseconds"))
+        return run_ending(codec, Err(late), hints, keys=[])  # no step ended the run: a retry keeps what is recorded
     if calls.is_cancelling:
         return Ending("cancelled", b"null", Err(RunCancelled(run.id)))
     try:

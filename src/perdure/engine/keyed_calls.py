@@ -224,6 +224,10 @@ class Calls:
                 "call ctx in the body, and return values to it from steps and threads"
             )
 
+    def is_in_thread_of_body(self) -> bool:
+        """Whether this is called in the thread of the body's event loop."""
+        return get_ident() == self._thread
+
     def _nothing_is_missing(self) -> None:
         """Let calls go ahead that were held back; before the run is live, `go_live` does it."""
         if self._results.is_live:

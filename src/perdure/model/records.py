@@ -6,7 +6,7 @@ Instants are integer microseconds UTC, payloads are opaque bytes, run ids and ke
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
@@ -131,6 +131,17 @@ class RunRow(NewRun, frozen=True, kw_only=True):
     def lacks_input(self) -> bool:
         """Whether it was restored without its input; it cannot be driven before a `create` brings that."""
         return not self.input_hash
+
+
+def deadline_in_force(run: RunRow, journal: Iterable[Entry]) -> int | None:
+    """The instant by which the run must have ended, or None. A retry gives it as long again as it had when it was created."""
+    if run.deadline is None:
+        return None
+    reopened_at = max((entry.ended_at for entry in journal if entry.phase == "drop"), default=None)
+    if reopened_at is None:
+        return run.deadline
+    length = run.deadline - run.created_at
+    return reopened_at + length if length > 0 else None  # it was too late from the start: another such retry would be too
 
 
 # The columns of a run without a problem.

@@ -17,7 +17,7 @@ from perdure.errors import RunNotFound, SnapshotCorrupt
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.ids import check_id
 from perdure.model.journal import Entry, Kind, NextTry, OpenWait
-from perdure.model.records import RunRow, Status
+from perdure.model.records import RunRow, Status, deadline_in_force
 from perdure.model.running_steps import RunningSteps, decode_running_steps
 from perdure.snapshots.consistent_view import View, load_view, user_metadata
 from perdure.snapshots.parts import StepResult
@@ -156,7 +156,7 @@ def _describe(view: View, under_way: _UnderWay) -> RunDescription:
         created_at=moment(row.created_at),
         updated_at=moment(row.updated_at),
         start_at=_moment(row.start_at),
-        deadline=_moment(row.deadline),
+        deadline=_moment(deadline_in_force(row, view.entries())),
         attempts=row.attempts,
         held=row.held,
         cancel_requested=row.cancel_requested and not row.ended,

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import uuid
 import warnings
 import weakref
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -20,12 +21,12 @@ from perdure.codec.outcomes import Hints, outcome_of
 from perdure.engine.drive import Drive
 from perdure.engine.heartbeat import heartbeat_of
 from perdure.engine.subscriptions import subscriptions_of
-from perdure.errors import InvalidInput, PerdureWarning, RunConflict, RunNotFound, ValueNotStorable
+from perdure.errors import InvalidInput, PerdureWarning, RunConflict, RunNotFound, SnapshotCorrupt, ValueNotStorable
 from perdure.model.clock import Clock, StoreClock, elapsed
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.ids import check_id, random_bytes
 from perdure.model.logs import log, run_fields
-from perdure.model.records import Claim, Claims, Created, NewRun, RunRow, WorkflowVersion
+from perdure.model.records import Claim, Claims, Created, NewRun, RunRow, Signal, WorkflowVersion
 from perdure.options import EngineSettings, Options, columns_of
 from perdure.result import Outcome, Suspended
 from perdure.snapshots.consistent_view import View, load_view
@@ -39,6 +40,9 @@ from perdure.worker.workflow_body import WorkflowDefinition, body_of, call_body
 
 # How long a drain waits, beyond `drain_after`, for drives on the event loops of other threads.
 FOREIGN_LOOP_PATIENCE: Final = 10.0
+
+# How many runs of a batch are created at once: enough for few commits, and each is a task.
+CREATED_AT_ONCE: Final = 1000
 
 # Implicit stores in memory about which the user was warned.
 _warned_about: weakref.WeakSet[Store] = weakref.WeakSet()
@@ -133,7 +137,7 @@ class Host:
             input_hash=digest,
             seed=random_bytes(),
             definition_hash=workflow.definition_hash,
-            **columns_of(options),
+            **columns_of(options, self.clock.now()),
         )
         if "id" in options and self._is_implicit and not has_state(workflow.process_options, options):
             # At the caller of wf.run, wf.start, runtime.run or runtime.start.
@@ -159,18 +163,65 @@ class Host:
         None when it was there already (a failed one is reopened with `retry_failed`), when it is to start later, or when it may
         not be driven here: then a worker may claim it.
         """
-        is_leased = may_drive and start.new.start_at is None
+        created = await self.create(workflow, start, may_lease=may_drive)
+        if created.claim is not None:
+            return self.drive(workflow, created.claim, options, arguments=start.arguments, is_background=is_background)
+        if retry_failed and created.run.ended and created.run.status != "completed":
+            self.definition_of(created.run)  # refuses before anything has changed
+            await self.reopen(start.new.id)
+        return None
+
+    async def create(self, workflow: WorkflowDefinition, start: RunStart, *, may_lease: bool = False) -> Created:
+        """Create the run, or find it. A new one is leased if it `may_lease` and is not to start later."""
+        is_leased = may_lease and start.new.start_at is None
         asked_at, sent_at = elapsed(), self.clock.now()
         created = await self._create(workflow, start, self.lease_ttl if is_leased else None)
         if created.is_new and self._store_clock is not None:
             self._store_clock.observe(created.run.updated_at, sent_at)
         if created.claim is not None:
             self._asked_at[created.claim.lease.token] = asked_at
-            return self.drive(workflow, created.claim, options, arguments=start.arguments, is_background=is_background)
-        if retry_failed and created.run.ended and created.run.status != "completed":
-            self.definition_of(created.run)  # refuses before anything has changed
-            await self.reopen(start.new.id)
-        return None
+        return created
+
+    async def create_many(self, workflow: WorkflowDefinition, starts: Sequence[RunStart]) -> None:
+        """Create these runs, or find them: all at once, so that they share the commits of the store.
+
+        One that cannot be created does not keep the others from it, unless the store failed. The first error is raised when each
+        has its reply.
+        """
+        failure: BaseException | None = None
+        for first in range(0, len(starts), CREATED_AT_ONCE):
+            batch = starts[first : first + CREATED_AT_ONCE]
+            replies = await asyncio.gather(*(self.create(workflow, start) for start in batch), return_exceptions=True)
+            failures = [reply for reply in replies if isinstance(reply, BaseException)]
+            failure = failure or next(iter(failures), None)
+            if any(not isinstance(each, RunConflict | InvalidInput) for each in failures):
+                break
+        if failure is not None:
+            raise failure
+
+    async def signal_or_create(
+        self, workflow: WorkflowDefinition, start: RunStart, name: str, payload: Any, *, dedupe: str | None, may_lease: bool
+    ) -> Claim | None:
+        """Create the run with this signal in its inbox, or signal the one that is there, whatever its input.
+
+        The claim of a new run, if it was leased. Raises `RunFinished`, and `RunConflict` if the run is of another workflow.
+        """
+        encoded = self._encode_signal(name, payload)
+        seq = max((row.seq for row in start.inbox), default=0) + 1
+        row = Signal(seq=seq, name=name, payload=encoded, dedupe=dedupe)
+        first = start._replace(inbox=(*start.inbox, row))
+        while True:
+            try:
+                created = await self.create(workflow, first, may_lease=may_lease)
+                if created.is_new:
+                    return created.claim
+            except RunConflict:
+                found = await self.store.get(start.new.id)
+                if found is not None and found.workflow not in (workflow.name, *workflow.aliases):
+                    raise
+            with contextlib.suppress(RunNotFound):  # deleted since it was found: it is created after all
+                await self._send_signal(start.new.id, name, encoded, dedupe)
+                return None
 
     async def _create(self, workflow: WorkflowDefinition, start: RunStart, ttl: float | None) -> Created:
         """Create the run, or find it, also under a former name of the workflow."""
@@ -321,6 +372,14 @@ class Host:
             raise RunNotFound(run_id)
         return row
 
+    async def progress(self, run_id: str) -> Any:
+        """What the run last showed as its progress, or None. Raises `RunNotFound`."""
+        row = await self.row(run_id)
+        try:
+            return None if row.progress is None else self.settings.codec.load(row.progress)
+        except ValueError as reason:
+            raise SnapshotCorrupt(run_id, "the progress", str(reason)) from reason
+
     def log_silent_holder(self, row: RunRow) -> bool:
         """Log that the run has to wait for the end of its lease, if its holder has missed a renewal; whether it was logged."""
         silent = self.clock.now() - row.updated_at
@@ -337,14 +396,19 @@ class Host:
 
     async def signal(self, run_id: str, name: str, payload: Any, *, dedupe: str | None) -> None:
         """Put a signal into the run's inbox and let a drive here know."""
+        encoded = self._encode_signal(name, payload)
+        await self._send_signal(check_id(run_id, "a run's id"), name, encoded, dedupe)
+
+    def _encode_signal(self, name: str, payload: Any) -> bytes:
         check_id(name, "a signal's name")
         try:
-            encoded, _ = self.settings.codec.dump(payload, path="payload")
+            return self.settings.codec.dump(payload, path="payload")[0]
         except ValueNotStorable as reason:
             raise InvalidInput(f"signal {name}", str(reason)) from reason
-        now = self.clock.store_now()
+
+    async def _send_signal(self, run_id: str, name: str, payload: bytes, dedupe: str | None) -> None:
         try:
-            await self.store.signal(check_id(run_id, "a run's id"), name, encoded, dedupe=dedupe, now=now)
+            await self.store.signal(run_id, name, payload, dedupe=dedupe, now=self.clock.store_now())
         except ValueNotStorable as reason:
             raise InvalidInput(f"signal {name}", str(reason)) from reason
         active_runs.note_change(self.store, run_id)

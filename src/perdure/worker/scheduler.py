@@ -15,7 +15,7 @@ from perdure.model.durations import MICROSECOND, instant
 from perdure.model.records import Schedule, Status
 from perdure.store import ScheduleStore, require
 from perdure.worker.host import Host
-from perdure.worker.schedules import ScheduleSpec, is_run_of, new_run
+from perdure.worker.schedules import ScheduleSpec, is_run_of, new_run, run_id_at
 
 log: Final = logging.getLogger("perdure")
 
@@ -92,7 +92,7 @@ class Scheduler:
             is_running = not is_missed and spec.overlap != "allow" and await self._has_unfinished(schedule.id)
             if is_running and spec.overlap == "queue":
                 return None  # the next look finds out whether it has ended
-            run = None if is_missed or is_running else new_run(workflow, schedule, spec, at)
+            run = None if is_missed or is_running else new_run(workflow, schedule, spec, at, now)
             following = spec.when.after(at)
             if not await store.fire(schedule.id, expected_at=next_at, next_at=following, run=run, now=host.clock.store_now()):
                 return None  # another worker was first, or the schedule was changed
@@ -100,7 +100,7 @@ class Scheduler:
                 log.info("schedule %r started run %r", schedule.id, run.id)
             else:
                 why = "it was missed" if is_missed else "an earlier run has not ended"
-                log.info("schedule %r passed over %s: %s", schedule.id, new_run(workflow, schedule, spec, at).id, why)
+                log.info("schedule %r passed over %s: %s", schedule.id, run_id_at(schedule.id, at), why)
             next_at = following
         self._look_soon.set()
         return next_at

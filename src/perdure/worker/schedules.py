@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import msgspec
 
 from perdure.errors import ScheduleNotFound, SnapshotCorrupt
-from perdure.model.durations import MICROSECOND, Duration, moment
+from perdure.model.durations import MAX_INSTANT, MICROSECOND, Duration, moment
 from perdure.model.ids import check_id, random_bytes
 from perdure.model.records import NewRun, Schedule
 from perdure.model.recurrence import Recurrence, recurrence
@@ -40,6 +40,8 @@ class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     queue: str = "default"
     priority: int = 0
     limit_key: str | None = None
+    # How long after its creation a run must have ended, in microseconds.
+    deadline: int | None = None
     is_held: bool = False
 
     @staticmethod
@@ -64,6 +66,7 @@ class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
     queue: str
     priority: int
     limit_key: str | None
+    deadline: timedelta | None
     next_at: datetime | None
     held: bool
 
@@ -100,7 +103,9 @@ class RuntimeSchedules:
         now = self._host.clock.now()
         when = recurrence(cron, every, tz, now - now % MICROSECOND)
         encoded, digest, _ = workflow.encode_input(self._host.settings.codec, args, {})
-        columns = columns_of(options)
+        if isinstance(options.get("deadline"), datetime):
+            raise TypeError("deadline= of a schedule is a length of time, which counts from the creation of each run")
+        columns = columns_of(options, 0)  # counted from 0, the deadline is its length
         metadata = columns.pop("metadata", b"{}")
         spec = ScheduleSpec(when=when, input_hash=digest, overlap=overlap, catch_up=catch_up, **columns)
         next_at = when.after(now)
@@ -128,7 +133,8 @@ class RuntimeSchedules:
         schedule = await self._get(schedule_id)
         await self._host.ask_time()
         now = self._host.clock.now()
-        run = new_run(self._host.definition(schedule.workflow), schedule, ScheduleSpec.of(schedule), now - now % MICROSECOND)
+        definition, spec = self._host.definition(schedule.workflow), ScheduleSpec.of(schedule)
+        run = new_run(definition, schedule, spec, now - now % MICROSECOND, now)
         await self._store.create(run, now=self._host.clock.store_now())
         return run
 
@@ -156,8 +162,8 @@ class RuntimeSchedules:
         return next((each for each in await self._store.schedules() if each.id == schedule_id), None)
 
 
-def new_run(workflow: WorkflowDefinition, schedule: Schedule, spec: ScheduleSpec, at: int) -> NewRun:
-    """The run of this schedule for the instant `at`."""
+def new_run(workflow: WorkflowDefinition, schedule: Schedule, spec: ScheduleSpec, at: int, now: int) -> NewRun:
+    """The run of this schedule for the instant `at`, created now."""
     return NewRun(
         id=run_id_at(schedule.id, at),
         workflow=workflow.name,
@@ -171,6 +177,7 @@ def new_run(workflow: WorkflowDefinition, schedule: Schedule, spec: ScheduleSpec
         priority=spec.priority,
         limit_key=spec.limit_key,
         start_at=at,
+        deadline=None if spec.deadline is None else min(now + spec.deadline, MAX_INSTANT),
     )
 
 
@@ -199,6 +206,7 @@ def info_of(schedule: Schedule) -> ScheduleInfo:
         queue=spec.queue,
         priority=spec.priority,
         limit_key=spec.limit_key,
+        deadline=None if spec.deadline is None else timedelta(microseconds=spec.deadline),
         next_at=None if schedule.next_at is None else moment(schedule.next_at),
         held=spec.is_held,
     )

@@ -12,7 +12,7 @@ import msgspec
 from perdure.engine.drive import Drive
 from perdure.model.ids import random_bytes
 from perdure.model.records import Claim, Lease, RunRow
-from perdure.options import LEASE_TTL, EngineSettings, Options
+from perdure.options import LEASE_TTL, EngineSettings, Options, counts_from_now
 from perdure.result import Outcome
 from perdure.snapshots.importer import Arguments, RunStart, import_state, resolve_state
 from perdure.store import Store
@@ -31,6 +31,8 @@ async def run_once(
     store, is_owned, is_implicit = choose_store(options.get("store"), is_anonymous="id" not in options)
     host = _host_for(workflow, store, is_implicit=is_implicit)
     try:
+        if counts_from_now(options):
+            await host.ask_time()
         start = host.new_run(workflow, args, kwargs, options, state)
         retry_failed, wait = options.get("retry_failed", False), options.get("wait", True)
         return await run_to_outcome(host, workflow, start, options, retry_failed=retry_failed, wait=wait)
@@ -47,6 +49,8 @@ async def start_once(
     is_private = "id" not in options and options.get("store") is None
     store, _, is_implicit = choose_store(options.get("store"), is_anonymous=is_private)
     host = _host_for(workflow, store, is_implicit=is_implicit and not is_private)
+    if counts_from_now(options):
+        await host.ask_time()
     start = host.new_run(workflow, args, kwargs, options, state)
     run_id = start.new.id
     await store.setup()

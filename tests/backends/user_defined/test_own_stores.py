@@ -16,6 +16,7 @@ import pytest
 from perdure import Context, Err, Ok, Retry, Runtime, Suspended, workflow
 from perdure.backends.user_defined.workflow_adapter import WorkflowStateStore, workflow_store
 from perdure.errors import (
+    DeadlineExceeded,
     LeaseHeld,
     LeaseLost,
     PersistenceError,
@@ -216,6 +217,23 @@ async def test_a_run_on_hold_stays_so_in_the_next_process() -> None:
         assert await runtime.sweep() == {}
         await runtime.unhold("p")
         assert list(await runtime.sweep()) == ["p"]
+
+
+async def test_a_deadline_and_its_time_after_a_retry_hold_in_the_next_process() -> None:
+    rows: dict[str, Any] = {}
+    clock = ManualClock()
+    async with runtime_on(DictStore(rows), clock=clock) as runtime:
+        await runtime.run(checkout, 5, id="c", deadline="30m")
+    clock.advance("1h")
+    async with runtime_on(DictStore(rows), clock=clock) as runtime:
+        outcome = (await runtime.sweep())["c"]
+        assert isinstance(outcome, Err)
+        assert isinstance(outcome.error, DeadlineExceeded)
+        await runtime.retry("c")
+    for advance, is_over in (("29m", False), ("1m", True)):
+        clock.advance(advance)
+        async with runtime_on(DictStore(rows), clock=clock) as runtime:
+            assert isinstance((await runtime.sweep())["c"], Err if is_over else Suspended)
 
 
 async def test_a_run_with_a_problem_waits_for_its_next_try_in_the_next_process() -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.errors import SnapshotFormatError
-from perdure.model.records import RunRow, Signal
+from perdure.model.records import RunRow, Signal, deadline_in_force
 from perdure.snapshots.parts import OWN_FIELD
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.run_metadata import Instant
@@ -54,6 +54,8 @@ class ExtraColumns(msgspec.Struct, frozen=True, omit_defaults=True, rename="came
     def of(cls, run: InMemoryRun) -> ExtraColumns:
         """What a snapshot of this run lacks."""
         columns = RowColumns(**{name: getattr(run.row, name) for name in RowColumns.__struct_fields__})
+        # A snapshot has no drop entries, by which a retry moves the deadline.
+        columns = msgspec.structs.replace(columns, deadline=deadline_in_force(run.row, run.entries.values()))
         consumed = [one for one in run.inbox.values() if one.consumed_by is not None]
         return cls(columns, run.claimed_length, [(one.name, one.dedupe) for one in consumed if one.dedupe is not None])
 
