@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from perdure.errors import SnapshotMismatch as SnapshotMismatch
     from perdure.errors import StepChanged as StepChanged
     from perdure.errors import StepFailed as StepFailed
+    from perdure.errors import StepNotFound as StepNotFound
     from perdure.errors import StepNotPicklable as StepNotPicklable
     from perdure.errors import StepTimeout as StepTimeout
     from perdure.errors import StoreCapabilityError as StoreCapabilityError
@@ -202,6 +203,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "SnapshotMismatch",
         "StepChanged",
         "StepFailed",
+        "StepNotFound",
         "StepNotPicklable",
         "StepTimeout",
         "StoreCapabilityError",

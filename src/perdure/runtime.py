@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import logging
+import uuid
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, MutableMapping
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -43,6 +44,7 @@ from perdure.snapshots.importer import RunStart, resolve_state
 from perdure.store import Store, require
 from perdure.stores import choose_store
 from perdure.worker.check_runs import CheckReport, check_runs
+from perdure.worker.fork_run import fork_run
 from perdure.worker.host import Host
 from perdure.worker.outcomes import resume, run_to_outcome
 from perdure.worker.scheduler import Scheduler
@@ -332,6 +334,17 @@ class Runtime:
         """Let a failed, cancelled or dead run go on: what failed is set aside, what succeeded is kept."""
         await self._host.reopen(check_id(run_id, "a run's id"))
         return Run(self._host, run_id)
+
+    async def fork(self, run_id: str, *, from_step: str, id: str | None = None) -> Run[Any]:  # noqa: A002 - the name that everything else here has
+        """A new run of the same workflow and input that has what this run recorded before the step, and calls the step anew.
+
+        Everything that the journal has before the first record of the step is kept. The old run stays as it is. `from_step` is
+        the step's key. Raises `RunNotFound`, `StepNotFound`, and `RunConflict` when `id` is taken.
+        """
+        check_id(from_step, "a step's key")
+        new_id = str(uuid.uuid4()) if id is None else check_id(id, "a run's id")
+        await fork_run(self._host, run_id, from_step, new_id)
+        return Run(self._host, new_id)
 
     async def hold(self, run_id: str) -> None:
         """Keep the run from being driven until `unhold`; an attempt under way goes on until it suspends or ends."""

@@ -145,6 +145,21 @@ def test_signal_delivers_its_payload(perdure: Command, sweep: Sweep) -> None:
 
 
 @pytest.mark.usefixtures("started")
+def test_fork_starts_a_run_from_a_step(perdure: Command, sweep: Sweep) -> None:
+    assert perdure("fork", "order-1", "--from", "approve", "--id", "again", "--json").document == {
+        "id": "again",
+        "forked_from": "order-1",
+    }
+    assert perdure("fork", "order-1", "--from", "charge").out.strip() != ""
+    assert "did you mean 'charge'?" in perdure("fork", "order-1", "--from", "chrge").err
+    assert "run 'again' exists already" in perdure("fork", "order-1", "--from", "charge", "--id", "again").err
+    perdure("signal", "again", "approve", "--payload", '"yes"')
+    sweep()
+    assert perdure("show", "again", "--json").document["value"] == "o paid 500 yes"
+    assert perdure("show", "order-1", "--json").document["status"] == "suspended"
+
+
+@pytest.mark.usefixtures("started")
 def test_cancel_and_retry(perdure: Command, sweep: Sweep) -> None:
     assert perdure("cancel", "order-1", "--json").document == {"id": "order-1", "cancel_requested": True}
     assert "it was asked to stop" in perdure("show", "order-1").out

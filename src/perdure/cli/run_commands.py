@@ -1,4 +1,4 @@
-"""Commands on runs of a store: list, watch, show, signal, cancel, retry, hold, unhold, delete, purge."""
+"""Commands on runs of a store: list, watch, show, signal, cancel, retry, fork, hold, unhold, delete, purge."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WATCH_PAUSE: Final = 0.25
 
 def add_commands(app: App) -> None:
     """Add the commands of this module."""
-    for command in (runs, show, signal, cancel, retry, hold, unhold, delete, purge):
+    for command in (runs, show, signal, cancel, retry, fork, hold, unhold, delete, purge):
         app.command(command)
 
 
@@ -150,6 +150,23 @@ def retry(run_id: str, /, *, options: StoreOptions = _DEFAULT) -> None:
     """Let a failed, cancelled or dead run go on; what succeeded is kept."""
     options.call(lambda runtime: runtime.retry(run_id))
     report(options.json, f"run {run_id!r} is pending again; a worker goes on with it", {"id": run_id, "status": "pending"})
+
+
+def fork(
+    run_id: str,
+    /,
+    *,
+    from_step: Annotated[str, Parameter(name="--from", help="The key of the step that is called anew, as `show` has it.")],
+    new_id: Annotated[str | None, Parameter(name="--id", help="The id of the new run. Default: one that is made up.")] = None,
+    options: StoreOptions = _DEFAULT,
+) -> None:
+    """Start a new run that has what this one recorded before a step, and calls that step anew."""
+
+    async def start(runtime: Runtime) -> str:
+        return (await runtime.fork(run_id, from_step=from_step, id=new_id)).id
+
+    forked = options.call(start)
+    report(options.json, forked, {"id": forked, "forked_from": run_id})
 
 
 def hold(run_id: str, /, *, options: StoreOptions = _DEFAULT) -> None:
