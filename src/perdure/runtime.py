@@ -27,7 +27,8 @@ from perdure.errors import OnChange, OnDivergence
 from perdure.model.clock import Clock, NotBefore, SystemClock
 from perdure.model.durations import Duration, instant, microseconds, seconds
 from perdure.model.ids import check_id
-from perdure.model.records import STATUSES, RunInfo, Status, check_positive
+from perdure.model.records import END_STATUSES, STATUSES, EndStatus, RunInfo, Status, check_positive
+from perdure.model.retention import Retention, check_retention
 from perdure.options import (
     LEASE_TTL,
     EngineSettings,
@@ -93,6 +94,7 @@ class Runtime:
         concurrency: int = 100,
         lease_ttl: Duration = LEASE_TTL,
         queues: Collection[str] | None = None,
+        retention: Retention | None = None,
         **tuning: Unpack[Tuning],
     ) -> None:
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 0:
@@ -129,6 +131,9 @@ class Runtime:
             is_implicit=is_implicit,
         )
         self._schedules = RuntimeSchedules(self._host)
+        self._retention = check_retention(retention)
+        if self._retention:
+            require(self._store, "operators")
         self._is_closed = False
         self._is_entered = False
         self._worker: Worker | None = None
@@ -178,6 +183,8 @@ class Runtime:
     def register(self, workflow: Workflow[Any, Any]) -> None:
         """Let runs of this workflow be driven here, in its version. Runs that are started by its name take the highest one."""
         self._host.register(workflow)
+        if workflow.retention:
+            require(self._store, "operators")
 
     async def work(self) -> None:
         """Work in the foreground until SIGTERM, SIGINT or cancellation; then let running steps end and give the runs back.
@@ -358,10 +365,21 @@ class Runtime:
         """Remove the run and everything recorded for it."""
         await require(self._store, "operators").delete(check_id(run_id, "a run's id"))
 
-    async def purge(self, older_than: Duration) -> int:
-        """Delete runs that ended longer ago than this, and say how many."""
+    async def purge(
+        self,
+        older_than: Duration,
+        *,
+        status: EndStatus | Collection[EndStatus] | None = None,
+        workflow: Workflow[Any, Any] | str | None = None,
+    ) -> int:
+        """Delete runs that ended longer ago than this, of these statuses and of this workflow, and say how many.
+
+        A run that was reopened stays, and one whose parent has not ended.
+        """
         store, age, total = require(self._store, "operators"), seconds(older_than, what="older_than"), 0
-        while deleted := await store.purge(age, now=self._host.clock.store_now()):
+        statuses = END_STATUSES if status is None else (status,) if isinstance(status, str) else tuple(status)
+        name = workflow if workflow is None or isinstance(workflow, str) else self._definition(workflow).name
+        while deleted := await store.purge(age, status=statuses, workflow=name, now=self._host.clock.store_now()):
             total += deleted
         return total
 
@@ -445,7 +463,7 @@ class Runtime:
         return self._queues is None or queue in self._queues
 
     def _start_worker(self) -> tuple[Worker, asyncio.Task[None]]:
-        worker = self._worker = Worker(self._host, self._concurrency, self._queues)
+        worker = self._worker = Worker(self._host, self._concurrency, self._queues, self._retention)
         loop, context = asyncio.get_running_loop(), own_context()
         task = self._worker_task = loop.create_task(worker.work(), name="perdure-worker", context=context)
         return worker, task

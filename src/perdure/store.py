@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, over
 from perdure.errors import StoreCapabilityError
 from perdure.model.journal import Entry
 from perdure.model.records import (
+    END_STATUSES,
     Awaited,
     Claim,
     Claims,
@@ -261,8 +262,21 @@ class OperatorStore(Store, Protocol):
     async def delete(self, run_id: str) -> None:
         """Remove the run with everything of it; its holder loses the lease. A run that does not exist is no error."""
 
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
-        """Delete up to `limit` ended runs not changed for at least `older_than` seconds, oldest first, and return how many."""
+    async def purge(
+        self,
+        older_than: float,
+        *,
+        status: Collection[EndStatus] = END_STATUSES,
+        workflow: str | None = None,
+        limit: int = 1000,
+        now: int | None = None,
+    ) -> int:
+        """Delete up to `limit` ended runs not changed for at least `older_than` seconds, oldest first, and return how many.
+
+        Only runs with one of these statuses, and of this workflow (None: of any). That a run has ended and has not changed since
+        is checked in the transition that deletes it: one that was reopened meanwhile stays. So does a run whose parent has not
+        ended: the parent may still ask for it. Raises `ValueError` for a status that is no end.
+        """
 
     async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
         """How many runs `list` would return without a limit."""

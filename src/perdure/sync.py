@@ -8,7 +8,7 @@ with Runtime(store="sqlite:///app.db", workflows=[checkout]).sync as runtime:
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, TypeVarTuple, Unpack, overload
@@ -18,7 +18,7 @@ from perdure.definition import Workflow
 from perdure.engine.subscriptions import Coalesce, Mode, Subscription
 from perdure.events import Listener
 from perdure.model.durations import Duration
-from perdure.model.records import RunInfo, Status
+from perdure.model.records import EndStatus, RunInfo, Status
 from perdure.options import ScheduleOptions, StoredOptions
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
@@ -62,7 +62,8 @@ class AsyncRuntime(Protocol):
     async def hold(self, run_id: str) -> None: ...
     async def unhold(self, run_id: str) -> None: ...
     async def delete(self, run_id: str) -> None: ...
-    async def purge(self, older_than: Duration) -> int: ...
+    @property
+    def purge(self) -> Callable[..., Coroutine[Any, Any, int]]: ...
     @property
     def schedule(self) -> Callable[..., Coroutine[Any, Any, ScheduleInfo]]: ...
     @property
@@ -263,9 +264,15 @@ class SyncRuntime:
         """Remove the run and everything recorded for it."""
         block_on(self._runtime.delete(run_id))
 
-    def purge(self, older_than: Duration) -> int:
-        """Delete runs that ended longer ago than this, and say how many."""
-        return block_on(self._runtime.purge(older_than))
+    def purge(
+        self,
+        older_than: Duration,
+        *,
+        status: EndStatus | Collection[EndStatus] | None = None,
+        workflow: Workflow[Any, Any] | str | None = None,
+    ) -> int:
+        """Delete runs that ended longer ago than this, of these statuses and of this workflow, and say how many."""
+        return block_on(self._runtime.purge(older_than, status=status, workflow=workflow))
 
     def schedule(
         self,

@@ -26,7 +26,7 @@ from perdure.cli.show_run import print_timeline
 from perdure.cli.stuck_runs import stuck_runs
 from perdure.cli.timeline import load_timeline
 from perdure.errors import RunNotFound
-from perdure.model.records import RunInfo, Status
+from perdure.model.records import EndStatus, RunInfo, Status
 from perdure.runtime import Runtime
 
 _DEFAULT: Final = StoreOptions()
@@ -206,10 +206,12 @@ def delete(
 def purge(
     *,
     older_than: Annotated[str, Parameter(help="How long ago they ended at least, such as 30d or 12h.")],
+    status: Annotated[tuple[EndStatus, ...], Parameter(help="Only runs that ended so; may be repeated.", negative=())] = (),
+    workflow: Annotated[str | None, Parameter(help="Only runs of this workflow.")] = None,
     options: StoreOptions = _DEFAULT,
 ) -> None:
     """Delete runs that ended long ago."""
-    deleted = options.call(lambda runtime: runtime.purge(older_than))
+    deleted = options.call(lambda runtime: runtime.purge(older_than, status=status or None, workflow=workflow))
     report(options.json, f"deleted {deleted} {'run' if deleted == 1 else 'runs'}", {"deleted": deleted})
 
 

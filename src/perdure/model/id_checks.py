@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 
 from perdure.model.ids import MAX_ID_BYTES, check_id, check_text
-from perdure.model.records import STATUSES, NewRun, Schedule
+from perdure.model.records import END_STATUSES, STATUSES, NewRun, Schedule
 
 Check: TypeAlias = Callable[[Any], Any]
 N = TypeVar("N", bound=NewRun)
@@ -78,6 +78,15 @@ def _check_before(before: object) -> tuple[int, str] | None:
     raise TypeError(f"before must be the (updated_at, id) of a line, not {before!r}")
 
 
+def _check_end_statuses(status: object) -> tuple[str, ...]:
+    if isinstance(status, str) or not isinstance(status, list | tuple | set | frozenset):
+        raise TypeError(f"status must be a collection of statuses, not {status!r}")
+    names = tuple(check_text(one, "a status") for one in status)
+    if unknown := [name for name in names if name not in END_STATUSES]:
+        raise ValueError(f"an ended run is one of {', '.join(END_STATUSES)}, not {unknown[0]!r}")
+    return names
+
+
 def _check_drop(drop: object) -> tuple[str, ...]:
     if isinstance(drop, str | bytes) or not isinstance(drop, list | tuple | set | frozenset):
         raise TypeError(f"drop must be a collection of keys, not a {type(drop).__name__}")
@@ -104,6 +113,7 @@ _CHECKS: Final[Mapping[str, Mapping[str, Check]]] = {
     "items": {**_RUN, "stream": lambda stream: check_id(stream, "a stream's name")},
     "list": {**_SELECTION, "before": _check_before},
     "count": _SELECTION,
+    "purge": {"status": _check_end_statuses, "workflow": _check_workflow},
     "restore": {"run": check_names},
     "put_schedule": {"schedule": _check_schedule},
     "drop_schedule": _SCHEDULE,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -17,6 +17,7 @@ from perdure.model.journal import Entry
 
 Status: TypeAlias = Literal["pending", "running", "suspended", "completed", "failed", "cancelled", "dead"]
 EndStatus: TypeAlias = Literal["completed", "failed", "cancelled", "dead"]
+END_STATUSES: Final[tuple[EndStatus, ...]] = get_args(EndStatus)
 # A workflow by its name, and one of its versions.
 WorkflowVersion: TypeAlias = tuple[str, int]
 # A running run that lost this many workers in a row, without recording anything, may be what ends them.

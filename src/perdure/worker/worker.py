@@ -19,10 +19,12 @@ from perdure.model.clock import elapsed
 from perdure.model.durations import MICROSECOND
 from perdure.model.logs import log, run_fields
 from perdure.model.records import RunRow, WorkflowVersion
+from perdure.model.retention import RetentionRules
 from perdure.result import Err, Outcome, Suspended
 from perdure.store import require
 from perdure.worker.active_runs import ActiveRun, active_runs
 from perdure.worker.host import Host
+from perdure.worker.retention import RetentionWork
 from perdure.worker.scheduler import Scheduler
 
 # How often a worker looks for runs that it leaves alone, at most.
@@ -40,7 +42,9 @@ BACKOFF_SECONDS: Final = (0.1, 5.0)
 class Worker:
     """Drives up to `concurrency` runs at a time, of these queues, until `stop`."""
 
-    def __init__(self, host: Host, concurrency: int, queues: Collection[str] | None) -> None:
+    def __init__(
+        self, host: Host, concurrency: int, queues: Collection[str] | None, retention: RetentionRules | None = None
+    ) -> None:
         self._host = host
         self._concurrency = concurrency
         self._queues = queues
@@ -53,6 +57,7 @@ class Worker:
         self._logged_slowness_at: float | None = None
         self._unclaimed = _UnclaimedRuns(queues)
         self.scheduler = Scheduler(host) if "schedules" in host.store.capabilities else None
+        self._retention = RetentionWork(host, retention or {})
 
     def has_room(self) -> bool:
         """Whether one more run can be driven on the running event loop, which has to be the worker's own."""
@@ -71,6 +76,7 @@ class Worker:
         started_at = elapsed()
         self._log_start()
         scheduling: asyncio.Future[None] | None = None
+        deleting: asyncio.Future[None] | None = None
         try:
             while not self._stopping.is_set():
                 self._wake.clear()
@@ -81,6 +87,8 @@ class Worker:
                     if not self._outage.pause:
                         if scheduling is None and self.scheduler is not None:  # not before the store has answered
                             scheduling = asyncio.ensure_future(self.scheduler.work())
+                        if deleting is None and self._retention.has_rules:
+                            deleting = asyncio.ensure_future(self._retention.work())
                         await self._rest(next_wake_at)
                 finally:
                     watch.cancel()
@@ -88,8 +96,9 @@ class Worker:
                     await self._wait_out(self._outage.pause)
         finally:
             self._stopping.set()  # also when an error ends the worker: it takes no more runs
-            if scheduling is not None:
-                scheduling.cancel()
+            for background in (scheduling, deleting):
+                if background is not None:
+                    background.cancel()
             self._unclaimed.stop()
             fields = {"worker": self.name}
             log.info("worker %s drains: %d runs are driven here", self.name, active_runs.count(self), extra=fields)

@@ -128,7 +128,7 @@ def _everything(meter: Meter) -> None:
     run(runs.reopen, "child", [], NOW)
     run(process_leases.restore, run(runs.get, "run"), [Entry(seq=1, key="a")], [], OWNERS, NOW)
     run(runs.delete, "run")
-    assert run(runs.purge, 0, 10, NOW) == 1
+    assert run(runs.purge, 0, END_STATUSES, None, 10, NOW) == 1
     schedule = Schedule(id="s", workflow="flow", spec="", input=b"", next_at=NOW, metadata=b"")
     run(schedules.put_schedule, schedule)
     run(schedules.schedules)

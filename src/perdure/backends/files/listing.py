@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from perdure.backends.base.leases import length_in_microseconds, store_time
 from perdure.backends.base.process_owner import Owners
 from perdure.backends.files.claims import claimable, may_be_claimed
 from perdure.backends.files.index import RunSummary
 from perdure.backends.files.index_repair import repair, update_index
 from perdure.backends.files.namespace import FilesNamespace
-from perdure.model.records import RunInfo, Status
+from perdure.model.records import EndStatus, RunInfo, RunRow, Status
 
 
 def list_due(namespace: FilesNamespace, limit: int, owners: Owners, now: int | None) -> list[str]:
@@ -54,9 +56,31 @@ def _select(namespace: FilesNamespace, prefix: str, status: Status | None, workf
     ]
 
 
-def purge(namespace: FilesNamespace, older_than: float, limit: int, now: int | None) -> int:
+def purge(
+    namespace: FilesNamespace,
+    older_than: float,
+    status: Collection[EndStatus],
+    workflow: str | None,
+    limit: int,
+    now: int | None,
+) -> int:
     """Delete ended runs, oldest first."""
     last = store_time(now) - length_in_microseconds(older_than)
     repair(namespace)
-    old = sorted((one.updated_at, one.id) for one in namespace.index.all() if one.ended and one.updated_at <= last)
-    return namespace.remove([run_id for _, run_id in old[:limit]], lambda row: row.ended and row.updated_at <= last)
+    known = list(namespace.index.all())
+    live = {one.id for one in known if not one.ended}
+    old = sorted(
+        (one.updated_at, one.id)
+        for one in known
+        if one.status in status and one.updated_at <= last and workflow in (None, one.workflow)
+    )
+
+    def may_remove(row: RunRow) -> bool:
+        return row.status in status and row.updated_at <= last and row.parent_id not in live
+
+    removed, at = 0, 0
+    while removed < limit and at < len(old):
+        some = old[at : at + limit - removed]
+        removed += namespace.remove([run_id for _, run_id in some], may_remove)
+        at += len(some)
+    return removed

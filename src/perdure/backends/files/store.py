@@ -37,6 +37,7 @@ from perdure.model.id_checks import ChecksIds
 from perdure.model.ids import check_namespace
 from perdure.model.journal import Entry
 from perdure.model.records import (
+    END_STATUSES,
     Awaited,
     Claim,
     Claims,
@@ -311,9 +312,17 @@ class FilesStore(ChecksIds, SavesSnapshots):
         """Remove the run and all its files."""
         await self._do(partial(self._files.remove, [run_id]), wakes=True)
 
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
+    async def purge(
+        self,
+        older_than: float,
+        *,
+        status: Collection[EndStatus] = END_STATUSES,
+        workflow: str | None = None,
+        limit: int = 1000,
+        now: int | None = None,
+    ) -> int:
         """Delete ended runs, oldest first."""
-        return await self._do(partial(listing.purge, self._files, older_than, limit, now))
+        return await self._do(partial(listing.purge, self._files, older_than, status, workflow, limit, now))
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""

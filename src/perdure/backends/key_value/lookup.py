@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -17,13 +17,22 @@ from typing import Any, Final, NamedTuple
 from perdure.backends.base.damaged_runs import report
 from perdure.backends.key_value import verbs
 from perdure.backends.key_value.editable_run import EditableRun
-from perdure.backends.key_value.keys import EXISTS_KEYS, DueKey, DuePartition, ExistsKey, bucket_of, bucket_start, short_hash
+from perdure.backends.key_value.keys import (
+    EXISTS_KEYS,
+    DueKey,
+    DuePartition,
+    ExistsKey,
+    bucket_of,
+    bucket_start,
+    run_name,
+    short_hash,
+)
 from perdure.backends.key_value.namespace import KeyValueNamespace, StoredDocument, map_concurrently
 from perdure.backends.key_value.run_document import key_names
 from perdure.backends.key_value.run_writer import RunWriter
 from perdure.errors import SnapshotCorrupt
 from perdure.model.durations import microseconds
-from perdure.model.records import RunInfo, RunRow, Status
+from perdure.model.records import EndStatus, RunInfo, RunRow, Status
 
 _AT_ONCE: Final = 32
 # How many buckets of the future are listed to find out what is due next.
@@ -88,6 +97,14 @@ class RunLookup:
         """The run's row, whichever due key it has by now; None when there is no run or it cannot be read."""
         stored = await self._load(seen.name, seen.id_start, seen.key_names)
         return None if stored is None else stored.document.row
+
+    async def is_live(self, run_id: str | None) -> bool:
+        """Whether there is such a run and it has not ended."""
+        if run_id is None:
+            return False
+        stored = await self._namespace.load_document(run_name(run_id), run_id)
+        row = None if stored is None else stored.document.row
+        return row is not None and not row.ended
 
     async def list_partition(self, partition: DuePartition) -> list[DueKey]:
         """Every due key of a partition."""
@@ -271,13 +288,24 @@ async def count_runs(lookup: RunLookup, wanted: ListFilter) -> int:
     return certain + sum(row is not None and wanted.matches(row) for row in rows)
 
 
-async def purge(lookup: RunLookup, writer: RunWriter, older_than: float, limit: int, now: int) -> int:
+async def purge(
+    lookup: RunLookup,
+    writer: RunWriter,
+    older_than: float,
+    status: Collection[EndStatus],
+    workflow: str | None,
+    limit: int,
+    now: int,
+) -> int:
     """Delete ended runs, oldest first."""
-    last = now - microseconds(older_than)
-    old = [due_key for due_key in await lookup.list_partition(DuePartition.ENDED) if due_key.updated_at <= last]
+    last, short = now - microseconds(older_than), None if workflow is None else short_hash(workflow)
+    ended = await lookup.list_partition(DuePartition.ENDED)
+    old = [key for key in ended if key.updated_at <= last and key.status in status and short in (None, key.workflow)]
     deleted = 0
     async for keyed in lookup.in_order(old, lambda due_key: due_key.updated_at):
         if deleted >= limit:
             break
-        deleted += await writer.change(keyed.row.id, lambda run: verbs.delete(run, ended_before=last))
+        row = keyed.row
+        if workflow in (None, row.workflow) and not await lookup.is_live(row.parent_id):
+            deleted += await writer.change(row.id, lambda run: verbs.delete(run, ended_before=last))
     return deleted

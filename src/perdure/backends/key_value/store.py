@@ -33,6 +33,7 @@ from perdure.errors import LeaseLost, PersistenceError, StoreCapabilityError
 from perdure.model.ids import check_namespace
 from perdure.model.journal import Entry
 from perdure.model.records import (
+    END_STATUSES,
     Awaited,
     Claim,
     Claims,
@@ -333,10 +334,20 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         """Remove the run and all its keys. Where several processes write, an empty document stays."""
         await self._change(run_id, verbs.delete, wakes=True)
 
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
+    async def purge(
+        self,
+        older_than: float,
+        *,
+        status: Collection[EndStatus] = END_STATUSES,
+        workflow: str | None = None,
+        limit: int = 1000,
+        now: int | None = None,
+    ) -> int:
         """Delete ended runs, oldest first."""
         at = store_time(now)
-        return await self._do(lambda services: lookup.purge(services.claimer.lookup, services.writer, older_than, limit, at))
+        return await self._do(
+            lambda services: lookup.purge(services.claimer.lookup, services.writer, older_than, status, workflow, limit, at)
+        )
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""

@@ -26,6 +26,7 @@ from perdure.model.id_checks import ChecksIds
 from perdure.model.ids import check_namespace
 from perdure.model.journal import Entry
 from perdure.model.records import (
+    END_STATUSES,
     Awaited,
     Claim,
     Claims,
@@ -296,11 +297,20 @@ class MemoryStore(ChecksIds, SavesSnapshots):
         with self._lock_and_wake() as namespace:
             namespace.remove(run_id)
 
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
+    async def purge(
+        self,
+        older_than: float,
+        *,
+        status: Collection[EndStatus] = END_STATUSES,
+        workflow: str | None = None,
+        limit: int = 1000,
+        now: int | None = None,
+    ) -> int:
         last = store_time(now) - length_in_microseconds(older_than)
         with self._lock() as namespace:
-            ended = (run.row for run in namespace.runs.values() if run.row.ended and run.row.updated_at <= last)
-            oldest = sorted(ended, key=lambda row: (row.updated_at, row.id))[:limit]
+            old = (run.row for run in namespace.runs.values() if run.row.status in status and run.row.updated_at <= last)
+            chosen = (row for row in old if workflow in (None, row.workflow) and row.parent_id not in namespace.live)
+            oldest = sorted(chosen, key=lambda row: (row.updated_at, row.id))[:limit]
             for row in oldest:
                 namespace.remove(row.id)
             return len(oldest)

@@ -44,12 +44,14 @@ from perdure.backends.mongo.reading import by_key
 from perdure.backends.mongo.schema import Collections
 from perdure.errors import LeaseHeld, RunFinished, RunNotFound
 from perdure.model.journal import Entry, drop_entry
-from perdure.model.records import ENDED, NO_PROBLEM, Claim, Created, NewRun, RunRow, Signal
+from perdure.model.records import ENDED, NO_PROBLEM, Claim, Created, EndStatus, NewRun, RunRow, Signal
 
 if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
 
 _OVERFLOW: Final = {"generation": 1, "is_spilled": 1}
+# How many old runs are fetched at once.
+_PURGE_BATCH: Final = 1000
 _LACKS_INPUT: Final = {"$eq": ["$input_hash", literal(b"")]}
 _OF_INPUT: Final = (
     "workflow", "version", "input_hash", "definition_hash", "queue", "priority", "limit_key", "start_at", "deadline",
@@ -303,14 +305,33 @@ async def delete(db: Collections, run_id: str) -> None:
         await delete_overflow(db, found)
 
 
-async def purge(db: Collections, older_than: int, limit: int, now: int | None) -> int:
+async def purge(
+    db: Collections, older_than: int, status: Collection[EndStatus], workflow: str | None, limit: int, now: int | None
+) -> int:
     """Delete ended runs that were not changed for `older_than` microseconds, oldest first, and say how many."""
     if limit <= 0:
         return 0
     last = await db.clock(now) - older_than
-    is_old = {"namespace": db.namespace, "status": {"$in": sorted(ENDED)}, "updated_at": {"$lte": last}}
-    cursor = db.runs.find(is_old, _OVERFLOW).sort([("updated_at", 1), ("_id", -1)]).limit(limit)  # as an index has them
-    return await _delete_all(db, await cursor.to_list(), is_old)
+    is_old: Document = {"namespace": db.namespace, "status": {"$in": sorted(status)}, "updated_at": {"$lte": last}}
+    if workflow is not None:
+        is_old["workflow"] = workflow
+    found: list[Document] = []
+    is_live: dict[str, bool] = {}  # by parent
+    cursor = db.runs.find(is_old, {**_OVERFLOW, "parent_id": 1}).sort([("updated_at", 1), ("_id", -1)])  # as an index has them
+    async for one in cursor.batch_size(min(limit, _PURGE_BATCH)):
+        parent_id = one.get("parent_id")
+        if parent_id is not None and parent_id not in is_live:
+            is_live[parent_id] = await _is_live(db, parent_id)
+        if parent_id is None or not is_live[parent_id]:
+            found.append(one)
+            if len(found) == limit:
+                break
+    await cursor.close()
+    return await _delete_all(db, found, is_old)
+
+
+async def _is_live(db: Collections, run_id: str) -> bool:
+    return await db.runs.find_one({"_id": db.key(run_id), "status": {"$nin": sorted(ENDED)}}, {"_id": 1}) is not None
 
 
 async def _delete_all(db: Collections, found: Sequence[Document], still: Document) -> int:

@@ -28,6 +28,7 @@ from perdure.errors import StoreCapabilityError
 from perdure.model.durations import microseconds
 from perdure.model.journal import Entry
 from perdure.model.records import (
+    END_STATUSES,
     Awaited,
     Claim,
     Claims,
@@ -280,9 +281,18 @@ class MongoStore(ServerStore[MongoConnections]):
         """Remove the run and everything of it."""
         await self._do(runs.delete, run_id)
 
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
+    async def purge(
+        self,
+        older_than: float,
+        *,
+        status: Collection[EndStatus] = END_STATUSES,
+        workflow: str | None = None,
+        limit: int = 1000,
+        now: int | None = None,
+    ) -> int:
         """Delete ended runs, oldest first."""
-        return await self._do(runs.purge, microseconds(older_than, what="older_than"), limit, now)
+        age = microseconds(older_than, what="older_than")
+        return await self._do(runs.purge, age, status, workflow, limit, now)
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""

@@ -41,6 +41,7 @@ from perdure.errors import PerdureError, SnapshotCorrupt, StoreCapabilityError
 from perdure.model.durations import microseconds
 from perdure.model.journal import Entry, drop_entry
 from perdure.model.records import (
+    END_STATUSES,
     SUSPECT_ATTEMPTS,
     Awaited,
     Claim,
@@ -325,10 +326,19 @@ class RedisStore(ServerStore[RedisConnections]):
         """Remove the run and everything of it."""
         await self._change_once("delete", run_id, [], [])
 
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
+    async def purge(
+        self,
+        older_than: float,
+        *,
+        status: Collection[EndStatus] = END_STATUSES,
+        workflow: str | None = None,
+        limit: int = 1000,
+        now: int | None = None,
+    ) -> int:
         """Delete ended runs, oldest first."""
         age = microseconds(older_than, what="older_than")
-        return int(await self._call("purge", (), [optional(now), age, max(limit, 0)]))
+        args = [optional(now), age, max(limit, 0), len(status), *status, int(workflow is not None), optional(workflow)]
+        return int(await self._call("purge", (), args))
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""

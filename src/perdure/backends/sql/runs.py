@@ -20,7 +20,7 @@ from perdure.backends.sql.rows import NO_PROBLEM_SQL, RUN_COLUMNS, RUN_FIELDS, a
 from perdure.backends.sql.session import Parameters, Session, SqlConnections
 from perdure.errors import LeaseHeld, PerdureError, RunFinished, RunNotFound
 from perdure.model.journal import Entry, drop_entry
-from perdure.model.records import ENDED, Claim, Created, NewRun, RunRow, Signal
+from perdure.model.records import END_STATUSES, Claim, Created, EndStatus, NewRun, RunRow, Signal
 
 _TIME: Final = "SELECT $clock"
 _GET: Final = f"SELECT {RUN_COLUMNS} FROM $runs WHERE namespace = ?1 AND id = ?2"
@@ -276,15 +276,17 @@ def _delete_parts(db: Session, run_ids: Sequence[str]) -> list[Statement]:
     ]
 
 
-async def purge(db: Session, age: int, limit: int, now: int | None) -> int:
+async def purge(db: Session, age: int, status: Collection[EndStatus], workflow: str | None, limit: int, now: int | None) -> int:
     """Delete runs that ended `age` microseconds ago or earlier, oldest first."""
+    if not status:
+        return 0
     until = await time(db, now) - age
-    old = await _oldest(db, until, max(limit, 0))
+    old = await _oldest(db, until, status, workflow, max(limit, 0))
     if not old:
         return 0
     params = db.parameters()
     template = f"""
-        SELECT id FROM $runs WHERE namespace = ?1 AND {params.among("id", old)} AND status IN ({params.many(sorted(ENDED))})
+        SELECT id FROM $runs WHERE namespace = ?1 AND {params.among("id", old)} AND status IN ({params.many(sorted(status))})
             AND updated_at <= {params.one(until)}
         ORDER BY id $for_update $skip_locked
     """
@@ -294,8 +296,17 @@ async def purge(db: Session, age: int, limit: int, now: int | None) -> int:
     return len(ids)
 
 
-async def _oldest(db: Session, until: int, limit: int) -> list[str]:
-    groups = [group for status in sorted(ENDED) for group in await reading.run_groups(db, status, None)]
+# A run whose parent may still need it.
+_HAS_LIVE_PARENT: Final = f"""
+    run.parent_id IS NOT NULL AND EXISTS (
+        SELECT 1 FROM $runs AS parent WHERE parent.namespace = ?1 AND parent.id = run.parent_id
+        AND parent.status NOT IN ({", ".join(f"'{status}'" for status in END_STATUSES)})
+    )
+"""
+
+
+async def _oldest(db: Session, until: int, status: Collection[EndStatus], workflow: str | None, limit: int) -> list[str]:
+    groups = [group for one in sorted(status) for group in await reading.run_groups(db, one, workflow)]
     name, found = db.tables.values.name_from, list[tuple[int, str]]()
     for chunk in chunks(groups, reading.MAX_SELECTS):
         params = Parameters()
@@ -303,7 +314,8 @@ async def _oldest(db: Session, until: int, limit: int) -> list[str]:
         oldest = (
             f"""
             SELECT * FROM (
-                SELECT id, updated_at FROM $runs WHERE {reading.group_condition(params, "", group)} AND updated_at <= {last}
+                SELECT id, updated_at FROM $runs AS run
+                WHERE {reading.group_condition(params, "", group)} AND updated_at <= {last} AND NOT ({_HAS_LIVE_PARENT})
                 ORDER BY updated_at, id LIMIT {most}
             ) AS oldest_{number}"""
             for number, group in enumerate(chunk)

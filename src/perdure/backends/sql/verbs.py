@@ -18,7 +18,20 @@ from perdure.backends.sql.session import Session
 from perdure.model.durations import microseconds
 from perdure.model.id_checks import ChecksIds
 from perdure.model.journal import Entry
-from perdure.model.records import Item, Lease, NewRun, QueueLimits, RunInfo, RunRow, Schedule, Signal, Status, check_positive
+from perdure.model.records import (
+    END_STATUSES,
+    EndStatus,
+    Item,
+    Lease,
+    NewRun,
+    QueueLimits,
+    RunInfo,
+    RunRow,
+    Schedule,
+    Signal,
+    Status,
+    check_positive,
+)
 from perdure.store import STANDARD_PARTS, Capability
 
 T = TypeVar("T")
@@ -114,10 +127,18 @@ class SqlVerbs(ChecksIds, ABC):
         """Remove the run and everything of it."""
         await self._change(lambda db: runs.delete(db, run_id))
 
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
+    async def purge(
+        self,
+        older_than: float,
+        *,
+        status: Collection[EndStatus] = END_STATUSES,
+        workflow: str | None = None,
+        limit: int = 1000,
+        now: int | None = None,
+    ) -> int:
         """Delete ended runs, oldest first."""
         age = microseconds(older_than, what="older_than")
-        return await self._write(lambda db: runs.purge(db, age, limit, self._time(now)))
+        return await self._write(lambda db: runs.purge(db, age, status, workflow, limit, self._time(now)))
 
     async def put_schedule(self, schedule: Schedule) -> None:
         """Insert or replace the schedule."""

@@ -1,12 +1,36 @@
--- now, age, limit -> how many
+-- now, age, limit, statuses, whether workflow is given, workflow -> how many
 local now, age, limit = take_now(), tonumber(take()), tonumber(take())
+local statuses, has_workflow, workflow = set_of(take_list()), take() == '1', take()
+local PAGE = 256
+
+local function has_live_parent(id)
+  local parent = columns_of(id, { 'parent_id' }).parent_id
+  local status = parent and columns_of(parent, { 'status' }).status
+  return status and not ENDED[status]
+end
+
+-- Add the oldest runs of this group to `old`, no more than `limit`.
+local function find_old(group, old)
+  local offset, found = 0, 0
+  while found < limit do
+    local page = redis.call('ZREVRANGEBYSCORE', group, '+inf', int(age - now), 'WITHSCORES', 'LIMIT', offset, PAGE)
+    for i = 1, #page, 2 do
+      if not has_live_parent(page[i]) then
+        old[#old + 1] = { -tonumber(page[i + 1]), page[i] }
+        found = found + 1
+      end
+    end
+    if #page < 2 * PAGE then
+      return
+    end
+    offset = offset + PAGE
+  end
+end
+
 local old = {}
 for _, group in ipairs(list_groups()) do
-  if ENDED[group[2][2]] then
-    local page = redis.call('ZREVRANGEBYSCORE', group[1], '+inf', int(age - now), 'WITHSCORES', 'LIMIT', 0, limit)
-    for i = 1, #page, 2 do
-      old[#old + 1] = { -tonumber(page[i + 1]), page[i] }
-    end
+  if statuses[group[2][2]] and (not has_workflow or group[2][1] == workflow) then
+    find_old(group[1], old)
   end
 end
 table.sort(old, in_order)
