@@ -19,7 +19,7 @@ from perdure.backends.sqlite import creating, process_leases, recording
 from perdure.backends.sqlite.session import SqliteSession, SqliteTables, run_verb, set_up_tables
 from perdure.backends.sqlite.writer_connection import WriterConnection
 from perdure.model.journal import Entry
-from perdure.model.records import Awaited, Item, Lease, NewRun, QueueLimits, RunRow, Schedule, Signal
+from perdure.model.records import END_STATUSES, Awaited, Item, Lease, NewRun, QueueLimits, RunRow, Schedule, Signal
 
 FUTURE: Final = 4_000_000_000_000_000
 NOW: Final = 2_000_000_000_000_000
