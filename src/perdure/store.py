@@ -46,9 +46,9 @@ from perdure.model.records import (
     RunRow,
     Schedule,
     Signal,
-    Status,
     WorkflowVersion,
 )
+from perdure.model.run_filter import EVERY_RUN, RunFilter
 
 if TYPE_CHECKING:
     from perdure.snapshots.resume_state import ResumeState
@@ -229,15 +229,9 @@ class Store(Protocol):
         """The unconsumed inbox rows with a seq above `after`, by seq."""
 
     async def list(
-        self,
-        *,
-        prefix: str = "",
-        status: Status | None = None,
-        workflow: str | None = None,
-        before: tuple[int, str] | None = None,
-        limit: int = 100,
+        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
     ) -> list[RunInfo]:
-        """Runs, last changed first, ties by id. `prefix` is literal. `before` is the (updated_at, id) of the last line seen.
+        """The runs that are asked for, last changed first, ties by id. `before` is the (updated_at, id) of the last line seen.
 
         Raises `ValueError` for a `limit` that is not a whole number of at least 1.
         """
@@ -264,7 +258,7 @@ class OperatorStore(Store, Protocol):
     async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
         """Delete up to `limit` ended runs not changed for at least `older_than` seconds, oldest first, and return how many."""
 
-    async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
+    async def count(self, wanted: RunFilter = EVERY_RUN) -> int:
         """How many runs `list` would return without a limit."""
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-from perdure.model.durations import moment
 from perdure.model.journal import Entry
 
 Status: TypeAlias = Literal["pending", "running", "suspended", "completed", "failed", "cancelled", "dead"]
@@ -22,7 +21,8 @@ WorkflowVersion: TypeAlias = tuple[str, int]
 # A running run that lost this many workers in a row, without recording anything, may be what ends them.
 SUSPECT_ATTEMPTS: Final = 2
 ENDED: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled", "dead"})
-STATUSES: Final[frozenset[str]] = ENDED | {"pending", "running", "suspended"}
+ALL_STATUSES: Final[tuple[Status, ...]] = get_args(Status)
+STATUSES: Final[frozenset[str]] = frozenset(ALL_STATUSES)
 
 
 class Awaited(msgspec.Struct, frozen=True, array_like=True):
@@ -130,20 +130,28 @@ NO_PROBLEM: Final[Mapping[str, Any]] = {"problem": None, "problem_at": None, "pr
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `list`. `problem` says why the run could not be driven on the last time, None if it could."""
+    """A line of `list`.
+
+    `wake_at` is the instant from which the run may be claimed (of a running one: the end of its lease), None if only a signal or
+    a cancel wakes it. `waiting_for` names the signals and children that a suspended run waits for. `attempts` counts the claims
+    since it last recorded something. `problem` says why the run could not be driven on the last time, None if it could; `error`
+    is the error of a failed or dead run in one line.
+    """
 
     id: str
     workflow: str
-    status: Status
-    updated_at: datetime
     version: int = 1
+    status: Status
+    created_at: datetime
+    updated_at: datetime
+    queue: str = "default"
+    priority: int = 0
+    waiting_for: tuple[str, ...] = ()
+    wake_at: datetime | None = None
+    attempts: int = 0
     problem: str | None = None
-
-    @classmethod
-    def of(cls, run_id: str, workflow: str, version: int, status: Status, updated_at: int, problem: str | None) -> RunInfo:
-        """The line for a run whose row was last changed at the instant `updated_at`."""
-        at = moment(updated_at)
-        return cls(id=run_id, workflow=workflow, version=version, status=status, updated_at=at, problem=problem)
+    error: str | None = None
+    metadata: dict[str, Any] = {}
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,6 +271,14 @@ def encode_metadata(metadata: Any) -> bytes:
     if msgspec.json.decode(encoded) != metadata:
         raise TypeError(f"metadata must be a dict of JSON values, which {metadata!r} is not")
     return encoded
+
+
+def load_metadata(stored: bytes) -> dict[str, Any]:
+    """Stored metadata as a dict; an empty one for what cannot be read."""
+    try:
+        return msgspec.json.decode(stored, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}
 
 
 def is_changed(recorded: str | None, current: str | None) -> bool:
