@@ -8,10 +8,11 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
 import msgspec
 
+from perdure.model.durations import MAX_INSTANT, moment
 from perdure.model.journal import Entry
 
 Status: TypeAlias = Literal["pending", "running", "suspended", "completed", "failed", "cancelled", "dead"]
@@ -129,6 +130,37 @@ class RunRow(NewRun, frozen=True, kw_only=True):
 NO_PROBLEM: Final[Mapping[str, Any]] = {"problem": None, "problem_at": None, "problem_count": 0}
 
 
+class ListedRun(Protocol):
+    """A run, as far as lists filter, sort and show it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def workflow(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def status(self) -> Status: ...
+    @property
+    def created_at(self) -> int: ...
+    @property
+    def updated_at(self) -> int: ...
+    @property
+    def queue(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def waiting_for(self) -> tuple[Awaited, ...]: ...
+    @property
+    def wake_at(self) -> int | None: ...
+    @property
+    def attempts(self) -> int: ...
+    @property
+    def problem(self) -> str | None: ...
+    @property
+    def metadata(self) -> bytes: ...
+
+
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `list`.
 
@@ -152,6 +184,26 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
     error: str | None = None
     metadata: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, run: ListedRun, error: str | None = None) -> RunInfo:
+        """The line of this run, with its error in one line. Raises `OverflowError` for an instant that no datetime can have."""
+        return cls(
+            id=run.id,
+            workflow=run.workflow,
+            version=run.version,
+            status=run.status,
+            created_at=moment(run.created_at),
+            updated_at=moment(run.updated_at),
+            queue=run.queue,
+            priority=run.priority,
+            waiting_for=tuple(awaited.name for awaited in run.waiting_for),
+            wake_at=None if run.wake_at is None else moment(min(max(run.wake_at, 0), MAX_INSTANT)),
+            attempts=run.attempts,
+            problem=run.problem,
+            error=error,
+            metadata=load_metadata(run.metadata),
+        )
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,6 +312,10 @@ def check_positive(number: Any, what: str) -> int:
     return number
 
 
+# The field of a run's metadata, or of a step in a snapshot, that holds what only perdure writes.
+OWN_FIELD: Final = "perdure"
+
+
 def encode_metadata(metadata: Any) -> bytes:
     """Metadata as JSON: a dict that reads back as it is."""
     if not isinstance(metadata, dict):
@@ -274,11 +330,13 @@ def encode_metadata(metadata: Any) -> bytes:
 
 
 def load_metadata(stored: bytes) -> dict[str, Any]:
-    """Stored metadata as a dict; an empty one for what cannot be read."""
+    """The metadata that the user stored with a run; an empty dict for what cannot be read."""
     try:
-        return msgspec.json.decode(stored, type=dict[str, Any])
-    except msgspec.MsgspecError:
+        metadata = msgspec.json.decode(stored, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
+    metadata.pop(OWN_FIELD, None)
+    return metadata
 
 
 def is_changed(recorded: str | None, current: str | None) -> bool:

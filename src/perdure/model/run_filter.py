@@ -1,7 +1,7 @@
 """Which runs are asked for: one filter for `list`, `count` and every verb that works on many runs.
 
-A store answers it by its indexes as far as they go. Metadata have no index: a database leaves out the runs whose stored metadata do
-not contain `metadata_text`, and `has_metadata` decides about the others.
+A store answers it by its indexes as far as they go. Metadata have no index: a database leaves out the runs whose stored
+metadata do not contain `metadata_text`, and `has_metadata` decides about the others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from perdure.model.ids import check_id, check_text
-from perdure.model.records import ALL_STATUSES, STATUSES, RunRow, Status, encode_metadata, load_metadata
+from perdure.model.records import ALL_STATUSES, STATUSES, ListedRun, Status, encode_metadata, load_metadata
 
 MetadataValue: TypeAlias = str | int | float | bool | None
 
@@ -67,7 +67,7 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
         found = load_metadata(stored)
         return key in found and msgspec.json.encode(found[key]) == msgspec.json.encode(value)
 
-    def matches(self, row: RunRow) -> bool:
+    def matches(self, row: ListedRun) -> bool:
         """Whether this run is asked for."""
         return (
             row.id.startswith(self.prefix)

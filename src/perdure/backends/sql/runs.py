@@ -12,8 +12,8 @@ from perdure.backends.base.batching import SEND_AGAIN, Reply
 from perdure.backends.base.damaged_runs import FETCH_FAILURES, raise_damage
 from perdure.backends.base.new_runs import new_row, row_after_create, row_after_restore
 from perdure.backends.base.process_owner import label_of
-from perdure.backends.sql import inbox, reading
-from perdure.backends.sql.dialect import Statement, chunks
+from perdure.backends.sql import inbox, listing
+from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.inbox import wake_time
 from perdure.backends.sql.recording import append
 from perdure.backends.sql.rows import NO_PROBLEM_SQL, RUN_COLUMNS, RUN_FIELDS, assignments, lease_of, run_from, run_values
@@ -21,8 +21,10 @@ from perdure.backends.sql.session import Parameters, Session, SqlConnections
 from perdure.errors import LeaseHeld, PerdureError, RunFinished, RunNotFound
 from perdure.model.journal import Entry, drop_entry
 from perdure.model.records import ENDED, Claim, Created, NewRun, RunRow, Signal
+from perdure.model.run_filter import RunFilter
 
 _TIME: Final = "SELECT $clock"
+_ENDED_RUNS: Final = RunFilter(status=("completed", "failed", "cancelled", "dead"))
 _GET: Final = f"SELECT {RUN_COLUMNS} FROM $runs WHERE namespace = ?1 AND id = ?2"
 _GET_WITH_TOKEN: Final = f"SELECT {RUN_COLUMNS}, lease_token FROM $runs WHERE namespace = ?1 AND id = ?2"
 _LOCK_FOR_CHANGE: Final = f"SELECT {RUN_COLUMNS}, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_change"
@@ -295,15 +297,15 @@ async def purge(db: Session, age: int, limit: int, now: int | None) -> int:
 
 
 async def _oldest(db: Session, until: int, limit: int) -> list[str]:
-    groups = [group for status in sorted(ENDED) for group in await reading.run_groups(db, status, None)]
+    groups = await listing.run_groups(db, _ENDED_RUNS)
     name, found = db.tables.values.name_from, list[tuple[int, str]]()
-    for chunk in chunks(groups, reading.MAX_SELECTS):
+    for chunk in listing.group_chunks(groups, _ENDED_RUNS):
         params = Parameters()
         last, most = params.one(until), params.one(limit)
         oldest = (
             f"""
             SELECT * FROM (
-                SELECT id, updated_at FROM $runs WHERE {reading.group_condition(params, "", group)} AND updated_at <= {last}
+                SELECT id, updated_at FROM $runs WHERE {listing.condition(params, _ENDED_RUNS, group)} AND updated_at <= {last}
                 ORDER BY updated_at, id LIMIT {most}
             ) AS oldest_{number}"""
             for number, group in enumerate(chunk)

@@ -2,8 +2,8 @@
 local now, age, limit = take_now(), tonumber(take()), tonumber(take())
 local old = {}
 for _, group in ipairs(list_groups()) do
-  if ENDED[group[2][2]] then
-    local page = redis.call('ZREVRANGEBYSCORE', group[1], '+inf', int(age - now), 'WITHSCORES', 'LIMIT', 0, limit)
+  if ENDED[group.status] then
+    local page = redis.call('ZREVRANGEBYSCORE', group.key, '+inf', int(age - now), 'WITHSCORES', 'LIMIT', 0, limit)
     for i = 1, #page, 2 do
       old[#old + 1] = { -tonumber(page[i + 1]), page[i] }
     end
