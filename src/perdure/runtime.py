@@ -27,8 +27,9 @@ from perdure.errors import OnChange, OnDivergence
 from perdure.model.clock import Clock, NotBefore, SystemClock
 from perdure.model.durations import Duration, instant, microseconds, seconds
 from perdure.model.ids import check_id
-from perdure.model.records import END_STATUSES, STATUSES, EndStatus, RunInfo, Status, check_positive
+from perdure.model.records import END_STATUSES, EndStatus, RunInfo, check_positive
 from perdure.model.retention import Retention, check_retention
+from perdure.model.run_filter import RunFilter
 from perdure.options import (
     LEASE_TTL,
     EngineSettings,
@@ -48,8 +49,10 @@ from perdure.worker.check_runs import CheckReport, check_runs
 from perdure.worker.fork_run import fork_run
 from perdure.worker.host import Host
 from perdure.worker.outcomes import resume, run_to_outcome
+from perdure.worker.run_selection import RunSelection, run_filter
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.schedules import CatchUp, Overlap, RuntimeSchedules, ScheduleInfo
+from perdure.worker.stuck_runs import stuck_runs
 from perdure.worker.worker import Worker, stop_on_signals
 from perdure.worker.workflow_body import WorkflowDefinition
 
@@ -293,22 +296,29 @@ class Runtime:
         row = await self._store.get(check_id(run_id, "a run's id"))
         return None if row is None else Run(self._host, run_id)
 
-    async def list(
-        self,
-        *,
-        workflow: Workflow[Any, Any] | str | None = None,
-        status: Status | None = None,
-        prefix: str = "",
-        limit: int = 100,
-        cursor: RunInfo | None = None,
-    ) -> list[RunInfo]:
-        """Runs, last changed first. `cursor` is the last item of the page before."""
-        if status is not None and status not in STATUSES:
-            raise ValueError(f"status is one of {', '.join(sorted(STATUSES))}, not {status!r}")
+    async def list(self, *, limit: int = 100, cursor: RunInfo | None = None, **selection: Unpack[RunSelection]) -> list[RunInfo]:
+        """Runs, last changed first. `cursor` is the last item of the page before.
+
+        They are selected by `workflow`, `status` (one or several), `queue`, `prefix` of the id, `updated_after` and
+        `updated_before` (a datetime, or how long ago), and one key of their `metadata`; those that have all of it are listed.
+        """
+        wanted = self._run_filter(selection)
         check_positive(limit, "limit")
-        name = workflow if workflow is None or isinstance(workflow, str) else self._definition(workflow).name
         before = None if cursor is None else (instant(cursor.updated_at), cursor.id)
-        return await self._store.list(prefix=prefix, status=status, workflow=name, before=before, limit=limit)
+        return await self._store.list(wanted, before=before, limit=limit)
+
+    async def count(self, **selection: Unpack[RunSelection]) -> int:
+        """How many runs there are, selected as for `list`."""
+        return await require(self._store, "operators").count(self._run_filter(selection))
+
+    async def stuck_runs(self, *, limit: int = 100, **selection: Unpack[RunSelection]) -> builtins.list[RunInfo]:
+        """Runs that have a problem, or have been due for a minute and were not claimed, selected as for `list`.
+
+        `problem` says what it is.
+        """
+        wanted = self._run_filter(selection)
+        check_positive(limit, "limit")
+        return await stuck_runs(self._store, wanted, limit, self._host.clock.store_now())
 
     async def check(
         self,
@@ -458,6 +468,9 @@ class Runtime:
         self._host.register(workflow)
         definition: WorkflowDefinition = workflow
         return definition
+
+    def _run_filter(self, selection: RunSelection) -> RunFilter:
+        return run_filter(selection, self._host.clock.now())
 
     def _serves(self, queue: str) -> bool:
         return self._queues is None or queue in self._queues

@@ -47,9 +47,9 @@ from perdure.model.records import (
     RunRow,
     Schedule,
     Signal,
-    Status,
     WorkflowVersion,
 )
+from perdure.model.run_filter import EVERY_RUN, RunFilter
 
 if TYPE_CHECKING:
     from perdure.snapshots.resume_state import ResumeState
@@ -230,15 +230,9 @@ class Store(Protocol):
         """The unconsumed inbox rows with a seq above `after`, by seq."""
 
     async def list(
-        self,
-        *,
-        prefix: str = "",
-        status: Status | None = None,
-        workflow: str | None = None,
-        before: tuple[int, str] | None = None,
-        limit: int = 100,
+        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
     ) -> list[RunInfo]:
-        """Runs, last changed first, ties by id. `prefix` is literal. `before` is the (updated_at, id) of the last line seen.
+        """The runs that are asked for, last changed first, ties by id. `before` is the (updated_at, id) of the last line seen.
 
         Raises `ValueError` for a `limit` that is not a whole number of at least 1.
         """
@@ -278,7 +272,7 @@ class OperatorStore(Store, Protocol):
         ended: the parent may still ask for it. Raises `ValueError` for a status that is no end.
         """
 
-    async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
+    async def count(self, wanted: RunFilter = EVERY_RUN) -> int:
         """How many runs `list` would return without a limit."""
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:

@@ -27,6 +27,7 @@ from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
 from perdure.stepspec import name_caller
 from perdure.worker.check_runs import CheckReport
+from perdure.worker.run_selection import RunSelection
 from perdure.worker.schedules import CatchUp, Overlap, ScheduleInfo
 
 T = TypeVar("T")
@@ -49,6 +50,10 @@ class AsyncRuntime(Protocol):
     def run(self) -> Callable[..., Coroutine[Any, Any, Outcome[Any]]]: ...
     @property
     def list(self) -> Callable[..., Coroutine[Any, Any, list[RunInfo]]]: ...
+    @property
+    def count(self) -> Callable[..., Coroutine[Any, Any, int]]: ...
+    @property
+    def stuck_runs(self) -> Callable[..., Coroutine[Any, Any, builtins.list[RunInfo]]]: ...
     @property
     def check(self) -> Callable[..., Coroutine[Any, Any, CheckReport]]: ...
     async def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]: ...
@@ -217,17 +222,17 @@ class SyncRuntime:
         run = block_on(self._runtime.get(run_id))
         return None if run is None else SyncRun(run)
 
-    def list(
-        self,
-        *,
-        workflow: Workflow[Any, Any] | str | None = None,
-        status: Status | None = None,
-        prefix: str = "",
-        limit: int = 100,
-        cursor: RunInfo | None = None,
-    ) -> list[RunInfo]:
+    def list(self, *, limit: int = 100, cursor: RunInfo | None = None, **selection: Unpack[RunSelection]) -> list[RunInfo]:
         """Runs, last changed first."""
-        return block_on(self._runtime.list(workflow=workflow, status=status, prefix=prefix, limit=limit, cursor=cursor))
+        return block_on(self._runtime.list(limit=limit, cursor=cursor, **selection))
+
+    def count(self, **selection: Unpack[RunSelection]) -> int:
+        """How many runs there are."""
+        return block_on(self._runtime.count(**selection))
+
+    def stuck_runs(self, *, limit: int = 100, **selection: Unpack[RunSelection]) -> builtins.list[RunInfo]:
+        """Runs that do not go on by themselves."""
+        return block_on(self._runtime.stuck_runs(limit=limit, **selection))
 
     def check(
         self,

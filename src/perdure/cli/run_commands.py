@@ -10,7 +10,7 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 from rich.live import Live
 
-from perdure.cli.options import CommandFailed, StoreOptions, UsageError, parse_json
+from perdure.cli.options import CommandFailed, FilterOptions, StoreOptions, UsageError, parse_json
 from perdure.cli.output import (
     console,
     in_utc,
@@ -23,13 +23,13 @@ from perdure.cli.output import (
     report,
 )
 from perdure.cli.show_run import print_timeline
-from perdure.cli.stuck_runs import stuck_runs
 from perdure.cli.timeline import load_timeline
 from perdure.errors import RunNotFound
 from perdure.model.records import EndStatus, RunInfo, Status
 from perdure.runtime import Runtime
 
 _DEFAULT: Final = StoreOptions()
+_EVERY_RUN: Final = FilterOptions()
 _COLUMNS: Final = ("id", "workflow", "status", "changed (UTC)", "problem")
 # How often --watch looks, where the store does not wake it, and the least time between two looks.
 _WATCH_EVERY: Final = 1.0
@@ -44,9 +44,7 @@ def add_commands(app: App) -> None:
 
 def runs(
     *,
-    workflow: Annotated[str | None, Parameter(help="Only runs of this workflow.")] = None,
-    status: Annotated[Status | None, Parameter(help="Only runs in this status.")] = None,
-    prefix: Annotated[str, Parameter(help="Only runs whose id begins so.", show_default=False)] = "",
+    filters: FilterOptions = _EVERY_RUN,
     limit: Annotated[int, Parameter(help="At most so many.")] = 100,
     stuck: Annotated[
         bool, Parameter(negative=(), show_default=False, help="Only runs with a problem, or due for a minute and not claimed.")
@@ -55,13 +53,12 @@ def runs(
     options: StoreOptions = _DEFAULT,
 ) -> None:
     """List runs, last changed first."""
+    selection = filters.selection()
     if watch and not options.json and not sys.stdout.isatty():
         raise UsageError("--watch draws on a terminal, and stdout is none; use --watch --json for lines")
 
     async def find(runtime: Runtime) -> list[RunInfo]:
-        if stuck:
-            return await stuck_runs(runtime.store, workflow=workflow, status=status, prefix=prefix, limit=limit)
-        return await runtime.list(workflow=workflow, status=status, prefix=prefix, limit=limit)
+        return await (runtime.stuck_runs if stuck else runtime.list)(limit=limit, **selection)
 
     if watch:
         options.call(lambda runtime: (_watch_lines if options.json else _watch_table)(runtime, find))
@@ -85,7 +82,7 @@ def _rows(found: Iterable[RunInfo]) -> list[list[str]]:
             info.workflow if info.version == 1 else f"{info.workflow} v{info.version}",
             info.status,
             in_utc(info.updated_at),
-            info.problem or "",
+            info.problem or info.error or "",
         ]
         for info in found
     ]

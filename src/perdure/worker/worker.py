@@ -20,6 +20,7 @@ from perdure.model.durations import MICROSECOND
 from perdure.model.logs import log, run_fields
 from perdure.model.records import RunRow, WorkflowVersion
 from perdure.model.retention import RetentionRules
+from perdure.model.run_filter import RunFilter
 from perdure.result import Err, Outcome, Suspended
 from perdure.store import require
 from perdure.worker.active_runs import ActiveRun, active_runs
@@ -284,7 +285,7 @@ class _UnclaimedRuns:
                         self._log_unknown(host, row)
 
     async def _look_at_holders(self, host: Host) -> None:
-        for info in await host.store.list(status="running"):
+        for info in await host.store.list(RunFilter(status=("running",))):
             if active_runs.find(host.store, info.id) is None and (row := await host.store.get(info.id)) is not None:
                 host.log_silent_holder(row)
 

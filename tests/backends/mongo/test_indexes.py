@@ -7,6 +7,7 @@ from typing import Any
 
 from perdure.backends.mongo import MongoStore
 from perdure.model.records import Item, QueueLimits
+from perdure.model.run_filter import RunFilter
 from perdure.testing.contract.capabilities import CORE_VERBS, PART_VERBS
 from perdure.testing.contract.world import EXPIRED, NOW, SCHEDULE, TTL, entry, new_run, signals
 
@@ -35,7 +36,7 @@ async def test_no_verb_reads_more_than_it_needs(store: MongoStore) -> None:
         await asyncio.gather(verb(store, claim.lease), return_exceptions=True)
     await store.signal("run-1", "go", b"1", dedupe="d-3", now=NOW)
     await store.claim(3, TTL, [("flow-0", 1), ("flow-1", 1)], ["default"], now=NOW)
-    await store.list(status="pending", workflow="flow-1", prefix="run-2", limit=5)
+    await store.list(RunFilter(status=("pending",), workflow="flow-1", prefix="run-2"), limit=5)
     await store.purge(0, now=EXPIRED)
     await store._connections.run(database.command("profile", 0))
     cursor = database["system.profile"].find({"ns": {"$regex": "perdure_"}})

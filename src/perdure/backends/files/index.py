@@ -24,19 +24,20 @@ from typing import Any, Final
 import msgspec
 
 from perdure.backends.base.damaged_runs import DAMAGED_PAUSE
+from perdure.backends.base.run_lines import error_line
 from perdure.backends.files.disk import boot_id, open_file, read_all, run_id_of
 from perdure.backends.files.locks import file_lock
 from perdure.backends.files.run_state import RunState
-from perdure.model.records import RunRow, Status
+from perdure.model.records import Awaited, RunInfo, RunRow, Status, load_metadata
 
-_VERSION: Final = 3
+_VERSION: Final = 4
 _SLACK: Final = 1 << 20
 # The first line is shorter than this, and it identifies the file: an inode number is used again after the file was replaced.
 _HEADER: Final = 200
 
 
 class RunSummary(msgspec.Struct, frozen=True, array_like=True):
-    """A run as the index knows it."""
+    """A run as the index knows it. `metadata` are the user's; `error` is the error of a failed run in one line."""
 
     id: str
     workflow: str
@@ -54,6 +55,11 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
     owes_parent: bool
     problem: str | None
     is_suspect: bool
+    created_at: int
+    attempts: int
+    waiting_for: tuple[Awaited, ...]
+    error: str | None
+    metadata: bytes
 
     @classmethod
     def of(cls, state: RunState) -> RunSummary:
@@ -76,7 +82,16 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
             state.owes_parent,
             row.problem,
             row.is_suspect,
+            row.created_at,
+            row.attempts,
+            row.waiting_for,
+            error_line(row.status, row.outcome),
+            msgspec.json.encode(load_metadata(row.metadata)),
         )
+
+    def line(self) -> RunInfo:
+        """The line of this run in a list."""
+        return RunInfo.of(self, self.error)
 
 
 class _IndexLine(msgspec.Struct, frozen=True, array_like=True):
@@ -209,7 +224,7 @@ class RunIndex:
                 self._read_new_lines()
 
     def _content_size(self) -> int:
-        return 200 * len(self.known)
+        return 250 * len(self.known)
 
     def _read_new_lines(self) -> None:
         with open_file(self._path, os.O_RDONLY) as fd:
@@ -301,4 +316,6 @@ def _unknown_run(name: str) -> RunSummary | None:
     run_id = run_id_of(name)
     if run_id is None:
         return None
-    return RunSummary(run_id, "", 0, "pending", 0, None, "", 0, None, True, None, None, False, False, None, False)
+    return RunSummary(
+        run_id, "", 0, "pending", 0, None, "", 0, None, True, None, None, False, False, None, False, 0, 0, (), None, b"{}"
+    )

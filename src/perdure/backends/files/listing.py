@@ -6,11 +6,12 @@ from collections.abc import Collection
 
 from perdure.backends.base.leases import length_in_microseconds, store_time
 from perdure.backends.base.process_owner import Owners
+from perdure.backends.base.run_lines import page_of
 from perdure.backends.files.claims import claimable, may_be_claimed
-from perdure.backends.files.index import RunSummary
 from perdure.backends.files.index_repair import repair, update_index
 from perdure.backends.files.namespace import FilesNamespace
-from perdure.model.records import EndStatus, RunInfo, RunRow, Status
+from perdure.model.records import EndStatus, RunInfo, RunRow
+from perdure.model.run_filter import RunFilter
 
 
 def list_due(namespace: FilesNamespace, limit: int, owners: Owners, now: int | None) -> list[str]:
@@ -21,39 +22,17 @@ def list_due(namespace: FilesNamespace, limit: int, owners: Owners, now: int | N
     return [run_id for _, run_id in sorted(found)[:limit]]
 
 
-def list_runs(
-    namespace: FilesNamespace,
-    prefix: str,
-    status: Status | None,
-    workflow: str | None,
-    before: tuple[int, str] | None,
-    limit: int,
-) -> list[RunInfo]:
-    """Runs, last changed first."""
+def list_runs(namespace: FilesNamespace, wanted: RunFilter, before: tuple[int, str] | None, limit: int) -> list[RunInfo]:
+    """The runs that are asked for, last changed first."""
     update_index(namespace)
-    found = _select(namespace, prefix, status, workflow)
-    if before is not None:
-        found = [one for one in found if _newest_first(one) > (-before[0], before[1])]
-    found.sort(key=_newest_first)
-    return [RunInfo.of(one.id, one.workflow, one.version, one.status, one.updated_at, one.problem) for one in found[:limit]]
+    found = [summary for summary in namespace.index.all() if wanted.matches(summary)]
+    return [summary.line() for summary in page_of(found, before, limit)]
 
 
-def _newest_first(summary: RunSummary) -> tuple[int, str]:
-    return (-summary.updated_at, summary.id)
-
-
-def count_runs(namespace: FilesNamespace, prefix: str, status: Status | None, workflow: str | None) -> int:
-    """How many runs there are."""
+def count_runs(namespace: FilesNamespace, wanted: RunFilter) -> int:
+    """How many runs that are asked for there are."""
     update_index(namespace)
-    return len(_select(namespace, prefix, status, workflow))
-
-
-def _select(namespace: FilesNamespace, prefix: str, status: Status | None, workflow: str | None) -> list[RunSummary]:
-    return [
-        one
-        for one in namespace.index.all()
-        if one.id.startswith(prefix) and status in (None, one.status) and workflow in (None, one.workflow)
-    ]
+    return sum(wanted.matches(summary) for summary in namespace.index.all())
 
 
 def purge(

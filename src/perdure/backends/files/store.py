@@ -52,10 +52,10 @@ from perdure.model.records import (
     RunRow,
     Schedule,
     Signal,
-    Status,
     WorkflowVersion,
     check_positive,
 )
+from perdure.model.run_filter import EVERY_RUN, RunFilter
 from perdure.snapshots.save_load import SavesSnapshots
 from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 
@@ -288,21 +288,15 @@ class FilesStore(ChecksIds, SavesSnapshots):
         return await self._read(run_id, lambda state: state.stream(stream, after, limit)) or []
 
     async def list(
-        self,
-        *,
-        prefix: str = "",
-        status: Status | None = None,
-        workflow: str | None = None,
-        before: tuple[int, str] | None = None,
-        limit: int = 100,
+        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first."""
         check_positive(limit, "limit")
-        return await self._do(partial(listing.list_runs, self._files, prefix, status, workflow, before, limit))
+        return await self._do(partial(listing.list_runs, self._files, wanted, before, limit))
 
-    async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
+    async def count(self, wanted: RunFilter = EVERY_RUN) -> int:
         """How many runs there are."""
-        return await self._do(partial(listing.count_runs, self._files, prefix, status, workflow))
+        return await self._do(partial(listing.count_runs, self._files, wanted))
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
         """Ids of the runs that may be claimed now."""

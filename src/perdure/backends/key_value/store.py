@@ -26,7 +26,6 @@ from perdure.backends.key_value import lookup, verbs
 from perdure.backends.key_value.adapters import traits_of
 from perdure.backends.key_value.connections import STORE, KeyValueConnections, Services, services_of
 from perdure.backends.key_value.editable_run import EditableRun, LeaseGrant
-from perdure.backends.key_value.lookup import ListFilter
 from perdure.backends.key_value.run_document import RunDocument
 from perdure.backends.key_value.verbs import PackedRecords, PackedRun
 from perdure.errors import LeaseLost, PersistenceError, StoreCapabilityError
@@ -48,10 +47,10 @@ from perdure.model.records import (
     RunRow,
     Schedule,
     Signal,
-    Status,
     WorkflowVersion,
     check_positive,
 )
+from perdure.model.run_filter import EVERY_RUN, RunFilter
 from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 
 T = TypeVar("T")
@@ -308,22 +307,14 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         return await self._do(items)
 
     async def list(
-        self,
-        *,
-        prefix: str = "",
-        status: Status | None = None,
-        workflow: str | None = None,
-        before: tuple[int, str] | None = None,
-        limit: int = 100,
+        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first. All due keys are listed, and only the documents of the runs that are returned are read."""
         check_positive(limit, "limit")
-        wanted = ListFilter(prefix, status, workflow)
         return await self._do(lambda services: lookup.list_runs(services.claimer.lookup, wanted, before, limit))
 
-    async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
+    async def count(self, wanted: RunFilter = EVERY_RUN) -> int:
         """How many runs there are, by their due keys: one whose creation a crash cut short counts until a worker finds it."""
-        wanted = ListFilter(prefix, status, workflow)
         return await self._do(lambda services: lookup.count_runs(services.claimer.lookup, wanted))
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:

@@ -20,6 +20,7 @@ from perdure.backends.base.claim_rules import ClaimFilter, SuspectCounter
 from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.backends.base.leases import Release, is_due, length_in_microseconds, refuse_leased, store_time
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, new_row, row_after_create, row_after_restore
+from perdure.backends.base.run_lines import line_of, page_of
 from perdure.backends.memory.database import MemoryDatabase, Namespace
 from perdure.errors import LeaseLost, StoreCapabilityError, StoreClosed
 from perdure.model.id_checks import ChecksIds
@@ -41,10 +42,10 @@ from perdure.model.records import (
     RunRow,
     Schedule,
     Signal,
-    Status,
     WorkflowVersion,
     check_positive,
 )
+from perdure.model.run_filter import EVERY_RUN, RunFilter
 from perdure.snapshots.save_load import SavesSnapshots
 from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 
@@ -268,24 +269,16 @@ class MemoryStore(ChecksIds, SavesSnapshots):
             return [] if run is None else run.stream(stream, after, limit)
 
     async def list(
-        self,
-        *,
-        prefix: str = "",
-        status: Status | None = None,
-        workflow: str | None = None,
-        before: tuple[int, str] | None = None,
-        limit: int = 100,
+        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
     ) -> list[RunInfo]:
         check_positive(limit, "limit")
         with self._lock() as namespace:
-            rows = sorted(_select(namespace, prefix, status, workflow), key=_newest_first)
-        if before is not None:
-            rows = [row for row in rows if _newest_first(row) > (-before[0], before[1])]
-        return [RunInfo.of(row.id, row.workflow, row.version, row.status, row.updated_at, row.problem) for row in rows[:limit]]
+            found = [run.row for run in namespace.runs.values() if wanted.matches(run.row)]
+        return [line_of(row) for row in page_of(found, before, limit)]
 
-    async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
+    async def count(self, wanted: RunFilter = EVERY_RUN) -> int:
         with self._lock() as namespace:
-            return sum(1 for _ in _select(namespace, prefix, status, workflow))
+            return sum(wanted.matches(run.row) for run in namespace.runs.values())
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
         now = store_time(now)
@@ -400,16 +393,5 @@ class MemoryStore(ChecksIds, SavesSnapshots):
         child.change(parent_notified=True)
 
 
-def _select(namespace: Namespace, prefix: str, status: Status | None, workflow: str | None) -> Iterator[RunRow]:
-    for run in namespace.runs.values():
-        row = run.row
-        if row.id.startswith(prefix) and status in (None, row.status) and workflow in (None, row.workflow):
-            yield row
-
-
 def _by_priority(run: InMemoryRun) -> tuple[int, int, str]:
     return (-run.row.priority, run.row.wake_at or 0, run.row.id)
-
-
-def _newest_first(row: RunRow) -> tuple[int, str]:
-    return (-row.updated_at, row.id)

@@ -66,10 +66,10 @@ WHERE wake_at IS NOT NULL AND held = 0;
 CREATE INDEX $runs_leased ON $runs ((namespace || ''), queue, lease_until)
 WHERE lease_until IS NOT NULL;
 
--- Lists and purges, status by status, and those of one workflow.
+-- Lists and purges, status by status, and those of one workflow or queue.
 CREATE INDEX $runs_changed ON $runs ((namespace || ''), status, updated_at DESC, id);
 
-CREATE INDEX $runs_of_workflow ON $runs ((namespace || ''), workflow, status, updated_at DESC);
+CREATE INDEX $runs_of_workflow ON $runs ((namespace || ''), workflow, queue, status, updated_at DESC);
 
 CREATE TABLE $steps (
     namespace text COLLATE "C" NOT NULL,

@@ -12,8 +12,8 @@ from perdure.backends.base.batching import SEND_AGAIN, Reply
 from perdure.backends.base.damaged_runs import FETCH_FAILURES, raise_damage
 from perdure.backends.base.new_runs import new_row, row_after_create, row_after_restore
 from perdure.backends.base.process_owner import label_of
-from perdure.backends.sql import inbox, reading
-from perdure.backends.sql.dialect import Statement, chunks
+from perdure.backends.sql import inbox, listing
+from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.inbox import wake_time
 from perdure.backends.sql.recording import append
 from perdure.backends.sql.rows import NO_PROBLEM_SQL, RUN_COLUMNS, RUN_FIELDS, assignments, lease_of, run_from, run_values
@@ -21,6 +21,7 @@ from perdure.backends.sql.session import Parameters, Session, SqlConnections
 from perdure.errors import LeaseHeld, PerdureError, RunFinished, RunNotFound
 from perdure.model.journal import Entry, drop_entry
 from perdure.model.records import END_STATUSES, Claim, Created, EndStatus, NewRun, RunRow, Signal
+from perdure.model.run_filter import RunFilter
 
 _TIME: Final = "SELECT $clock"
 _GET: Final = f"SELECT {RUN_COLUMNS} FROM $runs WHERE namespace = ?1 AND id = ?2"
@@ -306,16 +307,17 @@ _HAS_LIVE_PARENT: Final = f"""
 
 
 async def _oldest(db: Session, until: int, status: Collection[EndStatus], workflow: str | None, limit: int) -> list[str]:
-    groups = [group for one in sorted(status) for group in await reading.run_groups(db, one, workflow)]
+    wanted = RunFilter(status=tuple(status), workflow=workflow)
+    groups = await listing.run_groups(db, wanted)
     name, found = db.tables.values.name_from, list[tuple[int, str]]()
-    for chunk in chunks(groups, reading.MAX_SELECTS):
+    for chunk in listing.group_chunks(groups, wanted):
         params = Parameters()
         last, most = params.one(until), params.one(limit)
         oldest = (
             f"""
             SELECT * FROM (
                 SELECT id, updated_at FROM $runs AS run
-                WHERE {reading.group_condition(params, "", group)} AND updated_at <= {last} AND NOT ({_HAS_LIVE_PARENT})
+                WHERE {listing.condition(params, wanted, group)} AND updated_at <= {last} AND NOT ({_HAS_LIVE_PARENT})
                 ORDER BY updated_at, id LIMIT {most}
             ) AS oldest_{number}"""
             for number, group in enumerate(chunk)

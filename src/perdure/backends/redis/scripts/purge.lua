@@ -29,8 +29,8 @@ end
 
 local old = {}
 for _, group in ipairs(list_groups()) do
-  if statuses[group[2][2]] and (not has_workflow or group[2][1] == workflow) then
-    find_old(group[1], old)
+  if statuses[group.status] and (not has_workflow or group.workflow == workflow) then
+    find_old(group.key, old)
   end
 end
 table.sort(old, in_order)
