@@ -27,6 +27,7 @@ from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
 from perdure.stepspec import name_caller
 from perdure.worker.check_runs import CheckReport
+from perdure.worker.many_runs import BulkReport, OnProgress
 from perdure.worker.run_selection import RunSelection
 from perdure.worker.schedules import CatchUp, Overlap, ScheduleInfo
 
@@ -67,6 +68,16 @@ class AsyncRuntime(Protocol):
     async def hold(self, run_id: str) -> None: ...
     async def unhold(self, run_id: str) -> None: ...
     async def delete(self, run_id: str) -> None: ...
+    @property
+    def cancel_many(self) -> Callable[..., Coroutine[Any, Any, BulkReport]]: ...
+    @property
+    def retry_many(self) -> Callable[..., Coroutine[Any, Any, BulkReport]]: ...
+    @property
+    def hold_many(self) -> Callable[..., Coroutine[Any, Any, BulkReport]]: ...
+    @property
+    def unhold_many(self) -> Callable[..., Coroutine[Any, Any, BulkReport]]: ...
+    @property
+    def delete_many(self) -> Callable[..., Coroutine[Any, Any, BulkReport]]: ...
     @property
     def purge(self) -> Callable[..., Coroutine[Any, Any, int]]: ...
     @property
@@ -268,6 +279,61 @@ class SyncRuntime:
     def delete(self, run_id: str) -> None:
         """Remove the run and everything recorded for it."""
         block_on(self._runtime.delete(run_id))
+
+    def cancel_many(
+        self,
+        *,
+        all: bool = False,  # noqa: A002 - the word that says it
+        on_progress: OnProgress | None = None,
+        batch: int = 100,
+        **selection: Unpack[RunSelection],
+    ) -> BulkReport:
+        """Ask many runs to stop, selected as for `list`; without `status`, those that have not ended."""
+        return block_on(self._runtime.cancel_many(all=all, on_progress=on_progress, batch=batch, **selection))
+
+    def retry_many(
+        self,
+        *,
+        all: bool = False,  # noqa: A002 - the word that says it
+        on_progress: OnProgress | None = None,
+        batch: int = 100,
+        **selection: Unpack[RunSelection],
+    ) -> BulkReport:
+        """Let many runs go on that ended badly, selected as for `list`; without `status`, failed and dead ones."""
+        return block_on(self._runtime.retry_many(all=all, on_progress=on_progress, batch=batch, **selection))
+
+    def hold_many(
+        self,
+        *,
+        all: bool = False,  # noqa: A002 - the word that says it
+        on_progress: OnProgress | None = None,
+        batch: int = 100,
+        **selection: Unpack[RunSelection],
+    ) -> BulkReport:
+        """Keep many runs from being driven, selected as for `list`; without `status`, those that have not ended."""
+        return block_on(self._runtime.hold_many(all=all, on_progress=on_progress, batch=batch, **selection))
+
+    def unhold_many(
+        self,
+        *,
+        all: bool = False,  # noqa: A002 - the word that says it
+        on_progress: OnProgress | None = None,
+        batch: int = 100,
+        **selection: Unpack[RunSelection],
+    ) -> BulkReport:
+        """Undo `hold` for many runs, selected as for `list`; without `status`, for those that have not ended."""
+        return block_on(self._runtime.unhold_many(all=all, on_progress=on_progress, batch=batch, **selection))
+
+    def delete_many(
+        self,
+        *,
+        all: bool = False,  # noqa: A002 - the word that says it
+        on_progress: OnProgress | None = None,
+        batch: int = 100,
+        **selection: Unpack[RunSelection],
+    ) -> BulkReport:
+        """Remove many runs and everything recorded for them, selected as for `list`; without `status`, those that have ended."""
+        return block_on(self._runtime.delete_many(all=all, on_progress=on_progress, batch=batch, **selection))
 
     def purge(
         self,
