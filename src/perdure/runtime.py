@@ -14,7 +14,7 @@ import asyncio
 import builtins
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, MutableMapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import datetime
@@ -48,7 +48,7 @@ from perdure.stores import choose_store
 from perdure.worker.check_runs import CheckReport, check_runs
 from perdure.worker.fork_run import fork_run
 from perdure.worker.host import Host
-from perdure.worker.many_runs import BulkReport, BulkVerb, OnProgress, change_many, narrow
+from perdure.worker.many_runs import BulkReport, OnProgress, change_many, narrow
 from perdure.worker.outcomes import resume, run_to_outcome
 from perdure.worker.run_selection import RunSelection, run_filter
 from perdure.worker.scheduler import Scheduler
@@ -382,15 +382,18 @@ class Runtime:
         all: bool = False,  # noqa: A002 - the word that says it
         on_progress: OnProgress | None = None,
         batch: int = 100,
+        dry_run: bool = False,
         **selection: Unpack[RunSelection],
     ) -> BulkReport:
         """Ask many runs to stop, selected as for `list`; without `status`, those that have not ended.
 
         `batch` runs are changed at a time; after each batch `on_progress` is called with how many runs were dealt with and how
         many there are (None: the store cannot count). A refusal (`RunFinished`, `LeaseHeld`, `RunNotFound`) is counted and
-        reported, not raised. An empty selection needs `all=True`.
+        reported, not raised. An empty selection needs `all=True`. With `dry_run` nothing changes, and `done` says how many runs
+        are selected.
         """
-        return await self._change_many("cancel", self.cancel, selection, is_all=all, on_progress=on_progress, batch=batch)
+        wanted = narrow("cancel", self._run_filter(selection), is_all=all)
+        return await change_many(self._host, self.cancel, wanted, on_progress, batch, dry_run=dry_run)
 
     async def retry_many(
         self,
@@ -398,13 +401,15 @@ class Runtime:
         all: bool = False,  # noqa: A002 - the word that says it
         on_progress: OnProgress | None = None,
         batch: int = 100,
+        dry_run: bool = False,
         **selection: Unpack[RunSelection],
     ) -> BulkReport:
         """Let many runs go on that ended badly, selected as for `list`; without `status`, failed and dead ones.
 
-        Batches, progress and refusals are as for `cancel_many`.
+        The other options are those of `cancel_many`.
         """
-        return await self._change_many("retry", self.retry, selection, is_all=all, on_progress=on_progress, batch=batch)
+        wanted = narrow("retry", self._run_filter(selection), is_all=all)
+        return await change_many(self._host, self.retry, wanted, on_progress, batch, dry_run=dry_run)
 
     async def hold_many(
         self,
@@ -412,13 +417,15 @@ class Runtime:
         all: bool = False,  # noqa: A002 - the word that says it
         on_progress: OnProgress | None = None,
         batch: int = 100,
+        dry_run: bool = False,
         **selection: Unpack[RunSelection],
     ) -> BulkReport:
         """Keep many runs from being driven, selected as for `list`; without `status`, those that have not ended.
 
-        Batches, progress and refusals are as for `cancel_many`.
+        The other options are those of `cancel_many`.
         """
-        return await self._change_many("hold", self.hold, selection, is_all=all, on_progress=on_progress, batch=batch)
+        wanted = narrow("hold", self._run_filter(selection), is_all=all)
+        return await change_many(self._host, self.hold, wanted, on_progress, batch, dry_run=dry_run)
 
     async def unhold_many(
         self,
@@ -426,13 +433,15 @@ class Runtime:
         all: bool = False,  # noqa: A002 - the word that says it
         on_progress: OnProgress | None = None,
         batch: int = 100,
+        dry_run: bool = False,
         **selection: Unpack[RunSelection],
     ) -> BulkReport:
         """Undo `hold` for many runs, selected as for `list`; without `status`, for those that have not ended.
 
-        Batches, progress and refusals are as for `cancel_many`.
+        The other options are those of `cancel_many`.
         """
-        return await self._change_many("unhold", self.unhold, selection, is_all=all, on_progress=on_progress, batch=batch)
+        wanted = narrow("unhold", self._run_filter(selection), is_all=all)
+        return await change_many(self._host, self.unhold, wanted, on_progress, batch, dry_run=dry_run)
 
     async def delete_many(
         self,
@@ -440,13 +449,15 @@ class Runtime:
         all: bool = False,  # noqa: A002 - the word that says it
         on_progress: OnProgress | None = None,
         batch: int = 100,
+        dry_run: bool = False,
         **selection: Unpack[RunSelection],
     ) -> BulkReport:
         """Remove many runs and everything recorded for them, selected as for `list`; without `status`, those that have ended.
 
-        Batches, progress and refusals are as for `cancel_many`.
+        The other options are those of `cancel_many`.
         """
-        return await self._change_many("delete", self.delete, selection, is_all=all, on_progress=on_progress, batch=batch)
+        wanted = narrow("delete", self._run_filter(selection), is_all=all)
+        return await change_many(self._host, self.delete, wanted, on_progress, batch, dry_run=dry_run)
 
     async def purge(
         self,
@@ -541,19 +552,6 @@ class Runtime:
         self._host.register(workflow)
         definition: WorkflowDefinition = workflow
         return definition
-
-    async def _change_many(
-        self,
-        verb: BulkVerb,
-        change: Callable[[str], Awaitable[object]],
-        selection: RunSelection,
-        *,
-        is_all: bool,
-        on_progress: OnProgress | None,
-        batch: int,
-    ) -> BulkReport:
-        wanted = narrow(verb, self._run_filter(selection), is_all=is_all)
-        return await change_many(self._host, change, wanted, on_progress, batch)
 
     def _run_filter(self, selection: RunSelection) -> RunFilter:
         return run_filter(selection, self._host.clock.now())

@@ -286,10 +286,11 @@ class SyncRuntime:
         all: bool = False,  # noqa: A002 - the word that says it
         on_progress: OnProgress | None = None,
         batch: int = 100,
+        dry_run: bool = False,
         **selection: Unpack[RunSelection],
     ) -> BulkReport:
         """Ask many runs to stop, selected as for `list`; without `status`, those that have not ended."""
-        return block_on(self._runtime.cancel_many(all=all, on_progress=on_progress, batch=batch, **selection))
+        return block_on(self._runtime.cancel_many(all=all, on_progress=on_progress, batch=batch, dry_run=dry_run, **selection))
 
     def retry_many(
         self,
@@ -297,10 +298,11 @@ class SyncRuntime:
         all: bool = False,  # noqa: A002 - the word that says it
         on_progress: OnProgress | None = None,
         batch: int = 100,
+        dry_run: bool = False,
         **selection: Unpack[RunSelection],
     ) -> BulkReport:
         """Let many runs go on that ended badly, selected as for `list`; without `status`, failed and dead ones."""
-        return block_on(self._runtime.retry_many(all=all, on_progress=on_progress, batch=batch, **selection))
+        return block_on(self._runtime.retry_many(all=all, on_progress=on_progress, batch=batch, dry_run=dry_run, **selection))
 
     def hold_many(
         self,
@@ -308,10 +310,11 @@ class SyncRuntime:
         all: bool = False,  # noqa: A002 - the word that says it
         on_progress: OnProgress | None = None,
         batch: int = 100,
+        dry_run: bool = False,
         **selection: Unpack[RunSelection],
     ) -> BulkReport:
         """Keep many runs from being driven, selected as for `list`; without `status`, those that have not ended."""
-        return block_on(self._runtime.hold_many(all=all, on_progress=on_progress, batch=batch, **selection))
+        return block_on(self._runtime.hold_many(all=all, on_progress=on_progress, batch=batch, dry_run=dry_run, **selection))
 
     def unhold_many(
         self,
@@ -319,10 +322,11 @@ class SyncRuntime:
         all: bool = False,  # noqa: A002 - the word that says it
         on_progress: OnProgress | None = None,
         batch: int = 100,
+        dry_run: bool = False,
         **selection: Unpack[RunSelection],
     ) -> BulkReport:
         """Undo `hold` for many runs, selected as for `list`; without `status`, for those that have not ended."""
-        return block_on(self._runtime.unhold_many(all=all, on_progress=on_progress, batch=batch, **selection))
+        return block_on(self._runtime.unhold_many(all=all, on_progress=on_progress, batch=batch, dry_run=dry_run, **selection))
 
     def delete_many(
         self,
@@ -330,10 +334,11 @@ class SyncRuntime:
         all: bool = False,  # noqa: A002 - the word that says it
         on_progress: OnProgress | None = None,
         batch: int = 100,
+        dry_run: bool = False,
         **selection: Unpack[RunSelection],
     ) -> BulkReport:
         """Remove many runs and everything recorded for them, selected as for `list`; without `status`, those that have ended."""
-        return block_on(self._runtime.delete_many(all=all, on_progress=on_progress, batch=batch, **selection))
+        return block_on(self._runtime.delete_many(all=all, on_progress=on_progress, batch=batch, dry_run=dry_run, **selection))
 
     def purge(
         self,

@@ -68,13 +68,21 @@ def narrow(verb: BulkVerb, wanted: RunFilter, *, is_all: bool) -> RunFilter:
 
 
 async def change_many(
-    host: Host, change: Callable[[str], Awaitable[object]], wanted: RunFilter, on_progress: OnProgress | None, batch: int
+    host: Host,
+    change: Callable[[str], Awaitable[object]],
+    wanted: RunFilter,
+    on_progress: OnProgress | None,
+    batch: int,
+    *,
+    dry_run: bool,
 ) -> BulkReport:
     """Call `change` with the id of each run that is asked for and was there when this began, `batch` at a time.
 
     A refusal is counted and reported. A store that fails, or cannot do it, raises.
     """
     check_positive(batch, "batch")
+    if dry_run:
+        return BulkReport(done=await require(host.store, "operators").count(wanted))
     await host.ask_time()
     total = None
     if on_progress is not None and "operators" in host.store.capabilities:

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
 
 _OVERFLOW: Final = {"generation": 1, "is_spilled": 1}
-# How many old runs are fetched at once.
-_PURGE_BATCH: Final = 1000
 _LACKS_INPUT: Final = {"$eq": ["$input_hash", literal(b"")]}
 _OF_INPUT: Final = (
     "workflow", "version", "input_hash", "definition_hash", "queue", "priority", "limit_key", "start_at", "deadline",
@@ -317,17 +315,17 @@ async def purge(
         is_old["workflow"] = workflow
     found: list[Document] = []
     is_live: dict[str, bool] = {}  # by parent
-    cursor = db.runs.find(is_old, {**_OVERFLOW, "parent_id": 1}).sort([("updated_at", 1), ("_id", -1)])  # as an index has them
-    async for one in cursor.batch_size(min(limit, _PURGE_BATCH)):
-        parent_id = one.get("parent_id")
-        if parent_id is not None and parent_id not in is_live:
+    seen = 0
+    while len(found) < limit:
+        old = db.runs.find(is_old, {**_OVERFLOW, "parent_id": 1}).sort([("updated_at", 1), ("_id", -1)])  # as an index has them
+        page = await old.skip(seen).limit(limit).to_list()
+        for parent_id in {one["parent_id"] for one in page} - {None, *is_live}:
             is_live[parent_id] = await _is_live(db, parent_id)
-        if parent_id is None or not is_live[parent_id]:
-            found.append(one)
-            if len(found) == limit:
-                break
-    await cursor.close()
-    return await _delete_all(db, found, is_old)
+        found += [one for one in page if not is_live.get(one["parent_id"], False)]
+        if len(page) < limit:
+            break
+        seen += limit
+    return await _delete_all(db, found[:limit], is_old)
 
 
 async def _is_live(db: Collections, run_id: str) -> bool:
