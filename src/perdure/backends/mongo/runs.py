@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from perdure.backends.base.batching import Reply
@@ -309,8 +310,12 @@ async def purge(db: Collections, older_than: int, limit: int, now: int | None) -
         return 0
     last = await db.clock(now) - older_than
     is_old = {"namespace": db.namespace, "status": {"$in": sorted(ENDED)}, "updated_at": {"$lte": last}}
-    cursor = db.runs.find(is_old, _OVERFLOW).sort([("updated_at", 1), ("_id", -1)]).limit(limit)  # as an index has them
-    return await _delete_all(db, await cursor.to_list(), is_old)
+    found: list[Document] = []
+    for status in sorted(ENDED):  # one by one: read backwards, the server does not merge them by the index
+        cursor = db.runs.find({**is_old, "status": status}, {**_OVERFLOW, "updated_at": 1})
+        found += await cursor.sort([("updated_at", 1), ("_id", -1)]).limit(limit).to_list()
+    found.sort(key=itemgetter("updated_at"))
+    return await _delete_all(db, found[:limit], is_old)
 
 
 async def _delete_all(db: Collections, found: Sequence[Document], still: Document) -> int:
