@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from perdure.backends.base.batching import Reply
@@ -314,18 +315,27 @@ async def purge(
     if workflow is not None:
         is_old["workflow"] = workflow
     found: list[Document] = []
+    for one in sorted(status):  # one by one: read backwards, the server does not merge them by the index
+        found += await _oldest(db, {**is_old, "status": one}, limit)
+    found.sort(key=itemgetter("updated_at"))
+    return await _delete_all(db, found[:limit], is_old)
+
+
+async def _oldest(db: Collections, wanted: Document, limit: int) -> list[Document]:
+    """The runs that were not changed for the longest time, without those whose parent has not ended."""
+    found: list[Document] = []
     is_live: dict[str, bool] = {}  # by parent
     seen = 0
     while len(found) < limit:
-        old = db.runs.find(is_old, {**_OVERFLOW, "parent_id": 1}).sort([("updated_at", 1), ("_id", -1)])  # as an index has them
-        page = await old.skip(seen).limit(limit).to_list()
+        cursor = db.runs.find(wanted, {**_OVERFLOW, "updated_at": 1, "parent_id": 1}).sort([("updated_at", 1), ("_id", -1)])
+        page = await cursor.skip(seen).limit(limit).to_list()
         for parent_id in {one["parent_id"] for one in page} - {None, *is_live}:
             is_live[parent_id] = await _is_live(db, parent_id)
         found += [one for one in page if not is_live.get(one["parent_id"], False)]
         if len(page) < limit:
             break
         seen += limit
-    return await _delete_all(db, found[:limit], is_old)
+    return found
 
 
 async def _is_live(db: Collections, run_id: str) -> bool:

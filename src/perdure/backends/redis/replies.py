@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -68,6 +68,8 @@ class ListPage(NamedTuple):
     last: tuple[int, str] | None
 
 
+# What an absent column stands for, if it is not None.
+_ABSENT: Final[Mapping[str, Any]] = {"waiting_for": (), "attempts": 0}
 # The columns of a line, and how much of an outcome.
 LINE_ARGS: Final[list[Arg]] = [*as_list(LINE_FIELDS), OUTCOME_START]
 
@@ -86,7 +88,7 @@ def _line_from(row: Sequence[bytes | None]) -> ListLine:
     *values, outcome = row
     for name, value in zip(LINE_FIELDS, values, strict=True):
         try:
-            columns[name] = () if name == "waiting_for" and value is None else value and column_from(name, value)
+            columns[name] = _ABSENT.get(name) if value is None else column_from(name, value)
         except UNREADABLE as reason:
             problem = problem or reason
     run_id = columns.get("id") or (values[0] or b"?").decode(errors="replace")

@@ -27,10 +27,11 @@ class Dialect:
     taken over; `skip_locked` after them skips rows that others have locked. `insert_new` and `or_nothing`
     enclose an INSERT that leaves alone what is there. `clock` is the server's time in microseconds, and goes on within a
     transaction. `may_wake` and `unconsumed` pick the rows that time may make due and the inbox rows that wait, by an index that
-    has only those; `by_wake` and `by_unconsumed` insist on it. `indexed_namespace` is the namespace where runs are looked for by
-    other columns than their id, `due_namespace` where they may be of any workflow. `each_of` and what follows it join rows of a
-    table `here`, looked up one by one. `unindexed` before a column keeps the planner from choosing an index for it. `payload` is
-    the type of a payload's column, and `instr` the function that says where a payload contains a part, counted from 1.
+    has only those; `by_wake` and `by_unconsumed` insist on it. `by_changed` and `by_workflow` insist on the indexes of lists.
+    `indexed_namespace` is the namespace where runs are looked for by other columns than their id, `due_namespace` and
+    `changed_namespace` where they may be of any workflow: due ones, and those in a status. `each_of` and what follows it join
+    rows of a table `here`, looked up one by one. `unindexed` before a column keeps the planner from choosing an index for it.
+    `payload` is the type of a payload's column, and `instr` the function that says where a payload contains a part, from 1.
 
     Where it `has_few_indexes`, no index of the runs begins with their status or `wake_at`: lists go by (workflow, queue, status),
     what is due goes by (workflow, queue, priority), and each of these groups is looked up for itself.
@@ -78,6 +79,9 @@ POSTGRES: Final = Dialect(
         # The expressions of the indexes in postgres.sql, which says why they are what they are.
         "indexed_namespace": "namespace || ''",
         "due_namespace": "namespace || '' || ''",
+        "changed_namespace": "'' || namespace",
+        "by_changed": "",
+        "by_workflow": "",
         "unindexed": "",
         "unconsumed": "consumed_by IS NULL",
         "by_unconsumed": "",
@@ -111,8 +115,12 @@ MYSQL: Final = Dialect(
         # It has no partial indexes; these columns are NULL where there is nothing to find.
         "may_wake": "may_wake = 1",
         "by_wake": "FORCE INDEX ($runs_wake)",
+        # It would take the primary key, which begins with the namespace too, and read all runs.
+        "by_changed": "FORCE INDEX ($runs_changed)",
+        "by_workflow": "FORCE INDEX ($runs_of_workflow)",
         "indexed_namespace": "namespace",
         "due_namespace": "namespace",
+        "changed_namespace": "namespace",
         "unindexed": "",
         "unconsumed": "unconsumed = 1",
         "by_unconsumed": "",
@@ -147,8 +155,11 @@ SQLITE: Final = Dialect(
         "or_nothing": "ON CONFLICT DO NOTHING",
         "may_wake": "wake_at IS NOT NULL AND held = 0",
         "by_wake": "",
+        "by_changed": "",
+        "by_workflow": "",
         "indexed_namespace": "namespace",
         "due_namespace": "namespace",
+        "changed_namespace": "namespace",
         "unindexed": "+",
         "unconsumed": "consumed_by IS NULL",
         # It would take the primary key for the order, and read the rows that were consumed.

@@ -48,7 +48,7 @@ _QUEUES: Final = """
     SELECT workflow, queue FROM found WHERE queue IS NOT NULL
 """
 # MySQL does this scan by itself, and finds a row by an index only by constants.
-_DISTINCT: Final = "SELECT DISTINCT {} FROM $runs WHERE namespace = ?1"
+_DISTINCT: Final = "SELECT DISTINCT {} FROM $runs $by_workflow WHERE namespace = ?1"
 
 _STATUSES: Final = ", ".join(f"'{status}'" for status in FAILED)
 _COLUMNS: Final = (
@@ -107,10 +107,20 @@ def group_chunks(groups: Sequence[RunGroup], wanted: RunFilter) -> list[Sequence
     return chunks(groups, _MAX_SELECTS // per_queue * per_queue)
 
 
+def _table(wanted: RunFilter, group: RunGroup) -> str:
+    """The runs, with the index that has the group."""
+    if wanted.prefix:
+        return "$runs"
+    return "$runs $by_changed" if group.workflow is None else "$runs $by_workflow"
+
+
 def condition(params: Parameters, wanted: RunFilter, group: RunGroup, before: tuple[int, str] | None = None) -> str:
     """The SQL condition that selects the runs of a group that are asked for, of those that a list has not reached yet."""
-    # A prefix is looked up by the primary key; then the other columns must not make the planner choose another index.
-    conditions, as_filter = (["namespace = ?1"], "$unindexed ") if wanted.prefix else (["$indexed_namespace = ?1"], "")
+    namespace = "$changed_namespace" if group.workflow is None else "$indexed_namespace"
+    as_filter = ""
+    if wanted.prefix:  # it is looked up by the primary key, and no other column must make the planner choose another index
+        namespace, as_filter = "namespace", "$unindexed "
+    conditions = [f"{namespace} = ?1"]
     if wanted.prefix:
         conditions.append(f"id >= {params.one(wanted.prefix)}")
         end = after_prefix(wanted.prefix)
@@ -164,7 +174,7 @@ async def _page(
         newest = (
             f"""
             SELECT * FROM (
-                SELECT id, updated_at FROM $runs WHERE {condition(params, wanted, group, before)}
+                SELECT id, updated_at FROM {_table(wanted, group)} WHERE {condition(params, wanted, group, before)}
                 ORDER BY updated_at DESC, id LIMIT {most}
             ) AS newest_{number}"""
             for number, group in enumerate(chunk)
@@ -206,7 +216,7 @@ async def count(db: Session, wanted: RunFilter) -> int:
     for chunk in group_chunks(groups, wanted):
         params = Parameters()
         what = "count(*)" if wanted.metadata is None else "metadata"
-        counts = (f"SELECT {what} FROM $runs WHERE {condition(params, wanted, group)}" for group in chunk)
+        counts = (f"SELECT {what} FROM {_table(wanted, group)} WHERE {condition(params, wanted, group)}" for group in chunk)
         rows = await db.all(" UNION ALL ".join(counts), *params.values)
         if wanted.metadata is None:
             total += sum(int(row[0]) for row in rows)
