@@ -130,6 +130,8 @@ if TYPE_CHECKING:
     from perdure.sync import SyncRun as SyncRun
     from perdure.sync import SyncRuntime as SyncRuntime
     from perdure.worker.check_runs import CheckReport as CheckReport
+    from perdure.worker.many_runs import BulkRefusal as BulkRefusal
+    from perdure.worker.many_runs import BulkReport as BulkReport
     from perdure.worker.replay_check import RunCheck as RunCheck
     from perdure.worker.schedules import ScheduleInfo as ScheduleInfo
 
@@ -284,6 +286,10 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "SyncRuntime",
     ),
     "worker.check_runs": ("CheckReport",),
+    "worker.many_runs": (
+        "BulkRefusal",
+        "BulkReport",
+    ),
     "worker.replay_check": ("RunCheck",),
     "worker.schedules": ("ScheduleInfo",),
 }

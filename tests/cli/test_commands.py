@@ -178,12 +178,49 @@ def test_hold_and_unhold(perdure: Command) -> None:
     assert perdure("show", "order-1", "--json").document["held"] is False
 
 
+class Terminal(io.StringIO):
+    """What a person types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.usefixtures("started")
+def test_filters_change_many_runs(perdure: Command, sweep: Sweep) -> None:
+    """The runs are order-1, which waits, bad, which failed, and later, which is tried again."""
+    assert perdure("hold", "--all", "--yes").out == "2 runs put on hold, 0 refused\n"
+    assert perdure("unhold", "--prefix", "lat", "--yes", "--json").document == {"done": 1, "refused": 0, "refusals": []}
+    assert perdure("unhold", "--status", "suspended", "--yes").out == "2 runs taken off hold, 0 refused\n"
+    assert perdure("retry", "--status", "failed", "--yes").out == "1 run made pending again, 0 refused\n"
+    sweep()
+    assert perdure("cancel", "--workflow", "checkout", "--yes").code == 0
+    sweep()
+    assert perdure("runs", "--status", "cancelled", "--json").documents[0]["id"] == "order-1"
+    assert perdure("delete", "--since", "1h", "--yes").out == "2 runs deleted, 0 refused\n"
+    assert [line["id"] for line in perdure("runs", "--json").documents] == ["later"]
+
+
+@pytest.mark.usefixtures("started")
+def test_refused_runs_are_reported_and_give_exit_code_1(perdure: Command) -> None:
+    done = perdure("cancel", "--status", "failed", "--status", "suspended", "--yes")
+    assert (done.code, done.out) == (1, "2 runs asked to stop, 1 refused\nrun 'bad' has ended (failed) and takes nothing more\n")
+    refused = perdure("cancel", "--status", "failed", "--yes", "--json")
+    assert (refused.code, refused.document["refused"]) == (1, 1)
+    assert refused.document["refusals"][0]["error"] == "RunFinished"
+
+
+@pytest.mark.usefixtures("started")
+def test_many_runs_are_changed_once_their_number_was_confirmed(perdure: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal("\n"))
+    refused = perdure("cancel", "--all")
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err == "Cancel 2 runs? [y/N] perdure: nothing was changed\n"
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+    assert perdure("cancel", "--all").out == "2 runs asked to stop, 0 refused\n"
+
+
 @pytest.mark.usefixtures("started")
 def test_delete_asks(perdure: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     assert perdure("delete", "bad").code == 2  # stdin is no terminal
     monkeypatch.setattr(sys, "stdin", Terminal("\n"))
     refused = perdure("delete", "bad")
@@ -199,6 +236,8 @@ def test_delete_asks(perdure: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("started")
 def test_purge_deletes_what_ended_long_ago(perdure: Command) -> None:
     assert perdure("purge", "--older-than", "30d").out == "deleted 0 runs\n"
+    assert perdure("purge", "--older-than", "0s", "--status", "cancelled", "--status", "dead").out == "deleted 0 runs\n"
+    assert perdure("purge", "--older-than", "0s", "--workflow", "checkout").out == "deleted 0 runs\n"
     assert perdure("purge", "--older-than", "0s", "--json").document == {"deleted": 1}
     assert {line["id"] for line in perdure("runs", "--json").documents} == {"order-1", "later"}
 

@@ -6,7 +6,20 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
-from perdure import CheckReport, Context, Err, Ok, Outcome, RestartingExecutor, Run, Runtime, Suspended, stores, workflow
+from perdure import (
+    BulkReport,
+    CheckReport,
+    Context,
+    Err,
+    Ok,
+    Outcome,
+    RestartingExecutor,
+    Run,
+    Runtime,
+    Suspended,
+    stores,
+    workflow,
+)
 from perdure.model.records import RunInfo, Status
 from perdure.store import Store
 from perdure.sync import SyncRun, SyncRuntime
@@ -75,6 +88,9 @@ async def the_other_verbs(runtime: Runtime) -> None:
     assert_type(await runtime.sweep(datetime(2026, 1, 1, tzinfo=UTC), limit=10), dict[str, Outcome[Any]])
     assert_type(await runtime.retry("g1"), Run[Any])
     assert_type(await runtime.purge("30d"), int)
+    assert_type(await runtime.purge("30d", status="failed", workflow="checkout"), int)
+    assert_type(await runtime.fork("run", from_step="charge"), Run[Any])
+    assert_type(await runtime.cancel_many(status=["failed", "dead"], on_progress=print, batch=5), BulkReport)
     assert_type(await runtime.cancel("g1"), None)
     assert_type(await runtime.hold("g1"), None)
     assert_type(await runtime.unhold("g1"), None)

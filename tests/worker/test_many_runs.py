@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -218,3 +221,31 @@ def test_runtime_sync_has_them_too() -> None:
         assert runtime.cancel_many(prefix="a").done == 1
         assert runtime.retry_many(status="completed").done == 0
         assert runtime.delete_many(status="completed").done == 0
+
+
+def test_the_example_says_what_it_does() -> None:
+    example = Path(__file__).parent.parent.parent / "examples" / "operate_runs.py"
+    done = subprocess.run([sys.executable, "-W", "error", example], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stderr, done.stdout.splitlines()) == (
+        "",
+        [
+            "12 failed",
+            "retried 5 of 12",
+            "retried 10 of 12",
+            "retried 12 of 12",
+            "12 retried, 0 refused; 12 charged, 12 shipped",
+            "receipt 7, parcel 7",
+            "12 charged, 13 shipped under keys of their own",
+            "13 deleted, 0 left",
+        ],
+    )
+
+
+async def test_a_dry_run_counts_and_changes_nothing(store: Store) -> None:
+    async with client(store, ask) as runtime:
+        await start(runtime, "a", "b")
+        for verb, count in (("cancel", 2), ("hold", 2), ("delete", 0)):
+            assert (await getattr(runtime, f"{verb}_many")(prefix="", workflow="ask", dry_run=True)).done == count
+        row = await store.get("a")
+        assert row is not None
+        assert (row.held, row.cancel_requested) == (False, False)
