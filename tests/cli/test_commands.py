@@ -46,11 +46,33 @@ def test_runs_filters_as_list_does(perdure: Command) -> None:
     assert ids("--status", "failed") == {"bad"}
     assert ids("--workflow", "checkout") == {"order-1"}
     assert ids("--prefix", "or") == {"order-1"}
+    assert ids("--status", "failed", "--status", "suspended") == {"order-1", "bad"}
+    assert ids("--queue", "default") == {"order-1", "bad", "later"}
+    assert ids("--queue", "mail") == set()
+    assert ids("--since", "1h", "--workflow", "checkout") == {"order-1"}
+    assert ids("--until", "1h") == ids("--since", "2999-01-01") == ids("--until", "2020-01-01T10:00:00+02:00") == set()
+    assert ids("--metadata", "customer=c-7") == set()
     assert len(ids("--limit", "2")) == 2
     shown = perdure("runs").out
     assert shown.splitlines()[0].split() == ["id", "workflow", "status", "changed", "(UTC)", "problem"]
     assert "order-1  checkout  suspended" in shown
     assert "the first 1" in perdure("runs", "--limit", "1").out
+
+
+def test_runs_by_metadata(perdure: Command, sweep: Sweep) -> None:
+    sweep()
+
+    async def prepare() -> None:
+        store = stores.sqlite("app.db")
+        for run_id, metadata in (("text", b'{"customer":"c-7"}'), ("number", b'{"n":3}'), ("digits", b'{"n":"3"}')):
+            new = NewRun(id=run_id, workflow="checkout", input=b"[[],{}]", input_hash=b"1", seed=b"2", metadata=metadata)
+            await store.create(new)
+        await store.close()
+
+    asyncio.run(prepare())
+    expected = {"customer=c-7": ["text"], "n=3": ["number"], 'n="3"': ["digits"], "n=null": [], "customer=c=7": []}
+    for option, ids in expected.items():
+        assert [line["id"] for line in perdure("runs", "--json", "--metadata", option).documents] == ids
 
 
 def test_runs_says_that_there_are_none(perdure: Command, sweep: Sweep) -> None:

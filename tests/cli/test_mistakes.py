@@ -12,6 +12,8 @@ USAGE = [
     (["bla"], 'Unknown command "bla"'),
     (["runs", "--bla"], "Unknown option: --bla"),
     (["runs", "--status", "odd"], 'Invalid value "odd" for --status'),
+    (["runs", "--since", "yesterday"], "--since 'yesterday' must be how long ago, such as 1h30m or 2d, or a time"),
+    (["runs", "--metadata", "customer"], "--metadata 'customer' must be key=value"),
     (["runs", "--limit", "0"], "limit must be a whole number of at least 1"),
     (["runs", "--stuck", "--limit", "0"], "limit must be a whole number of at least 1"),
     (["runs", "--limit", "many"], 'unable to convert "many" into int'),

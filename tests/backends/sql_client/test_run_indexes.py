@@ -54,9 +54,9 @@ STATUSES: Final = ((100, "< 94", "completed"), (100, "< 96", "failed"), (100, "<
 
 
 class Access(NamedTuple):
-    """How a statement reads the runs: by which index, or None, and how many rows if that is known."""
+    """How a statement reads the runs: `by` which index, or None, and how many rows if that is known."""
 
-    index: str | None
+    by: str | None
     rows: int
 
 
@@ -167,7 +167,7 @@ class Read(NamedTuple):
 
     @property
     def indexes(self) -> set[str | None]:
-        return {access.index for access in self.accesses}
+        return {access.by for access in self.accesses}
 
     @property
     def rows(self) -> int:

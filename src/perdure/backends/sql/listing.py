@@ -12,9 +12,10 @@ same statement, so a run that changes its status meanwhile is not missed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from perdure.backends.base.damaged_runs import UNREADABLE
+from perdure.backends.base.damaged_runs import FETCH_FAILURES, UNREADABLE
 from perdure.backends.base.run_lines import FAILED, LINE_FIELDS, OUTCOME_START, damaged_line, line_from
 from perdure.backends.sql.dialect import chunks
 from perdure.backends.sql.rows import Row, awaited_from, field_from
@@ -179,13 +180,37 @@ async def _page(
             ) AS newest_{number}"""
             for number, group in enumerate(chunk)
         )
-        template = f"""
-            SELECT {_COLUMNS}
-            FROM (SELECT id FROM ({" UNION ALL ".join(newest)}) AS newest ORDER BY updated_at DESC, id LIMIT {most}) AS page
-            $each_of $runs AS here $each_where here.namespace = ?1 AND here.id = page.id $each_end
-        """
-        found += [line for row in await db.all(template, *params.values) if (line := _line(db, row)) is not None]
+        page = f"SELECT id FROM ({' UNION ALL '.join(newest)}) AS newest ORDER BY updated_at DESC, id LIMIT {most}"
+        found += await _lines(db, page, params)
     return sorted(found, key=lambda line: (-instant(line.info.updated_at), line.info.id))[:size]
+
+
+async def _lines(db: Session, page: str, params: Parameters) -> list[_Line]:
+    """The lines of the runs whose ids this query gives."""
+    template = f"""
+        SELECT {_COLUMNS} FROM ({page}) AS page
+        $each_of $runs AS here $each_where here.namespace = ?1 AND here.id = page.id $each_end
+    """
+    try:
+        return [line for row in await db.all(template, *params.values) if (line := _line(db, row)) is not None]
+    except FETCH_FAILURES:  # the driver refuses all rows for one; only then they are read one by one
+        ids = [db.tables.values.id_from(value) for (value,) in await db.all(page, *params.values)]
+        lines = [await _line_of_one(db, run_id) for run_id in ids if run_id is not None]
+        return [line for line in lines if line is not None]
+
+
+async def _line_of_one(db: Session, run_id: str) -> _Line | None:
+    one = "FROM $runs AS here WHERE here.namespace = ?1 AND here.id = ?2"
+    try:
+        row = await db.one(f"SELECT {_COLUMNS} {one}", run_id)
+        return None if row is None else _line(db, row)
+    except FETCH_FAILURES as reason:
+        columns: dict[str, Any] = {}
+        for name in ("workflow", "version", "status", "created_at", "updated_at", "queue"):
+            with suppress(*FETCH_FAILURES, *UNREADABLE):
+                found = await db.one(f"SELECT here.{name} {one}", run_id)
+                columns[name] = None if found is None else field_from(name, found[0], db.tables.values)
+        return _Line(damaged_line(run_id, columns, reason), b"{}")
 
 
 def _line(db: Session, row: Row) -> _Line | None:
