@@ -44,7 +44,8 @@ class Exercised:
                     self._collected[suite].add(item.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" and not report.skipped:
+        # One that failed counts, also in its set-up: it fails the run by itself, and may be repeated.
+        if report.failed or (report.when == "call" and not report.skipped):
             self._ran.add(report.nodeid)
 
     @pytest.hookimpl(optionalhook=True)
@@ -57,8 +58,8 @@ class Exercised:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput[OUTPUT] = [(*suite, sorted(nodeids)) for suite, nodeids in self._collected.items()]
-        elif self._is_whole and self.missing_backends() and exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        elif self._is_whole and self.missing_backends() and exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR  # which repeating the failed tests cannot mend
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self._is_whole:

@@ -91,7 +91,7 @@ def test_what_ran_is_said(project: Project) -> None:
 def test_a_backend_that_was_left_out_fails_the_run_that_requires_it(project: Project, file: str, text: str) -> None:
     project.write(f"checks/{file}", text)
     status, said = project.run()
-    assert status == 1
+    assert status == pytest.ExitCode.USAGE_ERROR
     assert said[0] == "backends exercised: one"
     assert f"{VARIABLE} requires two too" in said[1]
 
@@ -132,12 +132,12 @@ def test_a_contract_suite_that_is_left_to_chaos_is_named(slow: Project) -> None:
 
 
 def test_a_contract_suite_that_is_left_to_chaos_is_required_there(slow: Project) -> None:
-    assert slow.run("-m", "not chaos", is_full=True)[0] == pytest.ExitCode.TESTS_FAILED
+    assert slow.run("-m", "not chaos", is_full=True)[0] == pytest.ExitCode.USAGE_ERROR
 
 
 def test_whoever_leaves_the_contract_suite_to_chaos_needs_the_processes_all_the_same(slow: Project) -> None:
     slow.write("checks/backends/test_processes.py", PROCESSES.replace(', "two"', "").format("pass"))
-    assert slow.run("-m", "not chaos")[0] == pytest.ExitCode.TESTS_FAILED
+    assert slow.run("-m", "not chaos")[0] == pytest.ExitCode.USAGE_ERROR
 
 
 def test_an_unknown_backend_cannot_be_required(project: Project) -> None:
@@ -157,5 +157,5 @@ def test_what_ran_in_several_processes_counts(project: Project) -> None:
     assert project.run("-p", "xdist.plugin", "-n", "2") == (0, ["backends exercised: one, two"])
     project.remove("checks/contract/test_two.py")
     status, said = project.run("-p", "xdist.plugin", "-n", "2")
-    assert status == pytest.ExitCode.TESTS_FAILED
+    assert status == pytest.ExitCode.USAGE_ERROR
     assert said[0] == "backends exercised: one"

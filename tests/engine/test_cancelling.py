@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -524,3 +526,32 @@ async def test_a_coroutine_that_a_thread_returns_too_late_is_closed() -> None:
             await asyncio.sleep(0.005)
             gc.collect()
         assert not caught
+
+
+def test_a_coroutine_that_a_thread_returns_after_the_event_loop_was_closed_is_closed() -> None:
+    log, is_called, may_return = Log(), threading.Event(), threading.Event()
+    made: list[Coroutine[Any, Any, None]] = []
+
+    def make_late() -> Coroutine[Any, Any, None]:
+        is_called.set()
+        may_return.wait(10)
+        made.append(log.hang())
+        return made[0]
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        await ctx.step(make_late)
+
+    async def cancel_early() -> None:
+        running = asyncio.create_task(flow.run())
+        await asyncio.to_thread(is_called.wait, 10)
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(cancel_early())
+    may_return.set()
+    for _ in range(1000):
+        if made and inspect.getcoroutinestate(made[0]) == inspect.CORO_CLOSED:
+            return
+        time.sleep(0.01)
+    pytest.fail("it was never closed")

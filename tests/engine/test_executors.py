@@ -391,12 +391,17 @@ async def test_a_step_that_must_not_run_twice_does_not_when_its_process_is_kille
 
 
 async def test_an_executor_that_was_shut_down_gives_an_error_that_says_so() -> None:
-    threads, release = ThreadPoolExecutor(1), threading.Event()
+    threads, is_busy, release = ThreadPoolExecutor(1), threading.Event(), threading.Event()
+
+    def hold_thread() -> None:
+        is_busy.set()
+        release.wait(10)
 
     @workflow
     async def flow(ctx: Context[Any]) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(ctx.step("busy", release.wait, 10, executor=threads))
+            group.create_task(ctx.step(hold_thread, executor=threads))
+            await reaches(is_busy.is_set)
             waiting = group.create_task(raised(ctx.step(double, 1, executor=threads)))
             await reaches(threads._work_queue.qsize)
             threads.shutdown(wait=False, cancel_futures=True)

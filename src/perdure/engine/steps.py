@@ -442,7 +442,7 @@ class _Attempts(msgspec.Struct):
             value = await asyncio.shield(running)
         except (asyncio.CancelledError, GeneratorExit):
             mark_cancelled(info)
-            running.add_done_callback(_close_result)
+            call.add_done_callback(_close_result)  # not `running`: the loop may be closed before the thread ends
             if call.cancel():  # no thread has taken it, and none will
                 self._lingering = None
             raise
@@ -508,7 +508,7 @@ class _LimitFromCall(msgspec.Struct, frozen=True):
             self.limit.reschedule(at)
 
 
-def _close_result(running: asyncio.Future[Any]) -> None:
+def _close_result(call: Future[Any]) -> None:
     """Close the coroutine that a plain function returned after its call was cancelled."""
-    if not running.cancelled() and running.exception() is None and inspect.iscoroutine(running.result()):
-        running.result().close()
+    if not call.cancelled() and call.exception() is None and inspect.iscoroutine(call.result()):
+        call.result().close()

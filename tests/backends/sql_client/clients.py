@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -32,7 +33,8 @@ class SqliteQueries:
         return await self._run(lambda connection: _query(connection, sql, params))
 
     async def close(self) -> None:
-        await self._run(lambda connection: connection.close())
+        if self._connection is not None:
+            await self._run(lambda connection: connection.close())
         self._thread.shutdown(wait=False)
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -40,14 +42,29 @@ class SqliteQueries:
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = sqlite3.connect(self._path, isolation_level=None, timeout=60, check_same_thread=False)
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-            self._connection.set_progress_handler(self._step, 100)
+            connection = sqlite3.connect(self._path, isolation_level=None, timeout=60, check_same_thread=False)
+            _set_wal(connection)
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            connection.set_progress_handler(self._step, 100)
+            self._connection = connection
         return self._connection
 
     def _step(self) -> None:
         self.steps += 1
+
+
+def _set_wal(connection: sqlite3.Connection) -> None:
+    """Switch to WAL. SQLite's own timeout does not hold for the locks of a switch or a recovery in another process."""
+    for _ in range(600):
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as failure:
+            if "locked" not in str(failure):
+                raise
+            time.sleep(0.1)
+        else:
+            return
+    raise TimeoutError("the database stays locked")
 
 
 def _query(connection: sqlite3.Connection, sql: str, params: Sequence[Any]) -> PendingWrite:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from perdure.aio.loop_thread import LoopThread
+from perdure.aio.threads import run_in_thread
 from perdure.backends.base import retries
 from perdure.backends.base.retries import NoReplyError, NotSentError, WriteFailure
 from perdure.backends.mysql import errors
@@ -102,7 +103,7 @@ class MysqlConnections(SqlConnections):
     async def _open_pool(self) -> Any:
         if self._arguments is None and self.address is not None:
             try:
-                self._arguments = await asyncio.to_thread(self.address.arguments)  # reads files
+                self._arguments = await run_in_thread(self.address.arguments)  # reads files
             except OSError as error:
                 raise PersistenceError(self.label, f"its ssl_ca cannot be read: {error}") from error
         return await errors.driver().create_pool(minsize=0, maxsize=self._pool_size, **self._settings())
