@@ -297,13 +297,9 @@ async def purge(db: Session, age: int, status: Collection[EndStatus], workflow: 
     return len(ids)
 
 
-# A run whose parent may still need it.
-_HAS_LIVE_PARENT: Final = f"""
-    run.parent_id IS NOT NULL AND EXISTS (
-        SELECT 1 FROM $runs AS parent WHERE parent.namespace = ?1 AND parent.id = run.parent_id
-        AND parent.status NOT IN ({", ".join(f"'{status}'" for status in END_STATUSES)})
-    )
-"""
+# As a subquery that gives one value it is looked up by the primary key; PostgreSQL may read the whole table for an EXISTS.
+_PARENT_STATUS: Final = "SELECT parent.status FROM $runs AS parent WHERE parent.namespace = ?1 AND parent.id = run.parent_id"
+_HAS_NO_LIVE_PARENT: Final = f"COALESCE(({_PARENT_STATUS}), 'dead') IN ({', '.join(f"'{status}'" for status in END_STATUSES)})"
 
 
 async def _oldest(db: Session, until: int, status: Collection[EndStatus], workflow: str | None, limit: int) -> list[str]:
@@ -317,7 +313,7 @@ async def _oldest(db: Session, until: int, status: Collection[EndStatus], workfl
             f"""
             SELECT * FROM (
                 SELECT id, updated_at FROM $runs AS run
-                WHERE {listing.condition(params, wanted, group)} AND updated_at <= {last} AND NOT ({_HAS_LIVE_PARENT})
+                WHERE {listing.condition(params, wanted, group)} AND updated_at <= {last} AND {_HAS_NO_LIVE_PARENT}
                 ORDER BY updated_at, id LIMIT {most}
             ) AS oldest_{number}"""
             for number, group in enumerate(chunk)
