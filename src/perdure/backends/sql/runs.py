@@ -299,7 +299,8 @@ async def purge(db: Session, age: int, status: Collection[EndStatus], workflow: 
 
 # As a subquery that gives one value it is looked up by the primary key; PostgreSQL may read the whole table for an EXISTS.
 _PARENT_STATUS: Final = "SELECT parent.status FROM $runs AS parent WHERE parent.namespace = ?1 AND parent.id = run.parent_id"
-_HAS_NO_LIVE_PARENT: Final = f"COALESCE(({_PARENT_STATUS}), 'dead') IN ({', '.join(f"'{status}'" for status in END_STATUSES)})"
+_ENDS: Final = ", ".join(f"'{status}'" for status in END_STATUSES)
+_HAS_NO_LIVE_PARENT: Final = f"COALESCE(({_PARENT_STATUS}), 'dead') IN ({_ENDS})"
 
 
 async def _oldest(db: Session, until: int, status: Collection[EndStatus], workflow: str | None, limit: int) -> list[str]:
