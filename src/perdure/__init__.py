@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from perdure.errors import SnapshotMismatch as SnapshotMismatch
     from perdure.errors import StepChanged as StepChanged
     from perdure.errors import StepFailed as StepFailed
+    from perdure.errors import StepNotFound as StepNotFound
     from perdure.errors import StepNotPicklable as StepNotPicklable
     from perdure.errors import StepTimeout as StepTimeout
     from perdure.errors import StoreCapabilityError as StoreCapabilityError
@@ -132,6 +133,8 @@ if TYPE_CHECKING:
     from perdure.worker.check_runs import CheckReport as CheckReport
     from perdure.worker.describe_run import RunDescription as RunDescription
     from perdure.worker.health import RuntimeHealth as RuntimeHealth
+    from perdure.worker.many_runs import BulkRefusal as BulkRefusal
+    from perdure.worker.many_runs import BulkReport as BulkReport
     from perdure.worker.queues import Queue as Queue
     from perdure.worker.replay_check import RunCheck as RunCheck
     from perdure.worker.schedules import ScheduleInfo as ScheduleInfo
@@ -209,6 +212,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "SnapshotMismatch",
         "StepChanged",
         "StepFailed",
+        "StepNotFound",
         "StepNotPicklable",
         "StepTimeout",
         "StoreCapabilityError",
@@ -291,6 +295,10 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "worker.check_runs": ("CheckReport",),
     "worker.describe_run": ("RunDescription",),
     "worker.health": ("RuntimeHealth",),
+    "worker.many_runs": (
+        "BulkRefusal",
+        "BulkReport",
+    ),
     "worker.replay_check": ("RunCheck",),
     "worker.schedules": ("ScheduleInfo",),
     "worker.worker_registry": ("WorkerInfo",),

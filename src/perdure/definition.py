@@ -22,6 +22,7 @@ from perdure.engine.drive import Drive
 from perdure.errors import InvalidInput, ValueNotStorable
 from perdure.model.ids import check_id
 from perdure.model.records import check_version
+from perdure.model.retention import Retention, check_retention
 from perdure.options import RunOptions, WorkflowOptions, check_options
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
@@ -53,6 +54,7 @@ class Workflow(Generic[P, T_co]):
         version: int = 1,
         aliases: Sequence[str] = (),
         retired: Collection[str] = (),
+        retention: Retention | None = None,
         **options: Unpack[WorkflowOptions],
     ) -> None:
         if not inspect.iscoroutinefunction(fn):
@@ -61,6 +63,7 @@ class Workflow(Generic[P, T_co]):
         self.version = check_version(version)
         self.aliases = check_aliases(aliases)
         self.retired = _check_retired(retired)
+        self.retention = check_retention(retention)
         self.fn = fn
         self.process_options = check_options(options, WorkflowOptions)
         self.__doc__ = fn.__doc__
@@ -239,13 +242,15 @@ def workflow(
     version: int = 1,
     aliases: Sequence[str] = (),
     retired: Collection[str] = (),
+    retention: Retention | None = None,
     **options: Unpack[WorkflowOptions],
 ) -> Callable[[Callable[Concatenate[Context[D], P], Coroutine[Any, Any, T]]], Workflow[P, T]]: ...
 def workflow(fn: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
     """Make an async function whose first parameter is a `Context` a `Workflow`, named after the function or by `name=`.
 
     A run goes on in the `version` in which it was started; a `Runtime` takes several versions of one name. `aliases` are former
-    names, whose runs go on here; `retired` names recorded steps that the code no longer has.
+    names, whose runs go on here; `retired` names recorded steps that the code no longer has. `retention` says for how long ended
+    runs are kept, before that of the `Runtime`.
     """
 
     def make(function: Any) -> Workflow[Any, Any]:

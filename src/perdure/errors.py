@@ -13,6 +13,7 @@
     │   ├── LeaseLost              another worker holds the run now; nothing was written
     │   ├── LeaseHeld              a live worker drives the run
     │   ├── DuplicateStep          one key used twice in one run
+    │   ├── StepNotFound           the run has recorded nothing under this key
     │   ├── StepFailed             a step returned Err, or its exception's class is not known here
     │   ├── StepChanged            a recorded key was asked for as something else
     │   ├── StepTimeout            (also TimeoutError) an attempt took longer than timeout=
@@ -76,6 +77,22 @@ class ScheduleNotFound(PerdureError):
 
     def __str__(self) -> str:
         return f"there is no schedule {self.args[0]!r} in this store; `await runtime.schedules()` lists those there are"
+
+
+class StepNotFound(PerdureError):
+    """The run has recorded nothing under this key. `similar` are keys that look alike, or the last ones that it has recorded."""
+
+    def __init__(self, run_id: str, key: str, similar: Iterable[str] = ()) -> None:
+        super().__init__(run_id, key, list(similar))
+
+    @property
+    def similar(self) -> list[str]:
+        return list(self.args[2])
+
+    def __str__(self) -> str:
+        run_id, key, similar = self.args
+        known = f"did you mean {' or '.join(map(repr, similar))}?" if similar else "it has recorded nothing so far"
+        return f"run {run_id!r} has recorded no step {key!r}; {known}"
 
 
 class RunConflict(PerdureError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import logging
+import uuid
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -26,7 +27,9 @@ from perdure.errors import InvalidInput, OnChange, OnDivergence
 from perdure.model.clock import Clock, NotBefore, SystemClock
 from perdure.model.durations import Duration, instant, microseconds, seconds
 from perdure.model.ids import check_id
-from perdure.model.records import STATUSES, RunInfo, Status, check_positive
+from perdure.model.records import END_STATUSES, EndStatus, RunInfo, check_positive
+from perdure.model.retention import Retention, check_retention
+from perdure.model.run_filter import RunFilter
 from perdure.options import (
     LEASE_TTL,
     EngineSettings,
@@ -46,12 +49,16 @@ from perdure.store import Store, require
 from perdure.stores import choose_store
 from perdure.worker.check_runs import CheckReport, check_runs
 from perdure.worker.describe_run import RunDescription, describe_run
+from perdure.worker.fork_run import fork_run
 from perdure.worker.health import HealthCheck, RuntimeHealth
 from perdure.worker.host import Host
+from perdure.worker.many_runs import BulkReport, OnProgress, change_many, narrow
 from perdure.worker.outcomes import resume, run_to_outcome
 from perdure.worker.queues import Queue, split_queues
+from perdure.worker.run_selection import RunSelection, run_filter
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.schedules import CatchUp, Overlap, RuntimeSchedules, ScheduleInfo
+from perdure.worker.stuck_runs import stuck_runs
 from perdure.worker.worker import Worker, stop_on_signals
 from perdure.worker.worker_registry import WorkerInfo, list_workers
 from perdure.worker.workflow_body import WorkflowDefinition
@@ -97,6 +104,7 @@ class Runtime:
         concurrency: int = 100,
         lease_ttl: Duration = LEASE_TTL,
         queues: Collection[Queue | str] | None = None,
+        retention: Retention | None = None,
         **tuning: Unpack[Tuning],
     ) -> None:
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 0:
@@ -132,6 +140,9 @@ class Runtime:
         )
         self._schedules = RuntimeSchedules(self._host)
         self._health = HealthCheck(self._store, self._started_worker)
+        self._retention = check_retention(retention)
+        if self._retention:
+            require(self._store, "operators")
         self._is_closed = False
         self._is_entered = False
         self._worker: Worker | None = None
@@ -182,6 +193,8 @@ class Runtime:
     def register(self, workflow: Workflow[Any, Any]) -> None:
         """Let runs of this workflow be driven here, in its version. Runs that are started by its name take the highest one."""
         self._host.register(workflow)
+        if workflow.retention:
+            require(self._store, "operators")
 
     async def work(self) -> None:
         """Work in the foreground until SIGTERM, SIGINT or cancellation; then let running steps end and give the runs back.
@@ -415,22 +428,29 @@ class Runtime:
         """
         return await describe_run(self._host, run_id)
 
-    async def list(
-        self,
-        *,
-        workflow: Workflow[Any, Any] | str | None = None,
-        status: Status | None = None,
-        prefix: str = "",
-        limit: int = 100,
-        cursor: RunInfo | None = None,
-    ) -> list[RunInfo]:
-        """Runs, last changed first. `cursor` is the last item of the page before."""
-        if status is not None and status not in STATUSES:
-            raise ValueError(f"status is one of {', '.join(sorted(STATUSES))}, not {status!r}")
+    async def list(self, *, limit: int = 100, cursor: RunInfo | None = None, **selection: Unpack[RunSelection]) -> list[RunInfo]:
+        """Runs, last changed first. `cursor` is the last item of the page before.
+
+        They are selected by `workflow`, `status` (one or several), `queue`, `prefix` of the id, `updated_after` and
+        `updated_before` (a datetime, or how long ago), and one key of their `metadata`; those that have all of it are listed.
+        """
+        wanted = self._run_filter(selection)
         check_positive(limit, "limit")
-        name = workflow if workflow is None or isinstance(workflow, str) else self._definition(workflow).name
         before = None if cursor is None else (instant(cursor.updated_at), cursor.id)
-        return await self._store.list(prefix=prefix, status=status, workflow=name, before=before, limit=limit)
+        return await self._store.list(wanted, before=before, limit=limit)
+
+    async def count(self, **selection: Unpack[RunSelection]) -> int:
+        """How many runs there are, selected as for `list`."""
+        return await require(self._store, "operators").count(self._run_filter(selection))
+
+    async def stuck_runs(self, *, limit: int = 100, **selection: Unpack[RunSelection]) -> builtins.list[RunInfo]:
+        """Runs that have a problem, or have been due for a minute and were not claimed, selected as for `list`.
+
+        `problem` says what it is.
+        """
+        wanted = self._run_filter(selection)
+        check_positive(limit, "limit")
+        return await stuck_runs(self._store, wanted, limit, self._host.clock.store_now())
 
     async def check(
         self,
@@ -477,6 +497,17 @@ class Runtime:
         await self._host.reopen(check_id(run_id, "a run's id"))
         return Run(self._host, run_id)
 
+    async def fork(self, run_id: str, *, from_step: str, id: str | None = None) -> Run[Any]:  # noqa: A002 - the name that everything else here has
+        """A new run of the same workflow and input that has what this run recorded before the step, and calls the step anew.
+
+        Everything that the journal has before the first record of the step is kept. The old run stays as it is. `from_step` is
+        the step's key. Raises `RunNotFound`, `StepNotFound`, and `RunConflict` when `id` is taken.
+        """
+        check_id(from_step, "a step's key")
+        new_id = str(uuid.uuid4()) if id is None else check_id(id, "a run's id")
+        await fork_run(self._host, run_id, from_step, new_id)
+        return Run(self._host, new_id)
+
     async def hold(self, run_id: str) -> None:
         """Keep the run from being driven until `unhold`; an attempt under way goes on until it suspends or ends."""
         await require(self._store, "operators").hold(check_id(run_id, "a run's id"))
@@ -489,10 +520,104 @@ class Runtime:
         """Remove the run and everything recorded for it."""
         await require(self._store, "operators").delete(check_id(run_id, "a run's id"))
 
-    async def purge(self, older_than: Duration) -> int:
-        """Delete runs that ended longer ago than this, and say how many."""
+    async def cancel_many(
+        self,
+        *,
+        all: bool = False,  # noqa: A002 - the word that says it
+        on_progress: OnProgress | None = None,
+        batch: int = 100,
+        dry_run: bool = False,
+        **selection: Unpack[RunSelection],
+    ) -> BulkReport:
+        """Ask many runs to stop, selected as for `list`; without `status`, those that have not ended.
+
+        `batch` runs are changed at a time; after each batch `on_progress` is called with how many runs were dealt with and how
+        many there are (None: the store cannot count). A refusal (`RunFinished`, `LeaseHeld`, `RunNotFound`) is counted and
+        reported, not raised. An empty selection needs `all=True`. With `dry_run` nothing changes, and `done` says how many runs
+        are selected.
+        """
+        wanted = narrow("cancel", self._run_filter(selection), is_all=all)
+        return await change_many(self._host, self.cancel, wanted, on_progress, batch, dry_run=dry_run)
+
+    async def retry_many(
+        self,
+        *,
+        all: bool = False,  # noqa: A002 - the word that says it
+        on_progress: OnProgress | None = None,
+        batch: int = 100,
+        dry_run: bool = False,
+        **selection: Unpack[RunSelection],
+    ) -> BulkReport:
+        """Let many runs go on that ended badly, selected as for `list`; without `status`, failed and dead ones.
+
+        The other options are those of `cancel_many`.
+        """
+        wanted = narrow("retry", self._run_filter(selection), is_all=all)
+        return await change_many(self._host, self.retry, wanted, on_progress, batch, dry_run=dry_run)
+
+    async def hold_many(
+        self,
+        *,
+        all: bool = False,  # noqa: A002 - the word that says it
+        on_progress: OnProgress | None = None,
+        batch: int = 100,
+        dry_run: bool = False,
+        **selection: Unpack[RunSelection],
+    ) -> BulkReport:
+        """Keep many runs from being driven, selected as for `list`; without `status`, those that have not ended.
+
+        The other options are those of `cancel_many`.
+        """
+        wanted = narrow("hold", self._run_filter(selection), is_all=all)
+        return await change_many(self._host, self.hold, wanted, on_progress, batch, dry_run=dry_run)
+
+    async def unhold_many(
+        self,
+        *,
+        all: bool = False,  # noqa: A002 - the word that says it
+        on_progress: OnProgress | None = None,
+        batch: int = 100,
+        dry_run: bool = False,
+        **selection: Unpack[RunSelection],
+    ) -> BulkReport:
+        """Undo `hold` for many runs, selected as for `list`; without `status`, for those that have not ended.
+
+        The other options are those of `cancel_many`.
+        """
+        wanted = narrow("unhold", self._run_filter(selection), is_all=all)
+        return await change_many(self._host, self.unhold, wanted, on_progress, batch, dry_run=dry_run)
+
+    async def delete_many(
+        self,
+        *,
+        all: bool = False,  # noqa: A002 - the word that says it
+        on_progress: OnProgress | None = None,
+        batch: int = 100,
+        dry_run: bool = False,
+        **selection: Unpack[RunSelection],
+    ) -> BulkReport:
+        """Remove many runs and everything recorded for them, selected as for `list`; without `status`, those that have ended.
+
+        The other options are those of `cancel_many`.
+        """
+        wanted = narrow("delete", self._run_filter(selection), is_all=all)
+        return await change_many(self._host, self.delete, wanted, on_progress, batch, dry_run=dry_run)
+
+    async def purge(
+        self,
+        older_than: Duration,
+        *,
+        status: EndStatus | Collection[EndStatus] | None = None,
+        workflow: Workflow[Any, Any] | str | None = None,
+    ) -> int:
+        """Delete runs that ended longer ago than this, of these statuses and of this workflow, and say how many.
+
+        A run that was reopened stays, and one whose parent has not ended.
+        """
         store, age, total = require(self._store, "operators"), seconds(older_than, what="older_than"), 0
-        while deleted := await store.purge(age, now=self._host.clock.store_now()):
+        statuses = END_STATUSES if status is None else (status,) if isinstance(status, str) else tuple(status)
+        name = workflow if workflow is None or isinstance(workflow, str) else self._definition(workflow).name
+        while deleted := await store.purge(age, status=statuses, workflow=name, now=self._host.clock.store_now()):
             total += deleted
         return total
 
@@ -601,8 +726,11 @@ class Runtime:
         is_served = self._queues is None or start.new.queue in self._queues
         return worker if worker is not None and worker.has_room() and is_served else None
 
+    def _run_filter(self, selection: RunSelection) -> RunFilter:
+        return run_filter(selection, self._host.clock.now())
+
     def _start_worker(self) -> tuple[Worker, asyncio.Task[None]]:
-        worker = self._worker = Worker(self._host, self._concurrency, self._queues)
+        worker = self._worker = Worker(self._host, self._concurrency, self._queues, self._retention)
         loop, context = asyncio.get_running_loop(), own_context()
         task = self._worker_task = loop.create_task(worker.work(), name="perdure-worker", context=context)
         return worker, task

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, over
 from perdure.errors import StoreCapabilityError
 from perdure.model.journal import Entry
 from perdure.model.records import (
+    END_STATUSES,
     Awaited,
     Claim,
     Claims,
@@ -46,10 +47,10 @@ from perdure.model.records import (
     RunRow,
     Schedule,
     Signal,
-    Status,
     WorkerRow,
     WorkflowVersion,
 )
+from perdure.model.run_filter import EVERY_RUN, RunFilter
 
 if TYPE_CHECKING:
     from perdure.snapshots.resume_state import ResumeState
@@ -239,15 +240,9 @@ class Store(Protocol):
         """The unconsumed inbox rows with a seq above `after`, by seq."""
 
     async def list(
-        self,
-        *,
-        prefix: str = "",
-        status: Status | None = None,
-        workflow: str | None = None,
-        before: tuple[int, str] | None = None,
-        limit: int = 100,
+        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
     ) -> list[RunInfo]:
-        """Runs, last changed first, ties by id. `prefix` is literal. `before` is the (updated_at, id) of the last line seen.
+        """The runs that are asked for, last changed first, ties by id. `before` is the (updated_at, id) of the last line seen.
 
         Raises `ValueError` for a `limit` that is not a whole number of at least 1.
         """
@@ -274,10 +269,23 @@ class OperatorStore(Store, Protocol):
     async def delete(self, run_id: str) -> None:
         """Remove the run with everything of it; its holder loses the lease. A run that does not exist is no error."""
 
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
-        """Delete up to `limit` ended runs not changed for at least `older_than` seconds, oldest first, and return how many."""
+    async def purge(
+        self,
+        older_than: float,
+        *,
+        status: Collection[EndStatus] = END_STATUSES,
+        workflow: str | None = None,
+        limit: int = 1000,
+        now: int | None = None,
+    ) -> int:
+        """Delete up to `limit` ended runs not changed for at least `older_than` seconds, oldest first, and return how many.
 
-    async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
+        Only runs with one of these statuses, and of this workflow (None: of any). That a run has ended and has not changed since
+        is checked in the transition that deletes it: one that was reopened meanwhile stays. So does a run whose parent has not
+        ended: the parent may still ask for it. Raises `ValueError` for a status that is no end.
+        """
+
+    async def count(self, wanted: RunFilter = EVERY_RUN) -> int:
         """How many runs `list` would return without a limit."""
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:

@@ -8,7 +8,7 @@ with Runtime(store="sqlite:///app.db", workflows=[checkout]).sync as runtime:
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, TypeVarTuple, Unpack, overload
@@ -18,7 +18,7 @@ from perdure.definition import Workflow
 from perdure.engine.subscriptions import Coalesce, Mode, Subscription
 from perdure.events import Listener
 from perdure.model.durations import Duration
-from perdure.model.records import RunInfo, Status
+from perdure.model.records import EndStatus, RunInfo, Status
 from perdure.options import ScheduleOptions, StartOptions, StoredOptions
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
@@ -29,7 +29,9 @@ from perdure.stepspec import name_caller
 from perdure.worker.check_runs import CheckReport
 from perdure.worker.describe_run import RunDescription
 from perdure.worker.health import RuntimeHealth
+from perdure.worker.many_runs import BulkReport, OnProgress
 from perdure.worker.queues import Queue
+from perdure.worker.run_selection import RunSelection
 from perdure.worker.schedules import CatchUp, Overlap, ScheduleInfo
 from perdure.worker.worker_registry import WorkerInfo
 
@@ -58,6 +60,10 @@ class AsyncRuntime(Protocol):
     @property
     def list(self) -> Callable[..., Coroutine[Any, Any, list[RunInfo]]]: ...
     @property
+    def count(self) -> Callable[..., Coroutine[Any, Any, int]]: ...
+    @property
+    def stuck_runs(self) -> Callable[..., Coroutine[Any, Any, builtins.list[RunInfo]]]: ...
+    @property
     def check(self) -> Callable[..., Coroutine[Any, Any, CheckReport]]: ...
     async def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]: ...
     async def resume(self, run_id: str) -> Outcome[Any]: ...
@@ -69,10 +75,23 @@ class AsyncRuntime(Protocol):
     async def health(self, timeout: Duration = "2s") -> RuntimeHealth: ...
     async def cancel(self, run_id: str) -> None: ...
     async def retry(self, run_id: str) -> Run[Any]: ...
+    @property
+    def fork(self) -> Callable[..., Coroutine[Any, Any, Run[Any]]]: ...
     async def hold(self, run_id: str) -> None: ...
     async def unhold(self, run_id: str) -> None: ...
     async def delete(self, run_id: str) -> None: ...
-    async def purge(self, older_than: Duration) -> int: ...
+    @property
+    def cancel_many(self) -> Callable[..., Coroutine[Any, Any, BulkReport]]: ...
+    @property
+    def retry_many(self) -> Callable[..., Coroutine[Any, Any, BulkReport]]: ...
+    @property
+    def hold_many(self) -> Callable[..., Coroutine[Any, Any, BulkReport]]: ...
+    @property
+    def unhold_many(self) -> Callable[..., Coroutine[Any, Any, BulkReport]]: ...
+    @property
+    def delete_many(self) -> Callable[..., Coroutine[Any, Any, BulkReport]]: ...
+    @property
+    def purge(self) -> Callable[..., Coroutine[Any, Any, int]]: ...
     @property
     def schedule(self) -> Callable[..., Coroutine[Any, Any, ScheduleInfo]]: ...
     @property
@@ -327,17 +346,17 @@ class SyncRuntime:
         """Whether the store replies and the worker claims runs, for probes. It never raises, and takes at most this long."""
         return block_on(self._runtime.health(timeout))
 
-    def list(
-        self,
-        *,
-        workflow: Workflow[Any, Any] | str | None = None,
-        status: Status | None = None,
-        prefix: str = "",
-        limit: int = 100,
-        cursor: RunInfo | None = None,
-    ) -> list[RunInfo]:
+    def list(self, *, limit: int = 100, cursor: RunInfo | None = None, **selection: Unpack[RunSelection]) -> list[RunInfo]:
         """Runs, last changed first."""
-        return block_on(self._runtime.list(workflow=workflow, status=status, prefix=prefix, limit=limit, cursor=cursor))
+        return block_on(self._runtime.list(limit=limit, cursor=cursor, **selection))
+
+    def count(self, **selection: Unpack[RunSelection]) -> int:
+        """How many runs there are."""
+        return block_on(self._runtime.count(**selection))
+
+    def stuck_runs(self, *, limit: int = 100, **selection: Unpack[RunSelection]) -> builtins.list[RunInfo]:
+        """Runs that do not go on by themselves."""
+        return block_on(self._runtime.stuck_runs(limit=limit, **selection))
 
     def check(
         self,
@@ -358,6 +377,10 @@ class SyncRuntime:
         """Let a failed, cancelled or dead run go on."""
         return SyncRun(block_on(self._runtime.retry(run_id)))
 
+    def fork(self, run_id: str, *, from_step: str, id: str | None = None) -> SyncRun[Any]:  # noqa: A002 - the name that everything else here has
+        """A new run that has what this run recorded before the step, and calls the step anew."""
+        return SyncRun(block_on(self._runtime.fork(run_id, from_step=from_step, id=id)))
+
     def hold(self, run_id: str) -> None:
         """Keep the run from being driven until `unhold`."""
         block_on(self._runtime.hold(run_id))
@@ -370,9 +393,75 @@ class SyncRuntime:
         """Remove the run and everything recorded for it."""
         block_on(self._runtime.delete(run_id))
 
-    def purge(self, older_than: Duration) -> int:
-        """Delete runs that ended longer ago than this, and say how many."""
-        return block_on(self._runtime.purge(older_than))
+    def cancel_many(
+        self,
+        *,
+        all: bool = False,  # noqa: A002 - the word that says it
+        on_progress: OnProgress | None = None,
+        batch: int = 100,
+        dry_run: bool = False,
+        **selection: Unpack[RunSelection],
+    ) -> BulkReport:
+        """Ask many runs to stop, selected as for `list`; without `status`, those that have not ended."""
+        return block_on(self._runtime.cancel_many(all=all, on_progress=on_progress, batch=batch, dry_run=dry_run, **selection))
+
+    def retry_many(
+        self,
+        *,
+        all: bool = False,  # noqa: A002 - the word that says it
+        on_progress: OnProgress | None = None,
+        batch: int = 100,
+        dry_run: bool = False,
+        **selection: Unpack[RunSelection],
+    ) -> BulkReport:
+        """Let many runs go on that ended badly, selected as for `list`; without `status`, failed and dead ones."""
+        return block_on(self._runtime.retry_many(all=all, on_progress=on_progress, batch=batch, dry_run=dry_run, **selection))
+
+    def hold_many(
+        self,
+        *,
+        all: bool = False,  # noqa: A002 - the word that says it
+        on_progress: OnProgress | None = None,
+        batch: int = 100,
+        dry_run: bool = False,
+        **selection: Unpack[RunSelection],
+    ) -> BulkReport:
+        """Keep many runs from being driven, selected as for `list`; without `status`, those that have not ended."""
+        return block_on(self._runtime.hold_many(all=all, on_progress=on_progress, batch=batch, dry_run=dry_run, **selection))
+
+    def unhold_many(
+        self,
+        *,
+        all: bool = False,  # noqa: A002 - the word that says it
+        on_progress: OnProgress | None = None,
+        batch: int = 100,
+        dry_run: bool = False,
+        **selection: Unpack[RunSelection],
+    ) -> BulkReport:
+        """Undo `hold` for many runs, selected as for `list`; without `status`, for those that have not ended."""
+        return block_on(self._runtime.unhold_many(all=all, on_progress=on_progress, batch=batch, dry_run=dry_run, **selection))
+
+    def delete_many(
+        self,
+        *,
+        all: bool = False,  # noqa: A002 - the word that says it
+        on_progress: OnProgress | None = None,
+        batch: int = 100,
+        dry_run: bool = False,
+        **selection: Unpack[RunSelection],
+    ) -> BulkReport:
+        """Remove many runs and everything recorded for them, selected as for `list`; without `status`, those that have ended."""
+        return block_on(self._runtime.delete_many(all=all, on_progress=on_progress, batch=batch, dry_run=dry_run, **selection))
+
+    def purge(
+        self,
+        older_than: Duration,
+        *,
+        status: EndStatus | Collection[EndStatus] | None = None,
+        workflow: Workflow[Any, Any] | str | None = None,
+    ) -> int:
+        """Delete runs that ended longer ago than this, of these statuses and of this workflow, and say how many."""
+        return block_on(self._runtime.purge(older_than, status=status, workflow=workflow))
 
     def schedule(
         self,

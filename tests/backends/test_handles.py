@@ -20,6 +20,7 @@ import pytest
 from perdure import open_store, stores
 from perdure.errors import PersistenceError
 from perdure.model.records import Lease
+from perdure.model.run_filter import RunFilter
 from perdure.store import FullStore
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, entry, in_another_loop, new_run, outcomes
 from tests.backends.opening import connections_of, store_at
@@ -148,7 +149,7 @@ async def test_children_and_their_parent_may_end_at_once(store: FullStore) -> No
     children = [await leased(store, f"child-{n}", parent_id="parent", parent_key=f"key-{n}") for n in range(10)]
     async with asyncio.timeout(PATIENCE):
         await asyncio.gather(*(store.finish(lease, "completed", b"1") for lease in (*children, parent)))
-    assert await store.count(status="completed") == 11
+    assert await store.count(RunFilter(status=("completed",))) == 11
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:.*fork:UserWarning")

@@ -12,6 +12,7 @@ import msgspec
 
 from perdure import Context, Ok, Runtime, Suspended, workflow
 from perdure.model.records import Item
+from perdure.model.run_filter import RunFilter
 from perdure.store import FullStore
 from perdure.testing.contract.world import entry, new_run
 from tests.backends.opening import store_at
@@ -98,8 +99,8 @@ async def check_lists(dsn: str) -> None:
     async with store_at(dsn) as store:
         for prefix in ("", *IDS, "order", "x" * 499, "%", "_", "a%", "a_", "*", "../", ".", "\\"):
             expected = {run_id for run_id in IDS if run_id.startswith(prefix)}
-            assert {line.id for line in await store.list(prefix=prefix)} == expected, f"what begins with {prefix!r}"
-            assert await store.count(prefix=prefix) == len(expected)
+            assert {line.id for line in await store.list(RunFilter(prefix=prefix))} == expected, f"what begins with {prefix!r}"
+            assert await store.count(RunFilter(prefix=prefix)) == len(expected)
         for run_id in IDS:
             row = await store.get(run_id)
             assert row is not None

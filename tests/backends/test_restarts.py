@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from perdure.model.run_filter import RunFilter
 from perdure.store import FullStore
 from perdure.testing.contract.world import entry
 from tests.backends import jobs
@@ -124,7 +125,8 @@ def test_nothing_acknowledged_is_lost_when_it_goes_down_under_load(
 
 async def all_ended(dsn: str) -> None:
     async with store_at(dsn) as store, asyncio.timeout(PATIENCE):
-        while await store.count(prefix="order-") > await store.count(prefix="order-", status="completed"):  # noqa: ASYNC110
+        completed = RunFilter(prefix="order-", status=("completed",))
+        while await store.count(RunFilter(prefix="order-")) > await store.count(completed):  # noqa: ASYNC110
             await asyncio.sleep(0.05)  # other processes complete them
 
 
@@ -151,7 +153,7 @@ async def check_place(dsn: str, lines: list[Line]) -> None:
     started = {line.run for line in lines if line.step == "started"}
     records = max(int(line.step) for line in lines if line.run == "records")
     async with store_at(dsn) as store:
-        assert started == {line.id for line in await store.list(prefix="order-", limit=100_000)}
+        assert started == {line.id for line in await store.list(RunFilter(prefix="order-"), limit=100_000)}
         for run_id in started:
             row, number = await store.get(run_id), int(run_id.rpartition("-")[2])
             assert row is not None

@@ -11,6 +11,7 @@ import pytest
 
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.records import Lease
+from perdure.model.run_filter import RunFilter
 from perdure.store import FullStore
 from perdure.testing.contract.world import entry, new_run, outcomes
 from tests.backends.opening import connections_of, store_at
@@ -94,7 +95,7 @@ async def test_nothing_acknowledged_is_lost_when_the_server_restarts_under_load(
         for run_id, seq in load.acknowledged.items():
             assert [line.seq for line in await store.journal(run_id)] == list(range(1, seq + 1))
             assert [row.seq for row in await store.inbox(run_id)] == list(range(1, load.signalled.get(run_id, 0) + 1))
-        assert await store.count(status="completed") == runs
+        assert await store.count(RunFilter(status=("completed",))) == runs
 
 
 async def test_a_server_that_stays_away_is_an_error_in_bounded_time(

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from perdure.model.run_filter import RunFilter
 from perdure.testing.contract.world import entry
 from tests.backends import jobs
 from tests.backends.conftest import Start
@@ -47,6 +48,6 @@ def test_sixteen_processes_set_up_one_place_at_once(backend: Backend, start: Sta
 
 async def check_place(dsn: str, survivors: range) -> None:
     async with store_at(dsn) as store:
-        assert {f"run-{me}" for me in survivors} <= {line.id for line in await store.list(status="completed")}
+        assert {f"run-{me}" for me in survivors} <= {line.id for line in await store.list(RunFilter(status=("completed",)))}
         for me in survivors:
             assert await store.journal(f"run-{me}") == [entry(seq) for seq in range(1, 4)]

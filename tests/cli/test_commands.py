@@ -48,11 +48,33 @@ def test_runs_filters_as_list_does(perdure: Command) -> None:
     assert ids("--status", "failed") == {"bad"}
     assert ids("--workflow", "checkout") == {"order-1"}
     assert ids("--prefix", "or") == {"order-1"}
+    assert ids("--status", "failed", "--status", "suspended") == {"order-1", "bad"}
+    assert ids("--queue", "default") == {"order-1", "bad", "later"}
+    assert ids("--queue", "mail") == set()
+    assert ids("--since", "1h", "--workflow", "checkout") == {"order-1"}
+    assert ids("--until", "1h") == ids("--since", "2999-01-01") == ids("--until", "2020-01-01T10:00:00+02:00") == set()
+    assert ids("--metadata", "customer=c-7") == set()
     assert len(ids("--limit", "2")) == 2
     shown = perdure("runs").out
     assert shown.splitlines()[0].split() == ["id", "workflow", "status", "changed", "(UTC)", "problem"]
     assert "order-1  checkout  suspended" in shown
     assert "the first 1" in perdure("runs", "--limit", "1").out
+
+
+def test_runs_by_metadata(perdure: Command, sweep: Sweep) -> None:
+    sweep()
+
+    async def prepare() -> None:
+        store = stores.sqlite("app.db")
+        for run_id, metadata in (("text", b'{"customer":"c-7"}'), ("number", b'{"n":3}'), ("digits", b'{"n":"3"}')):
+            new = NewRun(id=run_id, workflow="checkout", input=b"[[],{}]", input_hash=b"1", seed=b"2", metadata=metadata)
+            await store.create(new)
+        await store.close()
+
+    asyncio.run(prepare())
+    expected = {"customer=c-7": ["text"], "n=3": ["number"], 'n="3"': ["digits"], "n=null": [], "customer=c=7": []}
+    for option, ids in expected.items():
+        assert [line["id"] for line in perdure("runs", "--json", "--metadata", option).documents] == ids
 
 
 def test_runs_says_that_there_are_none(perdure: Command, sweep: Sweep) -> None:
@@ -150,6 +172,21 @@ def test_signal_delivers_its_payload(perdure: Command, sweep: Sweep) -> None:
 
 
 @pytest.mark.usefixtures("started")
+def test_fork_starts_a_run_from_a_step(perdure: Command, sweep: Sweep) -> None:
+    assert perdure("fork", "order-1", "--from", "approve", "--id", "again", "--json").document == {
+        "id": "again",
+        "forked_from": "order-1",
+    }
+    assert perdure("fork", "order-1", "--from", "charge").out.strip() != ""
+    assert "did you mean 'charge'?" in perdure("fork", "order-1", "--from", "chrge").err
+    assert "run 'again' exists already" in perdure("fork", "order-1", "--from", "charge", "--id", "again").err
+    perdure("signal", "again", "approve", "--payload", '"yes"')
+    sweep()
+    assert perdure("show", "again", "--json").document["value"] == "o paid 500 yes"
+    assert perdure("show", "order-1", "--json").document["status"] == "suspended"
+
+
+@pytest.mark.usefixtures("started")
 def test_cancel_and_retry(perdure: Command, sweep: Sweep) -> None:
     assert perdure("cancel", "order-1", "--json").document == {"id": "order-1", "cancel_requested": True}
     assert "it was asked to stop" in perdure("show", "order-1").out
@@ -168,12 +205,49 @@ def test_hold_and_unhold(perdure: Command) -> None:
     assert perdure("show", "order-1", "--json").document["held"] is False
 
 
+class Terminal(io.StringIO):
+    """What a person types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.usefixtures("started")
+def test_filters_change_many_runs(perdure: Command, sweep: Sweep) -> None:
+    """The runs are order-1, which waits, bad, which failed, and later, which is tried again."""
+    assert perdure("hold", "--all", "--yes").out == "2 runs put on hold, 0 refused\n"
+    assert perdure("unhold", "--prefix", "lat", "--yes", "--json").document == {"done": 1, "refused": 0, "refusals": []}
+    assert perdure("unhold", "--status", "suspended", "--yes").out == "2 runs taken off hold, 0 refused\n"
+    assert perdure("retry", "--status", "failed", "--yes").out == "1 run made pending again, 0 refused\n"
+    sweep()
+    assert perdure("cancel", "--workflow", "checkout", "--yes").code == 0
+    sweep()
+    assert perdure("runs", "--status", "cancelled", "--json").documents[0]["id"] == "order-1"
+    assert perdure("delete", "--since", "1h", "--yes").out == "2 runs deleted, 0 refused\n"
+    assert [line["id"] for line in perdure("runs", "--json").documents] == ["later"]
+
+
+@pytest.mark.usefixtures("started")
+def test_refused_runs_are_reported_and_give_exit_code_1(perdure: Command) -> None:
+    done = perdure("cancel", "--status", "failed", "--status", "suspended", "--yes")
+    assert (done.code, done.out) == (1, "2 runs asked to stop, 1 refused\nrun 'bad' has ended (failed) and takes nothing more\n")
+    refused = perdure("cancel", "--status", "failed", "--yes", "--json")
+    assert (refused.code, refused.document["refused"]) == (1, 1)
+    assert refused.document["refusals"][0]["error"] == "RunFinished"
+
+
+@pytest.mark.usefixtures("started")
+def test_many_runs_are_changed_once_their_number_was_confirmed(perdure: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal("\n"))
+    refused = perdure("cancel", "--all")
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err == "Cancel 2 runs? [y/N] perdure: nothing was changed\n"
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+    assert perdure("cancel", "--all").out == "2 runs asked to stop, 0 refused\n"
+
+
 @pytest.mark.usefixtures("started")
 def test_delete_asks(perdure: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     assert perdure("delete", "bad").code == 2  # stdin is no terminal
     monkeypatch.setattr(sys, "stdin", Terminal("\n"))
     refused = perdure("delete", "bad")
@@ -189,6 +263,8 @@ def test_delete_asks(perdure: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("started")
 def test_purge_deletes_what_ended_long_ago(perdure: Command) -> None:
     assert perdure("purge", "--older-than", "30d").out == "deleted 0 runs\n"
+    assert perdure("purge", "--older-than", "0s", "--status", "cancelled", "--status", "dead").out == "deleted 0 runs\n"
+    assert perdure("purge", "--older-than", "0s", "--workflow", "checkout").out == "deleted 0 runs\n"
     assert perdure("purge", "--older-than", "0s", "--json").document == {"deleted": 1}
     assert {line["id"] for line in perdure("runs", "--json").documents} == {"order-1", "later"}
 

@@ -14,6 +14,7 @@ import pytest
 from perdure import Context, Err, Ok, Runtime, StoredRun, Suspended, Workflow, open_store, stores, workflow
 from perdure.errors import DuplicateStep, PerdureWarning, SnapshotFormatError, SnapshotMismatch
 from perdure.events import Event, StepCompleteEvent
+from perdure.model.run_filter import RunFilter
 from perdure.state import (
     FileCache,
     MemoryCache,
@@ -368,7 +369,7 @@ async def test_row_snapshot_store_verbs_save_load_delete_list_close(dsn: str, tm
     loaded = await store.load("wf-123")
     assert loaded is not None
     assert loaded.to_dict() == COMPLETED
-    assert [info.id for info in await store.list(prefix="wf-", limit=10)] == ["wf-123"]
+    assert [info.id for info in await store.list(RunFilter(prefix="wf-"), limit=10)] == ["wf-123"]
     counted = Counted()
     assert await feed(counted).run("1", id="wf-123", store=store) == Ok(1)
     assert counted.calls == []
@@ -495,7 +496,7 @@ async def test_row_list_load_delete_clean_up_loop(tmp_path: Path) -> None:
     for number in range(3):
         await feed(Counted()).run("1", id=f"old-{number}", store=store)
     await feed(Counted()).run("1", id="new-1", store=store)
-    for info in await store.list(prefix="old-"):
+    for info in await store.list(RunFilter(prefix="old-")):
         loaded = await store.load(info.id)
         assert loaded is not None
         assert info.updated_at.tzinfo is not None

@@ -80,6 +80,9 @@ async def other_verbs(runtime: Runtime) -> None:
     await runtime.resume(greet)  # error
     await runtime.signal("g1")  # error
     await runtime.list(status="finished")  # error
+    await runtime.list(status=("finished",))  # error
+    await runtime.count(metadata={"tags": ["a"]})  # error
+    await runtime.count(limit=3)  # error
     await runtime.list("g")  # error
     await runtime.sweep("now")  # error
     await runtime.purge()  # error

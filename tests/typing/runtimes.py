@@ -6,7 +6,20 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
-from perdure import CheckReport, Context, Err, Ok, Outcome, RestartingExecutor, Run, Runtime, Suspended, stores, workflow
+from perdure import (
+    BulkReport,
+    CheckReport,
+    Context,
+    Err,
+    Ok,
+    Outcome,
+    RestartingExecutor,
+    Run,
+    Runtime,
+    Suspended,
+    stores,
+    workflow,
+)
 from perdure.model.records import RunInfo, Status
 from perdure.store import Store
 from perdure.sync import SyncRun, SyncRuntime
@@ -94,9 +107,15 @@ async def the_other_verbs(runtime: Runtime) -> None:
     assert_type(await runtime.get("g1"), Run[Any] | None)
     assert_type(await runtime.list(workflow=greet, status="failed", prefix="g", limit=10), list[RunInfo])
     assert_type(await runtime.list(workflow="greet", cursor=(await runtime.list())[-1]), list[RunInfo])
+    assert_type(await runtime.list(status=("failed", "dead"), queue="mail", updated_after="1h"), list[RunInfo])
+    assert_type(await runtime.count(status=["failed"], metadata={"customer": "c-7", "vip": True}), int)
+    assert_type(await runtime.stuck_runs(updated_before=datetime.now(UTC), limit=3), list[RunInfo])
     assert_type(await runtime.sweep(datetime(2026, 1, 1, tzinfo=UTC), limit=10), dict[str, Outcome[Any]])
     assert_type(await runtime.retry("g1"), Run[Any])
     assert_type(await runtime.purge("30d"), int)
+    assert_type(await runtime.purge("30d", status="failed", workflow="checkout"), int)
+    assert_type(await runtime.fork("run", from_step="charge"), Run[Any])
+    assert_type(await runtime.cancel_many(status=["failed", "dead"], on_progress=print, batch=5), BulkReport)
     assert_type(await runtime.cancel("g1"), None)
     assert_type(await runtime.hold("g1"), None)
     assert_type(await runtime.unhold("g1"), None)
@@ -128,6 +147,8 @@ def blocking() -> None:
         assert_type(runtime.resume("g1"), Outcome[Any])
         assert_type(runtime.get("g1"), SyncRun[Any] | None)
         assert_type(runtime.list(status="failed"), list[RunInfo])
+        assert_type(runtime.count(workflow=greet), int)
+        assert_type(runtime.stuck_runs(), list[RunInfo])
         assert_type(runtime.check(workflow=greet), CheckReport)
         assert_type(runtime.retry("g1"), SyncRun[Any])
         assert_type(runtime.purge(timedelta(days=30)), int)

@@ -68,6 +68,8 @@ def test_the_sync_runtime_has_the_methods_of_the_runtime(store: Store) -> None:
         assert again.result() == 8
         assert runtime.get("x1") is None
         assert {info.id for info in runtime.list(workflow=greet)} == {"g1", "g2"}
+        assert runtime.count(workflow=greet, status=("completed", "failed")) == 2
+        assert runtime.stuck_runs(prefix="g") == []
         runtime.delete("g2")
         assert runtime.purge(0) == 3
 

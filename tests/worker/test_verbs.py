@@ -10,6 +10,7 @@ import pytest
 
 from perdure import Context, Err, Ok, Run, Suspended, workflow
 from perdure.errors import InvalidInput, LeaseHeld, RunCancelled, RunConflict, RunFinished, RunNotFound
+from perdure.model.durations import moment
 from perdure.store import Store
 from perdure.testing import ManualClock
 from tests.worker.flows import Flaky, Gate, ask, client, greet, nap
@@ -238,6 +239,70 @@ async def test_list_is_filtered_and_paged_by_a_cursor(store: Store) -> None:
         assert {info.id for info in await runtime.list(prefix="g", limit=2, status="pending")} <= {f"g{n}" for n in range(7)}
         assert await runtime.list(prefix="%") == []
         assert everything[0].updated_at.tzinfo is not None
+
+
+async def test_runs_are_selected_by_what_they_are(store: Store) -> None:
+    clock = ManualClock()
+    async with client(store, greet, ask, clock=clock, unload_grace=0) as runtime:
+        await runtime.start(greet, "Ada", id="g1", queue="mail", priority=3, metadata={"customer": "c-7", "vip": True})
+        clock.advance("1h")
+        await runtime.run(ask, id="a1", metadata={"customer": "c-8"})
+
+        async def ids(**selection: Any) -> list[str]:
+            found = [info.id for info in await runtime.list(**selection)]
+            assert await runtime.count(**selection) == len(found)
+            return found
+
+        assert await ids() == ["a1", "g1"]
+        assert await ids(status=["pending", "failed"]) == ["g1"]
+        assert await ids(status={"suspended"}, workflow=ask) == ["a1"]
+        assert await ids(queue="mail") == ["g1"]
+        assert await ids(updated_after="30m") == ["a1"]
+        assert await ids(updated_before=timedelta(minutes=30)) == ["g1"]
+        assert await ids(updated_after=moment(clock.now()), updated_before=None) == ["a1"]
+        assert await ids(metadata={"customer": "c-7"}) == ["g1"]
+        assert await ids(metadata={"vip": 1}) == []
+        waiting, new = await runtime.list()
+        assert (waiting.waiting_for, waiting.metadata, waiting.queue) == (("answer",), {"customer": "c-8"}, "default")
+        assert (new.priority, new.attempts, new.error, new.created_at) == (3, 0, None, waiting.created_at - timedelta(hours=1))
+
+
+@pytest.mark.parametrize(
+    ("selection", "error", "text"),
+    [
+        ({"state": "failed"}, TypeError, "runs cannot be selected by state; by workflow, status, queue, prefix,"),
+        ({"status": "ended"}, ValueError, "a status is one of pending, running, suspended, completed, .*, not 'ended'"),
+        ({"status": ()}, ValueError, "status is empty, which no run can have; leave it out for any status"),
+        ({"status": 3}, TypeError, "status is one of pending, .*, or several of them, not 3"),
+        ({"workflow": 3}, TypeError, "workflow is a workflow or its name, not 3"),
+        ({"queue": ""}, ValueError, "a queue's name must have 1 to 1024 UTF-8 bytes"),
+        ({"updated_after": datetime(2026, 1, 1)}, ValueError, "has no time zone"),  # noqa: DTZ001 - that is the mistake
+        ({"updated_before": "yesterday"}, ValueError, "updated_before 'yesterday' is not a length of time"),
+        ({"updated_after": None, "updated_before": []}, TypeError, "updated_before is a datetime, or how long ago"),
+        ({"metadata": {}}, ValueError, "metadata is a dict with one key"),
+        ({"metadata": {"a": 1, "b": 2}}, ValueError, "metadata is a dict with one key"),
+        ({"metadata": {"a": [1]}}, TypeError, "metadata must be one key and a str, a number, a bool or None"),
+        ({"metadata": {"a": float("nan")}}, ValueError, "no run has"),
+    ],
+)
+async def test_a_selection_that_makes_no_sense_is_refused(
+    store: Store, selection: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    async with client(store) as runtime:
+        for verb in (runtime.list, runtime.count, runtime.stuck_runs):
+            with pytest.raises(error, match=text):
+                await verb(**selection)
+
+
+async def test_stuck_runs_have_a_problem_or_were_not_claimed_in_time(store: Store) -> None:
+    clock = ManualClock()
+    async with client(store, greet, clock=clock) as runtime:
+        await runtime.start(greet, "Ada", id="g1", queue="mail")
+        assert await runtime.stuck_runs() == []
+        clock.advance("61s")
+        (stuck,) = await runtime.stuck_runs(queue="mail")
+        assert (stuck.id, stuck.problem) == ("g1", "due for 61 s, and no worker has claimed it")
+        assert await runtime.stuck_runs(queue="default") == []
 
 
 async def test_cancel_ends_a_suspended_run_when_it_is_driven_next(store: Store) -> None:

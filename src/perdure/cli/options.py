@@ -10,13 +10,18 @@ import tomllib
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from cyclopts import Parameter
 
+from perdure.model.durations import seconds
+from perdure.model.records import Status
+from perdure.model.run_filter import MetadataValue
 from perdure.runtime import Runtime
+from perdure.worker.run_selection import RunSelection
 
 T = TypeVar("T")
 
@@ -69,6 +74,58 @@ class StoreOptions(JsonOption):
                 'which store? Pass --store DSN, set PERDURE_STORE, or write store = "DSN" under [tool.perdure] in pyproject.toml'
             )
         return found
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class FilterOptions:
+    """The options of a command that works on the runs that have all that is given."""
+
+    workflow: Annotated[str | None, Parameter(help="Only runs of this workflow.")] = None
+    status: Annotated[list[Status] | None, Parameter(negative=(), help="Only runs in this status; may be repeated.")] = None
+    queue: Annotated[str | None, Parameter(help="Only runs of this queue.")] = None
+    prefix: Annotated[str, Parameter(help="Only runs whose id begins so.", show_default=False)] = ""
+    since: Annotated[str | None, Parameter(help="Only runs changed since then: 2h ago, or 2026-11-16T09:30 (UTC).")] = None
+    until: Annotated[str | None, Parameter(help="Only runs not changed since then.")] = None
+    metadata: Annotated[str | None, Parameter(help="Only runs with this in their metadata: key=value.")] = None
+
+    def selection(self) -> RunSelection:
+        """The selection, as `Runtime.list` takes it. Raises `UsageError`."""
+        return {
+            "workflow": self.workflow,
+            "status": self.status,
+            "queue": self.queue,
+            "prefix": self.prefix,
+            "updated_after": _parse_instant(self.since, "--since"),
+            "updated_before": _parse_instant(self.until, "--until"),
+            "metadata": None if self.metadata is None else _parse_metadata(self.metadata),
+        }
+
+
+def _parse_instant(text: str | None, option: str) -> datetime | float | None:
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        pass
+    else:
+        return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    try:
+        return seconds(text, what=option)
+    except ValueError:
+        raise UsageError(f"{option} {text!r} must be how long ago, such as 1h30m or 2d, or a time: 2026-11-16T09:30") from None
+
+
+def _parse_metadata(text: str) -> dict[str, MetadataValue]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise UsageError(f"--metadata {text!r} must be key=value")
+    try:
+        parsed: MetadataValue = msgspec.json.decode(value, type=MetadataValue)
+    except msgspec.MsgspecError:
+        parsed = value  # no JSON, or no single value: it is text
+    return {key: parsed}
 
 
 def call_runtime(runtime: Runtime, verb: Callable[[Runtime], Awaitable[T]], *, create: bool = False) -> T:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -131,3 +132,16 @@ def preview(value: Any, width: int = 200) -> str:
     """A value as JSON, cut to `width` characters."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr, drawn only on a terminal."""
+    screen = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    return Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True)
+
+
+def shown_in(bar: Progress) -> Callable[[int, int | None], None]:
+    """What shows in the bar how many of how many runs are done."""
+    task = bar.add_task("runs", total=None)
+    return lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,4 +1,4 @@
-"""Commands on runs of a store: list, watch, show, signal, cancel, retry, hold, unhold, delete, purge."""
+"""Commands that look at runs of a store, and the one that sends a signal to a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 from rich.live import Live
 
-from perdure.cli.options import CommandFailed, StoreOptions, UsageError, parse_json
+from perdure.cli.options import FilterOptions, StoreOptions, UsageError, parse_json
 from perdure.cli.output import (
     console,
     in_utc,
@@ -19,16 +19,14 @@ from perdure.cli.output import (
     print_json_lines,
     print_table,
     print_text,
-    printable,
     report,
 )
 from perdure.cli.show_run import print_run
-from perdure.cli.stuck_runs import stuck_runs
-from perdure.errors import RunNotFound
-from perdure.model.records import RunInfo, Status
+from perdure.model.records import RunInfo
 from perdure.runtime import Runtime
 
 _DEFAULT: Final = StoreOptions()
+_EVERY_RUN: Final = FilterOptions()
 _COLUMNS: Final = ("id", "workflow", "status", "changed (UTC)", "problem")
 # How often --watch looks, where the store does not wake it, and the least time between two looks.
 _WATCH_EVERY: Final = 1.0
@@ -37,15 +35,13 @@ _WATCH_PAUSE: Final = 0.25
 
 def add_commands(app: App) -> None:
     """Add the commands of this module."""
-    for command in (runs, show, signal, cancel, retry, hold, unhold, delete, purge):
+    for command in (runs, show, signal):
         app.command(command)
 
 
 def runs(
     *,
-    workflow: Annotated[str | None, Parameter(help="Only runs of this workflow.")] = None,
-    status: Annotated[Status | None, Parameter(help="Only runs in this status.")] = None,
-    prefix: Annotated[str, Parameter(help="Only runs whose id begins so.", show_default=False)] = "",
+    filters: FilterOptions = _EVERY_RUN,
     limit: Annotated[int, Parameter(help="At most so many.")] = 100,
     stuck: Annotated[
         bool, Parameter(negative=(), show_default=False, help="Only runs with a problem, or due for a minute and not claimed.")
@@ -54,13 +50,12 @@ def runs(
     options: StoreOptions = _DEFAULT,
 ) -> None:
     """List runs, last changed first."""
+    selection = filters.selection()
     if watch and not options.json and not sys.stdout.isatty():
         raise UsageError("--watch draws on a terminal, and stdout is none; use --watch --json for lines")
 
     async def find(runtime: Runtime) -> list[RunInfo]:
-        if stuck:
-            return await stuck_runs(runtime.store, workflow=workflow, status=status, prefix=prefix, limit=limit)
-        return await runtime.list(workflow=workflow, status=status, prefix=prefix, limit=limit)
+        return await (runtime.stuck_runs if stuck else runtime.list)(limit=limit, **selection)
 
     if watch:
         options.call(lambda runtime: (_watch_lines if options.json else _watch_table)(runtime, find))
@@ -84,7 +79,7 @@ def _rows(found: Iterable[RunInfo]) -> list[list[str]]:
             info.workflow if info.version == 1 else f"{info.workflow} v{info.version}",
             info.status,
             in_utc(info.updated_at),
-            info.problem or "",
+            info.problem or info.error or "",
         ]
         for info in found
     ]
@@ -137,69 +132,3 @@ def signal(
     value = parse_json(payload, "--payload")
     options.call(lambda runtime: runtime.signal(run_id, name, value, dedupe=dedupe))
     report(options.json, f"sent {name!r} to run {run_id!r}", {"id": run_id, "signal": name})
-
-
-def cancel(run_id: str, /, *, options: StoreOptions = _DEFAULT) -> None:
-    """Ask a run to stop."""
-    options.call(lambda runtime: runtime.cancel(run_id))
-    report(options.json, f"run {run_id!r} was asked to stop; a worker ends it", {"id": run_id, "cancel_requested": True})
-
-
-def retry(run_id: str, /, *, options: StoreOptions = _DEFAULT) -> None:
-    """Let a failed, cancelled or dead run go on; what succeeded is kept."""
-    options.call(lambda runtime: runtime.retry(run_id))
-    report(options.json, f"run {run_id!r} is pending again; a worker goes on with it", {"id": run_id, "status": "pending"})
-
-
-def hold(run_id: str, /, *, options: StoreOptions = _DEFAULT) -> None:
-    """Keep a run from being driven until `unhold`."""
-    options.call(lambda runtime: runtime.hold(run_id))
-    report(options.json, f"run {run_id!r} is on hold", {"id": run_id, "held": True})
-
-
-def unhold(run_id: str, /, *, options: StoreOptions = _DEFAULT) -> None:
-    """Undo `hold`."""
-    options.call(lambda runtime: runtime.unhold(run_id))
-    report(options.json, f"run {run_id!r} is not on hold", {"id": run_id, "held": False})
-
-
-def delete(
-    run_id: str,
-    /,
-    *,
-    yes: Annotated[bool, Parameter(negative=(), show_default=False, help="Do not ask.")] = False,
-    options: StoreOptions = _DEFAULT,
-) -> None:
-    """Remove a run and everything recorded for it."""
-
-    async def find(runtime: Runtime) -> Status:
-        run = await runtime.get(run_id)
-        if run is None:
-            raise RunNotFound(run_id)
-        return await run.status()
-
-    status = options.call(find)
-    if not yes:
-        _confirm(f"Delete run {run_id!r} ({status}) and everything recorded for it?")
-    options.call(lambda runtime: runtime.delete(run_id))
-    report(options.json, f"run {run_id!r} is deleted", {"id": run_id, "deleted": True})
-
-
-def purge(
-    *,
-    older_than: Annotated[str, Parameter(help="How long ago they ended at least, such as 30d or 12h.")],
-    options: StoreOptions = _DEFAULT,
-) -> None:
-    """Delete runs that ended long ago."""
-    deleted = options.call(lambda runtime: runtime.purge(older_than))
-    report(options.json, f"deleted {deleted} {'run' if deleted == 1 else 'runs'}", {"deleted": deleted})
-
-
-def _confirm(question: str) -> None:
-    """Ask on the terminal. Raises `CommandFailed` for any answer but yes, and `UsageError` where no one can answer."""
-    if not sys.stdin.isatty():
-        raise UsageError("this asks before it deletes, and stdin is no terminal; pass --yes")
-    sys.stderr.write(f"{printable(question)} [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise CommandFailed("nothing was deleted")

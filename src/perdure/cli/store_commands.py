@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import platform
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
 from cyclopts import App, Parameter
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from perdure.cli.options import CommandFailed, JsonOption, StoreOptions, UsageError
-from perdure.cli.output import in_utc, print_json, print_json_lines, print_table, print_text, report
+from perdure.cli.output import in_utc, print_json, print_json_lines, print_table, print_text, progress_bar, report, shown_in
 from perdure.errors import RunNotFound
 from perdure.migration import Migration, migrate_store
 from perdure.runtime import Runtime
@@ -128,26 +125,14 @@ def migrate(
         DSN of the store to copy to.
     """
     StoreOptions(store=source).call(lambda runtime: runtime.list(limit=1))  # a mistyped source would be an empty one
-    with _progress_bar() as bar:
-        done = asyncio.run(migrate_store(source, target, batch=batch, on_progress=_shown_in(bar)))
+    with progress_bar() as bar:
+        done = asyncio.run(migrate_store(source, target, batch=batch, on_progress=shown_in(bar)))
     if options.json:
         skipped = [each._asdict() for each in done.skipped]
         print_json({"copied": done.copied, "already_there": done.already_there, "skipped": skipped})
     else:
         _print_migration(done)
     return 0 if done.is_complete else 1
-
-
-def _progress_bar() -> Progress:
-    """A bar on stderr, drawn only on a terminal."""
-    screen = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    return Progress(*columns, console=screen, disable=not screen.is_terminal, transient=True)
-
-
-def _shown_in(bar: Progress) -> Callable[[int, int | None], None]:
-    task = bar.add_task("runs", total=None)
-    return lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _print_migration(done: Migration) -> None:

@@ -18,7 +18,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 
 from perdure.model.ids import MAX_ID_BYTES, check_id, check_text
-from perdure.model.records import STATUSES, NewRun, Schedule
+from perdure.model.records import END_STATUSES, NewRun, Schedule
+from perdure.model.run_filter import RunFilter
 
 Check: TypeAlias = Callable[[Any], Any]
 N = TypeVar("N", bound=NewRun)
@@ -59,14 +60,10 @@ def _check_dedupe(dedupe: object) -> str | None:
     return None if dedupe is None else check_id(dedupe, "a signal's dedupe")
 
 
-def _check_status(status: object) -> str | None:
-    if status is not None and check_text(status, "a status") not in STATUSES:
-        raise ValueError(f"a status is one of {', '.join(sorted(STATUSES))}, not {status!r}")
-    return None if status is None else check_text(status, "a status")
-
-
-def _check_workflow(workflow: object) -> str | None:
-    return None if workflow is None else check_text(workflow, "a workflow's name")
+def _check_filter(wanted: object) -> RunFilter:
+    if not isinstance(wanted, RunFilter):
+        raise TypeError(f"list and count take a RunFilter, which checks itself, not {wanted!r}")
+    return wanted
 
 
 def _check_before(before: object) -> tuple[int, str] | None:
@@ -76,6 +73,19 @@ def _check_before(before: object) -> tuple[int, str] | None:
         case (int() as updated_at, str() as run_id):
             return updated_at, check_text(run_id, "a run's id")
     raise TypeError(f"before must be the (updated_at, id) of a line, not {before!r}")
+
+
+def _check_workflow(workflow: object) -> str | None:
+    return None if workflow is None else check_text(workflow, "a workflow's name")
+
+
+def _check_end_statuses(status: object) -> tuple[str, ...]:
+    if isinstance(status, str) or not isinstance(status, list | tuple | set | frozenset):
+        raise TypeError(f"status must be a collection of statuses, not {status!r}")
+    names = tuple(check_text(one, "a status") for one in status)
+    if unknown := [name for name in names if name not in END_STATUSES]:
+        raise ValueError(f"an ended run is one of {', '.join(END_STATUSES)}, not {unknown[0]!r}")
+    return names
 
 
 def _check_drop(drop: object) -> tuple[str, ...]:
@@ -90,11 +100,7 @@ def _check_schedule(schedule: Schedule) -> Schedule:
 
 
 _RUN: Final[Mapping[str, Check]] = {"run_id": _check_run_id}
-_SELECTION: Final[Mapping[str, Check]] = {
-    "prefix": lambda prefix: check_text(prefix, "a prefix of ids"),
-    "status": _check_status,
-    "workflow": _check_workflow,
-}
+_FILTER: Final[Mapping[str, Check]] = {"wanted": _check_filter}
 _SCHEDULE: Final[Mapping[str, Check]] = {"schedule_id": lambda schedule_id: check_id(schedule_id, "a schedule's id")}
 _WORKER: Final[Mapping[str, Check]] = {"worker_id": lambda worker_id: check_id(worker_id, "a worker's id")}
 # By verb, the parameters that are checked.
@@ -103,8 +109,9 @@ _CHECKS: Final[Mapping[str, Mapping[str, Check]]] = {
     "reopen": {**_RUN, "drop": _check_drop},
     "signal": {**_RUN, "name": lambda name: check_id(name, "a signal's name"), "dedupe": _check_dedupe},
     "items": {**_RUN, "stream": lambda stream: check_id(stream, "a stream's name")},
-    "list": {**_SELECTION, "before": _check_before},
-    "count": _SELECTION,
+    "list": {**_FILTER, "before": _check_before},
+    "count": _FILTER,
+    "purge": {"status": _check_end_statuses, "workflow": _check_workflow},
     "restore": {"run": check_names},
     "put_worker": _WORKER,
     "drop_worker": _WORKER,

@@ -8,21 +8,23 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
 import msgspec
 
-from perdure.model.durations import MICROSECOND, moment
+from perdure.model.durations import MAX_INSTANT, MICROSECOND, moment
 from perdure.model.journal import Entry
 
 Status: TypeAlias = Literal["pending", "running", "suspended", "completed", "failed", "cancelled", "dead"]
 EndStatus: TypeAlias = Literal["completed", "failed", "cancelled", "dead"]
+END_STATUSES: Final[tuple[EndStatus, ...]] = get_args(EndStatus)
 # A workflow by its name, and one of its versions.
 WorkflowVersion: TypeAlias = tuple[str, int]
 # A running run that lost this many workers in a row, without recording anything, may be what ends them.
 SUSPECT_ATTEMPTS: Final = 2
 ENDED: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled", "dead"})
-STATUSES: Final[frozenset[str]] = ENDED | {"pending", "running", "suspended"}
+ALL_STATUSES: Final[tuple[Status, ...]] = get_args(Status)
+STATUSES: Final[frozenset[str]] = frozenset(ALL_STATUSES)
 
 
 class Awaited(msgspec.Struct, frozen=True, array_like=True):
@@ -148,21 +150,80 @@ def deadline_in_force(run: RunRow, journal: Iterable[Entry]) -> int | None:
 NO_PROBLEM: Final[Mapping[str, Any]] = {"problem": None, "problem_at": None, "problem_count": 0}
 
 
+class ListedRun(Protocol):
+    """A run, as far as lists filter, sort and show it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def workflow(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def status(self) -> Status: ...
+    @property
+    def created_at(self) -> int: ...
+    @property
+    def updated_at(self) -> int: ...
+    @property
+    def queue(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def waiting_for(self) -> tuple[Awaited, ...]: ...
+    @property
+    def wake_at(self) -> int | None: ...
+    @property
+    def attempts(self) -> int: ...
+    @property
+    def problem(self) -> str | None: ...
+    @property
+    def metadata(self) -> bytes: ...
+
+
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `list`. `problem` says why the run could not be driven on the last time, None if it could."""
+    """A line of `list`.
+
+    `wake_at` is the instant from which the run may be claimed (of a running one: the end of its lease), None if only a signal or
+    a cancel wakes it. `waiting_for` names the signals and children that a suspended run waits for. `attempts` counts the claims
+    since it last recorded something. `problem` says why the run could not be driven on the last time, None if it could; `error`
+    is the error of a failed or dead run in one line.
+    """
 
     id: str
     workflow: str
-    status: Status
-    updated_at: datetime
     version: int = 1
+    status: Status
+    created_at: datetime
+    updated_at: datetime
+    queue: str = "default"
+    priority: int = 0
+    waiting_for: tuple[str, ...] = ()
+    wake_at: datetime | None = None
+    attempts: int = 0
     problem: str | None = None
+    error: str | None = None
+    metadata: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, run_id: str, workflow: str, version: int, status: Status, updated_at: int, problem: str | None) -> RunInfo:
-        """The line for a run whose row was last changed at the instant `updated_at`."""
-        at = moment(updated_at)
-        return cls(id=run_id, workflow=workflow, version=version, status=status, updated_at=at, problem=problem)
+    def of(cls, run: ListedRun, error: str | None = None) -> RunInfo:
+        """The line of this run, with its error in one line. Raises `OverflowError` for an instant that no datetime can have."""
+        return cls(
+            id=run.id,
+            workflow=run.workflow,
+            version=run.version,
+            status=run.status,
+            created_at=moment(run.created_at),
+            updated_at=moment(run.updated_at),
+            queue=run.queue,
+            priority=run.priority,
+            waiting_for=tuple(awaited.name for awaited in run.waiting_for),
+            wake_at=None if run.wake_at is None else moment(min(max(run.wake_at, 0), MAX_INSTANT)),
+            attempts=run.attempts,
+            problem=run.problem,
+            error=error,
+            metadata=load_metadata(run.metadata),
+        )
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,6 +361,10 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
         return self.concurrency is not None or self.per_key is not None or self.interval is not None
 
 
+# The field of a run's metadata, or of a step in a snapshot, that holds what only perdure writes.
+OWN_FIELD: Final = "perdure"
+
+
 def encode_metadata(metadata: Any) -> bytes:
     """Metadata as JSON: a dict that reads back as it is."""
     if not isinstance(metadata, dict):
@@ -311,6 +376,16 @@ def encode_metadata(metadata: Any) -> bytes:
     if msgspec.json.decode(encoded) != metadata:
         raise TypeError(f"metadata must be a dict of JSON values, which {metadata!r} is not")
     return encoded
+
+
+def load_metadata(stored: bytes) -> dict[str, Any]:
+    """The metadata that the user stored with a run; an empty dict for what cannot be read."""
+    try:
+        metadata = msgspec.json.decode(stored, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}
+    metadata.pop(OWN_FIELD, None)
+    return metadata
 
 
 def is_changed(recorded: str | None, current: str | None) -> bool:

@@ -15,8 +15,8 @@ import msgspec
 from perdure.errors import SnapshotCorrupt
 from perdure.model.durations import moment
 from perdure.model.journal import Entry, entries_in_force
-from perdure.model.records import ENDED, RunRow, Signal, Status, encode_metadata
-from perdure.snapshots.parts import OWN_FIELD, Execution, ExecutionStatus, LossWarning, StepResult
+from perdure.model.records import ENDED, OWN_FIELD, RunRow, Signal, Status, encode_metadata
+from perdure.snapshots.parts import Execution, ExecutionStatus, LossWarning, StepResult
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.run_metadata import RunMetadata
 from perdure.snapshots.snapshot import Snapshot

@@ -17,8 +17,6 @@ from perdure.errors import SnapshotFormatError
 from perdure.snapshots.json_reader import Problems, copy_json
 
 FORMAT_VERSION: Final = 1
-# The field of a run's metadata, or of a step, that holds what only perdure writes.
-OWN_FIELD: Final = "perdure"
 # The levels around a value: a snapshot, its steps, a step.
 AROUND_VALUES: Final = 3
 # The cause of a failure whose cause is unknown, as the library that defined the format writes it.

@@ -19,8 +19,7 @@ from perdure.errors import SnapshotFormatError
 from perdure.model.durations import MAX_INSTANT
 from perdure.model.ids import check_id
 from perdure.model.journal import Entry, Kind
-from perdure.model.records import MAX_VERSION, Awaited, RunRow, Signal, Status
-from perdure.snapshots.parts import OWN_FIELD
+from perdure.model.records import MAX_VERSION, OWN_FIELD, Awaited, RunRow, Signal, Status
 from perdure.snapshots.step_results import check_failure
 
 Instant: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_INSTANT)]

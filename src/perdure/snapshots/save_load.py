@@ -14,10 +14,9 @@ import msgspec
 from perdure.errors import SnapshotFormatError
 from perdure.model.ids import check_id, random_bytes
 from perdure.model.journal import Entry
-from perdure.model.records import ENDED, RunRow, Signal, Status, encode_metadata
+from perdure.model.records import ENDED, OWN_FIELD, RunRow, Signal, Status, encode_metadata
 from perdure.snapshots.consistent_view import RUN_FIELDS, RunReader, View, load_view
 from perdure.snapshots.importer import losses_by_step, read_state
-from perdure.snapshots.parts import OWN_FIELD
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.run_metadata import RunMetadata, read_run_metadata
 from perdure.snapshots.snapshot import Snapshot, assert_valid_snapshot

@@ -12,11 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 from perdure.errors import FormatProblem, SnapshotFormatError
+from perdure.model.records import OWN_FIELD
 from perdure.snapshots.json_reader import Problems, copy_json, read_text
 from perdure.snapshots.parts import (
     AROUND_VALUES,
     FORMAT_VERSION,
-    OWN_FIELD,
     Execution,
     LossWarning,
     StepResult,

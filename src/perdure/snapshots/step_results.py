@@ -23,8 +23,9 @@ from perdure.codec.outcomes import Failure, load_failure
 from perdure.codec.structure import check_structure
 from perdure.errors import StepFailed
 from perdure.model.journal import Entry, Kind
+from perdure.model.records import OWN_FIELD
 from perdure.snapshots.json_reader import MAX_DEPTH
-from perdure.snapshots.parts import NO_CAUSE, OWN_FIELD, LossWarning, StepResult
+from perdure.snapshots.parts import NO_CAUSE, LossWarning, StepResult
 
 RAISED: Final = "UNEXPECTED_ERROR"
 TIMED_OUT: Final = "TIMEOUT"

@@ -16,9 +16,9 @@ from perdure.codec import tree_of
 from perdure.codec.structure import check_structure
 from perdure.errors import SnapshotFormatError, ValueNotStorable
 from perdure.model.journal import Entry, Kind
-from perdure.model.records import Signal
+from perdure.model.records import OWN_FIELD, Signal
 from perdure.snapshots.json_reader import format_path
-from perdure.snapshots.parts import OWN_FIELD, LossWarning, StepResult
+from perdure.snapshots.parts import LossWarning, StepResult
 from perdure.snapshots.run_metadata import Instant, JournalLine, RunMetadata
 from perdure.snapshots.step_results import (
     CODEC,

@@ -14,6 +14,7 @@ from typing import Final
 from perdure.errors import SnapshotError
 from perdure.model.durations import MICROSECOND, instant
 from perdure.model.records import RunInfo, Status
+from perdure.model.run_filter import RunFilter
 from perdure.options import Options
 from perdure.snapshots.consistent_view import load_view
 from perdure.store import Store
@@ -79,12 +80,11 @@ async def check_runs(host: Host, workflows: Iterable[str | None], prefix: str, l
 
 async def _open_runs(store: Store, workflows: list[str | None], prefix: str) -> AsyncGenerator[RunInfo, None]:
     for workflow in workflows:
-        for status in _OPEN:
-            before: tuple[int, str] | None = None
-            while page := await store.list(prefix=prefix, status=status, workflow=workflow, before=before, limit=_PAGE):
-                for info in page:
-                    yield info
-                before = instant(page[-1].updated_at), page[-1].id
+        wanted, before = RunFilter(prefix=prefix, status=_OPEN, workflow=workflow), None
+        while page := await store.list(wanted, before=before, limit=_PAGE):
+            for info in page:
+                yield info
+            before = instant(page[-1].updated_at), page[-1].id
 
 
 async def _check_run(host: Host, info: RunInfo, patience: float) -> RunCheck | None:

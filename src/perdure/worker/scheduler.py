@@ -13,6 +13,7 @@ from typing import Final
 from perdure.errors import SnapshotCorrupt
 from perdure.model.durations import MICROSECOND, instant
 from perdure.model.records import Schedule, Status
+from perdure.model.run_filter import RunFilter
 from perdure.store import ScheduleStore, require
 from perdure.worker.host import Host
 from perdure.worker.schedules import ScheduleSpec, is_run_of, new_run, run_id_at
@@ -106,12 +107,11 @@ class Scheduler:
         return next_at
 
     async def _has_unfinished(self, schedule_id: str) -> bool:
-        for status in UNFINISHED:
-            before: tuple[int, str] | None = None
-            while page := await self._host.store.list(prefix=f"{schedule_id}:", status=status, before=before):
-                if any(is_run_of(schedule_id, info.id) for info in page):
-                    return True
-                before = instant(page[-1].updated_at), page[-1].id
+        wanted, before = RunFilter(prefix=f"{schedule_id}:", status=UNFINISHED), None
+        while page := await self._host.store.list(wanted, before=before):
+            if any(is_run_of(schedule_id, info.id) for info in page):
+                return True
+            before = instant(page[-1].updated_at), page[-1].id
         return False
 
     def _report(self, schedule: Schedule, problem: str) -> None:

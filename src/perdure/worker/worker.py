@@ -18,10 +18,13 @@ from perdure.model.clock import elapsed
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.logs import log, run_fields
 from perdure.model.records import RunRow, WorkflowVersion
+from perdure.model.retention import RetentionRules
+from perdure.model.run_filter import RunFilter
 from perdure.result import Err, Outcome, Suspended
 from perdure.store import require
 from perdure.worker.active_runs import ActiveRun, active_runs
 from perdure.worker.host import Host
+from perdure.worker.retention import RetentionWork
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.worker_registry import WorkerRegistration
 
@@ -40,7 +43,9 @@ BACKOFF_SECONDS: Final = (0.1, 5.0)
 class Worker:
     """Drives up to `concurrency` runs at a time, of these queues, until `stop`."""
 
-    def __init__(self, host: Host, concurrency: int, queues: Collection[str] | None) -> None:
+    def __init__(
+        self, host: Host, concurrency: int, queues: Collection[str] | None, retention: RetentionRules | None = None
+    ) -> None:
         self._host = host
         self._concurrency = concurrency
         self._queues = queues
@@ -57,6 +62,7 @@ class Worker:
         self._logged_slowness_at: float | None = None
         self._unclaimed = _UnclaimedRuns(queues)
         self.scheduler = Scheduler(host) if "schedules" in host.store.capabilities else None
+        self._retention = RetentionWork(host, retention or {})
 
     @property
     def is_stopping(self) -> bool:
@@ -94,6 +100,7 @@ class Worker:
         self._log_start()
         self.registration.start()
         scheduling: asyncio.Future[None] | None = None
+        deleting: asyncio.Future[None] | None = None
         try:
             while not self._stopping.is_set():
                 self._wake.clear()
@@ -104,6 +111,8 @@ class Worker:
                     if not self._outage.pause:
                         if scheduling is None and self.scheduler is not None:  # not before the store has answered
                             scheduling = asyncio.ensure_future(self.scheduler.work())
+                        if deleting is None and self._retention.has_rules:
+                            deleting = asyncio.ensure_future(self._retention.work())
                         await self._rest(next_wake_at)
                 finally:
                     watch.cancel()
@@ -111,8 +120,9 @@ class Worker:
                     await self._wait_out(self._outage.pause)
         finally:
             self._stopping.set()  # also when an error ends the worker: it takes no more runs
-            if scheduling is not None:
-                scheduling.cancel()
+            for background in (scheduling, deleting):
+                if background is not None:
+                    background.cancel()
             self._unclaimed.stop()
             fields = {"worker": self.name}
             log.info("worker %s drains: %d runs are driven here", self.name, active_runs.count(self), extra=fields)
@@ -304,7 +314,7 @@ class _UnclaimedRuns:
                         self._log_unknown(host, row)
 
     async def _look_at_holders(self, host: Host) -> None:
-        for info in await host.store.list(status="running"):
+        for info in await host.store.list(RunFilter(status=("running",))):
             if active_runs.find(host.store, info.id) is None and (row := await host.store.get(info.id)) is not None:
                 host.log_silent_holder(row)
 

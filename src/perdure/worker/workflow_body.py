@@ -11,6 +11,7 @@ from perdure.codec.outcomes import Hints
 from perdure.engine.drive import Drive
 from perdure.errors import SnapshotCorrupt, SnapshotMismatch
 from perdure.model.records import Claim, is_changed
+from perdure.model.retention import RetentionRules
 from perdure.snapshots.importer import Arguments
 
 
@@ -33,6 +34,8 @@ class WorkflowDefinition(Protocol):
     def aliases(self) -> tuple[str, ...]: ...
     @property
     def retired(self) -> frozenset[str]: ...
+    @property
+    def retention(self) -> RetentionRules: ...
     @property
     def fn(self) -> Callable[..., Any]: ...
     @property

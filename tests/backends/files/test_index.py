@@ -9,6 +9,7 @@ import pytest
 
 from perdure.backends.files import FilesStore, index
 from perdure.backends.files.disk import namespace_name
+from perdure.model.run_filter import RunFilter
 from perdure.testing.contract.world import new_run
 from tests.backends.disk_child import create_leased
 
@@ -27,7 +28,7 @@ async def _filled(store: FilesStore) -> None:
 
 
 async def _check(store: FilesStore) -> None:
-    assert await store.count(status="completed") == 5
+    assert await store.count(RunFilter(status=("completed",))) == 5
     assert await store.due() == [f"run-{n}" for n in range(0, 10, 2)]
 
 

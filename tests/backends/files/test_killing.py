@@ -13,6 +13,7 @@ import pytest
 
 from perdure.backends.files import FilesStore
 from perdure.model.records import RunRow
+from perdure.model.run_filter import RunFilter
 from tests.backends.disk_child import entry
 from tests.backends.disk_processes import StartChild, go
 from tests.campaign import IS_FULL, times
@@ -113,5 +114,5 @@ async def check_going_on(store: FilesStore, rows: dict[str, RunRow | None]) -> N
                 await store.finish(claim.lease, "completed", b"2")
     if rows["parent"] is not None and rows["parent"].status == "suspended" and rows["child"] is not None:
         assert [(row.kind, row.payload) for row in await store.inbox("parent")] == [("child", b"2")]
-    left = await store.list(status="suspended")
+    left = await store.list(RunFilter(status=("suspended",)))
     assert not left or rows["child"] is None

@@ -11,6 +11,7 @@ from obstore.store import MemoryStore
 
 from perdure.backends.key_value import KeyValueRunStore
 from perdure.model.records import Lease
+from perdure.model.run_filter import RunFilter
 from perdure.testing.contract.world import NOW, TTL, at, entry, new_run
 from tests.backends.key_value.faulty import CountingBucket, StoppingBucket
 
@@ -113,7 +114,7 @@ async def test_listing_reads_only_what_it_gives(bucket: CountingBucket, store: K
     assert [line.id for line in await store.list(limit=5)] == [f"run-{n:03}" for n in (99, 98, 97, 96, 95)]
     assert kinds(bucket.requests).count("get r") <= 64
     bucket.requests.clear()
-    assert await store.count(prefix="run-0", status="pending") == 100
+    assert await store.count(RunFilter(prefix="run-0", status=("pending",))) == 100
     assert kinds(bucket.requests).count("get r") == 0
 
 

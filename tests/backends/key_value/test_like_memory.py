@@ -14,6 +14,7 @@ from perdure.backends.key_value import KeyValueRunStore
 from perdure.backends.memory.store import MemoryDatabase, MemoryStore
 from perdure.errors import PerdureError
 from perdure.model.records import Awaited, Claim, Claims, Created, Item, Lease, RunRow, Signal
+from perdure.model.run_filter import RunFilter
 from perdure.store import FullStore
 from perdure.testing.contract.world import TTL, at, entry, new_run, run_row, signals
 from tests.backends.key_value.faulty import MortalDict
@@ -66,7 +67,7 @@ async def everything(store: FullStore, now: int) -> list[Any]:
     seen: list[Any] = [list(await store.due(now=now)), [line.id for line in await store.list()], await store.count()]
     for run_id in IDS:
         rows = [await store.journal(run_id), await store.inbox(run_id), await store.items(run_id, "log")]
-        seen += [shown(await store.get(run_id)), rows, await store.count(prefix=run_id, status="pending")]
+        seen += [shown(await store.get(run_id)), rows, await store.count(RunFilter(prefix=run_id, status=("pending",)))]
     return seen
 
 

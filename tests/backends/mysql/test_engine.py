@@ -9,6 +9,7 @@ import pytest
 
 from perdure import Context, Ok, Runtime, Suspended, workflow
 from perdure.backends.mysql import MysqlStore
+from perdure.model.run_filter import RunFilter
 
 VALUES = ["nul \0", "\ud800", 1e16, -0.0, 2**200, "órder 😀 \\' \"", b"\x00\xff'\\" * (5 << 18), {"$ne": 1, "a.b": [None, True]}]
 IDS = [
@@ -62,5 +63,5 @@ async def test_ids_that_look_alike_are_other_runs(dsn: str, prefix: str) -> None
             await runtime.signal(run_id, "add", n)
             assert await (await runtime.start(checkout, n, id=run_id)).outcome() == Ok(6 * n)
         for run_id in IDS:
-            found = [info.id for info in await store.list(prefix=run_id)]
+            found = [info.id for info in await store.list(RunFilter(prefix=run_id))]
             assert sorted(found) == sorted(other for other in IDS if other.startswith(run_id))

@@ -12,8 +12,9 @@ import pytest
 from perdure.backends.mysql import MysqlStore
 from perdure.backends.mysql.address import parse_address
 from perdure.backends.mysql.errors import map_error
-from perdure.backends.sql import Session, reading
+from perdure.backends.sql import Session, listing
 from perdure.errors import LeaseLost, PersistenceError, RunNotFound
+from perdure.model.run_filter import EVERY_RUN, RunFilter
 from perdure.testing.contract.world import TTL, entry, new_run, signals
 from tests.backends.mysql.conftest import ask
 from tests.backends.operators import close_mysql_pool, mysql_pool
@@ -83,7 +84,7 @@ async def test_a_borrowed_pool_never_shows_what_is_old(dsn: str, store: MysqlSto
     arrived = await borrowed.suspend(claim.lease, wake_at=None, waiting_for=signals("go"))
     assert [row.seq for row in arrived] == [1]
     await borrowed.finish(claim.lease, "completed", b"1", consume=[1])
-    assert await store.count(status="completed") == 1
+    assert await store.count(RunFilter(status=("completed",))) == 1
     await borrowed.close()
     await close_mysql_pool(pool)
 
@@ -125,7 +126,7 @@ async def test_each_statement_of_a_verb_sees_what_was_committed_before_it(dsn: s
     async def look(db: Session, _: bool) -> list[int]:
         numbers = []
         for n in range(3):
-            numbers.append(await reading.count(db, "", None, None))
+            numbers.append(await listing.count(db, EVERY_RUN))
             await store.create(new_run(f"run-{n}"))
         return numbers
 

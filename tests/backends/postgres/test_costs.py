@@ -11,6 +11,7 @@ from perdure.backends.sql import BYTES, Session, Tables
 from perdure.backends.sql.recording import Write
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.records import Lease
+from perdure.model.run_filter import RunFilter
 from perdure.testing.contract.world import entry, new_run
 from tests.wire import Wire
 
@@ -56,7 +57,7 @@ async def test_a_stale_end_and_that_of_a_child_are_told_from_the_others(wire: Wi
     ]
     answers = await asyncio.gather(*ends, return_exceptions=True)
     assert [n for n, answer in enumerate(answers) if isinstance(answer, LeaseLost)] == [3]
-    assert await store.count(status="completed") == 10
+    assert await store.count(RunFilter(status=("completed",))) == 10
     assert [len(await store.journal(f"run-{n}")) for n in range(10)] == [0, 0, 1, 0, 3, 4, 5, 6, 7, 8]
     assert [row.kind for row in await store.inbox("run-3")] == ["child"]
     await store.close()
@@ -79,7 +80,7 @@ async def test_ends_that_stand_are_not_lost_leases_when_those_beside_them_are_tr
     monkeypatch.setattr(recording, "close_all", close_all)
     await asyncio.gather(*(store.finish(lease, "completed", b"1") for lease in (*leases[1:], child.lease)))
     assert not failures
-    assert await store.count(status="completed") == 3
+    assert await store.count(RunFilter(status=("completed",))) == 3
     await store.close()
 
 
@@ -99,7 +100,7 @@ async def test_a_reply_lost_on_a_connection_of_the_callers_loop_is_not_a_lost_re
     await store.finish(lease, "completed", b"1", entries=[entry(3)])
     assert [line.seq for line in await store.journal("run")] == [1, 2, 3]
     assert wire.lost == 4
-    assert await store.count(status="completed") == 1
+    assert await store.count(RunFilter(status=("completed",))) == 1
     await store.close()
 
 

@@ -15,6 +15,7 @@ from perdure.backends.redis import RedisStore
 from perdure.errors import PerdureError
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, Claim, Claims, Created, Item, Lease, NewRun, QueueLimits, RunRow, Signal
+from perdure.model.run_filter import RunFilter
 from perdure.store import FullStore
 from perdure.testing.contract.world import NOW
 from tests.campaign import times
@@ -202,8 +203,16 @@ async def everything(store: FullStore, now: int) -> Any:
         [await store.get(run_id), await store.journal(run_id), await store.inbox(run_id), await store.items(run_id, "go")]
         for run_id in IDS
     ]
-    lists = [await store.list(), await store.list(prefix="a"), await store.list(status="pending", workflow="flow", limit=2)]
-    counts = [await store.count(), await store.count(prefix="a", status="failed"), await store.count(workflow="flow")]
+    lists = [
+        await store.list(),
+        await store.list(RunFilter(prefix="a")),
+        await store.list(RunFilter(status=("pending",), workflow="flow"), limit=2),
+    ]
+    counts = [
+        await store.count(),
+        await store.count(RunFilter(prefix="a", status=("failed",))),
+        await store.count(RunFilter(workflow="flow")),
+    ]
     return shown([runs, lists, counts, list(await store.due(now=now))])
 
 

@@ -14,6 +14,7 @@ import redis.asyncio
 from perdure.backends.redis import RedisStore
 from perdure.errors import PerdureWarning, PersistenceError
 from perdure.model.records import Lease, Pulse
+from perdure.model.run_filter import RunFilter
 from perdure.store import STANDARD_PARTS
 from perdure.testing.contract.world import entry, new_run
 from tests.servers.redis import RedisServer
@@ -90,7 +91,7 @@ async def test_a_full_server_refuses_and_keeps_what_it_has(start: Start) -> None
     creating = (store.create(new_run(f"run-{n}", input=b"x" * 100_000)) for n in range(100))
     with pytest.raises(PersistenceError, match="maxmemory"):
         await asyncio.gather(*creating)
-    assert [line.id for line in await store.list(prefix="first")] == ["first"]
+    assert [line.id for line in await store.list(RunFilter(prefix="first"))] == ["first"]
     assert await store.count() == len(await store.list(limit=1000))
     await store.close()
 

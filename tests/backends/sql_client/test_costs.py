@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from perdure.model.records import Lease
+from perdure.model.run_filter import RunFilter
 from perdure.testing.contract.world import NOW, TTL, entry, new_run
 from tests.backends.sql_client.places import Place
 
@@ -59,5 +60,5 @@ async def test_a_hundred_runs_at_once_share_their_transactions(here: Place) -> N
     client.transactions = 0
     await asyncio.gather(*(drive(created.claim.lease) for created in made if created.claim is not None))
     assert client.transactions / (RUNS * STEPS) < 0.2
-    assert await store.count(status="completed") == RUNS
+    assert await store.count(RunFilter(status=("completed",))) == RUNS
     assert [line.seq for line in await store.journal("run-7")] == list(range(1, STEPS + 2))

@@ -12,10 +12,20 @@ import pytest
 from perdure.backends.sql import runs
 from perdure.backends.sql_client.store import SqlClientStore
 from perdure.model.records import MAX_INTERVAL, Awaited, Item, QueueLimits
+from perdure.model.run_filter import RunFilter
 from perdure.testing.contract.world import EXPIRED, NOW, TTL, at, entry, new_run, run_row
 from tests.backends.sql_client.places import Place
 
 MANY = 1500
+FILTERS = (
+    RunFilter(),
+    RunFilter(status=("completed",)),
+    RunFilter(status=("failed", "completed"), updated_after=NOW - 50),
+    RunFilter(workflow="flow"),
+    RunFilter(queue="full"),
+    RunFilter(queue="full", workflow="flow", updated_before=NOW - 50),
+    RunFilter(prefix="over-00"),
+)
 BIG = ("perdure_runs", "perdure_steps", "perdure_signals", "perdure_items")
 
 
@@ -91,9 +101,9 @@ async def use(store: SqlClientStore) -> None:
     await store.inbox("run")
     await store.items("run", "log")
     await store.due(limit=10)
-    for options in ({}, {"status": "completed"}, {"workflow": "flow"}, {"prefix": "over-00"}):
-        await store.list(limit=10, before=(NOW - 9, "over-0010"), **options)  # type: ignore[arg-type]
-        await store.list(limit=10, **options)  # type: ignore[arg-type]
+    for wanted in FILTERS:
+        await store.list(wanted, limit=10, before=(NOW - 9, "over-0010"))
+        await store.list(wanted, limit=10)
     await store.purge(0, limit=10, now=EXPIRED)
     await store.delete("run")
 

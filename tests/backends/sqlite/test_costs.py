@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from itertools import product
 from typing import Any, Final
 
 import msgspec
@@ -13,13 +14,14 @@ from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release
 from perdure.backends.base.new_runs import new_row
 from perdure.backends.base.process_owner import Owners, current
-from perdure.backends.sql import claims, inbox, reading, runs, schedules
+from perdure.backends.sql import claims, inbox, listing, reading, runs, schedules
 from perdure.backends.sql.recording import report
 from perdure.backends.sqlite import creating, process_leases, recording
 from perdure.backends.sqlite.session import SqliteSession, SqliteTables, run_verb, set_up_tables
 from perdure.backends.sqlite.writer_connection import WriterConnection
 from perdure.model.journal import Entry
-from perdure.model.records import MAX_INTERVAL, Awaited, Item, Lease, NewRun, QueueLimits, RunRow, Schedule, Signal
+from perdure.model.records import END_STATUSES, MAX_INTERVAL, Awaited, Item, Lease, NewRun, QueueLimits, RunRow, Schedule, Signal
+from perdure.model.run_filter import RunFilter
 
 FUTURE: Final = 4_000_000_000_000_000
 NOW: Final = 2_000_000_000_000_000
@@ -117,18 +119,19 @@ def _everything(meter: Meter) -> None:
     run(runs.get, "run")
     run(reading.journal, "run", 0)
     run(reading.items, "run", "log", -1, 10)
-    for prefix in ("", "due-"):
-        for status, workflow in ((None, None), ("failed", None), (None, "flow"), ("failed", "flow")):
-            run(reading.count, prefix, status, workflow)
-            run(reading.list_runs, prefix, status, workflow, None, 10)
-            run(reading.list_runs, prefix, status, workflow, (NOW, "a"), 10)
+    for given in product(("", "due-"), (None, ("failed", "dead")), (None, "flow"), (None, "default"), (None, NOW)):
+        prefix, status, workflow, queue, after = given
+        wanted = RunFilter(prefix=prefix, status=status, workflow=workflow, queue=queue, updated_after=after)  # type: ignore[arg-type]
+        run(listing.count, wanted)
+        run(listing.list_runs, wanted, None, 10)
+        run(listing.list_runs, wanted, (NOW, "a"), 10)
     assert run(recording.suspend, lease, None, [Awaited("signal", "go")], [], [], NOW)
     run(recording.suspend, lease, None, [], [], [], NOW)
     run(claims.release, run(process_leases.acquire, "run", MINUTE, OWNERS, NOW, due_only=False).lease, Release(), NOW)
     run(runs.reopen, "child", [], NOW)
     run(process_leases.restore, run(runs.get, "run"), [Entry(seq=1, key="a")], [], OWNERS, NOW)
     run(runs.delete, "run")
-    assert run(runs.purge, 0, 10, NOW) == 1
+    assert run(runs.purge, 0, END_STATUSES, None, 10, NOW) == 1
     schedule = Schedule(id="s", workflow="flow", spec="", input=b"", next_at=NOW, metadata=b"")
     run(schedules.put_schedule, schedule)
     run(schedules.schedules)
@@ -250,10 +253,15 @@ def test_lists_and_due_cost_the_same_however_many_runs_there_are(new_meter: Call
         meter.add_runs(size, "run-")
         costs.append(
             (
-                meter.cost(reading.list_runs, "", None, None, None, 100),
-                meter.cost(reading.list_runs, "", "dead", None, None, 100),
-                meter.cost(reading.list_runs, "", None, "flow", (NOW + 1, "z"), 100),
-                meter.cost(reading.list_runs, "no such", None, None, None, 100),
+                meter.cost(listing.list_runs, RunFilter(), None, 100),
+                meter.cost(listing.list_runs, RunFilter(status=("dead", "failed")), None, 100),
+                meter.cost(listing.list_runs, RunFilter(workflow="flow"), (NOW + 1, "z"), 100),
+                meter.cost(listing.list_runs, RunFilter(queue="default"), None, 100),
+                meter.cost(listing.list_runs, RunFilter(queue="none", updated_after=NOW), None, 100),
+                meter.cost(listing.list_runs, RunFilter(workflow="flow", queue="default", updated_before=NOW), None, 100),
+                meter.cost(listing.list_runs, RunFilter(prefix="no such"), None, 100),
+                meter.cost(listing.count, RunFilter(queue="none")),
+                meter.cost(listing.count, RunFilter(updated_after=NOW + 1)),
                 meter.cost(process_leases.due, 100, OWNERS, NOW),
             )
         )

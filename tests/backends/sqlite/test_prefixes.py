@@ -5,7 +5,7 @@ import sqlite3
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from perdure.backends.sql.reading import after_prefix
+from perdure.backends.sql.listing import after_prefix
 
 # Few characters, chosen where encodings end and patterns begin.
 TEXT = st.text(

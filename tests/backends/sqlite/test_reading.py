@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from perdure.backends.base.process_owner import Owners
-from perdure.backends.sql import reading
+from perdure.backends.sql import listing
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.session import Result
 from perdure.backends.sqlite import creating, process_leases
 from perdure.backends.sqlite.session import SqliteSession, SqliteTables, run_at_one_moment, set_up_tables
 from perdure.backends.sqlite.writer_connection import WriterConnection
 from perdure.model.records import NewRun
+from perdure.model.run_filter import EVERY_RUN, RunFilter
 
 NOW = 2_000_000_000_000_000
 TABLES = SqliteTables("perdure")
@@ -59,13 +60,13 @@ def _changed(connection: sqlite3.Connection, status: str, owner: str | None = No
 
 
 async def _listed(db: SqliteSession) -> list[str]:
-    return [line.id for line in await reading.list_runs(db, "", None, None, None, 100)]
+    return [line.id for line in await listing.list_runs(db, EVERY_RUN, None, 100)]
 
 
 READS: dict[str, Callable[[SqliteSession], Any]] = {
     "list": _listed,
-    "count": lambda db: reading.count(db, "", None, None),
-    "count by status": lambda db: reading.count(db, "", "pending", None),
+    "count": lambda db: listing.count(db, EVERY_RUN),
+    "count by status": lambda db: listing.count(db, RunFilter(status=("pending",))),
     "due": lambda db: process_leases.due(db, 10, Owners(), NOW),
 }
 SEEN = {"list": ["run"], "count": 1, "count by status": 1, "due": ["run"]}

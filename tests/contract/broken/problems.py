@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from perdure.backends.memory.store import MemoryStore
 from perdure.model.records import NO_PROBLEM, Claim, Lease, RunInfo, RunRow, Signal
+from perdure.model.run_filter import EVERY_RUN, RunFilter
 from tests.contract.broken.table import breaks
 
 
@@ -79,9 +82,8 @@ class CancelledRunsSpin(MemoryStore):
 
 @breaks("a_list_shows_problems")
 class ListsNoProblems(MemoryStore):
-    async def list(self, **options: Any) -> list[RunInfo]:
-        lines = await super().list(**options)
-        return [RunInfo(id=line.id, workflow=line.workflow, status=line.status, updated_at=line.updated_at) for line in lines]
+    async def list(self, wanted: RunFilter = EVERY_RUN, **options: Any) -> list[RunInfo]:
+        return [msgspec.structs.replace(line, problem=None) for line in await super().list(wanted, **options)]
 
 
 @breaks("any_text_is_a_problem")

@@ -7,72 +7,139 @@ import unicodedata
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
 from perdure.backends.memory.database import Namespace
 from perdure.backends.memory.store import MemoryStore
-from perdure.model.records import Created, Item, Lease, NewRun, RunInfo, RunRow, Status
+from perdure.model.records import Created, Item, Lease, NewRun, RunInfo, RunRow
+from perdure.model.run_filter import EVERY_RUN, RunFilter
 from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 from tests.contract.broken.table import breaks
+
+
+def _any(wanted: RunFilter, *fields: str) -> RunFilter:
+    """The filter without these fields."""
+    return msgspec.structs.replace(wanted, **{name: getattr(EVERY_RUN, name) for name in fields})
 
 
 @breaks("a_prefix_is_literal")
 class ListsByPattern(MemoryStore):
     """A prefix becomes a pattern, as with LIKE or glob."""
 
-    async def list(self, *, prefix: str = "", limit: int = 100, **options: Any) -> list[RunInfo]:
-        lines = await super().list(limit=10**6, **options)
-        pattern = prefix.replace("_", "?").replace("%", "*") + "*"
+    async def list(self, wanted: RunFilter = EVERY_RUN, *, limit: int = 100, **options: Any) -> list[RunInfo]:
+        lines = await super().list(_any(wanted, "prefix"), limit=10**6, **options)
+        pattern = wanted.prefix.replace("_", "?").replace("%", "*") + "*"
         return [line for line in lines if fnmatchcase(line.id, pattern)][:limit]
 
 
 @breaks("a_prefix_may_end_in_the_highest_character")
 class ListsByRange(MemoryStore):
-    async def list(self, *, prefix: str = "", limit: int = 100, **options: Any) -> list[RunInfo]:
-        lines = await super().list(limit=10**6, **options)
-        return [line for line in lines if prefix <= line.id <= prefix + "\uffff"][:limit]
+    async def list(self, wanted: RunFilter = EVERY_RUN, *, limit: int = 100, **options: Any) -> list[RunInfo]:
+        lines = await super().list(_any(wanted, "prefix"), limit=10**6, **options)
+        return [line for line in lines if wanted.prefix <= line.id <= wanted.prefix + "\uffff"][:limit]
 
 
 @breaks("lists_begin_with_what_changed_last")
 class ListsTheOldestFirst(MemoryStore):
-    async def list(self, *, prefix: str = "", limit: int = 100, **options: Any) -> list[RunInfo]:
-        lines = await super().list(prefix=prefix, limit=10**6, **options)
+    async def list(self, wanted: RunFilter = EVERY_RUN, *, limit: int = 100, **options: Any) -> list[RunInfo]:
+        lines = await super().list(wanted, limit=10**6, **options)
         return lines[::-1][:limit]
 
 
 @breaks("a_list_goes_on_after_the_last_line_seen")
 class ListsTiesOnce(MemoryStore):
-    async def list(self, *, prefix: str = "", limit: int = 100, **options: Any) -> list[RunInfo]:
+    async def list(self, wanted: RunFilter = EVERY_RUN, *, limit: int = 100, **options: Any) -> list[RunInfo]:
         before = options.get("before") and (options["before"][0], "\U0010ffff")
-        return await super().list(prefix=prefix, limit=limit, **{**options, "before": before})
+        return await super().list(wanted, limit=limit, **{**options, "before": before})
 
 
 @breaks("lists_refuse_a_limit_that_is_no_positive_number")
 class ListsNothingForABadLimit(MemoryStore):
-    async def list(self, *, limit: int = 100, **options: Any) -> list[RunInfo]:
+    async def list(self, wanted: RunFilter = EVERY_RUN, *, limit: int = 100, **options: Any) -> list[RunInfo]:
         is_good = isinstance(limit, int) and limit > 0
-        return await super().list(limit=limit, **options) if is_good else []
+        return await super().list(wanted, limit=limit, **options) if is_good else []
+
+
+@breaks("lists_can_be_narrowed")
+@breaks("counts_can_be_narrowed")
+class TakesOneStatus(MemoryStore):
+    async def list(self, wanted: RunFilter = EVERY_RUN, **options: Any) -> list[RunInfo]:
+        return await super().list(self.first_status(wanted), **options)
+
+    async def count(self, wanted: RunFilter = EVERY_RUN) -> int:
+        return await super().count(self.first_status(wanted))
+
+    @staticmethod
+    def first_status(wanted: RunFilter) -> RunFilter:
+        return msgspec.structs.replace(wanted, status=wanted.status and wanted.status[:1])
+
+
+@breaks("lists_can_be_narrowed")
+class ListsAnyQueueOfAWorkflow(MemoryStore):
+    async def list(self, wanted: RunFilter = EVERY_RUN, **options: Any) -> list[RunInfo]:
+        return await super().list(wanted if wanted.workflow is None else _any(wanted, "queue"), **options)
+
+
+@breaks("lists_can_be_narrowed")
+class ListsTheEndOfASpan(MemoryStore):
+    async def list(self, wanted: RunFilter = EVERY_RUN, **options: Any) -> list[RunInfo]:
+        until = wanted.updated_before
+        return await super().list(msgspec.structs.replace(wanted, updated_before=until and until + 1), **options)
+
+
+@breaks("lists_can_be_narrowed")
+class LimitsBeforeItFilters(MemoryStore):
+    """The filter on metadata is applied to a page, rather than to the runs."""
+
+    async def list(self, wanted: RunFilter = EVERY_RUN, **options: Any) -> list[RunInfo]:
+        lines = await super().list(_any(wanted, "metadata"), **options)
+        return [line for line in lines if wanted.has_metadata(msgspec.json.encode(line.metadata))]
+
+
+@breaks("metadata_are_compared_as_json")
+class ComparesMetadataAsPythonDoes(MemoryStore):
+    async def list(self, wanted: RunFilter = EVERY_RUN, *, limit: int = 100, **options: Any) -> list[RunInfo]:
+        lines = await super().list(_any(wanted, "metadata"), limit=10**6, **options)
+        if wanted.metadata is not None:
+            key, value = wanted.metadata
+            lines = [line for line in lines if line.metadata.get(key, value) == value]
+        return lines[:limit]
+
+
+@breaks("metadata_are_compared_as_json")
+class SearchesMetadataAsText(MemoryStore):
+    async def list(self, wanted: RunFilter = EVERY_RUN, *, limit: int = 100, **options: Any) -> list[RunInfo]:
+        lines = await super().list(_any(wanted, "metadata"), limit=10**6, **options)
+        text = wanted.metadata_text or b""
+        return [line for line in lines if text in msgspec.json.encode(line.metadata)][:limit]
+
+
+@breaks("a_line_tells_how_a_run_stands")
+class ListsWholeErrors(MemoryStore):
+    async def list(self, wanted: RunFilter = EVERY_RUN, **options: Any) -> list[RunInfo]:
+        lines = await super().list(wanted, **options)
+        return [msgspec.structs.replace(line, error=line.error and line.error * 2) for line in lines]
 
 
 @breaks("a_run_is_counted_while_it_changes")
 class CountsStatusByStatus(MemoryStore):
     """A run that goes from one to the other meanwhile is counted twice or not at all."""
 
-    async def count(self, *, status: Status | None = None, **options: Any) -> int:
+    async def count(self, wanted: RunFilter = EVERY_RUN) -> int:
         total = 0
-        for one in get_args(Status) if status is None else (status,):
-            total += await super().count(status=one, **options)
+        for status in wanted.statuses:
+            total += await super().count(msgspec.structs.replace(wanted, status=(status,)))
             await asyncio.sleep(0)
         return total
 
 
 @breaks("a_counted_prefix_is_literal")
 class CountsByPattern(MemoryStore):
-    async def count(self, *, prefix: str = "", **options: Any) -> int:
-        pattern = prefix.replace("_", "?") + "*"
-        return sum(fnmatchcase(line.id, pattern) for line in await self.list(limit=10**6, **options))
+    async def count(self, wanted: RunFilter = EVERY_RUN) -> int:
+        pattern = wanted.prefix.replace("_", "?") + "*"
+        return sum(fnmatchcase(line.id, pattern) for line in await self.list(_any(wanted, "prefix"), limit=10**6))
 
 
 @breaks("run_ids_that_differ_are_different_runs")

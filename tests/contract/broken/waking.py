@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
 from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.backends.memory.database import Namespace
 from perdure.backends.memory.store import MemoryStore
@@ -144,10 +146,50 @@ class HoldsNothing(MemoryStore):
             pass
 
 
+@breaks("purge_takes_these_statuses_and_this_workflow")
+class PurgesOfAnyStatus(MemoryStore):
+    async def purge(self, older_than: float, *, workflow: str | None = None, **options: Any) -> int:
+        options.pop("status", None)
+        return await super().purge(older_than, workflow=workflow, **options)
+
+
+@breaks("purge_takes_these_statuses_and_this_workflow")
+class PurgesOfAnyWorkflow(MemoryStore):
+    async def purge(self, older_than: float, *, workflow: str | None = None, **options: Any) -> int:
+        return await super().purge(older_than, **options)
+
+
+@breaks("purge_leaves_a_run_that_was_reopened")
+class PurgesByCreation(MemoryStore):
+    async def purge(self, older_than: float, *, now: int | None = None, **options: Any) -> int:
+        with self._lock() as namespace:
+            for run in namespace.runs.values():
+                run.row = msgspec.structs.replace(run.row, updated_at=run.row.created_at)
+        return await super().purge(older_than, now=now, **options)
+
+
+@breaks("purge_leaves_the_children_of_a_live_run")
+class PurgesChildren(MemoryStore):
+    async def purge(self, older_than: float, **options: Any) -> int:
+        with self._lock() as namespace:
+            for run in namespace.runs.values():
+                run.row = msgspec.structs.replace(run.row, parent_id=None)
+        return await super().purge(older_than, **options)
+
+
+@breaks("purge_leaves_the_children_of_a_live_run")
+class LimitsBeforeItLooksAtParents(MemoryStore):
+    async def purge(self, older_than: float, *, limit: int = 1000, **options: Any) -> int:
+        with self._lock() as namespace:
+            oldest = sorted((run.row.updated_at, run.row.id) for run in namespace.runs.values() if run.row.ended)[:limit]
+            has_child = any(namespace.runs[run_id].row.parent_id in namespace.live for _, run_id in oldest)
+        return 0 if has_child else await super().purge(older_than, limit=limit, **options)
+
+
 @breaks("purge_deletes_only_old_ended_runs")
 @breaks("purge_takes_the_oldest_first")
 class PurgesEverything(MemoryStore):
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
+    async def purge(self, older_than: float, **options: Any) -> int:
         with self._lock() as namespace:
             count = len(namespace.runs)
             namespace.runs.clear()

@@ -19,7 +19,7 @@ import msgspec
 from perdure.backends.base.leases import Release, length_in_microseconds
 from perdure.errors import SnapshotCorrupt
 from perdure.model.journal import Entry, Kind, Phase
-from perdure.model.records import STATUSES, Lease, RunInfo, RunRow, Signal, misfit_pause, problem_text
+from perdure.model.records import STATUSES, Lease, RunRow, Signal, misfit_pause, problem_text
 
 # What decoding stored data raises when they are damaged, or too large for the memory.
 UNREADABLE: Final = (
@@ -38,8 +38,6 @@ FETCH_FAILURES: Final = (UnreadableText, UnicodeDecodeError, MemoryError)
 DAMAGED_PAUSE: Final = misfit_pause(100)
 # Beyond this an instant or a count is damage: it is the year 148,000, and leaves room for adding to it in 64 bits.
 _LIMIT: Final = 1 << 62
-# The first microsecond that is too late for a datetime.
-_END_OF_TIME: Final = 253_402_300_800 * 1_000_000
 _LOGGED: Final = 10_000
 
 log: Final = logging.getLogger("perdure")
@@ -113,28 +111,26 @@ def _types_of(hint: Any) -> Iterable[type]:
 
 
 _ROW_TYPES: Final = _types(RunRow)
-_NUMBERS: Final = tuple(name for name, types in _ROW_TYPES.items() if int in types)
-_COUNTS: Final = ("epoch", "attempts", "problem_count", "version")
+_COUNTS: Final = frozenset({"epoch", "attempts", "problem_count", "version"})
 _PHASES: Final = frozenset(get_args(Phase))
 _KINDS: Final = frozenset(get_args(Kind))
 
 
 def check_row(row: RunRow) -> RunRow:
     """The row, if every column has a value of its type. Raises ValueError."""
-    for name, types in _ROW_TYPES.items():
-        value = getattr(row, name)
-        if type(value) not in types:
-            raise ValueError(f"{name} is of type {type(value).__name__}")
-    if row.status not in STATUSES:
-        raise ValueError(f"status is {row.status!r:.100}")
-    for name in _NUMBERS:
-        number = getattr(row, name)
-        if number is not None and not -_LIMIT < number < _LIMIT:
-            raise ValueError(f"{name} is {number}")
-    for name in _COUNTS:
-        if getattr(row, name) < 0:
-            raise ValueError(f"{name} is {getattr(row, name)}")
+    check_columns({name: getattr(row, name) for name in _ROW_TYPES})
     return row
+
+
+def check_columns(columns: Mapping[str, Any]) -> None:
+    """Raise ValueError unless each of these columns of a run has a value of its type."""
+    for name, value in columns.items():
+        if type(value) not in _ROW_TYPES[name]:
+            raise ValueError(f"{name} is of type {type(value).__name__}")
+        if name == "status" and value not in STATUSES:
+            raise ValueError(f"status is {value!r:.100}")
+        if type(value) is int and (not -_LIMIT < value < _LIMIT or (value < 0 and name in _COUNTS)):
+            raise ValueError(f"{name} is {value}")
 
 
 def check_entry(entry: Entry) -> Entry:
@@ -169,30 +165,3 @@ def check_signal(signal: Signal) -> Signal:
     ):
         return signal
     raise ValueError(f"signal {signal.seq!r:.50} is damaged: {msgspec.structs.replace(signal, payload=b'')!r:.400}")
-
-
-def check_line(line: RunInfo) -> RunInfo:
-    """The line of `list`, if every field has a value of its type. Raises ValueError."""
-    if (
-        type(line.id) is str
-        and type(line.workflow) is str
-        and line.status in STATUSES
-        and type(line.problem) in (str, type(None))
-    ):
-        return line
-    raise ValueError(f"{line!r:.400}")
-
-
-def damaged_line(run_id: str, columns: Mapping[str, Any], reason: BaseException) -> RunInfo:
-    """The line of `list` for a run whose row cannot be read: what can be, and its problem. Logs the problem."""
-    problem = problem_of(run_id, "the row", reason)
-    report(problem)
-    workflow, version, status, at = (columns.get(name) for name in ("workflow", "version", "status", "updated_at"))
-    return RunInfo.of(
-        run_id,
-        workflow if isinstance(workflow, str) else "",
-        version if type(version) is int else 0,
-        status if status in STATUSES else "pending",
-        at if type(at) is int and 0 <= at < _END_OF_TIME else 0,
-        problem_text(problem),
-    )

@@ -24,10 +24,11 @@ from typing import Any, Final
 import msgspec
 
 from perdure.backends.base.damaged_runs import DAMAGED_PAUSE
+from perdure.backends.base.run_lines import error_line
 from perdure.backends.files.disk import boot_id, open_file, read_all, run_id_of
 from perdure.backends.files.locks import file_lock
 from perdure.backends.files.run_state import RunState
-from perdure.model.records import RunRow, Status
+from perdure.model.records import Awaited, RunInfo, RunRow, Status, load_metadata
 
 _VERSION: Final = 4
 _SLACK: Final = 1 << 20
@@ -36,7 +37,7 @@ _HEADER: Final = 200
 
 
 class RunSummary(msgspec.Struct, frozen=True, array_like=True):
-    """A run as the index knows it."""
+    """A run as the index knows it. `metadata` are the user's; `error` is the error of a failed run in one line."""
 
     id: str
     workflow: str
@@ -55,6 +56,11 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
     problem: str | None
     is_suspect: bool
     has_started: bool
+    created_at: int
+    attempts: int
+    waiting_for: tuple[Awaited, ...]
+    error: str | None
+    metadata: bytes
 
     @classmethod
     def of(cls, state: RunState) -> RunSummary:
@@ -78,7 +84,16 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
             row.problem,
             row.is_suspect,
             row.has_started,
+            row.created_at,
+            row.attempts,
+            row.waiting_for,
+            error_line(row.status, row.outcome),
+            msgspec.json.encode(load_metadata(row.metadata)),
         )
+
+    def line(self) -> RunInfo:
+        """The line of this run in a list."""
+        return RunInfo.of(self, self.error)
 
 
 class _IndexLine(msgspec.Struct, frozen=True, array_like=True):
@@ -169,6 +184,23 @@ class RunIndex:
         summary = None if state is None else RunSummary.of(state)
         self._append(_encode_line(_IndexLine(name, summary, is_removed=summary is None)))
 
+    def erase(self, names: Iterable[str]) -> None:
+        """Overwrite the summaries of these runs, which were removed: they hold texts of the runs, such as a problem.
+
+        Spaces have a wrong checksum, so readers that have not come so far skip them. The line that says that the run was removed
+        stays, and a summary that comes after that line is one of a new run.
+        """
+        with self._mutex, file_lock(self._lock_path, create=True), open_file(self._path, os.O_RDWR) as fd:
+            data = read_all(fd, 0)
+            for name in names:
+                key = msgspec.json.encode(name)
+                removed_at = data.rfind(b" [%b,null,true]\n" % key)
+                at = data.find(b" [%b,[" % key, 0, max(removed_at, 0))
+                while at >= 0:
+                    end = data.index(b"\n", at)
+                    os.pwrite(fd, b" " * (end - at), at)
+                    at = data.find(b" [%b,[" % key, end, removed_at)
+
     def _append(self, lines: bytes) -> None:
         try:
             self._write(lines)
@@ -194,7 +226,7 @@ class RunIndex:
                 self._read_new_lines()
 
     def _content_size(self) -> int:
-        return 200 * len(self.known)
+        return 250 * len(self.known)
 
     def _read_new_lines(self) -> None:
         with open_file(self._path, os.O_RDONLY) as fd:
@@ -286,4 +318,6 @@ def _unknown_run(name: str) -> RunSummary | None:
     run_id = run_id_of(name)
     if run_id is None:
         return None
-    return RunSummary(run_id, "", 0, "pending", 0, None, "", 0, None, True, None, None, False, False, None, False, False)
+    return RunSummary(
+        run_id, "", 0, "pending", 0, None, "", 0, None, True, None, None, False, False, None, False, False, 0, 0, (), None, b"{}"
+    )

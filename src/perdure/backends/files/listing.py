@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from perdure.backends.base.leases import length_in_microseconds, store_time
 from perdure.backends.base.process_owner import Owners
+from perdure.backends.base.run_lines import page_of
 from perdure.backends.files.claims import claimable, may_be_claimed
-from perdure.backends.files.index import RunSummary
 from perdure.backends.files.index_repair import repair, update_index
 from perdure.backends.files.namespace import FilesNamespace
-from perdure.model.records import RunInfo, Status
+from perdure.model.records import EndStatus, RunInfo, RunRow
+from perdure.model.run_filter import RunFilter
 
 
 def list_due(namespace: FilesNamespace, limit: int, owners: Owners, now: int | None) -> list[str]:
@@ -19,44 +22,44 @@ def list_due(namespace: FilesNamespace, limit: int, owners: Owners, now: int | N
     return [run_id for _, run_id in sorted(found)[:limit]]
 
 
-def list_runs(
+def list_runs(namespace: FilesNamespace, wanted: RunFilter, before: tuple[int, str] | None, limit: int) -> list[RunInfo]:
+    """The runs that are asked for, last changed first."""
+    update_index(namespace)
+    found = [summary for summary in namespace.index.all() if wanted.matches(summary)]
+    return [summary.line() for summary in page_of(found, before, limit)]
+
+
+def count_runs(namespace: FilesNamespace, wanted: RunFilter) -> int:
+    """How many runs that are asked for there are."""
+    update_index(namespace)
+    return sum(wanted.matches(summary) for summary in namespace.index.all())
+
+
+def purge(
     namespace: FilesNamespace,
-    prefix: str,
-    status: Status | None,
+    older_than: float,
+    status: Collection[EndStatus],
     workflow: str | None,
-    before: tuple[int, str] | None,
     limit: int,
-) -> list[RunInfo]:
-    """Runs, last changed first."""
-    update_index(namespace)
-    found = _select(namespace, prefix, status, workflow)
-    if before is not None:
-        found = [one for one in found if _newest_first(one) > (-before[0], before[1])]
-    found.sort(key=_newest_first)
-    return [RunInfo.of(one.id, one.workflow, one.version, one.status, one.updated_at, one.problem) for one in found[:limit]]
-
-
-def _newest_first(summary: RunSummary) -> tuple[int, str]:
-    return (-summary.updated_at, summary.id)
-
-
-def count_runs(namespace: FilesNamespace, prefix: str, status: Status | None, workflow: str | None) -> int:
-    """How many runs there are."""
-    update_index(namespace)
-    return len(_select(namespace, prefix, status, workflow))
-
-
-def _select(namespace: FilesNamespace, prefix: str, status: Status | None, workflow: str | None) -> list[RunSummary]:
-    return [
-        one
-        for one in namespace.index.all()
-        if one.id.startswith(prefix) and status in (None, one.status) and workflow in (None, one.workflow)
-    ]
-
-
-def purge(namespace: FilesNamespace, older_than: float, limit: int, now: int | None) -> int:
+    now: int | None,
+) -> int:
     """Delete ended runs, oldest first."""
     last = store_time(now) - length_in_microseconds(older_than)
     repair(namespace)
-    old = sorted((one.updated_at, one.id) for one in namespace.index.all() if one.ended and one.updated_at <= last)
-    return namespace.remove([run_id for _, run_id in old[:limit]], lambda row: row.ended and row.updated_at <= last)
+    known = list(namespace.index.all())
+    live = {one.id for one in known if not one.ended}
+    old = sorted(
+        (one.updated_at, one.id)
+        for one in known
+        if one.status in status and one.updated_at <= last and workflow in (None, one.workflow)
+    )
+
+    def may_remove(row: RunRow) -> bool:
+        return row.status in status and row.updated_at <= last and row.parent_id not in live
+
+    removed, at = 0, 0
+    while removed < limit and at < len(old):
+        some = old[at : at + limit - removed]
+        removed += namespace.remove([run_id for _, run_id in some], may_remove)
+        at += len(some)
+    return removed

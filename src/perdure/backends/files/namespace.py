@@ -266,6 +266,7 @@ class FilesNamespace:
         sync_directory(self._runs)
         for path in trashed:
             shutil.rmtree(path, ignore_errors=True)
+        self.index.erase(map(run_name, run_ids))
         return len(trashed)
 
     def _move_to_trash(self, run_id: str, may_remove: Callable[[RunRow], bool] | None) -> str | None:

@@ -37,6 +37,7 @@ from perdure.model.id_checks import ChecksIds
 from perdure.model.ids import check_namespace
 from perdure.model.journal import Entry
 from perdure.model.records import (
+    END_STATUSES,
     Awaited,
     Claim,
     Claims,
@@ -51,11 +52,11 @@ from perdure.model.records import (
     RunRow,
     Schedule,
     Signal,
-    Status,
     WorkerRow,
     WorkflowVersion,
     check_positive,
 )
+from perdure.model.run_filter import EVERY_RUN, RunFilter
 from perdure.snapshots.save_load import SavesSnapshots
 from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 
@@ -294,21 +295,15 @@ class FilesStore(ChecksIds, SavesSnapshots):
         return await self._read(run_id, lambda state: state.stream(stream, after, limit)) or []
 
     async def list(
-        self,
-        *,
-        prefix: str = "",
-        status: Status | None = None,
-        workflow: str | None = None,
-        before: tuple[int, str] | None = None,
-        limit: int = 100,
+        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first."""
         check_positive(limit, "limit")
-        return await self._do(partial(listing.list_runs, self._files, prefix, status, workflow, before, limit))
+        return await self._do(partial(listing.list_runs, self._files, wanted, before, limit))
 
-    async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
+    async def count(self, wanted: RunFilter = EVERY_RUN) -> int:
         """How many runs there are."""
-        return await self._do(partial(listing.count_runs, self._files, prefix, status, workflow))
+        return await self._do(partial(listing.count_runs, self._files, wanted))
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
         """Ids of the runs that may be claimed now."""
@@ -318,9 +313,17 @@ class FilesStore(ChecksIds, SavesSnapshots):
         """Remove the run and all its files."""
         await self._do(partial(self._files.remove, [run_id]), wakes=True)
 
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
+    async def purge(
+        self,
+        older_than: float,
+        *,
+        status: Collection[EndStatus] = END_STATUSES,
+        workflow: str | None = None,
+        limit: int = 1000,
+        now: int | None = None,
+    ) -> int:
         """Delete ended runs, oldest first."""
-        return await self._do(partial(listing.purge, self._files, older_than, limit, now))
+        return await self._do(partial(listing.purge, self._files, older_than, status, workflow, limit, now))
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""

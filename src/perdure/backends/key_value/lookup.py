@@ -9,21 +9,32 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from perdure.backends.base.damaged_runs import report
+from perdure.backends.base.run_lines import FAILED, line_of, page_of
 from perdure.backends.key_value import verbs
 from perdure.backends.key_value.editable_run import EditableRun
-from perdure.backends.key_value.keys import EXISTS_KEYS, DueKey, DuePartition, ExistsKey, bucket_of, bucket_start, short_hash
+from perdure.backends.key_value.keys import (
+    EXISTS_KEYS,
+    DueKey,
+    DuePartition,
+    ExistsKey,
+    bucket_of,
+    bucket_start,
+    run_name,
+    short_hash,
+)
 from perdure.backends.key_value.namespace import KeyValueNamespace, StoredDocument, map_concurrently
 from perdure.backends.key_value.run_document import key_names
 from perdure.backends.key_value.run_writer import RunWriter
 from perdure.errors import SnapshotCorrupt
 from perdure.model.durations import microseconds
-from perdure.model.records import RunInfo, RunRow, Status
+from perdure.model.records import EndStatus, RunInfo, RunRow
+from perdure.model.run_filter import RunFilter
 
 _AT_ONCE: Final = 32
 # How many buckets of the future are listed to find out what is due next.
@@ -85,9 +96,27 @@ class RunLookup:
         return seen.due_keys[0]
 
     async def load_row(self, seen: SeenRun) -> RunRow | None:
-        """The run's row, whichever due key it has by now; None when there is no run or it cannot be read."""
+        """The run's row, whichever due key it has by now; None when there is no run or it cannot be read.
+
+        Of its large columns it has those that a list needs: the metadata, and the outcome of a failed run.
+        """
         stored = await self._load(seen.name, seen.id_start, seen.key_names)
-        return None if stored is None else stored.document.row
+        row = None if stored is None else stored.document.row
+        if stored is None or row is None:
+            return None
+        try:
+            names = ("metadata", "outcome") if row.status in FAILED else ("metadata",)
+            return await self._namespace.load_columns(row, stored.document.incarnation, names)
+        except SnapshotCorrupt:  # it was reopened or deleted meanwhile, or is damaged; a line does without
+            return row
+
+    async def is_live(self, run_id: str | None) -> bool:
+        """Whether there is such a run and it has not ended."""
+        if run_id is None:
+            return False
+        stored = await self._namespace.load_document(run_name(run_id), run_id)
+        row = None if stored is None else stored.document.row
+        return row is not None and not row.ended
 
     async def list_partition(self, partition: DuePartition) -> list[DueKey]:
         """Every due key of a partition."""
@@ -180,15 +209,17 @@ def _first_instants(buckets: list[str]) -> list[DueKey]:
     return [DueKey("", bucket_start(bucket), 0, "pending", 0, "", 0, "", b"", "") for bucket in buckets]
 
 
-class ListFilter:
-    """Which runs `list` and `count` are asked for."""
+class KeyFilter:
+    """A filter as far as the keys of a run tell; they have hashes of the workflow's and the queue's name."""
 
-    def __init__(self, prefix: str, status: Status | None, workflow: str | None) -> None:
-        self._prefix = prefix
-        self._encoded = prefix.encode(errors="surrogatepass")
-        self._status = status
-        self._workflow = workflow
-        self._short = None if workflow is None else short_hash(workflow)
+    def __init__(self, wanted: RunFilter, before: tuple[int, str] | None = None) -> None:
+        self._wanted = wanted
+        self._encoded = wanted.prefix.encode()
+        self._workflow = None if wanted.workflow is None else short_hash(wanted.workflow)
+        self._queue = None if wanted.queue is None else short_hash(wanted.queue)
+        self._first = 0 if wanted.updated_after is None else wanted.updated_after
+        lasts = (None if before is None else before[0], None if wanted.updated_before is None else wanted.updated_before - 1)
+        self._last = min((last for last in lasts if last is not None), default=None)
 
     def may_match(self, seen: SeenRun) -> bool:
         """Whether the beginning of the id does not rule the run out."""
@@ -197,28 +228,29 @@ class ListFilter:
 
     def may_match_key(self, due_key: DueKey) -> bool:
         """Whether the rest of the due key does not rule the run out either."""
-        return self._status in (None, due_key.status) and self._short in (None, due_key.workflow)
-
-    def matches(self, row: RunRow) -> bool:
-        """Whether the run is asked for."""
-        return row.id.startswith(self._prefix) and self._status in (None, row.status) and self._workflow in (None, row.workflow)
+        return (
+            (self._wanted.status is None or due_key.status in self._wanted.status)
+            and self._workflow in (None, due_key.workflow)
+            and self._queue in (None, due_key.queue)
+            and self._first <= due_key.updated_at
+            and (self._last is None or due_key.updated_at <= self._last)
+        )
 
     def is_decided_by(self, due_key: DueKey) -> bool:
         """Whether a run that may match by this due key surely does."""
-        return len(self._encoded) <= len(due_key.id_start)
+        return len(self._encoded) <= len(due_key.id_start) and self._wanted.metadata is None
 
 
-async def list_runs(lookup: RunLookup, wanted: ListFilter, before: tuple[int, str] | None, limit: int) -> list[RunInfo]:
-    """Runs, last changed first."""
-    if limit < 1:
-        return []
+async def list_runs(lookup: RunLookup, wanted: RunFilter, before: tuple[int, str] | None, limit: int) -> list[RunInfo]:
+    """The runs that are asked for, last changed first."""
+    by_key = KeyFilter(wanted, before)
     uncertain: list[SeenRun] = []
     certain: list[tuple[int, SeenRun]] = []
     for seen in await lookup.list_all():
         due_key = lookup.certain_key(seen)
-        if wanted.may_match(seen) and due_key is None:
+        if by_key.may_match(seen) and due_key is None:
             uncertain.append(seen)
-        elif wanted.may_match(seen) and due_key is not None and _is_wanted(due_key, wanted, before):
+        elif by_key.may_match(seen) and due_key is not None and by_key.may_match_key(due_key):
             certain.append((-due_key.updated_at, seen))
     # Any of the uncertain ones may be the first or the last.
     rows = _wanted_rows(await map_concurrently(lookup.load_row, uncertain), wanted, before)
@@ -226,17 +258,12 @@ async def list_runs(lookup: RunLookup, wanted: ListFilter, before: tuple[int, st
         rows += _wanted_rows(await map_concurrently(lookup.load_row, batch), wanted, before)
         if sum(-row.updated_at <= order for row in rows) >= limit:
             break
-    rows.sort(key=_newest_first)
-    return [RunInfo.of(row.id, row.workflow, row.version, row.status, row.updated_at, row.problem) for row in rows[:limit]]
+    return [line_of(row) for row in page_of(rows, before, limit)]
 
 
-def _is_wanted(due_key: DueKey, wanted: ListFilter, before: tuple[int, str] | None) -> bool:
-    return wanted.may_match_key(due_key) and (before is None or due_key.updated_at <= before[0])
-
-
-def _wanted_rows(rows: Iterable[RunRow | None], wanted: ListFilter, before: tuple[int, str] | None) -> list[RunRow]:
+def _wanted_rows(rows: Iterable[RunRow | None], wanted: RunFilter, before: tuple[int, str] | None) -> list[RunRow]:
     found = [row for row in rows if row is not None and wanted.matches(row)]
-    return found if before is None else [row for row in found if _newest_first(row) > (-before[0], before[1])]
+    return page_of(found, before, len(found))
 
 
 def _batches(runs: list[tuple[int, SeenRun]], size: int) -> Iterator[tuple[int, list[SeenRun]]]:
@@ -252,32 +279,43 @@ def _batches(runs: list[tuple[int, SeenRun]], size: int) -> Iterator[tuple[int, 
         yield order, batch
 
 
-def _newest_first(row: RunRow) -> tuple[int, str]:
-    return (-row.updated_at, row.id)
-
-
-async def count_runs(lookup: RunLookup, wanted: ListFilter) -> int:
-    """How many runs there are. A document is read only where the keys leave a doubt."""
+async def count_runs(lookup: RunLookup, wanted: RunFilter) -> int:
+    """How many runs that are asked for there are. A document is read only where the keys leave a doubt."""
+    by_key = KeyFilter(wanted)
     certain, uncertain = 0, []
     for seen in await lookup.list_all():
-        if not wanted.may_match(seen):
+        if not by_key.may_match(seen):
             continue
         due_key = lookup.certain_key(seen)
-        if due_key is None or not wanted.is_decided_by(due_key):
+        if due_key is None:
             uncertain.append(seen)
-        else:
-            certain += wanted.may_match_key(due_key)
+        elif by_key.may_match_key(due_key):
+            if by_key.is_decided_by(due_key):
+                certain += 1
+            else:
+                uncertain.append(seen)
     rows = await map_concurrently(lookup.load_row, uncertain)
     return certain + sum(row is not None and wanted.matches(row) for row in rows)
 
 
-async def purge(lookup: RunLookup, writer: RunWriter, older_than: float, limit: int, now: int) -> int:
+async def purge(
+    lookup: RunLookup,
+    writer: RunWriter,
+    older_than: float,
+    status: Collection[EndStatus],
+    workflow: str | None,
+    limit: int,
+    now: int,
+) -> int:
     """Delete ended runs, oldest first."""
-    last = now - microseconds(older_than)
-    old = [due_key for due_key in await lookup.list_partition(DuePartition.ENDED) if due_key.updated_at <= last]
+    last, short = now - microseconds(older_than), None if workflow is None else short_hash(workflow)
+    ended = await lookup.list_partition(DuePartition.ENDED)
+    old = [key for key in ended if key.updated_at <= last and key.status in status and short in (None, key.workflow)]
     deleted = 0
     async for keyed in lookup.in_order(old, lambda due_key: due_key.updated_at):
         if deleted >= limit:
             break
-        deleted += await writer.change(keyed.row.id, lambda run: verbs.delete(run, ended_before=last))
+        row = keyed.row
+        if workflow in (None, row.workflow) and not await lookup.is_live(row.parent_id):
+            deleted += await writer.change(row.id, lambda run: verbs.delete(run, ended_before=last))
     return deleted

@@ -177,9 +177,9 @@ class KeyValueNamespace:
 
         return await map_concurrently(load, rows)
 
-    async def load_columns(self, row: RunRow, incarnation: str) -> RunRow:
-        """The row with its payloads in place of references to blobs."""
-        columns = large_columns(row)
+    async def load_columns(self, row: RunRow, incarnation: str, names: Collection[str] | None = None) -> RunRow:
+        """The row with its payloads, or those in these columns, in place of references to blobs."""
+        columns = {name: key for name, key in large_columns(row).items() if names is None or name in names}
         payloads = await map_concurrently(lambda key: self._load_blob(row.id, incarnation, key), columns.values())
         return msgspec.structs.replace(row, **dict(zip(columns, payloads, strict=True))) if columns else row
 

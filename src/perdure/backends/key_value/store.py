@@ -26,13 +26,13 @@ from perdure.backends.key_value import lookup, verbs
 from perdure.backends.key_value.adapters import traits_of
 from perdure.backends.key_value.connections import STORE, KeyValueConnections, Services, services_of
 from perdure.backends.key_value.editable_run import EditableRun, LeaseGrant
-from perdure.backends.key_value.lookup import ListFilter
 from perdure.backends.key_value.run_document import RunDocument
 from perdure.backends.key_value.verbs import PackedRecords, PackedRun
 from perdure.errors import LeaseLost, PersistenceError, StoreCapabilityError
 from perdure.model.ids import check_namespace
 from perdure.model.journal import Entry
 from perdure.model.records import (
+    END_STATUSES,
     Awaited,
     Claim,
     Claims,
@@ -47,11 +47,11 @@ from perdure.model.records import (
     RunRow,
     Schedule,
     Signal,
-    Status,
     WorkerRow,
     WorkflowVersion,
     check_positive,
 )
+from perdure.model.run_filter import EVERY_RUN, RunFilter
 from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 
 T = TypeVar("T")
@@ -306,22 +306,14 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         return await self._do(items)
 
     async def list(
-        self,
-        *,
-        prefix: str = "",
-        status: Status | None = None,
-        workflow: str | None = None,
-        before: tuple[int, str] | None = None,
-        limit: int = 100,
+        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first. All due keys are listed, and only the documents of the runs that are returned are read."""
         check_positive(limit, "limit")
-        wanted = ListFilter(prefix, status, workflow)
         return await self._do(lambda services: lookup.list_runs(services.claimer.lookup, wanted, before, limit))
 
-    async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
+    async def count(self, wanted: RunFilter = EVERY_RUN) -> int:
         """How many runs there are, by their due keys: one whose creation a crash cut short counts until a worker finds it."""
-        wanted = ListFilter(prefix, status, workflow)
         return await self._do(lambda services: lookup.count_runs(services.claimer.lookup, wanted))
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
@@ -332,10 +324,20 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         """Remove the run and all its keys. Where several processes write, an empty document stays."""
         await self._change(run_id, verbs.delete, wakes=True)
 
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
+    async def purge(
+        self,
+        older_than: float,
+        *,
+        status: Collection[EndStatus] = END_STATUSES,
+        workflow: str | None = None,
+        limit: int = 1000,
+        now: int | None = None,
+    ) -> int:
         """Delete ended runs, oldest first."""
         at = store_time(now)
-        return await self._do(lambda services: lookup.purge(services.claimer.lookup, services.writer, older_than, limit, at))
+        return await self._do(
+            lambda services: lookup.purge(services.claimer.lookup, services.writer, older_than, status, workflow, limit, at)
+        )
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""

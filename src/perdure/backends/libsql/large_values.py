@@ -9,7 +9,7 @@ are removed when runs are deleted: partial indexes over references find them at 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from perdure.backends.libsql.hrana import ServerError
@@ -19,7 +19,7 @@ from perdure.backends.sql.rows import BytesValues
 from perdure.backends.sql.session import Result, Session
 from perdure.errors import PersistenceError
 from perdure.model.journal import Entry
-from perdure.model.records import RunRow, Signal
+from perdure.model.records import EndStatus, RunRow, Signal
 
 Send: TypeAlias = Callable[[Sequence[Statement]], Awaitable[Sequence[Result]]]
 
@@ -157,9 +157,17 @@ async def delete(db: Session, large: LargeValues, run_id: str) -> None:
     await db.send([large.sweep()])
 
 
-async def purge(db: Session, large: LargeValues, age: int, limit: int, now: int | None) -> int:
+async def purge(
+    db: Session,
+    large: LargeValues,
+    age: int,
+    status: Collection[EndStatus],
+    workflow: str | None,
+    limit: int,
+    now: int | None,
+) -> int:
     """Delete old runs and everything of them."""
-    number = await runs.purge(db, age, limit, now)
+    number = await runs.purge(db, age, status, workflow, limit, now)
     await db.send([large.sweep()])
     return number
 

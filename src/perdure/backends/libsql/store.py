@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from perdure.backends.base.batching import Batcher, Reply
@@ -26,7 +26,7 @@ from perdure.backends.sql.store import SqlStore
 from perdure.errors import PersistenceError
 from perdure.model.durations import microseconds
 from perdure.model.journal import Entry
-from perdure.model.records import Claims, Created, Lease, Pulse, RunRow, Signal
+from perdure.model.records import END_STATUSES, Claims, Created, EndStatus, Lease, Pulse, RunRow, Signal
 from perdure.store import STANDARD_PARTS, Capability
 
 LOOK_EVERY: Final = 0.5  # seconds between two looks of a watch at the server's count of changes
@@ -131,10 +131,19 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
         """Remove the run and everything of it."""
         await self._change(lambda db: large_values.delete(db, self._connections.large_values, run_id))
 
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
+    async def purge(
+        self,
+        older_than: float,
+        *,
+        status: Collection[EndStatus] = END_STATUSES,
+        workflow: str | None = None,
+        limit: int = 1000,
+        now: int | None = None,
+    ) -> int:
         """Delete ended runs, oldest first."""
         age = microseconds(older_than, what="older_than")
-        return await self._write(lambda db: large_values.purge(db, self._connections.large_values, age, limit, now))
+        large = self._connections.large_values
+        return await self._write(lambda db: large_values.purge(db, large, age, status, workflow, limit, now))
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process has changed anything, at the latest after `timeout` seconds.

@@ -20,12 +20,14 @@ from perdure.backends.base.claim_rules import ClaimFilter, SuspectCounter, earli
 from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.backends.base.leases import Release, is_due, length_in_microseconds, refuse_leased, steps_by_lease, store_time
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, new_row, row_after_create, row_after_restore
+from perdure.backends.base.run_lines import line_of, page_of
 from perdure.backends.memory.database import MemoryDatabase, Namespace
 from perdure.errors import LeaseLost, StoreCapabilityError, StoreClosed
 from perdure.model.id_checks import ChecksIds
 from perdure.model.ids import check_namespace
 from perdure.model.journal import Entry
 from perdure.model.records import (
+    END_STATUSES,
     Awaited,
     Claim,
     Claims,
@@ -40,11 +42,11 @@ from perdure.model.records import (
     RunRow,
     Schedule,
     Signal,
-    Status,
     WorkerRow,
     WorkflowVersion,
     check_positive,
 )
+from perdure.model.run_filter import EVERY_RUN, RunFilter
 from perdure.snapshots.save_load import SavesSnapshots
 from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 
@@ -277,24 +279,16 @@ class MemoryStore(ChecksIds, SavesSnapshots):
             return [] if run is None else run.stream(stream, after, limit)
 
     async def list(
-        self,
-        *,
-        prefix: str = "",
-        status: Status | None = None,
-        workflow: str | None = None,
-        before: tuple[int, str] | None = None,
-        limit: int = 100,
+        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
     ) -> list[RunInfo]:
         check_positive(limit, "limit")
         with self._lock() as namespace:
-            rows = sorted(_select(namespace, prefix, status, workflow), key=_newest_first)
-        if before is not None:
-            rows = [row for row in rows if _newest_first(row) > (-before[0], before[1])]
-        return [RunInfo.of(row.id, row.workflow, row.version, row.status, row.updated_at, row.problem) for row in rows[:limit]]
+            found = [run.row for run in namespace.runs.values() if wanted.matches(run.row)]
+        return [line_of(row) for row in page_of(found, before, limit)]
 
-    async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
+    async def count(self, wanted: RunFilter = EVERY_RUN) -> int:
         with self._lock() as namespace:
-            return sum(1 for _ in _select(namespace, prefix, status, workflow))
+            return sum(wanted.matches(run.row) for run in namespace.runs.values())
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
         now = store_time(now)
@@ -306,11 +300,20 @@ class MemoryStore(ChecksIds, SavesSnapshots):
         with self._lock_and_wake() as namespace:
             namespace.remove(run_id)
 
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
+    async def purge(
+        self,
+        older_than: float,
+        *,
+        status: Collection[EndStatus] = END_STATUSES,
+        workflow: str | None = None,
+        limit: int = 1000,
+        now: int | None = None,
+    ) -> int:
         last = store_time(now) - length_in_microseconds(older_than)
         with self._lock() as namespace:
-            ended = (run.row for run in namespace.runs.values() if run.row.ended and run.row.updated_at <= last)
-            oldest = sorted(ended, key=lambda row: (row.updated_at, row.id))[:limit]
+            old = (run.row for run in namespace.runs.values() if run.row.status in status and run.row.updated_at <= last)
+            chosen = (row for row in old if workflow in (None, row.workflow) and row.parent_id not in namespace.live)
+            oldest = sorted(chosen, key=lambda row: (row.updated_at, row.id))[:limit]
             for row in oldest:
                 namespace.remove(row.id)
             return len(oldest)
@@ -416,16 +419,5 @@ class MemoryStore(ChecksIds, SavesSnapshots):
         child.change(parent_notified=True)
 
 
-def _select(namespace: Namespace, prefix: str, status: Status | None, workflow: str | None) -> Iterator[RunRow]:
-    for run in namespace.runs.values():
-        row = run.row
-        if row.id.startswith(prefix) and status in (None, row.status) and workflow in (None, row.workflow):
-            yield row
-
-
 def _by_priority(run: InMemoryRun) -> tuple[int, int, str]:
     return (-run.row.priority, run.row.wake_at or 0, run.row.id)
-
-
-def _newest_first(row: RunRow) -> tuple[int, str]:
-    return (-row.updated_at, row.id)

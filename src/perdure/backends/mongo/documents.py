@@ -81,7 +81,7 @@ def row_of(document: Mapping[str, Any]) -> RunRow:
     """The run's row. Large columns have been loaded before. Raises `SnapshotCorrupt`."""
     run_id = name_in(document["_id"])
     with raise_damage(run_id, "the row"):
-        waiting_for = tuple(_awaited_from(text) for text in document["waiting_for"])
+        waiting_for = tuple(awaited_from(text) for text in document["waiting_for"])
         columns = {name: document[name] for name in _COLUMNS}
         return check_row(RunRow(id=run_id, waiting_for=waiting_for, **columns))
 
@@ -150,7 +150,8 @@ def addresses(waiting_for: Collection[Awaited]) -> list[str]:
     return sorted({address(awaited) for awaited in waiting_for})
 
 
-def _awaited_from(text: str) -> Awaited:
+def awaited_from(text: str) -> Awaited:
+    """What a run waits for, from one text."""
     kind, _, name = text.partition(":")
     return Awaited("child" if kind == "child" else "signal", name)
 

@@ -1,4 +1,4 @@
-"""What is read without a lease: journals, inboxes, streams, lists, counts, due runs.
+"""What is read without a lease: journals, inboxes, streams, due runs.
 
 A run's document is read first and what was moved out of it afterwards. If more was moved or the run was replaced in between, all
 of it is read again.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from perdure.backends.base.damaged_runs import UNREADABLE, check_line, damaged_line, raise_damage
+from perdure.backends.base.damaged_runs import raise_damage
 from perdure.backends.mongo.documents import (
     LARGE_COLUMNS,
     LEAST,
@@ -17,7 +17,6 @@ from perdure.backends.mongo.documents import (
     Document,
     entry_of,
     ids_below,
-    ids_with_prefix,
     item_id,
     item_of,
     name_in,
@@ -30,7 +29,7 @@ from perdure.backends.mongo.errors import TornError
 from perdure.backends.mongo.overflow import load_payloads, stem_in
 from perdure.backends.mongo.schema import Collections
 from perdure.model.journal import Entry
-from perdure.model.records import Item, RunInfo, RunRow, Signal, Status
+from perdure.model.records import Item, RunRow, Signal
 
 _OF_JOURNAL: Final = dict.fromkeys(("generation", "moves", "tail", "steps_top"), 1)
 _OF_INBOX: Final = dict.fromkeys(("generation", "moves", "inbox", "moved_waiting", "consumed"), 1)
@@ -135,54 +134,6 @@ async def due(db: Collections, limit: int, now: int | None) -> list[str]:
         return []
     cursor = db.runs.find(due_condition(db, await db.clock(now)), {"_id": 1}).sort([("wake_at", 1), ("_id", 1)]).limit(limit)
     return [name_in(found["_id"]) async for found in cursor]
-
-
-async def list_runs(
-    db: Collections, prefix: str, status: Status | None, workflow: str | None, before: tuple[int, str] | None, limit: int
-) -> list[RunInfo]:
-    """Runs, last changed first, ties by id."""
-    conditions = _list_filter(db, prefix, status, workflow)
-    if conditions is None or limit <= 0:
-        return []
-    if before is not None:
-        at, last = before[0], db.key(before[1])
-        conditions["updated_at"] = {"$lte": at}  # so that the index is used; `$or` is for ties
-        conditions["$or"] = [{"updated_at": {"$lt": at}}, {"_id": {"$gt": last}}]
-    wanted = dict.fromkeys(("workflow", "version", "status", "updated_at", "problem"), 1)
-    async with db.read_at_one_moment() as session:
-        cursor = db.runs.find(conditions, wanted, session=session).sort([("updated_at", -1), ("_id", 1)]).limit(limit)
-        return [_line(one) async for one in cursor]
-
-
-def _line(one: Document) -> RunInfo:
-    run_id = name_in(one["_id"])
-    try:
-        return check_line(RunInfo.of(run_id, one["workflow"], one["version"], one["status"], one["updated_at"], one["problem"]))
-    except UNREADABLE as reason:
-        return damaged_line(run_id, one, reason)
-
-
-async def count(db: Collections, prefix: str, status: Status | None, workflow: str | None) -> int:
-    """How many runs there are."""
-    conditions = _list_filter(db, prefix, status, workflow)
-    if conditions is None:
-        return 0
-    async with db.read_at_one_moment() as session:
-        return await db.runs.count_documents(conditions, session=session)
-
-
-def _list_filter(db: Collections, prefix: str, status: Status | None, workflow: str | None) -> Document | None:
-    """The condition on the runs to list, or None when there can be none: no id has a NUL."""
-    if "\0" in prefix:
-        return None
-    conditions: Document = {"namespace": db.namespace}
-    if prefix:
-        conditions["_id"] = ids_with_prefix(prefix)
-    if status is not None:
-        conditions["status"] = status
-    if workflow is not None:
-        conditions["workflow"] = workflow
-    return conditions
 
 
 def by_key(documents: Sequence[Document]) -> dict[str, Document]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from perdure.backends.base.batching import Reply
@@ -48,7 +49,7 @@ from perdure.backends.mongo.reading import by_key
 from perdure.backends.mongo.schema import Collections
 from perdure.errors import LeaseHeld, RunFinished, RunNotFound
 from perdure.model.journal import Entry, drop_entry
-from perdure.model.records import ENDED, NO_PROBLEM, Claim, Created, NewRun, RunRow, Signal
+from perdure.model.records import ENDED, NO_PROBLEM, Claim, Created, EndStatus, NewRun, RunRow, Signal
 
 if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
@@ -329,14 +330,42 @@ async def delete(db: Collections, run_id: str) -> None:
         await delete_overflow(db, found)
 
 
-async def purge(db: Collections, older_than: int, limit: int, now: int | None) -> int:
+async def purge(
+    db: Collections, older_than: int, status: Collection[EndStatus], workflow: str | None, limit: int, now: int | None
+) -> int:
     """Delete ended runs that were not changed for `older_than` microseconds, oldest first, and say how many."""
     if limit <= 0:
         return 0
     last = await db.clock(now) - older_than
-    is_old = {"namespace": db.namespace, "status": {"$in": sorted(ENDED)}, "updated_at": {"$lte": last}}
-    cursor = db.runs.find(is_old, _OVERFLOW).sort([("updated_at", 1), ("_id", -1)]).limit(limit)  # as an index has them
-    return await _delete_all(db, await cursor.to_list(), is_old)
+    is_old: Document = {"namespace": db.namespace, "status": {"$in": sorted(status)}, "updated_at": {"$lte": last}}
+    if workflow is not None:
+        is_old["workflow"] = workflow
+    found: list[Document] = []
+    for one in sorted(status):  # one by one: read backwards, the server does not merge them by the index
+        found += await _oldest(db, {**is_old, "status": one}, limit)
+    found.sort(key=itemgetter("updated_at"))
+    return await _delete_all(db, found[:limit], is_old)
+
+
+async def _oldest(db: Collections, wanted: Document, limit: int) -> list[Document]:
+    """The runs that were not changed for the longest time, without those whose parent has not ended."""
+    found: list[Document] = []
+    is_live: dict[str, bool] = {}  # by parent
+    seen = 0
+    while len(found) < limit:
+        cursor = db.runs.find(wanted, {**_OVERFLOW, "updated_at": 1, "parent_id": 1}).sort([("updated_at", 1), ("_id", -1)])
+        page = await cursor.skip(seen).limit(limit).to_list()
+        for parent_id in {one["parent_id"] for one in page} - {None, *is_live}:
+            is_live[parent_id] = await _is_live(db, parent_id)
+        found += [one for one in page if not is_live.get(one["parent_id"], False)]
+        if len(page) < limit:
+            break
+        seen += limit
+    return found
+
+
+async def _is_live(db: Collections, run_id: str) -> bool:
+    return await db.runs.find_one({"_id": db.key(run_id), "status": {"$nin": sorted(ENDED)}}, {"_id": 1}) is not None
 
 
 async def _delete_all(db: Collections, found: Sequence[Document], still: Document) -> int:

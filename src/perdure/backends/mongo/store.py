@@ -18,7 +18,7 @@ from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, new_token, steps_by_lease
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.server_store import ServerStore
-from perdure.backends.mongo import claims, inbox, queues, reading, recording, runs, schedules, writes
+from perdure.backends.mongo import claims, inbox, listing, queues, reading, recording, runs, schedules, writes
 from perdure.backends.mongo.address import address_of_client, check_source, parse_address
 from perdure.backends.mongo.change_stream import ChangeStream
 from perdure.backends.mongo.connections import MongoConnections
@@ -28,6 +28,7 @@ from perdure.errors import StoreCapabilityError
 from perdure.model.durations import microseconds
 from perdure.model.journal import Entry
 from perdure.model.records import (
+    END_STATUSES,
     Awaited,
     Claim,
     Claims,
@@ -42,11 +43,11 @@ from perdure.model.records import (
     RunRow,
     Schedule,
     Signal,
-    Status,
     WorkerRow,
     WorkflowVersion,
     check_positive,
 )
+from perdure.model.run_filter import EVERY_RUN, RunFilter
 from perdure.store import STANDARD_PARTS, Capability, Transaction
 
 if TYPE_CHECKING:
@@ -259,21 +260,15 @@ class MongoStore(ServerStore[MongoConnections]):
         return await self._do(reading.items, run_id, stream, after, limit)
 
     async def list(
-        self,
-        *,
-        prefix: str = "",
-        status: Status | None = None,
-        workflow: str | None = None,
-        before: tuple[int, str] | None = None,
-        limit: int = 100,
+        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first."""
         check_positive(limit, "limit")
-        return await self._do(reading.list_runs, prefix, status, workflow, before, limit)
+        return await self._do(listing.list_runs, wanted, before, limit)
 
-    async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
+    async def count(self, wanted: RunFilter = EVERY_RUN) -> int:
         """How many runs there are."""
-        return await self._do(reading.count, prefix, status, workflow)
+        return await self._do(listing.count, wanted)
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
         """Ids of the runs that may be claimed now."""
@@ -283,9 +278,18 @@ class MongoStore(ServerStore[MongoConnections]):
         """Remove the run and everything of it."""
         await self._do(runs.delete, run_id)
 
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
+    async def purge(
+        self,
+        older_than: float,
+        *,
+        status: Collection[EndStatus] = END_STATUSES,
+        workflow: str | None = None,
+        limit: int = 1000,
+        now: int | None = None,
+    ) -> int:
         """Delete ended runs, oldest first."""
-        return await self._do(runs.purge, microseconds(older_than, what="older_than"), limit, now)
+        age = microseconds(older_than, what="older_than")
+        return await self._do(runs.purge, age, status, workflow, limit, now)
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""

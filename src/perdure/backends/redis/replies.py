@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from perdure.backends.base.damaged_runs import UNREADABLE, check_line, damaged_line
+from perdure.backends.base.damaged_runs import UNREADABLE
 from perdure.backends.base.new_runs import row_after_restore
-from perdure.backends.redis.rows import run_from, signal_from
+from perdure.backends.base.run_lines import LINE_FIELDS, OUTCOME_START, damaged_line, line_from
+from perdure.backends.redis.rows import Arg, as_list, column_from, run_from, signal_from
 from perdure.errors import LeaseHeld, LeaseLost, PersistenceError, RunFinished, RunNotFound
 from perdure.model.records import Lease, Pulse, RunInfo, RunRow, Signal
 
@@ -53,17 +54,47 @@ def pulse_from(reply: Sequence[bytes]) -> Pulse:
     return Pulse(int(reply[1]), reply[2] == b"1")
 
 
-def line_from(line: Sequence[bytes]) -> RunInfo:
-    """A line of a list."""
-    try:
-        run_id, workflow, status, updated_at, version, problem = (part.decode() for part in line)
-        info = RunInfo.of(run_id, workflow, int(version), status, int(updated_at), problem or None)  # type: ignore[arg-type]
-        return check_line(info)
-    except UNREADABLE as reason:
-        names = ("id", "workflow", "status", "updated_at", "version", "problem")
-        texts = {name: part.decode(errors="replace") for name, part in zip(names, line, strict=False)}
-        numbers = {name: int(text) for name in ("updated_at", "version") if (text := texts.get(name, "")).isdecimal()}
-        return damaged_line(texts["id"], texts | numbers, reason)
+class ListLine(NamedTuple):
+    """A line of a list, and the stored metadata of its run."""
+
+    info: RunInfo
+    metadata: bytes
+
+
+class ListPage(NamedTuple):
+    """Lines, and the (updated_at, id) of the last run that was looked at, None if there are no more."""
+
+    lines: list[ListLine]
+    last: tuple[int, str] | None
+
+
+# What an absent column stands for, if it is not None.
+_ABSENT: Final[Mapping[str, Any]] = {"waiting_for": (), "attempts": 0}
+# The columns of a line, and how much of an outcome.
+LINE_ARGS: Final[list[Arg]] = [*as_list(LINE_FIELDS), OUTCOME_START]
+
+
+def page_from(reply: Sequence[Any], size: int) -> ListPage:
+    """A page of a list of at most `size` runs."""
+    number, updated_at, run_id, rows = reply
+    last = (int(updated_at), run_id.decode(errors="replace")) if int(number) == size else None
+    return ListPage([_line_from(row) for row in rows], last)
+
+
+def _line_from(row: Sequence[bytes | None]) -> ListLine:
+    """The line of this row: `LINE_FIELDS`, in which an absent column is None, and the beginning of the outcome."""
+    columns: dict[str, Any] = {}
+    problem: BaseException | None = None
+    *values, outcome = row
+    for name, value in zip(LINE_FIELDS, values, strict=True):
+        try:
+            columns[name] = _ABSENT.get(name) if value is None else column_from(name, value)
+        except UNREADABLE as reason:
+            problem = problem or reason
+    run_id = columns.get("id") or (values[0] or b"?").decode(errors="replace")
+    if problem is not None:
+        return ListLine(damaged_line(run_id, columns, problem), b"{}")
+    return ListLine(line_from(run_id, columns, outcome), columns["metadata"] or b"{}")
 
 
 def to_restore(run: RunRow, inbox: Sequence[Signal]) -> tuple[RunRow, str]:

@@ -15,6 +15,7 @@ import msgspec
 from perdure.backends.base.damaged_runs import UNREADABLE, check_entry, check_row, problem_of
 from perdure.model.journal import Entry, Kind, Phase
 from perdure.model.records import Awaited, Claim, Item, Lease, NewRun, QueueLimits, RunRow, Schedule, Signal, WorkerRow
+from perdure.model.run_filter import RunFilter
 
 # An argument of a script.
 Arg: TypeAlias = str | bytes | int
@@ -126,14 +127,15 @@ def run_from(flat: Sequence[bytes]) -> RunRow | None:
     try:
         for name in RunRow.__struct_fields__:
             if (value := stored.get(name.encode())) is not None:
-                columns[name] = _column(name, value)
+                columns[name] = column_from(name, value)
         return check_row(RunRow(**columns))
     except UNREADABLE as reason:
         what = "the row" if name in columns else f"the column {name}"
         raise problem_of(stored.get(b"id", b"?").decode(errors="replace"), what, reason) from reason
 
 
-def _column(name: str, value: bytes) -> Any:
+def column_from(name: str, value: bytes) -> Any:
+    """The value of a column that is not absent. Raises one of `UNREADABLE`."""
     if name in _BYTES:
         return value
     if name in _NUMBERS:
@@ -141,6 +143,20 @@ def _column(name: str, value: bytes) -> Any:
     if name in _BOOLEANS:
         return value == b"1"
     return _awaited_from(value) if name == "waiting_for" else value.decode()
+
+
+def filter_args(wanted: RunFilter) -> list[Arg]:
+    """The arguments that `take_filter` in prelude.lua reads."""
+    return [
+        wanted.prefix,
+        *as_list(wanted.status or ()),
+        int(wanted.workflow is not None),
+        optional(wanted.workflow),
+        optional(wanted.queue),
+        optional(wanted.updated_after),
+        optional(wanted.updated_before),
+        optional(wanted.metadata_text),
+    ]
 
 
 def entry_rest(entry: Entry) -> bytes:

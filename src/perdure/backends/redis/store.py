@@ -26,21 +26,24 @@ from perdure.backends.redis.connections import RedisConnections
 from perdure.backends.redis.driver import driver
 from perdure.backends.redis.keys import Keys
 from perdure.backends.redis.replies import (
+    LINE_ARGS,
+    ListPage,
     arrived_signals_from,
     check_holder,
     check_reply,
-    line_from,
+    page_from,
     pulse_from,
     row_from,
     to_restore,
 )
-from perdure.backends.redis.rows import Arg, as_list, as_lists, optional
+from perdure.backends.redis.rows import Arg, as_list, as_lists, filter_args, optional
 from perdure.backends.redis.scripts import SCRIPTS, ScriptCall
 from perdure.backends.redis.subscription import RedisSubscription
 from perdure.errors import PerdureError, SnapshotCorrupt, StoreCapabilityError
 from perdure.model.durations import microseconds
 from perdure.model.journal import Entry, drop_entry
 from perdure.model.records import (
+    END_STATUSES,
     SUSPECT_ATTEMPTS,
     Awaited,
     Claim,
@@ -56,14 +59,16 @@ from perdure.model.records import (
     RunRow,
     Schedule,
     Signal,
-    Status,
     WorkerRow,
     WorkflowVersion,
     check_positive,
 )
+from perdure.model.run_filter import EVERY_RUN, RunFilter
 from perdure.store import STANDARD_PARTS, Capability, Transaction
 
 # The parts of a run that a record touches.
+# How many runs one call looks at for their metadata: a script keeps the server from everything else.
+_METADATA_PAGE: Final = 1000
 _RECORDED: Final = ("run", "steps", "inbox", "consumed")
 
 
@@ -306,23 +311,37 @@ class RedisStore(ServerStore[RedisConnections]):
         return [rows.item_from(stream, item) for item in await self._call("items", self._keys.of(run_id, "items"), args)]
 
     async def list(
-        self,
-        *,
-        prefix: str = "",
-        status: Status | None = None,
-        workflow: str | None = None,
-        before: tuple[int, str] | None = None,
-        limit: int = 100,
+        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first."""
         check_positive(limit, "limit")
-        seen: tuple[Arg, Arg] = ("", "") if before is None else before
-        args = [prefix, optional(status), int(workflow is not None), optional(workflow), *seen, max(limit, 0)]
-        return [line_from(line) for line in await self._call("list", (), args)]
+        found: builtins.list[RunInfo] = []
+        while len(found) < limit:
+            size = limit if wanted.metadata is None else _METADATA_PAGE
+            page = await self._page(wanted, before, size)
+            found += [line.info for line in page.lines if wanted.has_metadata(line.metadata)]
+            before = page.last
+            if wanted.metadata is None or before is None:
+                break
+        return found[:limit]
 
-    async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
+    async def count(self, wanted: RunFilter = EVERY_RUN) -> int:
         """How many runs there are."""
-        return int(await self._call("count", (), [prefix, optional(status), int(workflow is not None), optional(workflow)]))
+        if wanted.metadata is None:
+            return int(await self._call("count", (), filter_args(wanted)))
+        total, before = 0, None
+        while True:
+            page = await self._page(wanted, before, _METADATA_PAGE)
+            total += sum(wanted.has_metadata(line.metadata) for line in page.lines)
+            before = page.last
+            if before is None:
+                return total
+
+    async def _page(self, wanted: RunFilter, before: tuple[int, str] | None, size: int) -> ListPage:
+        """The next `size` runs of a list, without those whose metadata cannot match."""
+        seen: tuple[Arg, Arg] = ("", "") if before is None else before
+        args = [*filter_args(wanted), *seen, size, *LINE_ARGS]
+        return page_from(await self._call("list", (), args), size)
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
         """Ids of the runs that may be claimed now."""
@@ -332,10 +351,19 @@ class RedisStore(ServerStore[RedisConnections]):
         """Remove the run and everything of it."""
         await self._change_once("delete", run_id, [], [])
 
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
+    async def purge(
+        self,
+        older_than: float,
+        *,
+        status: Collection[EndStatus] = END_STATUSES,
+        workflow: str | None = None,
+        limit: int = 1000,
+        now: int | None = None,
+    ) -> int:
         """Delete ended runs, oldest first."""
         age = microseconds(older_than, what="older_than")
-        return int(await self._call("purge", (), [optional(now), age, max(limit, 0)]))
+        args = [optional(now), age, max(limit, 0), len(status), *status, int(workflow is not None), optional(workflow)]
+        return int(await self._call("purge", (), args))
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""

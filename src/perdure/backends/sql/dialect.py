@@ -28,12 +28,13 @@ class Dialect:
     enclose an INSERT that leaves alone what is there. `clock` is the server's time in microseconds, and goes on within a
     transaction. `may_wake` and `unconsumed` pick the rows that time may make due and the inbox rows that wait, by an index that
     has only those; `by_wake` and `by_unconsumed` insist on it. `is_started` is 1 for a run that was leased before, else 0, as the
-    index of `by_wake` has it. `indexed_namespace` is the namespace where runs are looked for by
-    other columns than their id, `due_namespace` where they may be of any workflow. `each_of` and what follows it join rows of a
-    table `here`, looked up one by one. `unindexed` before a column keeps the planner from choosing an index for it. `payload` is
-    the type of a payload's column.
+    index of `by_wake` has it. `by_changed` and `by_workflow` insist on the indexes of lists. `indexed_namespace` is the namespace
+    where runs are looked for by other columns than their id, `due_namespace` and `changed_namespace` where they may be of any
+    workflow: due ones, and those in a status. `each_of` and what follows it join rows of a table `here`, looked up one by one.
+    `unindexed` before a column keeps the planner from choosing an index for it. `payload` is the type of a payload's column, and
+    `instr` the function that says where a payload contains a part, from 1.
 
-    Where it `has_few_indexes`, no index of the runs begins with their status or `wake_at`: lists go by (workflow, status) and
+    Where it `has_few_indexes`, no index of the runs begins with their status or `wake_at`: lists go by (workflow, queue, status),
     what is due goes by (workflow, queue, priority), and each of these groups is looked up for itself.
     """
 
@@ -80,9 +81,14 @@ POSTGRES: Final = Dialect(
         # The expressions of the indexes in postgres.sql, which says why they are what they are.
         "indexed_namespace": "namespace || ''",
         "due_namespace": "namespace || '' || ''",
+        "changed_namespace": "'' || namespace",
+        "by_changed": "",
+        "by_workflow": "",
         "unindexed": "",
         "unconsumed": "consumed_by IS NULL",
         "by_unconsumed": "",
+        # Quoted, it is a function of (text, text) and of (bytea, bytea), and has the arguments of the others' instr.
+        "instr": 'pg_catalog."position"',
         "payload": "text",
         "clock": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
         # The planner expects very many rows of a recursion, and would read the whole table for a plain join.
@@ -112,11 +118,19 @@ MYSQL: Final = Dialect(
         "may_wake": "may_wake = 1",
         "by_wake": "FORCE INDEX ($runs_wake)",
         "is_started": "is_started",
+        # It would take the primary key, which begins with the namespace too, and read all runs.
+        "by_changed": "FORCE INDEX ($runs_changed)",
+        "by_workflow": "FORCE INDEX ($runs_of_workflow)",
         "indexed_namespace": "namespace",
         "due_namespace": "namespace",
+        "changed_namespace": "namespace",
         "unindexed": "",
         "unconsumed": "unconsumed = 1",
         "by_unconsumed": "",
+        "instr": "INSTR",
+        "each_of": "JOIN",
+        "each_where": "ON",
+        "each_end": "",
         # Of the statement, not of the transaction; in UTC, where no hour comes twice.
         "clock": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
     },
@@ -145,12 +159,16 @@ SQLITE: Final = Dialect(
         "may_wake": "wake_at IS NOT NULL AND held = 0",
         "by_wake": "",
         "is_started": "(epoch > 0)",
+        "by_changed": "",
+        "by_workflow": "",
         "indexed_namespace": "namespace",
         "due_namespace": "namespace",
+        "changed_namespace": "namespace",
         "unindexed": "+",
         "unconsumed": "consumed_by IS NULL",
         # It would take the primary key for the order, and read the rows that were consumed.
         "by_unconsumed": "INDEXED BY $signals_waiting",
+        "instr": "instr",
         # Its clock has whole milliseconds; the fraction of a day has them only about.
         "clock": "CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000",
         "each_of": "JOIN",
@@ -168,7 +186,7 @@ SQLITE: Final = Dialect(
         WHERE lease_until IS NOT NULL
         """,
         "CREATE INDEX $runs_changed ON $runs (namespace, status, updated_at DESC, id)",
-        "CREATE INDEX $runs_of_workflow ON $runs (namespace, workflow, status, updated_at DESC, id)",
+        "CREATE INDEX $runs_of_workflow ON $runs (namespace, workflow, queue, status, updated_at DESC, id)",
     ),
 )
 
@@ -183,7 +201,7 @@ SQLITE_FILE: Final = replace(
         CREATE INDEX $runs_leased ON $runs (namespace, lease_owner, queue, limit_key, lease_until)
         WHERE lease_until IS NOT NULL
         """,
-        "CREATE INDEX $runs_changed ON $runs (namespace, workflow, status, updated_at DESC, id)",
+        "CREATE INDEX $runs_changed ON $runs (namespace, workflow, queue, status, updated_at DESC, id)",
     ),
 )
 

@@ -54,7 +54,7 @@ CREATE TABLE IF NOT EXISTS $runs (
     INDEX $runs_due (namespace, may_wake, wake_at, id),
     INDEX $runs_leased (namespace, queue, lease_until),
     INDEX $runs_changed (namespace, status, updated_at DESC, id),
-    INDEX $runs_of_workflow (namespace, workflow, status, updated_at DESC)
+    INDEX $runs_of_workflow (namespace, workflow, queue, status, updated_at DESC)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
 
 CREATE TABLE IF NOT EXISTS $steps (

@@ -174,6 +174,11 @@ def fields_from(fields: tuple[str, ...], row: Row, values: Values) -> dict[str, 
     return {field: None if value is None else read(value) for (field, read), value in zip(readers, row, strict=False)}
 
 
+def field_from(field: str, value: Any, values: Values) -> Any:
+    """The value of one column, as the contract's value. Raises one of `UNREADABLE`."""
+    return None if value is None else _reader(field, values)(value)
+
+
 def run_from(row: Row, values: Values) -> RunRow:
     """The run of a row that begins with `RUN_COLUMNS`. Raises `SnapshotCorrupt`."""
     try:

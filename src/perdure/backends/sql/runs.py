@@ -12,15 +12,16 @@ from perdure.backends.base.batching import SEND_AGAIN, Reply
 from perdure.backends.base.damaged_runs import FETCH_FAILURES, raise_damage
 from perdure.backends.base.new_runs import new_row, row_after_create, row_after_restore
 from perdure.backends.base.process_owner import label_of
-from perdure.backends.sql import inbox, reading
-from perdure.backends.sql.dialect import Statement, chunks
+from perdure.backends.sql import inbox, listing
+from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.inbox import wake_time
 from perdure.backends.sql.recording import append
 from perdure.backends.sql.rows import NO_PROBLEM_SQL, RUN_COLUMNS, RUN_FIELDS, assignments, lease_of, run_from, run_values
 from perdure.backends.sql.session import Parameters, Session, SqlConnections
 from perdure.errors import LeaseHeld, PerdureError, RunFinished, RunNotFound
 from perdure.model.journal import Entry, drop_entry
-from perdure.model.records import ENDED, Claim, Created, NewRun, RunRow, Signal
+from perdure.model.records import END_STATUSES, Claim, Created, EndStatus, NewRun, RunRow, Signal
+from perdure.model.run_filter import RunFilter
 
 _TIME: Final = "SELECT $clock"
 # The time, and each of these queues that has limits; one row with NULL when none has.
@@ -296,15 +297,17 @@ def _delete_parts(db: Session, run_ids: Sequence[str]) -> list[Statement]:
     ]
 
 
-async def purge(db: Session, age: int, limit: int, now: int | None) -> int:
+async def purge(db: Session, age: int, status: Collection[EndStatus], workflow: str | None, limit: int, now: int | None) -> int:
     """Delete runs that ended `age` microseconds ago or earlier, oldest first."""
+    if not status:
+        return 0
     until = await time(db, now) - age
-    old = await _oldest(db, until, max(limit, 0))
+    old = await _oldest(db, until, status, workflow, max(limit, 0))
     if not old:
         return 0
     params = db.parameters()
     template = f"""
-        SELECT id FROM $runs WHERE namespace = ?1 AND {params.among("id", old)} AND status IN ({params.many(sorted(ENDED))})
+        SELECT id FROM $runs WHERE namespace = ?1 AND {params.among("id", old)} AND status IN ({params.many(sorted(status))})
             AND updated_at <= {params.one(until)}
         ORDER BY id $for_update $skip_locked
     """
@@ -314,16 +317,24 @@ async def purge(db: Session, age: int, limit: int, now: int | None) -> int:
     return len(ids)
 
 
-async def _oldest(db: Session, until: int, limit: int) -> list[str]:
-    groups = [group for status in sorted(ENDED) for group in await reading.run_groups(db, status, None)]
+# As a subquery that gives one value it is looked up by the primary key; PostgreSQL may read the whole table for an EXISTS.
+_PARENT_STATUS: Final = "SELECT parent.status FROM $runs AS parent WHERE parent.namespace = ?1 AND parent.id = run.parent_id"
+_ENDS: Final = ", ".join(f"'{status}'" for status in END_STATUSES)
+_HAS_NO_LIVE_PARENT: Final = f"COALESCE(({_PARENT_STATUS}), 'dead') IN ({_ENDS})"
+
+
+async def _oldest(db: Session, until: int, status: Collection[EndStatus], workflow: str | None, limit: int) -> list[str]:
+    wanted = RunFilter(status=tuple(status), workflow=workflow)
+    groups = await listing.run_groups(db, wanted)
     name, found = db.tables.values.name_from, list[tuple[int, str]]()
-    for chunk in chunks(groups, reading.MAX_SELECTS):
+    for chunk in listing.group_chunks(groups, wanted):
         params = Parameters()
         last, most = params.one(until), params.one(limit)
         oldest = (
             f"""
             SELECT * FROM (
-                SELECT id, updated_at FROM $runs WHERE {reading.group_condition(params, "", group)} AND updated_at <= {last}
+                SELECT id, updated_at FROM $runs AS run
+                WHERE {listing.condition(params, wanted, group)} AND updated_at <= {last} AND {_HAS_NO_LIVE_PARENT}
                 ORDER BY updated_at, id LIMIT {most}
             ) AS oldest_{number}"""
             for number, group in enumerate(chunk)

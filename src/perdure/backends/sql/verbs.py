@@ -12,13 +12,15 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from perdure.backends.base.new_runs import check_start
-from perdure.backends.sql import inbox, reading, recording, runs, schedules
+from perdure.backends.sql import inbox, listing, reading, recording, runs, schedules
 from perdure.backends.sql.schema import VERSION
 from perdure.backends.sql.session import Session
 from perdure.model.durations import microseconds
 from perdure.model.id_checks import ChecksIds
 from perdure.model.journal import Entry
 from perdure.model.records import (
+    END_STATUSES,
+    EndStatus,
     Item,
     Lease,
     NewRun,
@@ -27,10 +29,10 @@ from perdure.model.records import (
     RunRow,
     Schedule,
     Signal,
-    Status,
     WorkerRow,
     check_positive,
 )
+from perdure.model.run_filter import EVERY_RUN, RunFilter
 from perdure.store import STANDARD_PARTS, Capability
 
 T = TypeVar("T")
@@ -48,7 +50,7 @@ class SqlVerbs(ChecksIds, ABC):
         """The result of a verb that only reads, with one statement."""
 
     async def _read_at_one_moment(self, verb: Verb[T]) -> T:
-        """As `_read`, for a verb that takes several statements where the dialect `has_few_indexes`."""
+        """As `_read`, for a verb of several statements that depend on each other where the dialect `has_few_indexes`."""
         return await self._read(verb)
 
     @abstractmethod
@@ -106,30 +108,32 @@ class SqlVerbs(ChecksIds, ABC):
         return await self._read(lambda db: reading.items(db, run_id, stream, after, limit))
 
     async def list(
-        self,
-        *,
-        prefix: str = "",
-        status: Status | None = None,
-        workflow: str | None = None,
-        before: tuple[int, str] | None = None,
-        limit: int = 100,
+        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first."""
         check_positive(limit, "limit")
-        return await self._read_at_one_moment(lambda db: reading.list_runs(db, prefix, status, workflow, before, limit))
+        return await self._read_at_one_moment(lambda db: listing.list_runs(db, wanted, before, limit))
 
-    async def count(self, *, prefix: str = "", status: Status | None = None, workflow: str | None = None) -> int:
+    async def count(self, wanted: RunFilter = EVERY_RUN) -> int:
         """How many runs there are."""
-        return await self._read_at_one_moment(lambda db: reading.count(db, prefix, status, workflow))
+        return await self._read_at_one_moment(lambda db: listing.count(db, wanted))
 
     async def delete(self, run_id: str) -> None:
         """Remove the run and everything of it."""
         await self._change(lambda db: runs.delete(db, run_id))
 
-    async def purge(self, older_than: float, *, limit: int = 1000, now: int | None = None) -> int:
+    async def purge(
+        self,
+        older_than: float,
+        *,
+        status: Collection[EndStatus] = END_STATUSES,
+        workflow: str | None = None,
+        limit: int = 1000,
+        now: int | None = None,
+    ) -> int:
         """Delete ended runs, oldest first."""
         age = microseconds(older_than, what="older_than")
-        return await self._write(lambda db: runs.purge(db, age, limit, self._time(now)))
+        return await self._write(lambda db: runs.purge(db, age, status, workflow, limit, self._time(now)))
 
     async def put_worker(self, worker_id: str, info: bytes, *, now: int | None = None) -> None:
         """Insert or replace the worker, seen now."""

@@ -14,8 +14,7 @@ import msgspec
 
 from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.errors import SnapshotFormatError
-from perdure.model.records import RunRow, Signal, deadline_in_force
-from perdure.snapshots.parts import OWN_FIELD
+from perdure.model.records import OWN_FIELD, RunRow, Signal, deadline_in_force
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.run_metadata import Instant
 from perdure.snapshots.snapshot import Snapshot

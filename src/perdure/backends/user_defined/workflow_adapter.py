@@ -197,10 +197,10 @@ class WorkflowStateStore(StateStore):
         await super().delete(run_id)
         await self._leases.release(run_id)
 
-    async def list(self, **_selection: Any) -> NoReturn:
+    async def list(self, *_given: Any, **_options: Any) -> NoReturn:
         self._refuse("list of runs")
 
-    async def count(self, **_selection: Any) -> NoReturn:
+    async def count(self, *_given: Any) -> NoReturn:
         self._refuse("list of runs")
 
     async def purge(self, *_given: Any, **_options: Any) -> NoReturn:

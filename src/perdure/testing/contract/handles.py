@@ -7,6 +7,7 @@ import time
 
 from perdure.errors import PersistenceError
 from perdure.model.durations import MICROSECOND
+from perdure.model.run_filter import RunFilter
 from perdure.testing.contract.capabilities import CORE_VERBS, PART_VERBS, Part
 from perdure.testing.contract.cases import Check, add, promise
 from perdure.testing.contract.world import (
@@ -132,7 +133,7 @@ async def verbs_may_be_called_from_any_event_loop(world: World) -> None:
                 await world.a.finish(created.claim.lease, "completed", b"1", entries=[entry(1)], now=NOW)
 
     await asyncio.gather(*(in_another_loop(lambda name=name: work(name)) for name in ("one", "two", "three")))  # type: ignore[misc]
-    equal(len(await world.a.list(status="completed")), 30, "runs completed by three threads")
+    equal(len(await world.a.list(RunFilter(status=("completed",)))), 30, "runs completed by three threads")
 
 
 @promise

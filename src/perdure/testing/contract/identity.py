@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from perdure.model.records import QueueLimits, Signal
+from perdure.model.run_filter import RunFilter
 from perdure.store import FullStore, Store
 from perdure.testing.contract.cases import promise, promise_with
 from perdure.testing.contract.world import (
@@ -123,9 +124,9 @@ def _other_names(store: Store) -> Calls:
     return {
         "signal by dedupe": lambda dedupe: store.signal("run", "go", b"1", dedupe=dedupe, now=NOW),
         "reopen dropping a key": lambda key: store.reopen("ended", [key], now=NOW),
-        "list by prefix": lambda prefix: store.list(prefix=prefix),
-        "list by status": lambda status: store.list(status=status),
-        "list by workflow": lambda workflow: store.list(workflow=workflow),
+        "list by prefix": lambda prefix: store.list(RunFilter(prefix=prefix)),
+        "list by status": lambda status: store.list(RunFilter(status=(status,))),
+        "list by workflow": lambda workflow: store.list(RunFilter(workflow=workflow)),
         "list before a line": lambda run_id: store.list(before=(NOW, run_id)),
         "claim of a workflow": lambda name: store.claim(1, TTL, [(name, 1)], now=NOW),
         "claim from a queue": lambda queue: store.claim(1, TTL, [("flow", 1)], [queue], now=NOW),
@@ -221,7 +222,8 @@ async def workflows_and_queues_that_differ_stay_apart(world: World) -> None:
     for index, name in enumerate(NAMES):
         await world.a.create(new_run(f"run-{index:02}", workflow=name, queue=name), now=NOW)
     for index, name in enumerate(NAMES):
-        equal([line.id for line in await world.b.list(workflow=name)], [f"run-{index:02}"], f"runs of workflow {name!r}")
+        for wanted in (RunFilter(workflow=name), RunFilter(queue=name)):
+            equal([line.id for line in await world.b.list(wanted)], [f"run-{index:02}"], f"runs with {wanted}")
         equal(await claimed_ids(world.b, workflows=[name], queues=[name]), [f"run-{index:02}"], f"claimed from queue {name!r}")
 
 
@@ -243,7 +245,7 @@ async def text_that_is_no_id_is_refused(world: World) -> None:
     await world.a.create(new_run(), now=NOW)
     before = await world.dump("run")
     await _refuse_all(_run_verbs(world.a), NO_ID, ValueError)
-    await _refuse_all({"list by status": lambda status: world.a.list(status=status)}, ["ended", ""], ValueError)
+    await _refuse_all({"list by status": lambda status: world.a.list(RunFilter(status=(status,)))}, ["ended", ""], ValueError)
     equal(await world.dump("run"), before, "the run afterwards")
 
 
@@ -256,7 +258,7 @@ async def a_subclass_of_str_is_taken_for_its_text(world: World) -> None:
     equal((await world.row("run")).queue, "q", "the queue")
     await world.a.signal(Name("run"), Name("go"), b"1", dedupe=Name("d"), now=NOW)
     equal([(one.name, one.dedupe) for one in await world.b.inbox("run")], [("go", "d")], "the inbox")
-    equal([line.id for line in await world.b.list(prefix=Name("ru"), workflow=Name("flow"))], ["run"], "the list")
+    equal([line.id for line in await world.b.list(RunFilter(prefix=Name("ru"), workflow=Name("flow")))], ["run"], "the list")
     equal(await claimed_ids(world.b, workflows=[Name("flow")], queues=[Name("q")]), ["run"], "the claim")
 
 
@@ -268,9 +270,9 @@ async def operators_ids_that_are_no_text_are_refused(world: FullWorld) -> None:
     await _refuse_all(_operator_verbs(world.a), (*NOT_TEXT, None), TypeError)
     await _refuse_all(_operator_verbs(world.a), NO_ID, ValueError)
     counts: Calls = {
-        "count by prefix": lambda prefix: world.a.count(prefix=prefix),
-        "count by status": lambda status: world.a.count(status=status),
-        "count by workflow": lambda workflow: world.a.count(workflow=workflow),
+        "count by prefix": lambda prefix: world.a.count(RunFilter(prefix=prefix)),
+        "count by status": lambda status: world.a.count(RunFilter(status=(status,))),
+        "count by workflow": lambda workflow: world.a.count(RunFilter(workflow=workflow)),
     }
     await _refuse_all(counts, NOT_TEXT, TypeError)
     equal(await world.dump("run"), before, "the run afterwards")

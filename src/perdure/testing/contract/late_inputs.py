@@ -8,6 +8,7 @@ import msgspec
 
 from perdure.errors import RunConflict
 from perdure.model.records import Awaited, Created, NewRun, RunRow
+from perdure.model.run_filter import RunFilter
 from perdure.testing.contract.cases import promise_with
 from perdure.testing.contract.creating import FIRST, FULL
 from perdure.testing.contract.restoring import INBOX
@@ -99,7 +100,9 @@ async def a_restored_run_takes_the_input_of_its_own_workflow(world: FullWorld) -
     equal(await world.dump("known"), before, "everything of the run")
     created = await world.b.create(new_run("unknown", workflow="other"), now=at(1))
     equal((created.is_new, created.run.workflow), (False, "other"), "the run whose workflow was not known")
-    equal([await world.b.count(workflow=name) for name in ("", "other")], [0, 1], "how many there are of each workflow")
+    equal(
+        [await world.b.count(RunFilter(workflow=name)) for name in ("", "other")], [0, 1], "how many there are of each workflow"
+    )
     equal(await claimed_ids(world.b, now=at(1), workflows=["other"]), ["unknown"], "what the other workflow's worker claims")
 
 

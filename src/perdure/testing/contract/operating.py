@@ -8,6 +8,7 @@ import msgspec
 
 from perdure.errors import LeaseHeld, RunNotFound
 from perdure.model.records import WorkerRow
+from perdure.model.run_filter import RunFilter
 from perdure.store import require
 from perdure.testing.contract.cases import promise_with
 from perdure.testing.contract.identity import NAMES
@@ -159,6 +160,57 @@ async def purge_takes_the_oldest_first(world: FullWorld) -> None:
 
 
 @promise_with("operators")
+async def purge_takes_these_statuses_and_this_workflow(world: FullWorld) -> None:
+    """`purge` deletes runs of the given statuses and workflow only, and refuses a status that is no end."""
+    for status in ENDS:
+        for workflow in ("orders", "mails"):
+            await world.ended(f"{workflow} {status}", status, workflow=workflow)
+    equal(await world.b.purge(0, status=["failed", "dead"], workflow="orders", now=at(10)), 2, "purged of one workflow")
+    equal(await world.b.purge(0, workflow="order", now=at(10)), 0, "purged of a workflow whose name begins alike")
+    equal(await world.b.purge(0, status=(), now=at(10)), 0, "purged of no status")
+    equal(await world.b.purge(0, status=["completed"], now=at(10)), 2, "purged of one status")
+    left = {line.id for line in await world.a.list()}
+    equal(left, {"orders cancelled", "mails cancelled", "mails failed", "mails dead"}, "what is left")
+    with refused(ValueError, "purge of a status that is no end"):
+        await world.b.purge(0, status=["running"], now=at(10))  # type: ignore[list-item]
+    with refused(TypeError, "purge of a status that is no collection"):
+        await world.b.purge(0, status="failed", now=at(10))  # type: ignore[arg-type]
+    with refused(TypeError, "purge of a workflow whose name is no text"):
+        await world.b.purge(0, workflow=b"orders", now=at(10))  # type: ignore[arg-type]
+    equal(len(await world.a.list()), 4, "runs after refused calls")
+
+
+@promise_with("operators")
+async def purge_leaves_a_run_that_was_reopened(world: FullWorld) -> None:
+    """`purge` leaves a run that was reopened, also when it has ended again and that end is not old enough."""
+    for run_id in ("open", "ended again"):
+        await world.ended(run_id, "failed")
+        await world.a.reopen(run_id, (), now=at(50))
+    lease = (await world.take("ended again", now=at(60))).lease
+    await world.a.finish(lease, "failed", b"null", now=at(60))
+    equal(await world.b.purge(100, now=at(100)), 0, "purged")
+    equal(await world.b.purge(40, now=at(100)), 1, "purged when the second end is old enough")
+    equal([line.id for line in await world.a.list()], ["open"], "what is left")
+
+
+@promise_with("operators")
+async def purge_leaves_the_children_of_a_live_run(world: FullWorld) -> None:
+    """`purge` leaves a run whose parent has not ended, which keeps no other run from being deleted."""
+    await world.lease("parent")
+    await world.ended("over")
+    for n in range(3):
+        await world.ended(f"child {n}", parent_id="parent", parent_key=f"k{n}", now=at(n))
+    await world.ended("orphan", parent_id="nobody", parent_key="k", now=at(5))
+    await world.ended("of one that is over", parent_id="over", parent_key="k", now=at(6))
+    await world.ended("alone", now=at(7))
+    equal(await world.b.purge(0, limit=2, now=at(10)), 2, "purged at first")
+    equal(await world.b.purge(0, now=at(10)), 2, "purged then")
+    equal({line.id for line in await world.a.list()}, {"parent", "child 0", "child 1", "child 2"}, "what is left")
+    await world.a.finish((await world.take("parent", now=at(100))).lease, "completed", b"1", now=at(100))
+    equal(await world.b.purge(0, now=at(100)), 4, "purged when the parent has ended")
+
+
+@promise_with("operators")
 async def count_has_no_limit(world: FullWorld) -> None:
     """`count` counts all runs, also more than a list would give."""
     for n in range(103):
@@ -168,9 +220,9 @@ async def count_has_no_limit(world: FullWorld) -> None:
 
 @promise_with("operators")
 async def counts_can_be_narrowed(world: FullWorld) -> None:
-    """`count` takes prefix, status and workflow, each alone or together, and agrees with `list`."""
-    for selection, ids in await create_different_runs(world):
-        equal(await world.b.count(**selection), len(ids), f"the number of runs with {selection}")
+    """`count` takes what `list` takes, and agrees with it."""
+    for wanted, ids in await create_different_runs(world):
+        equal(await world.b.count(wanted), len(ids), f"the number of runs with {wanted}")
 
 
 @promise_with("operators")
@@ -181,7 +233,7 @@ async def a_counted_prefix_is_literal(world: FullWorld) -> None:
             await world.a.create(new_run(run_id), now=NOW)
         for prefix in prefixes:
             expected = sum(run_id.startswith(prefix) for run_id in ids)
-            equal(await world.b.count(prefix=prefix), expected, f"the number of runs with prefix {prefix!r}")
+            equal(await world.b.count(RunFilter(prefix=prefix)), expected, f"the number of runs with prefix {prefix!r}")
 
 
 @promise_with("operators")
@@ -189,7 +241,11 @@ async def a_run_is_counted_while_it_changes(world: FullWorld) -> None:
     """A run that is there all the time is in every count, once, also when it changes meanwhile."""
 
     async def look(ids: list[str]) -> None:
-        equal((await world.a.count(), await world.a.count(prefix="run-")), (len(ids), len(ids)), "the number of runs that change")
+        equal(
+            (await world.a.count(), await world.a.count(RunFilter(prefix="run-"))),
+            (len(ids), len(ids)),
+            "the number of runs that change",
+        )
 
     await while_runs_change(world, look)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from perdure.model.records import Claim, RunRow
+from perdure.model.run_filter import RunFilter
 from perdure.testing.contract.cases import promise, promise_with
 from perdure.testing.contract.world import (
     NOW,
@@ -54,8 +55,12 @@ async def a_list_shows_problems(world: World) -> None:
     await world.a.create(new_run("fine"), now=NOW)
     expected = [("stuck", PROBLEM), ("fine", None)]
     equal([(line.id, line.problem) for line in await world.b.list()], expected, "the lines of all")
-    equal([(line.id, line.problem) for line in await world.b.list(prefix="s")], expected[:1], "the lines of a prefix")
-    equal([(line.id, line.problem) for line in await world.b.list(status="pending", workflow="flow")], expected, "of a workflow")
+    equal([(line.id, line.problem) for line in await world.b.list(RunFilter(prefix="s"))], expected[:1], "the lines of a prefix")
+    equal(
+        [(line.id, line.problem) for line in await world.b.list(RunFilter(status=("pending",), workflow="flow"))],
+        expected,
+        "of a workflow",
+    )
 
 
 @promise

@@ -9,7 +9,8 @@ import msgspec
 
 from perdure.errors import LeaseHeld, PersistenceError, RunFinished
 from perdure.model.journal import Entry
-from perdure.model.records import Awaited, Claim, Item, RunRow, Signal
+from perdure.model.records import Awaited, Claim, Item, RunRow, Signal, Status
+from perdure.model.run_filter import RunFilter
 from perdure.store import FullStore
 from perdure.testing.contract.cases import promise_with
 from perdure.testing.contract.creating import FIRST, FULL
@@ -345,10 +346,17 @@ async def restored_runs_are_listed_counted_and_purged_like_others(world: FullWor
     await world.a.restore(run_row("revived", status="failed", outcome=b"1", workflow="new"), [], now=at(2))
     await world.a.restore(run_row("asleep", status="suspended", wake_at=None), [], now=at(3))
     equal([line.id for line in await world.b.list()], ["asleep", "revived", "replaced"], "the list")
-    equal([line.id for line in await world.b.list(status="pending", prefix="re")], ["replaced"], "pending ones with a prefix")
-    equal([await world.b.count(status=status) for status in ("pending", "running", "suspended", "completed", "failed")],
-          [1, 0, 1, 0, 1], "how many there are of each status")  # fmt: skip
-    equal([await world.b.count(workflow=name) for name in ("flow", "old", "new")], [2, 0, 1], "how many of each workflow")
+    equal(
+        [line.id for line in await world.b.list(RunFilter(status=("pending",), prefix="re"))],
+        ["replaced"],
+        "pending ones with a prefix",
+    )
+    statuses: tuple[Status, ...] = ("pending", "running", "suspended", "completed", "failed")
+    counts = [await world.b.count(RunFilter(status=(status,))) for status in statuses]
+    equal(counts, [1, 0, 1, 0, 1], "how many there are of each status")
+    equal(
+        [await world.b.count(RunFilter(workflow=name)) for name in ("flow", "old", "new")], [2, 0, 1], "how many of each workflow"
+    )
     equal(list(await world.b.due(now=at(3))), ["replaced"], "what is due")
     equal(await world.b.purge(100, now=at(102) - 1), 0, "purged just before the restored one is old enough")
     equal(await world.b.purge(100, now=at(102)), 1, "purged when it is")

@@ -6,6 +6,7 @@ import asyncio
 from typing import Final
 
 from perdure.model.records import MAX_VERSION
+from perdure.model.run_filter import RunFilter
 from perdure.testing.contract.cases import promise, promise_with
 from perdure.testing.contract.world import (
     NOW,
@@ -80,8 +81,16 @@ async def a_list_shows_versions(world: World) -> None:
         await world.a.create(new_run(f"run-{n}", version=version), now=at(n))
     expected = [("run-2", MAX_VERSION), ("run-1", 2), ("run-0", 1)]
     equal([(line.id, line.version) for line in await world.b.list()], expected, "the lines of all")
-    equal([(line.id, line.version) for line in await world.b.list(workflow="flow")], expected, "the lines of the workflow")
-    equal([(line.id, line.version) for line in await world.b.list(prefix="run-1")], expected[1:2], "the lines of a prefix")
+    equal(
+        [(line.id, line.version) for line in await world.b.list(RunFilter(workflow="flow"))],
+        expected,
+        "the lines of the workflow",
+    )
+    equal(
+        [(line.id, line.version) for line in await world.b.list(RunFilter(prefix="run-1"))],
+        expected[1:2],
+        "the lines of a prefix",
+    )
     equal(await claimed_ids(world.b, version=MAX_VERSION, now=at(9)), ["run-2"], "what the worker of the highest one claims")
 
 

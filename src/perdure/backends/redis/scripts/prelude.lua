@@ -139,7 +139,7 @@ local function move_wake(id, from, to, wake_at)
 end
 
 local function list_group(row)
-  return row.status and frame(row.workflow, row.status)
+  return row.status and frame(row.workflow, row.queue, row.status)
 end
 
 local function move_list(id, from, to, updated_at)
@@ -466,19 +466,51 @@ local function recall(call)
   return redis.call('GET', key_of('call', call)) or nil
 end
 
--- Every (workflow, status) that has runs: the key of its runs, and both names.
-local function list_groups()
-  local found = {}
-  for _, group in ipairs(redis.call('SMEMBERS', root .. ':list')) do
-    found[#found + 1] = { key_of('list', group), unframe(group) }
-  end
-  return found
-end
-
 local function set_of(list)
   local set = {}
   for _, one in ipairs(list) do
     set[one] = true
   end
   return set
+end
+
+-- Every (workflow, queue, status) that has runs, by these names, and the key of its runs.
+local function list_groups()
+  local found = {}
+  for _, group in ipairs(redis.call('SMEMBERS', root .. ':list')) do
+    local names = unframe(group)
+    found[#found + 1] = { key = key_of('list', group), workflow = names[1], queue = names[2], status = names[3] }
+  end
+  return found
+end
+
+-- Which runs a list is asked for: prefix, statuses or none, whether workflow is given, workflow, queue or '', updated_after or '',
+-- updated_before or '', what the metadata contain or ''. `newest` and `oldest` are the scores between which they lie.
+local function take_filter()
+  local filter = { prefix = take(), statuses = take_list(), has_workflow = take() == '1', workflow = take(), queue = take() }
+  local updated_after, updated_before = tonumber(take()), tonumber(take())
+  filter.metadata = take()
+  filter.is_status = set_of(filter.statuses)
+  filter.newest = updated_before and 1 - updated_before or -math.huge
+  filter.oldest = updated_after and -updated_after or math.huge
+  return filter
+end
+
+-- Whether a run, or a group of runs, has the names that are asked for.
+local function has_names(filter, row)
+  return (#filter.statuses == 0 or filter.is_status[row.status])
+    and (not filter.has_workflow or row.workflow == filter.workflow)
+    and (filter.queue == '' or row.queue == filter.queue)
+end
+
+-- A score as a bound of a range.
+local function bound(score)
+  if score == math.huge then
+    return '+inf'
+  end
+  return score == -math.huge and '-inf' or int(score)
+end
+
+local function ids_with_prefix(prefix)
+  return redis.call('ZRANGEBYLEX', root .. ':ids', '[' .. prefix, '(' .. prefix .. '\255')
 end

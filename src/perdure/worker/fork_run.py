@@ -1,0 +1,119 @@
+"""Forking a run: a new run that repeats another up to a step, and calls that step anew.
+
+A fork begins with what the journal holds before the first record of the step. That is a state in which the old run was itself,
+and from which it would have gone on after a crash, so a fork replays as every resumed run does. Four things differ from a crash:
+
+- Waits that were open then have the time that was left when the step began, and so does the run's deadline: a time limit around
+  the step would otherwise have passed long ago.
+- Steps that were under way in other branches begin at their first attempt, also those that run at most once: in this run they
+  have not been called, and their idempotency keys are new.
+- Signals that the old run consumed later, and those that it has not consumed, are in the inbox of the fork: their senders know
+  the old run only.
+- The fork has no parent. The parent of the old run waits for that one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from perdure.errors import RunConflict, SnapshotCorrupt, StepNotFound
+from perdure.model.durations import MAX_INSTANT
+from perdure.model.journal import Entry, OpenWait
+from perdure.model.records import NewRun, RunRow, Signal
+from perdure.snapshots.consistent_view import View, user_metadata
+from perdure.snapshots.importer import RunStart
+from perdure.worker.host import Host
+
+# The name in a fork's metadata under which the id of the old run stands.
+FORKED_FROM: Final = "forked_from"
+_MOST_SUGGESTED: Final = 5
+_WAITS: Final = frozenset({"sleep", "signal", "timeout"})
+
+
+async def fork_run(host: Host, run_id: str, from_step: str, new_id: str) -> None:
+    """Create the run `new_id`, due now. Raises `RunNotFound`, `StepNotFound`, and `RunConflict` when the id is taken."""
+    await host.ask_time()
+    view = await host.view(run_id)
+    start = fork(view, from_step, new_id, host.clock.now())
+    created = await host.store.create(
+        start.new, entries=start.entries, inbox=start.inbox, created_at=start.created_at, now=host.clock.store_now()
+    )
+    if not created.is_new:
+        raise RunConflict(new_id, "a journal of its own")
+
+
+def fork(view: View, from_step: str, new_id: str, now: int) -> RunStart:
+    """The fork of this run as it is to be created at the instant `now`. Raises `StepNotFound`."""
+    row, journal = view.row, view.journal[: view.length]
+    if row.lacks_input:
+        raise ValueError(f"run {row.id!r} was restored without its input and cannot be repeated before it is started")
+    cut = next((index for index, entry in enumerate(journal) if entry.key == from_step), None)
+    if cut is None:
+        keys = list(dict.fromkeys(entry.key for entry in journal if entry.key))
+        similar = difflib.get_close_matches(from_step, keys, _MOST_SUGGESTED)
+        raise StepNotFound(row.id, from_step, similar or keys[-_MOST_SUGGESTED:])
+    passed = max(0, now - journal[cut].started_at)
+    return RunStart(
+        _new_run(row, new_id, passed),
+        entries=_entries_before(row.id, journal[:cut], passed),
+        inbox=_inbox(journal[cut:], view.inbox),
+        created_at=row.created_at,  # ctx.now() is that instant until the first record is delivered
+    )
+
+
+def _new_run(row: RunRow, new_id: str, passed: int) -> NewRun:
+    """The seed is that of the old run: a replay gets the same numbers from ctx.random() and ctx.uuid4()."""
+    kept = {name: getattr(row, name) for name in NewRun.__struct_fields__}
+    kept |= {
+        "id": new_id,
+        "metadata": msgspec.json.encode({**user_metadata(row), FORKED_FROM: row.id}),
+        "deadline": _later(row.deadline, passed),
+        "parent_id": None,
+        "parent_key": None,
+    }
+    return NewRun(**kept)
+
+
+def _entries_before(run_id: str, entries: Sequence[Entry], passed: int) -> list[Entry]:
+    kept, over = list[Entry](), set[str]()
+    for entry in reversed(entries):
+        if entry.phase == "cancel" and not kept:
+            continue  # a cancellation is only recorded before something else: the body repeats it
+        if entry.phase != "open":
+            over.add(entry.key)
+        elif entry.key not in over:
+            if entry.kind == "step":
+                continue
+            entry = _with_time_left(run_id, entry, passed)  # noqa: PLW2901 - the same entry, later
+        kept.append(entry)
+    return kept[::-1]
+
+
+def _with_time_left(run_id: str, opened: Entry, passed: int) -> Entry:
+    """The open entry of a wait with its deadline put off."""
+    if opened.kind not in _WAITS:
+        return opened
+    try:
+        wait = msgspec.json.decode(opened.payload, type=OpenWait)
+    except msgspec.MsgspecError as reason:
+        raise SnapshotCorrupt(run_id, f"the deadline of {opened.key!r}", str(reason)) from reason
+    return msgspec.structs.replace(opened, payload=msgspec.json.encode(OpenWait(_later(wait.deadline, passed))))
+
+
+def _later(instant: int | None, passed: int) -> int | None:
+    return None if instant is None else min(instant + passed, MAX_INSTANT)
+
+
+def _inbox(entries: Sequence[Entry], unconsumed: Sequence[Signal]) -> list[Signal]:
+    """The signals that were consumed with these entries, in that order, then those that were not consumed."""
+    closed = (entry for entry in entries if entry.phase == "close" and entry.kind == "signal" and entry.ok)
+    consumed = [(entry.name, entry.payload, None) for entry in closed]
+    waiting = [(each.name, each.payload, each.dedupe) for each in unconsumed if each.kind == "signal"]
+    return [
+        Signal(seq=seq, name=name, payload=payload, dedupe=dedupe)
+        for seq, (name, payload, dedupe) in enumerate((*consumed, *waiting), start=1)
+    ]
