@@ -240,9 +240,11 @@ class Store(Protocol):
         """The unconsumed inbox rows with a seq above `after`, by seq."""
 
     async def list(
-        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
+        self, wanted: RunFilter = EVERY_RUN, *, prefix: str = "", before: tuple[int, str] | None = None, limit: int = 100
     ) -> list[RunInfo]:
         """The runs that are asked for, last changed first, ties by id. `before` is the (updated_at, id) of the last line seen.
+
+        `prefix` is short for a filter that has only a prefix: a program that knows stores of snapshots lists them by it.
 
         Raises `ValueError` for a `limit` that is not a whole number of at least 1.
         """

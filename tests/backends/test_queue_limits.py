@@ -14,6 +14,7 @@ from typing import Final
 import pytest
 
 from perdure import Runtime
+from perdure.model.run_filter import RunFilter
 from tests.backends.conftest import Start
 from tests.backends.ledger import Ledger
 from tests.backends.opening import store_at
@@ -93,7 +94,7 @@ class Campaign:
 
     async def _wait_for_the_end(self) -> None:
         async with asyncio.timeout(PATIENCE), store_at(self._dsn) as store:
-            while await store.count(status="completed") < sum(self._runs.values()):  # noqa: ASYNC110 - in other processes
+            while await store.count(RunFilter(status=("completed",))) < sum(self._runs.values()):  # noqa: ASYNC110 - in other processes
                 await asyncio.sleep(0.02)
 
     def _check(self, lines: list[LedgerLine]) -> None:

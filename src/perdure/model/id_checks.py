@@ -109,7 +109,7 @@ _CHECKS: Final[Mapping[str, Mapping[str, Check]]] = {
     "reopen": {**_RUN, "drop": _check_drop},
     "signal": {**_RUN, "name": lambda name: check_id(name, "a signal's name"), "dedupe": _check_dedupe},
     "items": {**_RUN, "stream": lambda stream: check_id(stream, "a stream's name")},
-    "list": {**_FILTER, "before": _check_before},
+    "list": {**_FILTER, "prefix": lambda prefix: check_text(prefix, "a prefix of ids"), "before": _check_before},
     "count": _FILTER,
     "purge": {"status": _check_end_statuses, "workflow": _check_workflow},
     "restore": {"run": check_names},

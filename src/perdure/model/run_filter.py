@@ -47,6 +47,14 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
             if type(getattr(self, name)) not in {int, type(None)}:
                 raise TypeError(f"{name} must be an instant in whole microseconds, not {getattr(self, name)!r}")
 
+    def within(self, prefix: str) -> RunFilter:
+        """This filter for the ids that begin with `prefix` too. Raises `ValueError` when it has another prefix."""
+        if not prefix or prefix == self.prefix:
+            return self
+        if self.prefix:
+            raise ValueError(f"prefix={prefix!r} and the filter's prefix {self.prefix!r} are two; pass one of them")
+        return msgspec.structs.replace(self, prefix=prefix)
+
     @property
     def statuses(self) -> tuple[Status, ...]:
         """The statuses that a run may have."""

@@ -295,9 +295,10 @@ class FilesStore(ChecksIds, SavesSnapshots):
         return await self._read(run_id, lambda state: state.stream(stream, after, limit)) or []
 
     async def list(
-        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
+        self, wanted: RunFilter = EVERY_RUN, *, prefix: str = "", before: tuple[int, str] | None = None, limit: int = 100
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first."""
+        wanted = wanted.within(prefix)
         check_positive(limit, "limit")
         return await self._do(partial(listing.list_runs, self._files, wanted, before, limit))
 

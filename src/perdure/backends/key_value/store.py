@@ -306,9 +306,10 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         return await self._do(items)
 
     async def list(
-        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
+        self, wanted: RunFilter = EVERY_RUN, *, prefix: str = "", before: tuple[int, str] | None = None, limit: int = 100
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first. All due keys are listed, and only the documents of the runs that are returned are read."""
+        wanted = wanted.within(prefix)
         check_positive(limit, "limit")
         return await self._do(lambda services: lookup.list_runs(services.claimer.lookup, wanted, before, limit))
 

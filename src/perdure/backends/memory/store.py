@@ -279,8 +279,9 @@ class MemoryStore(ChecksIds, SavesSnapshots):
             return [] if run is None else run.stream(stream, after, limit)
 
     async def list(
-        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
+        self, wanted: RunFilter = EVERY_RUN, *, prefix: str = "", before: tuple[int, str] | None = None, limit: int = 100
     ) -> list[RunInfo]:
+        wanted = wanted.within(prefix)
         check_positive(limit, "limit")
         with self._lock() as namespace:
             found = [run.row for run in namespace.runs.values() if wanted.matches(run.row)]

@@ -260,9 +260,10 @@ class MongoStore(ServerStore[MongoConnections]):
         return await self._do(reading.items, run_id, stream, after, limit)
 
     async def list(
-        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
+        self, wanted: RunFilter = EVERY_RUN, *, prefix: str = "", before: tuple[int, str] | None = None, limit: int = 100
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first."""
+        wanted = wanted.within(prefix)
         check_positive(limit, "limit")
         return await self._do(listing.list_runs, wanted, before, limit)
 

@@ -311,9 +311,10 @@ class RedisStore(ServerStore[RedisConnections]):
         return [rows.item_from(stream, item) for item in await self._call("items", self._keys.of(run_id, "items"), args)]
 
     async def list(
-        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
+        self, wanted: RunFilter = EVERY_RUN, *, prefix: str = "", before: tuple[int, str] | None = None, limit: int = 100
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first."""
+        wanted = wanted.within(prefix)
         check_positive(limit, "limit")
         found: builtins.list[RunInfo] = []
         while len(found) < limit:

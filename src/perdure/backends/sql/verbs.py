@@ -108,9 +108,10 @@ class SqlVerbs(ChecksIds, ABC):
         return await self._read(lambda db: reading.items(db, run_id, stream, after, limit))
 
     async def list(
-        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
+        self, wanted: RunFilter = EVERY_RUN, *, prefix: str = "", before: tuple[int, str] | None = None, limit: int = 100
     ) -> builtins.list[RunInfo]:
         """Runs, last changed first."""
+        wanted = wanted.within(prefix)
         check_positive(limit, "limit")
         return await self._read_at_one_moment(lambda db: listing.list_runs(db, wanted, before, limit))
 

@@ -242,8 +242,10 @@ async def _list_prefixes(world: World, ids: Sequence[str], prefixes: Sequence[st
     for run_id in ids:
         await world.a.create(new_run(run_id), now=NOW)
     for prefix in prefixes:
-        listed = sorted(line.id for line in await world.b.list(RunFilter(prefix=prefix)))
-        equal(listed, sorted(run_id for run_id in ids if run_id.startswith(prefix)), f"runs with prefix {prefix!r}")
+        lines = await world.b.list(RunFilter(prefix=prefix))
+        expected = sorted(run_id for run_id in ids if run_id.startswith(prefix))
+        equal(sorted(line.id for line in lines), expected, f"runs with prefix {prefix!r}")
+        equal(await world.b.list(prefix=prefix), lines, f"the same list by prefix={prefix!r}")
 
 
 @promise
