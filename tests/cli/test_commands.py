@@ -48,7 +48,8 @@ def test_runs_filters_as_list_does(perdure: Command) -> None:
     assert ids("--status", "failed") == {"bad"}
     assert ids("--workflow", "checkout") == {"order-1"}
     assert ids("--prefix", "or") == {"order-1"}
-    assert ids("--status", "failed", "--status", "suspended") == {"order-1", "bad"}
+    assert ids("--status", "failed", "--status", "dead") == {"bad"}
+    assert ids("--status", "failed", "--status", "suspended") == {"order-1", "bad", "later"}
     assert ids("--queue", "default") == {"order-1", "bad", "later"}
     assert ids("--queue", "mail") == set()
     assert ids("--since", "1h", "--workflow", "checkout") == {"order-1"}

@@ -6,6 +6,7 @@ A success is the encoded value. A failure records its origin: an `Err` that was 
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple
@@ -14,7 +15,7 @@ import msgspec
 
 from perdure.codec import Codec, Loss, dump_error, is_rebuildable, load_error, register
 from perdure.errors import PerdureWarning, RunCancelled, SnapshotCorrupt, StepFailed, ValueNotStorable
-from perdure.model.records import EndStatus, RunRow
+from perdure.model.records import EndStatus, RunInfo, RunRow, Status
 from perdure.result import Err, Ok, Outcome
 
 # Results as values, as ctx.map(on_error="collect") gives them, may be stored under any annotation.
@@ -24,6 +25,13 @@ register(Err)
 # In place of a step's key when the body itself failed.
 BODY: Final = "body"
 _MAX_NOTES: Final = 10
+# The statuses of runs whose outcome is an error, and how much of it an `error_line` needs, in bytes or characters: class and
+# message stand at the beginning.
+FAILED: Final[tuple[Status, ...]] = ("failed", "dead")
+OUTCOME_START: Final = 2_000
+_LONGEST_LINE: Final = 200
+_RECORDED_EXCEPTION: Final = re.compile(r'\{"module":"[^"]*","qualname":"([^"]*)","message":"((?:[^"\\]|\\.)*)')
+_CUT_FAILURE: Final = re.compile(r'\{"origin":"(?:result|throw)","error":(.*)', re.DOTALL)
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -188,3 +196,40 @@ def outcome_of(codec: Codec, run: RunRow, hints: Hints = Hints()) -> Ok[Any] | E
     except (ValueError, msgspec.MsgspecError) as reason:
         raise SnapshotCorrupt(run.id, "the outcome", str(reason)) from reason
     return Err(error.error if isinstance(error, StepFailed) and error.was_returned else error, step=step)
+
+
+def run_info(row: RunRow) -> RunInfo:
+    """The line of this run in a list."""
+    return RunInfo.of(row, error_line(row.status, row.outcome))
+
+
+def error_line(status: Status, outcome: bytes | None) -> str | None:
+    """The error of a failed or dead run in one line, from its outcome or the beginning of that; None for any other run."""
+    if status not in FAILED or outcome is None:
+        return None
+    try:
+        failure = msgspec.json.decode(outcome, type=Failure)
+        error, is_exception = bytes(failure.error).decode(), failure.origin == "throw" or failure.is_exception
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        cut = _CUT_FAILURE.match(outcome.decode(errors="ignore"))
+        if cut is None:
+            return None
+        error, is_exception = cut[1], True  # whether it is one stands at the end; it looks like one if it is
+    recorded = _RECORDED_EXCEPTION.match(error) if is_exception else None
+    if recorded is None:
+        return _one_line(_text_from(error[1:-1]) if error[:1] == error[-1:] == '"' else error)
+    name, message = recorded[1], _text_from(recorded[2])
+    return _one_line(f"{name}: {message}" if message else name)
+
+
+def _text_from(json: str) -> str:
+    """The text of a JSON string without its quotes, which may be cut."""
+    try:
+        return msgspec.json.decode(f'"{json}"', type=str)
+    except msgspec.MsgspecError:
+        return json
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 1] + "…"

@@ -1,4 +1,4 @@
-"""Which runs are asked for: one filter for `list`, `count` and every verb that works on many runs.
+"""Which runs are asked for, and in which order: one filter for `list`, `count` and every verb that works on many runs.
 
 A store answers it by its indexes as far as they go. Metadata have no index: a database leaves out the runs whose stored
 metadata do not contain `metadata_text`, and `has_metadata` decides about the others.
@@ -6,7 +6,8 @@ metadata do not contain `metadata_text`, and `has_metadata` decides about the ot
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from collections.abc import Iterable
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -116,3 +117,19 @@ def _check_metadata(metadata: object) -> tuple[str, MetadataValue] | None:
 
 
 EVERY_RUN: Final = RunFilter()
+
+
+R = TypeVar("R", bound=ListedRun)
+
+
+def newest_first(run: ListedRun) -> tuple[int, str]:
+    """The order of lists: last changed first, ties by id."""
+    return (-run.updated_at, run.id)
+
+
+def page_of(runs: Iterable[R], before: tuple[int, str] | None, limit: int) -> list[R]:
+    """Of these runs, in any order, the page of a list that comes after the line `before`."""
+    if before is not None:
+        last = (-before[0], before[1])
+        runs = [run for run in runs if newest_first(run) > last]
+    return sorted(runs, key=newest_first)[:limit]

@@ -12,14 +12,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from perdure.backends.base.leases import Release, length_in_microseconds
+from perdure.codec.outcomes import error_line
 from perdure.errors import SnapshotCorrupt
+from perdure.model.durations import MAX_INSTANT, moment
 from perdure.model.journal import Entry, Kind, Phase
-from perdure.model.records import STATUSES, Lease, RunRow, Signal, misfit_pause, problem_text
+from perdure.model.records import STATUSES, Awaited, Lease, RunInfo, RunRow, Signal, Status, misfit_pause, problem_text
 
 # What decoding stored data raises when they are damaged, or too large for the memory.
 UNREADABLE: Final = (
@@ -165,3 +168,56 @@ def check_signal(signal: Signal) -> Signal:
     ):
         return signal
     raise ValueError(f"signal {signal.seq!r:.50} is damaged: {msgspec.structs.replace(signal, payload=b'')!r:.400}")
+
+
+class _LineColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """The columns that a line is made of."""
+
+    id: str
+    workflow: str
+    version: int
+    status: Status
+    created_at: int
+    updated_at: int
+    queue: str
+    priority: int
+    waiting_for: tuple[Awaited, ...]
+    wake_at: int | None
+    attempts: int
+    problem: str | None
+    metadata: bytes
+
+
+LINE_FIELDS: Final = _LineColumns.__struct_fields__
+
+
+def line_from(run_id: str, columns: Mapping[str, Any], outcome: bytes | None) -> RunInfo:
+    """The line of a run with these columns (`LINE_FIELDS`) and this beginning of its outcome; of a damaged one, its problem."""
+    try:
+        run = _LineColumns(id=run_id, **{name: columns[name] for name in LINE_FIELDS if name != "id"})
+        check_columns(msgspec.structs.asdict(run))
+        return RunInfo.of(run, error_line(run.status, outcome))
+    except UNREADABLE as reason:
+        return damaged_line(run_id, columns, reason)
+
+
+def damaged_line(run_id: str, columns: Mapping[str, Any], reason: BaseException) -> RunInfo:
+    """The line of a run whose row cannot be read: what can be, and its problem. Logs the problem."""
+    problem = problem_of(run_id, "the row", reason)
+    report(problem)
+    created_at, updated_at = (_readable_instant(columns.get(name)) for name in ("created_at", "updated_at"))
+    workflow, version, status, queue = (columns.get(name) for name in ("workflow", "version", "status", "queue"))
+    return RunInfo(
+        id=run_id,
+        workflow=workflow if isinstance(workflow, str) else "",
+        version=version if type(version) is int else 0,
+        status=status if status in STATUSES else "pending",
+        created_at=created_at,
+        updated_at=updated_at,
+        queue=queue if isinstance(queue, str) else "",
+        problem=problem_text(problem),
+    )
+
+
+def _readable_instant(at: object) -> datetime:
+    return moment(at if type(at) is int and 0 <= at <= MAX_INSTANT else 0)

@@ -24,10 +24,10 @@ from typing import Any, Final
 import msgspec
 
 from perdure.backends.base.damaged_runs import DAMAGED_PAUSE
-from perdure.backends.base.run_lines import error_line
 from perdure.backends.files.disk import boot_id, open_file, read_all, run_id_of
 from perdure.backends.files.locks import file_lock
 from perdure.backends.files.run_state import RunState
+from perdure.codec.outcomes import error_line
 from perdure.model.records import Awaited, RunInfo, RunRow, Status, load_metadata
 
 _VERSION: Final = 4

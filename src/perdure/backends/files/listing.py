@@ -6,12 +6,11 @@ from collections.abc import Collection
 
 from perdure.backends.base.leases import length_in_microseconds, store_time
 from perdure.backends.base.process_owner import Owners
-from perdure.backends.base.run_lines import page_of
 from perdure.backends.files.claims import claimable, may_be_claimed
 from perdure.backends.files.index_repair import repair, update_index
 from perdure.backends.files.namespace import FilesNamespace
 from perdure.model.records import EndStatus, RunInfo, RunRow
-from perdure.model.run_filter import RunFilter
+from perdure.model.run_filter import RunFilter, page_of
 
 
 def list_due(namespace: FilesNamespace, limit: int, owners: Owners, now: int | None) -> list[str]:

@@ -15,7 +15,6 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from perdure.backends.base.damaged_runs import report
-from perdure.backends.base.run_lines import FAILED, line_of, page_of
 from perdure.backends.key_value import verbs
 from perdure.backends.key_value.editable_run import EditableRun
 from perdure.backends.key_value.keys import (
@@ -31,10 +30,11 @@ from perdure.backends.key_value.keys import (
 from perdure.backends.key_value.namespace import KeyValueNamespace, StoredDocument, map_concurrently
 from perdure.backends.key_value.run_document import key_names
 from perdure.backends.key_value.run_writer import RunWriter
+from perdure.codec.outcomes import FAILED, run_info
 from perdure.errors import SnapshotCorrupt
 from perdure.model.durations import microseconds
 from perdure.model.records import EndStatus, RunInfo, RunRow
-from perdure.model.run_filter import RunFilter
+from perdure.model.run_filter import RunFilter, page_of
 
 _AT_ONCE: Final = 32
 # How many buckets of the future are listed to find out what is due next.
@@ -258,7 +258,7 @@ async def list_runs(lookup: RunLookup, wanted: RunFilter, before: tuple[int, str
         rows += _wanted_rows(await map_concurrently(lookup.load_row, batch), wanted, before)
         if sum(-row.updated_at <= order for row in rows) >= limit:
             break
-    return [line_of(row) for row in page_of(rows, before, limit)]
+    return [run_info(row) for row in page_of(rows, before, limit)]
 
 
 def _wanted_rows(rows: Iterable[RunRow | None], wanted: RunFilter, before: tuple[int, str] | None) -> list[RunRow]:

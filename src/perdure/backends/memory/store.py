@@ -20,8 +20,8 @@ from perdure.backends.base.claim_rules import ClaimFilter, SuspectCounter, earli
 from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.backends.base.leases import Release, is_due, length_in_microseconds, refuse_leased, steps_by_lease, store_time
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, new_row, row_after_create, row_after_restore
-from perdure.backends.base.run_lines import line_of, page_of
 from perdure.backends.memory.database import MemoryDatabase, Namespace
+from perdure.codec.outcomes import run_info
 from perdure.errors import LeaseLost, StoreCapabilityError, StoreClosed
 from perdure.model.id_checks import ChecksIds
 from perdure.model.ids import check_namespace
@@ -46,7 +46,7 @@ from perdure.model.records import (
     WorkflowVersion,
     check_positive,
 )
-from perdure.model.run_filter import EVERY_RUN, RunFilter
+from perdure.model.run_filter import EVERY_RUN, RunFilter, page_of
 from perdure.snapshots.save_load import SavesSnapshots
 from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 
@@ -285,7 +285,7 @@ class MemoryStore(ChecksIds, SavesSnapshots):
         check_positive(limit, "limit")
         with self._lock() as namespace:
             found = [run.row for run in namespace.runs.values() if wanted.matches(run.row)]
-        return [line_of(row) for row in page_of(found, before, limit)]
+        return [run_info(row) for row in page_of(found, before, limit)]
 
     async def count(self, wanted: RunFilter = EVERY_RUN) -> int:
         with self._lock() as namespace:

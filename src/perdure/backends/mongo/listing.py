@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from perdure.backends.base.damaged_runs import UNREADABLE
-from perdure.backends.base.run_lines import FAILED, LINE_FIELDS, damaged_line, line_from
+from perdure.backends.base.damaged_runs import LINE_FIELDS, UNREADABLE, damaged_line, line_from
 from perdure.backends.mongo.documents import REFERENCE, Document, awaited_from, ids_with_prefix, name_in
 from perdure.backends.mongo.schema import Collections
+from perdure.codec.outcomes import FAILED
 from perdure.model.records import RunInfo
 from perdure.model.run_filter import RunFilter
 

@@ -7,10 +7,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from perdure.backends.base.damaged_runs import UNREADABLE
+from perdure.backends.base.damaged_runs import LINE_FIELDS, UNREADABLE, damaged_line, line_from
 from perdure.backends.base.new_runs import row_after_restore
-from perdure.backends.base.run_lines import LINE_FIELDS, OUTCOME_START, damaged_line, line_from
 from perdure.backends.redis.rows import Arg, as_list, column_from, run_from, signal_from
+from perdure.codec.outcomes import OUTCOME_START
 from perdure.errors import LeaseHeld, LeaseLost, PersistenceError, RunFinished, RunNotFound
 from perdure.model.records import Lease, Pulse, RunInfo, RunRow, Signal
 

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from perdure.backends.base.damaged_runs import FETCH_FAILURES, UNREADABLE
-from perdure.backends.base.run_lines import FAILED, LINE_FIELDS, OUTCOME_START, damaged_line, line_from
+from perdure.backends.base.damaged_runs import FETCH_FAILURES, LINE_FIELDS, UNREADABLE, damaged_line, line_from
 from perdure.backends.sql.dialect import chunks
 from perdure.backends.sql.rows import Row, awaited_from, field_from
 from perdure.backends.sql.session import Parameters, Session
+from perdure.codec.outcomes import FAILED, OUTCOME_START
 from perdure.model.durations import instant
 from perdure.model.records import RunInfo, Status
 from perdure.model.run_filter import RunFilter
@@ -66,7 +66,7 @@ class RunGroup(NamedTuple):
     queue: str | None = None
 
 
-class _Line(NamedTuple):
+class _LineAndMetadata(NamedTuple):
     """A line of a list, and the stored metadata of its run."""
 
     info: RunInfo
@@ -166,9 +166,9 @@ async def list_runs(db: Session, wanted: RunFilter, before: tuple[int, str] | No
 
 async def _page(
     db: Session, groups: Sequence[RunGroup], wanted: RunFilter, before: tuple[int, str] | None, size: int
-) -> list[_Line]:
+) -> list[_LineAndMetadata]:
     """The newest `size` of the groups' runs."""
-    found: list[_Line] = []
+    found: list[_LineAndMetadata] = []
     for chunk in group_chunks(groups, wanted):
         params = Parameters()
         most = params.one(size)
@@ -185,7 +185,7 @@ async def _page(
     return sorted(found, key=lambda line: (-instant(line.info.updated_at), line.info.id))[:size]
 
 
-async def _lines(db: Session, page: str, params: Parameters) -> list[_Line]:
+async def _lines(db: Session, page: str, params: Parameters) -> list[_LineAndMetadata]:
     """The lines of the runs whose ids this query gives."""
     template = f"""
         SELECT {_COLUMNS} FROM ({page}) AS page
@@ -199,7 +199,7 @@ async def _lines(db: Session, page: str, params: Parameters) -> list[_Line]:
         return [line for line in lines if line is not None]
 
 
-async def _line_of_one(db: Session, run_id: str) -> _Line | None:
+async def _line_of_one(db: Session, run_id: str) -> _LineAndMetadata | None:
     one = "FROM $runs AS here WHERE here.namespace = ?1 AND here.id = ?2"
     try:
         row = await db.one(f"SELECT {_COLUMNS} {one}", run_id)
@@ -210,10 +210,10 @@ async def _line_of_one(db: Session, run_id: str) -> _Line | None:
             with suppress(*FETCH_FAILURES, *UNREADABLE):
                 found = await db.one(f"SELECT here.{name} {one}", run_id)
                 columns[name] = None if found is None else field_from(name, found[0], db.tables.values)
-        return _Line(damaged_line(run_id, columns, reason), b"{}")
+        return _LineAndMetadata(damaged_line(run_id, columns, reason), b"{}")
 
 
-def _line(db: Session, row: Row) -> _Line | None:
+def _line(db: Session, row: Row) -> _LineAndMetadata | None:
     """The line of a list for this row. A run whose id cannot be read has none: no verb can name it."""
     run_id = db.tables.values.id_from(row[0])
     if run_id is None:
@@ -228,8 +228,8 @@ def _line(db: Session, row: Row) -> _Line | None:
         except UNREADABLE as reason:
             problem = problem or reason
     if problem is not None:
-        return _Line(damaged_line(run_id, columns, problem), b"{}")
-    return _Line(line_from(run_id, columns, columns.pop("outcome")), columns["metadata"])
+        return _LineAndMetadata(damaged_line(run_id, columns, problem), b"{}")
+    return _LineAndMetadata(line_from(run_id, columns, columns.pop("outcome")), columns["metadata"])
 
 
 async def count(db: Session, wanted: RunFilter) -> int:
