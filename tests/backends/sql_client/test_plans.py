@@ -52,12 +52,11 @@ class Noting:
 
 
 async def fill(store: SqlClientStore, first: int, last: int) -> None:
-    """Runs of another workflow that are due, runs of ours that sleep, wait in a full or a slow queue or have ended."""
+    """Runs of another workflow that are due, runs of ours that sleep, wait behind a full queue or have ended."""
     kinds: list[dict[str, Any]] = [
         {"workflow": "other"},
         {"start_at": at(10**6)},
         {"queue": "full"},
-        {"queue": "slow"},
     ]
     begins = [
         runs.RunCreation(new_run(f"{number}-{n:04}", **columns), now=NOW - n, entries=[entry(1)])
