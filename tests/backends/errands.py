@@ -109,13 +109,12 @@ def value_of(number: int) -> list[Any]:
     return [number, *middle, 2 * number]
 
 
-async def drive_errands(parent: ParentPipe, dsn: str, path: Path, generation: int, lease_ttl: float | None) -> None:
+async def drive_errands(parent: ParentPipe, dsn: str, path: Path, generation: int, lease_ttl: float) -> None:
     """Drive the runs that are due until a message of the test, or until killed."""
-    options = {} if lease_ttl is None else {"lease_ttl": lease_ttl}
     async with store_at(dsn) as store:
         ledger = Ledger(path, generation)
         workflows = [errand_in(ledger), stranded_in(ledger, hangs=generation == 1)]
-        async with Runtime(store, workflows, concurrency=20, unload_grace="10ms", max_attempts=1000, **options):
+        async with Runtime(store, workflows, concurrency=20, unload_grace="10ms", max_attempts=1000, lease_ttl=lease_ttl):
             parent.send("ready")
             await parent.receive()
     parent.send("done")

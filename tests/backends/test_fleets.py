@@ -32,7 +32,7 @@ MARGIN: Final = 0.2
 class Fleet:
     """Two workers, one of which is killed and replaced now and then. Their generations are counted."""
 
-    def __init__(self, start: Start, dsn: str, ledger: Path, lease_ttl: float | None) -> None:
+    def __init__(self, start: Start, dsn: str, ledger: Path, lease_ttl: float) -> None:
         self._start = start
         self._arguments = dsn, ledger
         self._lease_ttl = lease_ttl

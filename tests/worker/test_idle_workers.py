@@ -21,9 +21,9 @@ TAKE_OVER_SECONDS: Final = 12.0
 
 
 @workflow
-async def answer(ctx: Context) -> str:
+async def answer(ctx: Context) -> None:
     """Waits for a signal."""
-    return await ctx.wait_for_signal("go")
+    await ctx.wait_for_signal("go")
 
 
 @workflow
