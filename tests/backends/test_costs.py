@@ -126,3 +126,20 @@ async def test_runs_that_are_started_together_share_round_trips(store: FullStore
     runs = await runtime.start_many(greet, inputs, ids=lambda n: f"run-{n}")
     assert wire.round_trips - before < 0.1 * len(inputs)
     assert len({run.id for run in runs}) == len(inputs) == len(await store.list(prefix="run-", limit=10 * RUNS))
+
+
+@workflow
+async def nothing(ctx: Context) -> None:
+    """Does nothing."""
+
+
+@pytest.mark.chaos  # it takes two minutes, all of which it waits
+async def test_an_idle_worker_asks_rarely(server_backend: ServerBackend, wire: Wire) -> None:
+    """The round trips include signs of life, statements that a driver prepares again, checks of listeners, and MongoDB's getMore."""
+    most = 2.0 if server_backend.listener is None else 1.0 if server_backend is MONGO else 0.6
+    async with store_at(server_backend.through(wire)) as store, Runtime(store, [nothing]) as runtime:
+        await (await runtime.start(nothing))
+        await asyncio.sleep(40)  # by now it asks as rarely as it ever does
+        before = wire.round_trips
+        await asyncio.sleep(80)
+        assert wire.round_trips - before <= 80 * most + server_backend.monitoring_round_trips

@@ -195,7 +195,7 @@ class Worker:
             await self._host.store.watch(timeout)
         except Exception:  # noqa: BLE001 - as above; the claim that follows reports it
             await asyncio.sleep(POLL_SECONDS)
-        if self._loop.time() < ends_at:
+        if self._loop.time() < ends_at - 0.01:  # the timers of some loops have whole milliseconds
             self._on_change()
         else:
             self._idle_pause = min(2 * self._idle_pause, IDLE_SECONDS[1])
