@@ -32,7 +32,7 @@ async def tick(ctx: Context) -> None:
 
 
 def calls_of(store: FaultyStore, since: float) -> Counter[str]:
-    """How often each verb was called, without `watch`: that sends nothing where the store is notified."""
+    """How often each verb was called, without `watch`, which sends nothing where the store is notified, and signs of life."""
     return Counter(name for at, name in store.calls if at >= since and name != "watch")
 
 
