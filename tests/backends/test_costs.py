@@ -14,7 +14,7 @@ from perdure.model.records import Lease
 from perdure.store import FullStore
 from perdure.testing.contract.world import entry, new_run
 from tests.backends.opening import store_at
-from tests.backends.registry import LIBSQL, MONGO, MYSQL, REDIS, ServerBackend, on
+from tests.backends.registry import LIBSQL, MONGO, MYSQL, POSTGRES, REDIS, ServerBackend, on
 from tests.wire import Wire
 
 TTL: Final = 600.0
@@ -55,6 +55,24 @@ async def test_a_record_is_one_round_trip(server_backend: ServerBackend, store: 
     for seq in range(2, RECORDS + 2):
         await store.record(lease, [entry(seq)])
     assert RECORDS <= wire.round_trips - before <= RECORDS + server_backend.monitoring_round_trips
+
+
+@on(POSTGRES, MYSQL, MONGO, REDIS)  # on libSQL a worker hears of changes, and claims rarely
+@pytest.mark.parametrize("sleepers", [0, 3])
+async def test_a_claim_by_an_idle_worker_is_one_round_trip(
+    server_backend: ServerBackend, store: FullStore, wire: Wire, sleepers: int
+) -> None:
+    for n in range(sleepers):
+        await store.suspend(await leased(store, f"run-{n}"), wake_at=2**60 + n)
+    for _ in range(3):  # each statement was sent, and the store knows that nothing is due
+        claims = await store.claim(10, TTL, [("flow", 1)])
+    before = wire.round_trips
+    for _ in range(10):
+        claims = await store.claim(10, TTL, [("flow", 1)])
+        assert (claims.claims, claims.next_wake_at) == ([], 2**60 if sleepers else None)
+    assert 10 <= wire.round_trips - before <= 10 + server_backend.monitoring_round_trips
+    await store.create(new_run("due"))
+    assert [claim.run.id for claim in (await store.claim(10, TTL, [("flow", 1)])).claims] == ["due"]
 
 
 async def test_a_one_step_run_is_two_round_trips(server_backend: ServerBackend, store: FullStore, wire: Wire) -> None:
@@ -108,3 +126,20 @@ async def test_runs_that_are_started_together_share_round_trips(store: FullStore
     runs = await runtime.start_many(greet, inputs, ids=lambda n: f"run-{n}")
     assert wire.round_trips - before < 0.1 * len(inputs)
     assert len({run.id for run in runs}) == len(inputs) == len(await store.list(prefix="run-", limit=10 * RUNS))
+
+
+@workflow
+async def nothing(ctx: Context) -> None:
+    """Does nothing."""
+
+
+@pytest.mark.chaos  # it takes two minutes, all of which it waits
+async def test_an_idle_worker_asks_rarely(server_backend: ServerBackend, wire: Wire) -> None:
+    """Among its round trips are signs of life, statements that a driver prepares again, checks of listeners, MongoDB's getMore."""
+    most = 2.0 if server_backend.listener is None else 1.0 if server_backend is MONGO else 0.6
+    async with store_at(server_backend.through(wire)) as store, Runtime(store, [nothing]) as runtime:
+        await (await runtime.start(nothing))
+        await asyncio.sleep(40)  # by now it asks as rarely as it ever does
+        before = wire.round_trips
+        await asyncio.sleep(80)
+        assert wire.round_trips - before <= 80 * most + server_backend.monitoring_round_trips

@@ -18,20 +18,26 @@ import pytest
 
 from perdure import Runtime
 from perdure.errors import RunCancelled
-from tests.backends.fleet_worker import busy, slow
-from tests.backends.registry import FILES, MYSQL, POSTGRES, REDIS, SQLITE, Backend, on
-from tests.campaign import times
+from tests.backends.fleet_worker import answer, busy, slow
+from tests.backends.registry import FILES, LIBSQL, MONGO, MYSQL, POSTGRES, REDIS, SQLITE, Backend, on
+from tests.campaign import IS_FULL
 
 WORKER: Final = Path(__file__).with_name("fleet_worker.py")
 ROOT: Final = WORKER.parents[2]
 PATIENCE: Final = 60.0
+# How long a worker may take to end while its store is down: it tries to give its runs back.
+ENDS_WITHIN: Final = 30.0
+# What may be logged when all is well. An emulated server is slow.
+HARMLESS: Final = ("LOG INFO ", "LOG WARNING the store answers slowly")
+# Those whose DSN any process can open.
+STORES: Final = (SQLITE, FILES, POSTGRES, MYSQL, MONGO, REDIS, LIBSQL)
 
 
 @asynccontextmanager
 async def worker_on(dsn: str, *arguments: str) -> AsyncIterator[Process]:
-    """A worker process in which every warning is an error, and asyncio is in debug mode."""
-    env = {**os.environ, "PYTHONASYNCIODEBUG": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "error", str(WORKER), dsn, *arguments]
+    """A worker process in Python's development mode, asyncio's debug mode included, in which every warning is an error."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-X", "dev", "-W", "error", str(WORKER), dsn, *arguments]
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, env=env)
     try:
         yield process
@@ -46,36 +52,94 @@ async def line_of(process: Process) -> str:
     return (await process.stdout.readline()).decode().strip()
 
 
-@on(SQLITE, POSTGRES)
-async def test_a_cancel_reaches_a_step_in_another_process_soon(backend: Backend, shared_dsn: str) -> None:
+async def end_of(process: Process) -> tuple[list[str], list[str]]:
+    """What a process that was told to stop says after that, and what it says on stderr. Its exit code has to be 0."""
+    said, complained = await process.communicate()
+    assert process.returncode == 0, complained.decode()
+    return said.decode().splitlines(), complained.decode().splitlines()
+
+
+async def drive_to_the_end(dsn: str) -> None:
+    """Run a worker here until every run has completed."""
+    async with Runtime(dsn, [busy], concurrency=50) as runtime:
+        for info in await runtime.list(limit=10_000):
+            run = await runtime.get(info.id)
+            assert run is not None
+            assert await run == 8
+
+
+@on(*(backend for backend in STORES if backend is not MONGO))  # which is emulated here: half of its time is the emulator's
+async def test_a_cancel_and_a_signal_reach_another_process_within_a_second(backend: Backend, shared_dsn: str) -> None:
+    latencies: dict[str, list[float]] = {"cancel": [], "signal": []}
     async with asyncio.timeout(PATIENCE), Runtime(shared_dsn, concurrency=0) as client, worker_on(shared_dsn) as worker:
-        for lead in (0.0, 1.0):  # a lease that is young, and one that is not
+        for lead in (0.0, 0.1, 0.7):  # a lease that is young, and one that is not
             run = await client.start(slow)
             assert await line_of(worker) == "running"
             await asyncio.sleep(lead)
             cancelled_at = time.monotonic()
             await run.cancel()
             assert await line_of(worker) == "stopped"
-            assert time.monotonic() - cancelled_at < 2
+            latencies["cancel"].append(time.monotonic() - cancelled_at)
             with pytest.raises(RunCancelled):
                 await run
+        run = await client.start(answer)
+        for word in ("one", "two", "three"):
+            while await run.status() != "suspended":  # noqa: ASYNC110 - another process suspends it
+                await asyncio.sleep(0.01)
+            signalled_at = time.monotonic()
+            await run.signal("word", word)
+            assert await line_of(worker) == word
+            latencies["signal"].append(time.monotonic() - signalled_at)
+        await run
+    for seconds in latencies.values():  # the medians are a figure of `make bench`: here other processes keep the machine busy
+        assert min(seconds) < 1, latencies
+        assert sorted(seconds)[1] < 3, latencies
 
 
-@on(SQLITE, POSTGRES, REDIS, MYSQL, FILES)
+@on(*STORES)
 @pytest.mark.parametrize("arguments", [(), ("inside",)], ids=["work", "inside"])
 async def test_a_worker_under_load_ends_cleanly_on_a_signal(
     backend: Backend, shared_dsn: str, arguments: tuple[str, ...]
 ) -> None:
     random_numbers = random.Random(f"{backend} {arguments}")
     async with Runtime(shared_dsn, concurrency=0) as client:
-        for _ in range(times(25)):
+        for _ in range(backend.times(25)):
             await asyncio.gather(*(client.start(busy) for _ in range(60)))
             async with asyncio.timeout(PATIENCE), worker_on(shared_dsn, *arguments) as worker:
                 for _ in range(random_numbers.randrange(1, 30)):
                     assert await line_of(worker) == "noted"
                 worker.send_signal(random_numbers.choice([signal.SIGTERM, signal.SIGINT]))
-                said, complained = await worker.communicate()
-            assert [line for line in complained.decode().splitlines() if not line.startswith("LOG INFO ")] == []
-            assert worker.returncode == 0
-            assert said.decode().splitlines()[-1] == "left"
+                said, complained = await end_of(worker)
+            assert [line for line in complained if not line.startswith(HARMLESS)] == []
+            assert said[-1] == "left []"
             assert [info.id for info in await client.list(status="running")] == []
+    await drive_to_the_end(shared_dsn)
+
+
+@on(
+    *(backend for backend in STORES if backend.own_server is not None and (IS_FULL or backend is REDIS))
+)  # others take half a minute
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT] if IS_FULL else [signal.SIGTERM])
+async def test_a_worker_whose_store_is_down_ends_cleanly_on_a_signal(backend: Backend, number: signal.Signals) -> None:
+    assert backend.own_server is not None
+    server = await asyncio.to_thread(backend.own_server)
+    await asyncio.to_thread(server.start)
+    try:
+        async with Runtime(server.dsn, concurrency=0) as client:
+            await asyncio.gather(*(client.start(busy) for _ in range(60)))
+        async with asyncio.timeout(PATIENCE), worker_on(server.dsn) as worker:
+            assert await line_of(worker) == "noted"
+            await asyncio.to_thread(server.kill)
+            await asyncio.sleep(0.5)
+            worker.send_signal(number)
+            told_at = time.monotonic()
+            said, complained = await end_of(worker)
+            assert time.monotonic() - told_at < ENDS_WITHIN
+        assert [line for line in complained if not line.startswith("LOG ")] == []
+        assert said[-1] == "left []"
+        await asyncio.to_thread(server.start)
+        async with asyncio.timeout(PATIENCE):
+            await drive_to_the_end(server.dsn)
+    finally:
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.remove)

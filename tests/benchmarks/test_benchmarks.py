@@ -233,3 +233,11 @@ def test_the_page_shows_the_samples_that_are_kept_beside_it() -> None:
     kept = msgspec.json.decode(page.SAMPLES.read_bytes(), type=Results)
     assert page.with_figures(written, kept) == written
     assert not kept.quick
+
+
+def test_the_latency_of_signals_and_cancels_is_a_table() -> None:
+    command = [sys.executable, "-m", "benchmarks.latency", "--quick", "sqlite"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    rows = [line.split(" | ") for line in done.stdout.splitlines()[4:]]
+    assert [(row[0], row[1]) for row in rows] == [("| sqlite", "signal"), ("| sqlite", "cancel")]
+    assert all(0 < int(row[2].replace(",", "")) < 10_000 for row in rows)

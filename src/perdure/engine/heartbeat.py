@@ -31,8 +31,12 @@ from perdure.store import Store
 # The fraction of the ttl that is left when the holder stops starting steps: a margin for clocks that run at different speeds.
 MARGIN: Final = 0.1
 
-# How often a change of the store may lead to a renewal, at most.
-NOTICE_SECONDS: Final = 0.5
+# The least time between two renewals that changes of the store lead to, when there were none for a second, and at most. It is
+# doubled with each: a cancel arrives soon in a store where little happens, and a busy one costs a worker two renewals a second.
+NOTICE_SECONDS: Final = (0.02, 0.5)
+_QUIET_SECONDS: Final = 1.0
+# For how long the first lease of a heartbeat is not asked about: most runs end sooner.
+_FIRST_NOTICE_SECONDS: Final = 0.1
 # How long the store is watched in one call.
 _WATCH_SECONDS: Final = 60.0
 
@@ -105,23 +109,28 @@ class _Changes:
     """When the leases on a store have to be asked about: at the time of their renewal, or after a change of the store.
 
     A renewal says whether the run was cancelled or has got a signal. So a process learns of that when its store can report a
-    change, or is polled, and not only after a third of the ttl. It asks at most once in NOTICE_SECONDS.
+    change, or is polled, and not only after a third of the ttl.
     """
 
     def __init__(self, store: Callable[[], Store | None]) -> None:
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._watching: asyncio.Task[None] | None = None
-        self._not_before = self._loop.time() + NOTICE_SECONDS
+        self._not_before = self._loop.time() + _FIRST_NOTICE_SECONDS
+        # How old the last reply about a lease has to be for another request: the least time between two renewals.
+        self.pause = NOTICE_SECONDS[0]
         # Whether there was a change that has not been asked about for all leases.
         self.is_pending = False
 
     async def wait(self, until: float) -> None:
         """Return at this time of the loop, or sooner after a change. The next watch has started: what comes now is not missed."""
+        began = self._loop.time()
         if not self.is_pending:
             await asyncio.wait([self._watch(until)], timeout=max(0.0, until - self._loop.time()))
+        is_quiet = self._loop.time() - began >= _QUIET_SECONDS
         await asyncio.sleep(max(0.0, min(until, self._not_before) - self._loop.time()))
-        self._not_before = self._loop.time() + NOTICE_SECONDS
+        self.pause = NOTICE_SECONDS[0] if is_quiet else min(2 * self.pause, NOTICE_SECONDS[1])
+        self._not_before = self._loop.time() + self.pause
         self._watch(until)
         await asyncio.sleep(0)
 
@@ -141,7 +150,7 @@ class _Changes:
             if store is not None:
                 await store.watch(_WATCH_SECONDS)
                 return
-        await asyncio.sleep(max(NOTICE_SECONDS, until - self._loop.time()))
+        await asyncio.sleep(max(NOTICE_SECONDS[1], until - self._loop.time()))
 
 
 class Heartbeat:
@@ -215,7 +224,7 @@ class Heartbeat:
                 if not held:
                     return
                 is_due = loop.time() >= renew_at
-                asked = held if is_due else [one for one in held if one.was_asked_before(elapsed() - NOTICE_SECONDS)]
+                asked = held if is_due else [one for one in held if one.was_asked_before(elapsed() - changes.pause)]
                 # The change may concern a lease that is too young to be asked about: look again soon.
                 changes.is_pending = len(asked) < len(held)
                 renewed = [store := await self._renew(store, leases, now) for now, leases in _group_by_instant(asked).items()]

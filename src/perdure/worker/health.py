@@ -20,7 +20,7 @@ from perdure.model.durations import MICROSECOND
 from perdure.store import Store
 from perdure.worker.worker import Worker
 
-# A worker with room for more runs claims about once a second; one that has not for so many seconds is stuck.
+# A worker with room for more runs claims at least every ten seconds; one that has not for so many seconds is stuck.
 CLAIMS_WITHIN: Final = 30.0
 
 

@@ -1,7 +1,7 @@
 """The scheduler of a worker: at each instant of a schedule it creates the run, once among all workers.
 
-It reads all schedules every few seconds, so a schedule that another process made is known soon, and at the next instant of those
-that it knows.
+It reads all schedules at the next instant of those that it knows, and a few seconds after the store has changed, so a schedule
+that another process made is known soon. While nothing changes it reads them twice a minute.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from perdure.worker.schedules import ScheduleSpec, is_run_of, new_run, run_id_at
 
 log: Final = logging.getLogger("perdure")
 
+# The time between two looks: after changes in the store, and when nothing has changed.
 LOOK_SECONDS: Final = 10.0
+IDLE_LOOK_SECONDS: Final = 30.0
 # With catch_up="none", an instant counts as missed when it is longer ago than this: a worker may be late by a look.
-MISSED_AFTER: Final = round(3 * LOOK_SECONDS * MICROSECOND)
+MISSED_AFTER: Final = round(IDLE_LOOK_SECONDS * MICROSECOND)
 UNFINISHED: Final[tuple[Status, ...]] = ("running", "pending", "suspended")
 # How many instants of one schedule are made up for in one look, so that one schedule does not hold up the others.
 MOST_AT_ONCE: Final = 100
@@ -35,11 +37,20 @@ class Scheduler:
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._look_soon = asyncio.Event()
+        # Whether the store may have changed since the last look, and the time of the loop at which that leads to another.
+        self._has_changed = False
+        self._look_after = 0.0
         self._reported: set[tuple[str, str]] = set()
 
     def look_soon(self) -> None:
         """A schedule has changed: look at once. May be called on any event loop."""
         self._loop.call_soon_threadsafe(self._look_soon.set)
+
+    def note_change(self) -> None:
+        """The store may have changed: look again when the last look is `LOOK_SECONDS` ago."""
+        if not self._has_changed:
+            self._has_changed = True
+            self._loop.call_at(self._look_after, self._look_soon.set)
 
     async def work(self) -> None:
         """Fire what is due, again and again, until cancelled.
@@ -49,14 +60,15 @@ class Scheduler:
         failures = 0
         while True:
             self._look_soon.clear()
+            self._has_changed, self._look_after = False, self._loop.time() + LOOK_SECONDS
             try:
                 next_at, failures = await self.fire_due(), 0
             except Exception as failure:  # noqa: BLE001 - the store may fail in any way
                 next_at, failures = None, failures + 1
                 if failures == 2:
                     log.warning("schedules could not be looked at, trying again every %.0f s: %s", LOOK_SECONDS, failure)
-            now = self._host.clock.now()
-            timer = self._host.clock.call_at(_earliest(next_at, now + round(LOOK_SECONDS * MICROSECOND)), self._look_soon.set)
+            latest = self._host.clock.now() + round((LOOK_SECONDS if failures else IDLE_LOOK_SECONDS) * MICROSECOND)
+            timer = self._host.clock.call_at(_earliest(next_at, latest), self._look_soon.set)
             try:
                 await self._look_soon.wait()
             finally:

@@ -28,8 +28,14 @@ from perdure.worker.retention import RetentionWork
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.worker_registry import WorkerRegistration
 
-# How often a worker looks for runs that it leaves alone, at most.
-LOOK_FOR_UNCLAIMED_SECONDS: Final = 60.0
+# How long a worker waits for a change in its store before it claims without one: at first, and at most. Doubled with each wait in
+# which nothing changed, and up to a tenth less at random, so that the workers of a fleet spread out. The first is short because a
+# claim misses a run that another worker is just claiming, and has to learn of that lease. The last is no longer than a lease: a
+# lease that nothing reported is then known before it ends, and with it the time to take the run over.
+IDLE_SECONDS: Final = (POLL_SECONDS, 10.0)
+
+# How often a worker looks for runs that it leaves alone, at most: after changes in the store, and when nothing has changed.
+LOOK_FOR_UNCLAIMED_SECONDS: Final = (60.0, 300.0)
 
 # A claim that takes longer is logged, at most once in this time.
 SLOW_CLAIM_SECONDS: Final = 1.0
@@ -54,6 +60,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._outage = _Outage()
+        self._idle_pause = IDLE_SECONDS[0]
         self.registration = WorkerRegistration(host, concurrency, queues, self.count_driven)
         self.name = self.registration.name
         # When the last claim was answered, or when the worker began, or last had no room for another run.
@@ -182,11 +189,24 @@ class Worker:
                 timer.cancel()
 
     async def _watch(self) -> None:
+        timeout = self._idle_pause * random.uniform(0.9, 1.0)  # noqa: S311 - to spread out, not to hide
+        ends_at = self._loop.time() + timeout
         try:
-            await self._host.store.watch(POLL_SECONDS)
+            await self._host.store.watch(timeout)
         except Exception:  # noqa: BLE001 - as above; the claim that follows reports it
             await asyncio.sleep(POLL_SECONDS)
+        if self._loop.time() < ends_at - 0.01:  # the timers of some loops have whole milliseconds
+            self._on_change()
+        else:
+            self._idle_pause = min(2 * self._idle_pause, IDLE_SECONDS[1])
         self._wake.set()
+
+    def _on_change(self) -> None:
+        """The store has changed, or it cannot tell."""
+        self._idle_pause = IDLE_SECONDS[0]
+        self._unclaimed.has_changed = True
+        if self.scheduler is not None:
+            self.scheduler.note_change()
 
     def on_drive_over(self, run: ActiveRun) -> None:
         """Look for another run in its place, and log how the drive ended: no caller may be waiting for it."""
@@ -282,20 +302,22 @@ class _UnclaimedRuns:
 
     Due runs of workflows or versions that are not registered here wait for another worker; each such workflow is logged once.
     Runs whose holder is silent wait until their lease ends. It looks when the worker has room for more runs than are due, at most
-    once a minute, and in a task of its own: neither a claim nor a drain waits for it.
+    once a minute, more rarely while nothing changes, and in a task of its own: neither a claim nor a drain waits for it.
     """
 
     def __init__(self, queues: Collection[str] | None) -> None:
         self._queues = queues
+        # Whether the store may have changed since the last look.
+        self.has_changed = False
         self._looked_at: float | None = None
         self._logged: set[WorkflowVersion] = set()
         self._task: asyncio.Task[None] | None = None
 
     def look_soon(self, host: Host) -> None:
         """Look again, if it is time to."""
-        now = elapsed()
-        if self._looked_at is None or now - self._looked_at >= LOOK_FOR_UNCLAIMED_SECONDS:
-            self._looked_at = now
+        now, (often, seldom) = elapsed(), LOOK_FOR_UNCLAIMED_SECONDS
+        if self._looked_at is None or now - self._looked_at >= (often if self.has_changed else seldom):
+            self._looked_at, self.has_changed = now, False
             self.stop()
             self._task = asyncio.get_running_loop().create_task(self._look(host), name="perdure-unclaimed")
 

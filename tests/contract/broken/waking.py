@@ -13,7 +13,7 @@ from perdure.backends.base.in_memory_run import InMemoryRun
 from perdure.backends.memory.database import Namespace
 from perdure.backends.memory.store import MemoryStore
 from perdure.errors import PersistenceError
-from perdure.model.records import Lease, Signal
+from perdure.model.records import Lease, Schedule, Signal
 from tests.contract.broken.table import breaks
 
 
@@ -224,3 +224,10 @@ class WakesNoWatcher(MemoryStore):
     def _lock_and_wake(self) -> Iterator[Namespace]:
         with self._lock() as namespace:
             yield namespace
+
+
+@breaks("watch_is_woken_by_put_schedule")
+class SchedulesQuietly(MemoryStore):
+    async def put_schedule(self, schedule: Schedule) -> None:
+        with self._lock() as namespace:
+            namespace.schedules[schedule.id] = schedule

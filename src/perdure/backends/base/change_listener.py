@@ -17,7 +17,7 @@ from perdure.backends.base.lifecycle import Lifecycle
 
 POLL_EVERY: Final = 1.0
 # Seconds without a message after which a listener asks the server whether it still hears it.
-CHECK_EVERY: Final = 10.0
+CHECK_EVERY: Final = 30.0
 _END_WITHIN: Final = 5.0
 # A connection that held this many seconds is replaced at once when it breaks.
 _LASTING: Final = 10.0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
@@ -23,6 +23,8 @@ _PROC: Final = "/proc"
 _UNKNOWN: Final = "-"
 _CACHED_FOR: Final = 0.2
 _MAX_CACHED: Final = 1000
+# How many microseconds after a claim the next one has to look whether a process that holds leases has ended.
+_LOOK_AGAIN_AFTER: Final = 1_000_000
 
 
 class Owner(NamedTuple):
@@ -113,6 +115,13 @@ class Owners:
         self._here: Owner | None = None
         self._text = ""
         self._alive_until: dict[str, float] = {}
+
+    def next_look_at(self, next_wake_at: int | None, holders: Iterable[str | None], at: int) -> int | None:
+        """When to claim again: at `next_wake_at`, or soon while another process holds a lease: nothing reports its end."""
+        if all(holder is None or holder == self.here for holder in holders):
+            return next_wake_at
+        soon = at + _LOOK_AGAIN_AFTER
+        return soon if next_wake_at is None else min(soon, next_wake_at)
 
     @property
     def here(self) -> str:

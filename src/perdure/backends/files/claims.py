@@ -28,13 +28,18 @@ def claim(namespace: FilesNamespace, request: ClaimRequest, ttl: float, owners: 
     at, wanted = store_time(request.now), request.filter
     repair(namespace)
     if request.limit < 1 or not any(may_be_claimed(summary, owners, at) for summary in _matching(namespace, wanted)):
-        return Claims(claims=[], next_wake_at=_next_wake_at(namespace, wanted, at), now=at)
+        return Claims(claims=[], next_wake_at=_next_look_at(namespace, wanted, owners, at), now=at)
     with namespace.lock("claim"):
         repair(namespace)
-        next_wake_at = _next_wake_at(namespace, wanted, at)
+        next_wake_at = _next_look_at(namespace, wanted, owners, at)
         counter = queue_counter(namespace, owners, at)
         claims = _claim_due(namespace, request, ttl, owners, counter, at)
         return Claims(claims=claims, next_wake_at=earliest(next_wake_at, counter.next_start_at()), now=at)
+
+
+def _next_look_at(namespace: FilesNamespace, wanted: ClaimFilter, owners: Owners, at: int) -> int | None:
+    holders = (one.lease_owner for one in namespace.index.unfinished())
+    return owners.next_look_at(_next_wake_at(namespace, wanted, at), holders, at)
 
 
 def _claim_due(

@@ -57,7 +57,7 @@ from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
 T = TypeVar("T")
 
 # After how many seconds `watch` reads again whether another process has written the wake key.
-_POLL_EVERY: Final = 1.0
+_POLL_EVERY: Final = 0.8
 
 
 class KeyValueRunStore(ServerStore[KeyValueConnections]):

@@ -29,7 +29,7 @@ from perdure.model.journal import Entry
 from perdure.model.records import END_STATUSES, Claims, Created, EndStatus, Lease, Pulse, RunRow, Signal
 from perdure.store import STANDARD_PARTS, Capability
 
-LOOK_EVERY: Final = 0.5  # seconds between two looks of a watch at the server's count of changes
+LOOK_EVERY: Final = 0.75  # seconds between two looks of a watch at the server's count of changes
 
 
 class LibsqlStore(SqlStore[LibsqlConnections]):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from perdure.backends.base import retries
 from perdure.backends.base.change_listener import ChangeListener
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.mongo.connections import MongoConnections
@@ -15,8 +16,8 @@ from perdure.backends.mongo.documents import Document
 if TYPE_CHECKING:
     from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
 
-# How long the server waits for a change before it replies without one.
-_REPLY_AFTER_MS: Final = 1_000
+# How long the server waits for a change before it replies without one: well within the time after which it counts as silent.
+_REPLY_AFTER_MS: Final = round(retries.REPLY_WITHIN / 2 * 1000)
 
 _CHANGED: Final = "updateDescription.updatedFields"
 # A claim sets the status to running, and a renewal the end of the lease together with wake_at: both are left out.

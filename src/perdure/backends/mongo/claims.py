@@ -18,6 +18,7 @@ from perdure.backends.base.damaged_runs import UNREADABLE, problem_of, set_aside
 from perdure.backends.base.leases import Release, new_token
 from perdure.backends.mongo.documents import (
     LARGE_COLUMNS,
+    LEAST,
     Document,
     Expression,
     either,
@@ -73,6 +74,20 @@ async def claim(db: Collections, request: ClaimRequest) -> Claims:
     else:
         taken = await _take(db, request, now)
     return Claims(claims=await load(db, taken, now), next_wake_at=next_wake_at, now=now)
+
+
+async def see_nothing_due(db: Collections, request: ClaimRequest) -> Claims | None:
+    """The empty reply to a claim when no run of any workflow is due, found with one query; None when one may be."""
+    clock: Document = {"$project": {"now": {"$toLong": "$$NOW"}}}  # in milliseconds
+    may_wake: Document = {"namespace": db.namespace, "held": False, "wake_at": {"$gte": LEAST}}
+    earliest: list[Document] = [{"$match": may_wake}, {"$sort": {"wake_at": 1}}, {"$limit": 1}, {"$project": {"wake_at": 1}}]
+    add_earliest: Document = {"$unionWith": {"coll": db.runs.name, "pipeline": earliest}}
+    found = await (await db.meta.aggregate([{"$match": {"_id": "schema"}}, clock, add_earliest])).to_list()
+    now = request.now if request.now is not None else next((one["now"] * 1000 for one in found if "now" in one), None)
+    wake_at = next((one["wake_at"] for one in found if "wake_at" in one), None)
+    if now is None or (wake_at is not None and wake_at <= now):
+        return None
+    return Claims(claims=[], next_wake_at=wake_at, now=now)
 
 
 async def _next_wake_at(db: Collections, request: ClaimRequest, now: int) -> int | None:

@@ -84,6 +84,9 @@ class MongoStore(ServerStore[MongoConnections]):
         connections = MongoConnections(address, check_stem(collection), url=url, client=client)
         super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 
+    # Whether the last claim found nothing due, so that the next one probably does not either.
+    _found_nothing = False
+
     def _on_attach(self) -> None:
         culprit = self._connections.is_caused_by_one_request
         self._change_stream = ChangeStream(self._connections, self._lifecycle)
@@ -149,7 +152,12 @@ class MongoStore(ServerStore[MongoConnections]):
     ) -> Claims:
         """Lease due runs, and load what they recorded."""
         request = ClaimRequest(ClaimFilter.of(workflows, queues), limit, lease_microseconds(ttl), self._owner, now, suspects)
-        return await self._do(claims.claim, request)
+        # A worker with nothing to do asks with one query.
+        claimed: Claims | None = await self._do(claims.see_nothing_due, request) if self._found_nothing else None
+        if claimed is None:
+            claimed = await self._do(claims.claim, request)
+        self._found_nothing = not claimed.claims
+        return claimed
 
     async def acquire(self, run_id: str, ttl: float, *, due_only: bool = True, now: int | None = None) -> Claim | None:
         """Lease this run, and load what it recorded."""

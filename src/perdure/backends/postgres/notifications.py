@@ -52,7 +52,7 @@ class NotificationListener(ChangeListener):
                 await asyncio.wait([lost := asyncio.ensure_future(self._is_lost.wait())], timeout=change_listener.CHECK_EVERY)
                 if not lost.cancel():
                     return
-                await connection.fetch("SELECT 1")  # raises when no reply comes
+                await connection.execute("SELECT 1")  # in one round trip; raises when no reply comes
         finally:
             try:
                 await connection.close(timeout=1.0)

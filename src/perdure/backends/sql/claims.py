@@ -46,6 +46,9 @@ _LEASE: Final = """
         wake_at = ?6, updated_at = ?7, attempts = ?8, journal_length = ?9, running_steps = NULL
     WHERE namespace = ?1 AND id = ?2
 """
+_EARLIEST: Final = """
+    SELECT $clock, (SELECT wake_at FROM $runs WHERE $due_namespace = ?1 AND $may_wake ORDER BY wake_at LIMIT 1)
+"""
 _RELEASE: Final = f"""
     UPDATE $runs SET status = 'pending', updated_at = ?3, wake_at = ?4, attempts = ?5, problem = ?6, problem_at = ?7,
         problem_count = ?8, {NO_LEASE_SQL}
@@ -127,6 +130,16 @@ async def claim(db: Session, request: ClaimRequest, lease: LeaseVerb = lease_eac
         await lease(db, ids, request, result)
         await _set_last_starts(db, counter, at)
     return result
+
+
+async def see_nothing_due(db: Session, request: ClaimRequest) -> ClaimResult | None:
+    """As `find_nothing_due`, with one statement that looks at the runs of all workflows: by an index of all that may come due."""
+    row = await db.one(_EARLIEST)
+    at = request.now if request.now is not None or row is None else int(row[0])
+    earliest = None if row is None else row[1]
+    if at is None or (earliest is not None and int(earliest) <= at):
+        return None
+    return ClaimResult([], earliest, at, [])
 
 
 async def find_nothing_due(db: Session, request: ClaimRequest) -> ClaimResult | None:

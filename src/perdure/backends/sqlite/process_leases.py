@@ -43,14 +43,18 @@ async def claim(db: Session, request: ClaimRequest, owners: Owners) -> claims.Cl
     """Lease due runs, also those of processes that have ended."""
     at = store_time(request.now)
     await _free(db, owners, at)
-    return await claims.claim(db, request._replace(owner=owners.here, now=at))
+    holders = await _holders(db)
+    result = await claims.claim(db, request._replace(owner=owners.here, now=at))
+    return result._replace(next_wake_at=owners.next_look_at(result.next_wake_at, holders, at))
 
 
 async def find_nothing_due(db: Session, request: ClaimRequest, owners: Owners) -> claims.ClaimResult | None:
     """The empty result of a claim for which nothing is due, found by reading alone; None when there is something to lease."""
-    if await _ended_owners(db, owners):
+    holders, at = await _holders(db), store_time(request.now)
+    if any(map(owners.has_ended, holders)):
         return None
-    return await claims.find_nothing_due(db, request._replace(now=store_time(request.now)))
+    result = await claims.find_nothing_due(db, request._replace(now=at))
+    return None if result is None else result._replace(next_wake_at=owners.next_look_at(result.next_wake_at, holders, at))
 
 
 async def acquire(
@@ -88,8 +92,12 @@ async def due(db: Session, limit: int, owners: Owners, now: int | None) -> list[
     return ids[: max(limit, 0)]
 
 
+async def _holders(db: Session) -> list[str]:
+    return [owner for (owner,) in await db.all(_OWNERS)]
+
+
 async def _ended_owners(db: Session, owners: Owners) -> list[str]:
-    return [owner for (owner,) in await db.all(_OWNERS) if owners.has_ended(owner)]
+    return [owner for owner in await _holders(db) if owners.has_ended(owner)]
 
 
 async def _free(db: Session, owners: Owners, at: int) -> None:

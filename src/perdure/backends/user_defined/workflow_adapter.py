@@ -31,6 +31,8 @@ _logger: Final = logging.getLogger("perdure")
 
 # For how long a run is leased to be signalled, cancelled or reopened, until a worker here asks for another ttl.
 CHANGE_TTL: Final = 10.0
+# Seconds after which a watch ends: its caller asks the user's store what is due.
+POLL_EVERY: Final = 1.0
 
 
 class WorkflowStateStore(StateStore):
@@ -51,6 +53,10 @@ class WorkflowStateStore(StateStore):
 
     def sibling(self) -> MemoryStore:
         return self if self._leases.are_needed else super().sibling()
+
+    async def watch(self, timeout: float) -> None:
+        """As the contract says; it ends soon, since nothing reports what other processes change in the user's store."""
+        await super().watch(min(timeout, POLL_EVERY))
 
     async def create(
         self,

@@ -90,6 +90,10 @@ async def _made_room(world: FullWorld) -> Event:
     return lambda store: store.suspend(claim.lease, wake_at=None, waiting_for=signals("go")) if claim else store.setup()
 
 
+async def _scheduled(_: FullWorld) -> Event:
+    return lambda store: store.put_schedule(Schedule(id="daily", workflow="flow", spec="", input=b"[]", next_at=1))
+
+
 async def _child_finished(world: World) -> CoreEvent:
     await _suspend(world, [Awaited("child", "pay")])
     claim = (await world.a.create(new_run("child", parent_id="run", parent_key="pay"), ttl=TTL)).claim
@@ -121,6 +125,7 @@ PART_STAGES: Final[dict[str, tuple[Capability, Stage, str]]] = {
         "A worker that watches is woken when another process suspends a run of a limited queue, whatever it waits for.",
     ),
     "fire": ("schedules", _fired, "A worker that watches is woken when another process fires a schedule."),
+    "put_schedule": ("schedules", _scheduled, "A worker that watches is woken when another process puts a schedule."),
 }
 
 
