@@ -139,9 +139,9 @@ class BusyStore(MemoryStore):
         self.cancelled: list[str] = []
 
     async def list(
-        self, wanted: RunFilter = EVERY_RUN, *, before: tuple[int, str] | None = None, limit: int = 100
+        self, wanted: RunFilter = EVERY_RUN, *, prefix: str = "", before: tuple[int, str] | None = None, limit: int = 100
     ) -> list[RunInfo]:
-        page = await super().list(wanted, before=before, limit=limit)
+        page = await super().list(wanted, prefix=prefix, before=before, limit=limit)
         self.lists += 1
         await self.create(_run(f"new{self.lists}"), now=2**52 + self.lists)
         if (claim := await self.acquire(f"r{self.lists % 10}", 0.0, due_only=False)) is not None:
