@@ -19,7 +19,7 @@ from typing import Any, Final
 from perdure.backends.base.claim_rules import ClaimRequest
 from perdure.backends.base.damaged_runs import DamagedRun
 from perdure.backends.postgres.channel import connection_of, fetch
-from perdure.backends.postgres.connections import PostgresConnections
+from perdure.backends.postgres.connections import SERVER_SETTINGS, PostgresConnections
 from perdure.backends.sql.claims import ClaimResult, LeasedRun
 from perdure.backends.sql.rows import RUN_FIELDS, lease_of, run_from
 from perdure.backends.sql.runs import time
@@ -40,12 +40,15 @@ _LARGEST: Final = (1 << 63) - 2
 # $2 now, $3 the lease's length, $4 its owner, $5 how many, $6 workflows, $7 queues or NULL, $8 whether limits were locked,
 # $9 the version of each workflow, $10 how many suspects (`RunRow.is_suspect`) or NULL.
 # A loose index scan finds the groups: from the first row of a group straight to the first row of the next.
+# The plan must not depend on statistics, which a new database does not have. So a run is joined by the namespace of the other
+# row, not by $1: with $1 PostgreSQL may read all runs of the namespace first. And `picked` hides its conditions in CASE, or it
+# may read the index of all runs that may come due.
 CLAIM: Final = f"""
     WITH RECURSIVE clock AS MATERIALIZED (
         SELECT coalesce($2::bigint, (SELECT $clock)) AS at
     ),
     limits AS MATERIALIZED (
-        SELECT queue, concurrency, key_concurrency FROM $queues
+        SELECT namespace, queue, concurrency, key_concurrency FROM $queues
         WHERE namespace = $1 AND (concurrency IS NOT NULL OR key_concurrency IS NOT NULL)
             AND ($7::text[] IS NULL OR queue = ANY ($7))
     ),
@@ -79,7 +82,7 @@ CLAIM: Final = f"""
     ),
     leased AS MATERIALIZED (
         SELECT limits.queue, run.limit_key, count(*) AS number FROM limits CROSS JOIN clock JOIN $runs AS run
-            ON run.namespace || '' = $1 AND run.queue = limits.queue AND run.lease_until > clock.at
+            ON run.namespace || '' = limits.namespace AND run.queue = limits.queue AND run.lease_until > clock.at
         GROUP BY limits.queue, run.limit_key
     ),
     room AS MATERIALIZED (
@@ -112,7 +115,7 @@ CLAIM: Final = f"""
         FROM found WHERE NOT found.is_suspect OR found.turn_of_suspect <= $10::bigint
     ),
     allowed AS MATERIALIZED (
-        SELECT due.id, due.wake_at, due.priority, due.room,
+        SELECT $1::text AS namespace, due.id, due.wake_at, due.priority, due.room,
             row_number() OVER (PARTITION BY due.queue ORDER BY due.priority DESC, due.wake_at, due.id) AS turn
         FROM due
         WHERE due.key_concurrency IS NULL OR due.limit_key IS NULL OR due.turn_of_key <= due.key_concurrency - coalesce((
@@ -120,9 +123,10 @@ CLAIM: Final = f"""
         ), 0)
     ),
     picked AS MATERIALIZED (
-        SELECT run.id, allowed.priority, allowed.wake_at
-        FROM allowed CROSS JOIN clock JOIN $runs AS run ON run.namespace = $1 AND run.id = allowed.id
-        WHERE (allowed.room IS NULL OR allowed.turn <= allowed.room) AND run.wake_at <= clock.at AND run.held = 0
+        SELECT run.namespace, run.id, allowed.priority, allowed.wake_at
+        FROM allowed CROSS JOIN clock JOIN $runs AS run ON run.namespace = allowed.namespace AND run.id = allowed.id
+        WHERE (allowed.room IS NULL OR allowed.turn <= allowed.room)
+            AND CASE WHEN run.held = 0 THEN run.wake_at <= clock.at ELSE false END
         ORDER BY allowed.priority DESC, allowed.wake_at, allowed.id LIMIT $5::bigint
         FOR UPDATE OF run SKIP LOCKED
     ),
@@ -135,7 +139,7 @@ CLAIM: Final = f"""
             SELECT coalesce(max(step.seq), 0) AS length FROM $steps AS step
             WHERE step.namespace = $1 AND step.run_id = picked.id
         ) AS grown
-        WHERE run.namespace = $1 AND run.id = picked.id
+        WHERE run.namespace = picked.namespace AND run.id = picked.id
         RETURNING {", ".join(f"run.{field}" for field in RUN_FIELDS)}, run.lease_token, run.inbox_seq
     )
     SELECT taken.*, picked.priority AS turn, picked.wake_at AS since,
@@ -143,6 +147,7 @@ CLAIM: Final = f"""
     FROM (VALUES (1)) AS always LEFT JOIN (taken JOIN picked USING (id)) ON true
     ORDER BY turn DESC, since, id
 """
+_SET_PLANNER: Final = "; ".join(f"SET LOCAL {name} = {value}" for name, value in SERVER_SETTINGS.items())
 _LOCK_LIMITS: Final = """
     SELECT queue FROM $queues
     WHERE namespace = $1 AND (concurrency IS NOT NULL OR key_concurrency IS NOT NULL) AND ($2::text[] IS NULL OR queue = ANY ($2))
@@ -156,8 +161,8 @@ async def claim(connections: PostgresConnections, namespace: str, request: Claim
         return ClaimResult([], None, await connections.perform(namespace, lambda db, _: time(db, request.now)), [])
 
     async def attempt(db: Session, _: bool, *, lock_limits: bool) -> ClaimResult | None:  # noqa: FBT001 - as all work
-        if not connections.has_own_sessions:  # to compile the statement first takes a hundred times as long as the statement
-            await connection_of(db).execute("SET LOCAL jit = off")
+        if not connections.has_own_sessions:  # of a pooler, or of a pool that was passed in
+            await connection_of(db).execute(_SET_PLANNER)
         if lock_limits:
             await fetch(db, _LOCK_LIMITS, request.filter.queues)
         return await _claim(db, request, limits_are_locked=lock_limits)
