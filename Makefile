@@ -73,10 +73,11 @@ types: $(DEV) ## mypy strict on src and tests, pyright on tests/typing
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(PEERS) ## perdure beside its peers and the plain drivers; BENCH="--quick" and the like for less
+bench: $(PEERS) ## perdure beside its peers and the plain drivers, and a list of a million runs; BENCH="--quick" LISTING="--runs 1000" for less
 	$(call require,postgresql,exit 1)
 	@mkdir -p build
 	$(BENCH_VENV)/bin/python -m benchmarks --json build/benchmarks.json $(BENCH)
+	$(BENCH_VENV)/bin/python -m benchmarks.listing $(LISTING)
 
 figures: $(PROJECT) ## puts the figures of the last `make bench` into docs/benchmarks.md
 	$(BIN)/python -m benchmarks.page build/benchmarks.json
