@@ -17,7 +17,7 @@ import pytest
 
 from perdure.aio.store_watch import POLL_SECONDS
 from tests.backends.places import on_postgres, on_sqlite
-from tests.campaign import times
+from tests.campaign import IS_FULL, times
 
 WORKER: Final = Path(__file__).parent / "sleeping_worker.py"
 SLEEPING: Final = times(100_000)
@@ -101,5 +101,6 @@ def test_sleeping_runs_take_no_memory_and_wake_at_their_time(
     print(figures)  # `-s` shows them
     assert len(late) == WAKES
     assert grown < 50
-    # On a busy machine a process itself waits longer than that for its turn now and then.
-    assert figures["90 %"] < POLL_SECONDS / 10, figures
+    # One in ten may be later: a process itself waits longer than that for its turn now and then. `make test` keeps the machine
+    # busy, and only tells a run that woke at its time from one that was found by polling.
+    assert figures["90 %"] < POLL_SECONDS / (10 if IS_FULL else 2), figures
