@@ -39,7 +39,7 @@ define require
 	else echo "missing:$$missing. Install with: sudo apt-get install$$missing" >&2; $(2); fi
 endef
 
-.PHONY: help demo test chaos lint types bench figures baseline lock clean system
+.PHONY: help demo test chaos lint types bench figures baseline pages lock clean system
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  \1\t\2/'
@@ -73,10 +73,11 @@ types: $(DEV) ## mypy strict on src and tests, pyright on tests/typing
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(PEERS) $(DEV) ## perdure beside its peers and the plain drivers; BENCH="--quick" and the like for less
+bench: $(PEERS) $(DEV) ## perdure beside its peers and the plain drivers, a list of a million runs, latencies; BENCH="--quick" LISTING="--runs 1000" for less
 	$(call require,postgresql,exit 1)
 	@mkdir -p build
 	$(BENCH_VENV)/bin/python -m benchmarks --json build/benchmarks.json $(BENCH)
+	$(BENCH_VENV)/bin/python -m benchmarks.listing $(LISTING)
 	$(BIN)/python -m benchmarks.latency $(if $(findstring --quick,$(BENCH)),--quick)
 
 figures: $(PROJECT) ## puts the figures of the last `make bench` into docs/benchmarks.md
@@ -84,6 +85,10 @@ figures: $(PROJECT) ## puts the figures of the last `make bench` into docs/bench
 
 baseline: $(PROJECT) ## writes down what operations cost now, for the test that compares
 	$(BIN)/python -m benchmarks.operations --baseline
+
+pages: $(DEV) ## writes the settings in docs/running.md and the transcripts in docs/command-line.md from the code
+	$(BIN)/python -m tests.settings_page
+	$(BIN)/python -m tests.cli.transcript
 
 lock: $(DEV) ## pins requirements/*.txt to the newest versions that fit requirements/*.in
 	for set in core dev bench; do $(BIN)/uv pip compile --system-certs --quiet --upgrade --universal --python-version 3.11 --generate-hashes \

@@ -43,6 +43,12 @@ def _faster(workload: str, store: str, other: str, at_least: float) -> Bar:
     return Bar(f"{where}: steps/s against {other}", "rate", (where, f"perdure on {store}"), (where, other), at_least=at_least)
 
 
+def _faster_queue(other: str, at_least: float) -> Bar:
+    where = "queued one-step runs, PostgreSQL, 2 workers"
+    subject = where, "perdure's queue on PostgreSQL"
+    return Bar(f"{where}: runs/s against {other}", "rate", subject, (where, other), at_least=at_least)
+
+
 def _smaller(measure: Measure, store: str, floor: str) -> Bar:
     where = f"written by one run of 1,000 steps, {store}"
     promise = f"{measure} per step, {store}, against the plain row"
@@ -106,6 +112,9 @@ BARS: Final[list[Bar]] = [
     _flat_in_runs("one run of 500 steps", "PostgreSQL"),
     _flat_in_runs("100 one-step runs at once", "SQLite"),
     _flat_in_runs("100 one-step runs at once", "PostgreSQL"),
+    _faster_queue("DBOS's queue on PostgreSQL", 20),
+    _faster_queue("absurd's queue on PostgreSQL", 3),
+    _faster_queue("procrastinate on PostgreSQL", 3),
     *(
         Bar(f"{what} against import asyncio, msgspec", "time", (_IMPORT, what), (_IMPORT, "import asyncio, msgspec"), at_most=1.5)
         for what in ("import perdure", "from perdure import Context, Runtime, workflow")

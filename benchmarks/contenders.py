@@ -29,9 +29,15 @@ CONTENDERS: Final = {
     "plain asyncpg": Contender("benchmarks.programs.plain_asyncpg", "postgres"),
     "DBOS on PostgreSQL": Contender("benchmarks.peers.dbos_peer", "postgres", is_peer=True),
     "absurd on PostgreSQL": Contender("benchmarks.peers.absurd_peer", "postgres", is_peer=True),
+    "perdure's queue on SQLite": Contender("benchmarks.programs.perdure_queue", "sqlite"),
+    "DBOS's queue on SQLite": Contender("benchmarks.peers.dbos_queue", "sqlite", is_peer=True),
+    "perdure's queue on PostgreSQL": Contender("benchmarks.programs.perdure_queue", "postgres"),
+    "DBOS's queue on PostgreSQL": Contender("benchmarks.peers.dbos_queue", "postgres", is_peer=True),
+    "absurd's queue on PostgreSQL": Contender("benchmarks.peers.absurd_queue", "postgres", is_peer=True),
+    "procrastinate on PostgreSQL": Contender("benchmarks.peers.procrastinate_queue", "postgres", is_peer=True),
 }
 # The distributions whose versions a comparison depends on. One that is not installed takes no part.
 DISTRIBUTIONS: Final = (
     "perdure", "msgspec", "asyncpg", "dbos", "sqlalchemy", "psycopg", "langgraph", "langgraph-checkpoint-sqlite", "aiosqlite",
-    "absurd-sdk", "absurdctl",
+    "absurd-sdk", "absurdctl", "procrastinate",
 )  # fmt: skip

@@ -45,6 +45,8 @@ def _workload(measured: Measured) -> str:
             )
         case "import":
             return _table(["", "milliseconds", "least to most", "first row ÷ this row", "resident MB"], list(_imports(measured)))
+        case "latency":
+            return _table(["", "runs", "milliseconds", "least to most", "first row ÷ this row"], list(_latencies(measured)))
         case _:
             header = ["", "done", "steps/s", "least to most", "CPU µs per step", "first row ÷ this row", "least to most"]
             return _table(header, list(_times(measured)))
@@ -72,6 +74,23 @@ def _counts(measured: Measured) -> Iterator[list[str]]:
             yield [label, _done(taken.work), "failed", "", ""]
         else:
             yield [label, _done(taken.work), f"{commits:.3f}", f"{written:,.0f}", f"{stored:,.0f}"]
+
+
+def _latencies(measured: Measured) -> Iterator[list[str]]:
+    first = next(iter(measured.sides.values()))
+    for label, taken in measured.sides.items():
+        time = figures(taken, "time")
+        if time is None:
+            yield [label, f"{taken.work.runs}", "failed", "", ""]
+            continue
+        against = "" if taken is first else _against(ratios(first, taken, "time"))[0]
+        yield [
+            label,
+            f"{taken.work.runs}",
+            f"{time.median * 1000:.1f}",
+            f"{time.least * 1000:.1f} to {time.most * 1000:.1f}",
+            against,
+        ]
 
 
 def _imports(measured: Measured) -> Iterator[list[str]]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-Shape = Literal["runs", "fan out", "replay", "import", "prepare"]
+Shape = Literal["runs", "fan out", "replay", "import", "prepare", "queued", "first step"]
 # A result of a step is a short sentence unless the work says otherwise.
 RESULT_BYTES = 20
 
@@ -18,6 +18,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     - fan out: one run whose steps are all started at once
     - replay: a run of `steps` steps that is whole is driven again, so that every step answers from what is recorded
     - import: `statement` in a fresh interpreter
+    - queued: `runs` one-step runs that are queued before, worked on by so many `workers`, each a process of its own
+    - first step: `runs` one-step runs, queued one after the other for one worker: from the call until the step begins
     - prepare: nothing but what comes before any work, which leaves a finished run behind
     """
 
@@ -30,6 +32,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # How many finished runs the store has before.
     stored: int = 0
     statement: str = ""
+    workers: int = 1
 
     @property
     def operations(self) -> int:
@@ -45,7 +48,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The same at a size that only shows that it works."""
         few = min(self.runs, 3)
         at_once, steps, stored = min(self.at_once, few), min(self.steps, 5), min(self.stored, 20)
-        return msgspec.structs.replace(self, runs=few, at_once=at_once, steps=steps, stored=stored)
+        workers = min(self.workers, 2)
+        return msgspec.structs.replace(self, runs=few, at_once=at_once, steps=steps, stored=stored, workers=workers)
 
 
 class Order(msgspec.Struct, frozen=True):

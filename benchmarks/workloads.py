@@ -12,7 +12,7 @@ import msgspec
 
 from benchmarks.work import Work
 
-Measurement = Literal["time", "counts", "import"]
+Measurement = Literal["time", "counts", "import", "latency"]
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -32,6 +32,15 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 _ON_SQLITE: Final = {"floor": "plain sqlite3", "dbos": "DBOS on SQLite", "langgraph": "LangGraph on SQLite"}
+_QUEUES: Final = {
+    "SQLite": {"perdure": "perdure's queue on SQLite", "dbos": "DBOS's queue on SQLite"},
+    "PostgreSQL": {
+        "perdure": "perdure's queue on PostgreSQL",
+        "dbos": "DBOS's queue on PostgreSQL",
+        "absurd": "absurd's queue on PostgreSQL",
+        "procrastinate": "procrastinate on PostgreSQL",
+    },
+}
 _ON_POSTGRES: Final = {"floor": "plain asyncpg", "dbos": "DBOS on PostgreSQL", "absurd": "absurd on PostgreSQL"}
 
 
@@ -61,6 +70,29 @@ def _with_runs_stored(name: str, runs: int, steps: int, at_once: int) -> list[Wo
             },
         )
         for store in ("SQLite", "PostgreSQL")
+    ]
+
+
+def _queued(workers: int, **runs: int) -> list[Workload]:
+    """One-step runs that were queued before, worked on by so many processes. Each contender has its number of runs."""
+    return [
+        Workload(
+            f"queued one-step runs, {store}, {workers} {'worker' if workers == 1 else 'workers'}",
+            {name: Side(name, Work(shape="queued", runs=runs[who], workers=workers)) for who, name in names.items()},
+        )
+        for store, names in _QUEUES.items()
+    ]
+
+
+def _first_steps(**runs: int) -> list[Workload]:
+    """From the call that queues a run to the beginning of its step in an idle worker process."""
+    return [
+        Workload(
+            f"from start to first step, {store}",
+            {name: Side(name, Work(shape="first step", runs=runs[who])) for who, name in names.items()},
+            "latency",
+        )
+        for store, names in _QUEUES.items()
     ]
 
 
@@ -161,5 +193,9 @@ WORKLOADS: Final[list[Workload]] = [
         "written by 100 runs of 10 steps at once", _AT_ONCE, "counts",
         floor=_AT_ONCE, dbos=_AT_ONCE, langgraph=_AT_ONCE, absurd=_AT_ONCE,
     ),
+    *_queued(1, perdure=2000, dbos=200, absurd=500, procrastinate=1000),
+    *_queued(2, perdure=2000, dbos=200, absurd=500, procrastinate=1000),
+    *_queued(4, perdure=2000, dbos=200, absurd=500, procrastinate=1000),
+    *_first_steps(perdure=30, dbos=5, absurd=15, procrastinate=30),
     _imports(),
 ]  # fmt: skip

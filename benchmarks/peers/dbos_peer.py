@@ -45,7 +45,7 @@ class DbosPeer(Program):
 
     async def open(self, place: str) -> None:
         """Launch DBOS on this database."""
-        DBOS(config={"name": "benchmark", "system_database_url": _url(place), "log_level": "ERROR"})
+        DBOS(config={"name": "benchmark", "system_database_url": system_database_url(place), "log_level": "ERROR"})
         await asyncio.to_thread(DBOS.launch)
 
     async def close(self) -> None:
@@ -74,7 +74,8 @@ class DbosPeer(Program):
         return OwnTime(ended - began)
 
 
-def _url(place: str) -> str:
+def system_database_url(place: str) -> str:
+    """The URL of this place."""
     if place.startswith("postgresql:"):
         return urlunsplit(urlsplit(place)._replace(scheme="postgresql+psycopg"))
     connection = sqlite3.connect(place)

@@ -76,7 +76,13 @@ Ts = TypeVarTuple("Ts")
 
 
 class Tuning(TypedDict, total=False):
-    """Rarely needed: how soon an idle run leaves memory, how often a run may stop its worker, how long a drain waits."""
+    """Options of a `Runtime` that are rarely needed.
+
+    - `unload_grace`: how long a run that waits, and whose body does I/O of its own, stays in memory without a ctx call.
+    - `max_attempts`: how many attempts in a row may fail without recording anything before a run is `dead`.
+    - `drain_after`: how long a worker that stops lets running steps go on; what is left then is called again elsewhere.
+    - `clock`: where the time comes from; for tests.
+    """
 
     unload_grace: Duration
     max_attempts: int
@@ -85,7 +91,23 @@ class Tuning(TypedDict, total=False):
 
 
 class Runtime:
-    """Starts, drives, signals and lists the runs of one store."""
+    """Starts, drives, signals and lists the runs of one store.
+
+    - `store`: a store or a DSN. Without it, `PERDURE_STORE` in the environment; without that, the memory of this process.
+    - `workflows`: the workflows whose runs may be driven here, all versions.
+    - `deps`: what bodies get as `ctx.deps`.
+    - `cache`: where keyed steps share their results between runs.
+    - `on_event`: a listener for the events of the runs that are driven here.
+    - `strict`: whether a value that can be stored only in part is refused. By default it is, if there is a store.
+    - `on_changed_arguments`: what happens when a recorded step is called with other arguments: `warn`, `error` or `ignore`.
+    - `on_unknown_steps`: what happens when a finished body never asked for a recorded step: `warn`, `error` or `ignore`.
+    - `on_definition_change`: what happens when a run goes on in other code: `warn`, `error` or `ignore`.
+    - `on_divergence`: `stop`, or `run`: go on although the code asks for something new while recorded results are left over.
+    - `executors`: executors by name, for steps with `executor="name"`.
+    - `concurrency`: how many runs are driven at a time in this process, and how many threads plain steps have. 0 is a client.
+    - `lease_ttl`: how long a worker may be silent before its runs are taken over. Leases are renewed after each third of it.
+    - `queues`: the queues whose runs are claimed here. By default all.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,12 @@
 """Where runs are kept. `stores.sqlite("app.db")`, `stores.postgres("postgresql://...")`, or a DSN through `open_store`.
 
 Nothing is connected before the first use. `close()` closes what the store has opened, not a pool or client that was passed in.
-Every store has leases, so there is no option for locking.
+Every store has leases, so there is no option for locking. These options mean the same everywhere:
+
+- `table`: how the names of tables or keys begin.
+- `prefix`: a namespace. Stores with different prefixes never see each other's runs.
+- `auto_migrate`: whether tables are made at the first use. Otherwise only `await store.setup()` makes them.
+- `pool_size`: how many connections are open at most for the verbs of the store.
 """
 
 from __future__ import annotations
@@ -79,7 +84,11 @@ def sqlite(
     synchronous: Literal["full", "normal"] = "full",
     auto_migrate: bool = True,
 ) -> SQLiteStore:
-    """A store in an SQLite file, for any number of processes on one machine."""
+    """A store in an SQLite file, for any number of processes on one machine.
+
+    - `path`: the file. It is made at the first use, its directory is not.
+    - `synchronous`: `full` makes an acknowledged record survive a power loss; with `normal` it survives the death of the process.
+    """
     from perdure.backends.sqlite import SQLiteStore
 
     return SQLiteStore(path, table=table, prefix=prefix, synchronous=synchronous, auto_migrate=auto_migrate)
@@ -87,7 +96,10 @@ def sqlite(
 
 @_refuse_lock
 def files(directory: str | Path, *, prefix: str = "") -> FilesStore:
-    """A store in a directory of a local disk, for any number of processes on one machine."""
+    """A store in a directory of a local disk, for any number of processes on one machine.
+
+    - `directory`: where the runs are. It is made at the first use.
+    """
     from perdure.backends.files import FilesStore
 
     return FilesStore(directory, prefix=prefix)
@@ -103,7 +115,11 @@ def postgres(
     auto_migrate: bool = True,
     pool_size: int = 10,
 ) -> PostgresStore:
-    """A store in a PostgreSQL database, by its URL or through an asyncpg `pool`. Needs `perdure[postgres]`."""
+    """A store in a PostgreSQL database, by its URL or through an asyncpg `pool`. Needs `perdure[postgres]`.
+
+    - `url`: `postgresql://user:password@host:port/database`.
+    - `pool`: an `asyncpg.Pool` of yours, used on its event loop and left open.
+    """
     from perdure.backends.postgres import PostgresStore
 
     return PostgresStore(url, pool=pool, table=table, prefix=prefix, auto_migrate=auto_migrate, pool_size=pool_size)
@@ -119,7 +135,11 @@ def mysql(
     auto_migrate: bool = True,
     pool_size: int = 10,
 ) -> MysqlStore:
-    """A store in a MySQL or MariaDB database, by its URL or through an asyncmy `pool`. Needs `perdure[mysql]`."""
+    """A store in a MySQL or MariaDB database, by its URL or through an asyncmy `pool`. Needs `perdure[mysql]`.
+
+    - `url`: `mysql://user:password@host:port/database`.
+    - `pool`: a pool of asyncmy that you made with `CLIENT.FOUND_ROWS`, used on its event loop and left open.
+    """
     from perdure.backends.mysql import MysqlStore
 
     return MysqlStore(url, pool=pool, table=table, prefix=prefix, auto_migrate=auto_migrate, pool_size=pool_size)
@@ -135,7 +155,13 @@ def mongo(
     prefix: str = "",
     auto_migrate: bool = True,
 ) -> MongoStore:
-    """A store in a MongoDB replica set, by its URL or through an `AsyncMongoClient`. Needs `perdure[mongo]`."""
+    """A store in a MongoDB replica set, by its URL or through an `AsyncMongoClient`. Needs `perdure[mongo]`.
+
+    - `url`: `mongodb://user:password@host:port/database`.
+    - `client`: a `pymongo.AsyncMongoClient` of yours, used on its event loop and left open.
+    - `database`: the name of the database. By default the one in the URL, or `perdure`.
+    - `collection`: how the names of collections begin.
+    """
     from perdure.backends.mongo import MongoStore
 
     return MongoStore(url, client=client, database=database, collection=collection, prefix=prefix, auto_migrate=auto_migrate)
@@ -151,7 +177,12 @@ def libsql(
     prefix: str = "",
     auto_migrate: bool = True,
 ) -> LibsqlStore | SQLiteStore:
-    """A store on a libSQL server (`libsql://...`, Turso too), or in a local file (`file:app.db`), which SQLite serves."""
+    """A store on a libSQL server (`libsql://...`, Turso too), or in a local file (`file:app.db`), which SQLite serves.
+
+    - `url`: `libsql://host`, or the path of a file as `file:app.db`.
+    - `auth_token`: the token for the server.
+    - `tls`: whether the connection is encrypted. By default it is, except with `http://`.
+    """
     from perdure.backends.libsql import LibsqlStore, is_remote
 
     place = os.fspath(url)
@@ -177,6 +208,8 @@ def key_value(kv: Any, *, prefix: str = "") -> KeyValueRunStore:
     """A store over any `KeyValueStore`, any store of py-key-value, or an obstore bucket (S3, GCS, Azure, a directory).
 
     Only what can compare and swap, which is obstore's, serves more than one process. Any other serves this one alone.
+
+    - `kv`: the key-value store, the client or the bucket.
     """
     from perdure.backends.key_value import KeyValueRunStore
 
@@ -195,6 +228,9 @@ def sql_client(
     """A store through your own client: an object with `async query(sql, params) -> (rows, rowcount)` and `transaction()`.
 
     Without `transaction()` it is unfenced and for one process, and a `PerdureWarning` says so.
+
+    - `client`: that object.
+    - `dialect`: which SQL it speaks: `postgres`, `mysql` (also for MariaDB) or `sqlite`.
     """
     from perdure.backends.sql_client import sql_client as make
 
@@ -205,7 +241,12 @@ def sql_client(
 def redis(
     url: str | None = None, *, client: Any | None = None, table: str = "perdure", prefix: str = "", cluster: bool = False
 ) -> RedisStore:
-    """A store on a Redis or Valkey server, by its URL or through a `redis.asyncio` client. Needs `perdure[redis]`."""
+    """A store on a Redis or Valkey server, by its URL or through a `redis.asyncio` client. Needs `perdure[redis]`.
+
+    - `url`: `redis://user:password@host:port/number`, `rediss://` with TLS, or `unix:///path`.
+    - `client`: a client of `redis.asyncio` of yours, used on its event loop and left open.
+    - `cluster`: whether the URL is that of a cluster's node.
+    """
     from perdure.backends.redis import RedisStore
 
     return RedisStore(url, client=client, table=table, prefix=prefix, cluster=cluster)

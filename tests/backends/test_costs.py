@@ -135,7 +135,7 @@ async def nothing(ctx: Context) -> None:
 
 @pytest.mark.chaos  # it takes two minutes, all of which it waits
 async def test_an_idle_worker_asks_rarely(server_backend: ServerBackend, wire: Wire) -> None:
-    """Among its round trips are signs of life, statements that a driver prepares again, checks of listeners, MongoDB's getMore."""
+    """Among its round trips are signs of life, statements that are prepared again, checks of listeners, MongoDB's getMore."""
     most = 2.0 if server_backend.listener is None else 1.0 if server_backend is MONGO else 0.6
     async with store_at(server_backend.through(wire)) as store, Runtime(store, [nothing]) as runtime:
         await (await runtime.start(nothing))

@@ -30,7 +30,7 @@ ROOT: Final = Path(__file__).parent.parent.parent
 # Every program, and every way of using one: on PostgreSQL some workloads stand for those that differ in their size only.
 ONLY: Final = (
     "*SQLite", "steps without a store", "import*", "one run of 1,000 steps, PostgreSQL", "one run of 500 steps beside*PostgreSQL",
-    "1,000 steps at once*PostgreSQL", "written by one run*PostgreSQL",
+    "1,000 steps at once*PostgreSQL", "written by one run*PostgreSQL", "queued*SQLite, 2 workers", "from start*PostgreSQL",
 )  # fmt: skip
 PLAN: Final = Plan(rounds=1, only=ONLY, quick=True, peers=False)
 
@@ -241,3 +241,15 @@ def test_the_latency_of_signals_and_cancels_is_a_table() -> None:
     rows = [line.split(" | ") for line in done.stdout.splitlines()[4:]]
     assert [(row[0], row[1]) for row in rows] == [("| sqlite", "signal"), ("| sqlite", "cancel")]
     assert all(0 < int(row[2].replace(",", "")) < 10_000 for row in rows)
+
+
+@pytest.mark.parametrize("kind", ["SQLite", "PostgreSQL"])
+def test_the_listing_has_a_time_for_each_filter(kind: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.listing", "--runs", "3000", "--only", kind]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    if ServerMissing.__name__ in done.stderr:
+        raise ServerMissing(done.stderr.splitlines()[-1])
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 7
+    assert all(0 < float(row.split("|")[2]) < 100 for row in rows)

@@ -17,6 +17,9 @@ USAGE = [
     (["runs", "--limit", "0"], "limit must be a whole number of at least 1"),
     (["runs", "--stuck", "--limit", "0"], "limit must be a whole number of at least 1"),
     (["runs", "--limit", "many"], 'unable to convert "many" into int'),
+    (["--store", "sqlite:///app.db", "runs"], "the command comes first, then its options: perdure COMMAND --store ..."),
+    (["runs", "order-1"], "too many arguments: order-1"),
+    (["runs", "--store", ""], "--store is empty"),
     (["runs", "--store", "nosuch:thing"], "no store for a DSN that begins with 'nosuch:'"),
     (["runs", "--watch"], "use --watch --json for lines"),
     (["show"], "RUN_ID requires an argument"),
@@ -118,6 +121,15 @@ def test_a_server_that_is_away_is_named_without_the_password(perdure: Command, m
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("perdure: PostgreSQL store 127.0.0.1:1/db: ConnectionRefusedError")
     assert "secret" not in done.err
+
+
+def test_a_command_says_that_it_waits_for_its_store(perdure: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.cli.options.NOTICE_AFTER", 0.1)
+    monkeypatch.setattr("perdure.backends.base.connections.ServerConnections.PATIENCE", 1.0)
+    done = perdure("runs", "--store", "postgresql://ada:secret@127.0.0.1:1/db?sslmode=disable")
+    waiting, failed = done.err.splitlines()
+    assert (done.code, done.out, waiting) == (1, "", "perdure: the store has not answered yet; waiting (Ctrl-C ends this)")
+    assert "ConnectionRefusedError" in failed
 
 
 def test_the_store_comes_from_the_option_then_the_environment_then_pyproject(

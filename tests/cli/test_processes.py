@@ -74,6 +74,21 @@ def test_a_watch_draws_on_a_terminal(perdure: Command, sweep: Sweep, directory: 
     assert watching.returncode == 130
 
 
+@pytest.mark.parametrize(("environment", "is_plain"), [({}, False), ({"NO_COLOR": "1"}, True), ({"TERM": "dumb"}, True)])
+def test_colours_are_for_terminals_that_want_them(
+    perdure: Command, directory: Path, environment: dict[str, str], is_plain: bool
+) -> None:
+    perdure("start", "app:runtime", "checkout", "--input", '"o"', "--id", "order-1")
+    ours, theirs = pty.openpty()
+    terminal = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"} | environment
+    subprocess.run([*PERDURE, "runs"], cwd=directory, env=terminal, stdout=theirs, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 4096)
+    os.close(ours)
+    assert b"order-1" in shown
+    assert (b"\x1b" not in shown) is is_plain
+
+
 def _read_until(terminal: int, text: bytes) -> None:
     found = b""
     while text not in found:

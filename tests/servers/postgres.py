@@ -62,7 +62,7 @@ class PostgresServer:
             self._make_cluster(self._process.directory)
         options = ["fsync=on", "max_connections=300", "shared_buffers=64MB", *self._settings]
         command = [
-            _binary("postgres"), "-D", str(self._process.directory / "data"), "-p", str(self._port),
+            find_binary("postgres"), "-D", str(self._process.directory / "data"), "-p", str(self._port),
             "-k", str(self._process.directory), "-c", "listen_addresses=127.0.0.1",
             *(part for option in options for part in ("-c", option)),
         ]  # fmt: skip
@@ -91,7 +91,7 @@ class PostgresServer:
             for path in (directory, secret):
                 shutil.chown(path, user)
         command = [
-            _binary("initdb"),
+            find_binary("initdb"),
             "-D",
             str(directory / "data"),
             "-U",
@@ -143,7 +143,7 @@ def unprivileged_user() -> str | None:
     return found
 
 
-def _binary(name: str) -> str:
+def find_binary(name: str) -> str:
     """The path of a server binary: on PATH, or in Debian's newest version."""
     installed = sorted(_DEBIAN.glob(f"*/bin/{name}"), key=lambda path: [int(n) for n in re.findall(r"\d+", path.parts[-3])])
     found = shutil.which(name) or (str(installed[-1]) if installed else None)

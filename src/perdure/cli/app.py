@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Final
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from perdure.cli import app_commands, change_commands, queue_commands, run_commands, schedule_commands, store_commands
 from perdure.cli.options import CommandFailed, UsageError
@@ -24,6 +24,8 @@ INTERRUPTED: Final = 130
 _FAILURES: Final = (CommandFailed, PerdureError, LookupError, OSError, ImportError)
 # The library refuses an argument with ValueError or TypeError.
 _MISUSES: Final = (UsageError, ValueError, TypeError)
+_OPTIONS_WITHOUT_COMMAND: Final = frozenset({"--help", "-h", "--version"})
+_HELP: Final = "perdure --help shows the commands, perdure COMMAND --help the options of one"
 
 
 def make_app() -> App:
@@ -45,6 +47,9 @@ def make_app() -> App:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Run one command, and give its exit code. Errors are printed without a traceback."""
+    if arguments and arguments[0].startswith("-") and arguments[0].partition("=")[0] not in _OPTIONS_WITHOUT_COMMAND:
+        print_error(f"the command comes first, then its options: perdure COMMAND {arguments[0]} ...\n{_HELP}")
+        return WRONG_USAGE
     return _with_messages(lambda: make_app()(list(arguments)))
 
 
@@ -53,7 +58,7 @@ def _with_messages(command: Callable[[], object]) -> int:
         code = command()
         sys.stdout.flush()
     except CycloptsError as wrong:
-        print_error(f"{wrong}\nperdure --help shows the commands, perdure COMMAND --help the options of one")
+        print_error(f"{_usage_text(wrong)}\n{_HELP}")
         return WRONG_USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -67,6 +72,12 @@ def _with_messages(command: Callable[[], object]) -> int:
         print_error(_text(misuse))
         return WRONG_USAGE
     return code if isinstance(code, int) else DONE
+
+
+def _usage_text(wrong: CycloptsError) -> str:
+    if isinstance(wrong, UnusedCliTokensError):
+        return f"too many arguments: {' '.join(wrong.unused_tokens or ())}"
+    return str(wrong)
 
 
 def _text(error: BaseException) -> str:

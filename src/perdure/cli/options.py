@@ -17,13 +17,18 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from cyclopts import Parameter
 
+from perdure.cli.output import print_error
 from perdure.model.durations import seconds
 from perdure.model.records import Status
 from perdure.model.run_filter import MetadataValue
 from perdure.runtime import Runtime
+from perdure.store import Store
 from perdure.worker.run_selection import RunSelection
 
 T = TypeVar("T")
+
+# How many seconds a command waits for its store without a word.
+NOTICE_AFTER: Final = 2.0
 
 # The schemes whose stores can refuse to create what is not there.
 _CREATING: Final = frozenset({"sqlite", "file", "libsql", "postgresql", "postgres", "mysql", "mariadb", "mongodb", "mongodb+srv"})
@@ -61,13 +66,20 @@ class StoreOptions(JsonOption):
         """The result of `verb`, which gets a client of the store. A store that is not there is only made with `create`."""
         dsn = self.dsn()
         runtime = Runtime(dsn if create else _without_creation(dsn), concurrency=0)
+
+        async def call(runtime: Runtime) -> T:
+            await _reach(runtime.store)
+            return await verb(runtime)
+
         kind, path = runtime.store.key[:2] if len(runtime.store.key) > 1 else ("", "")
         if kind == "files" and not create and not Path(path).is_dir():
             raise CommandFailed(f"there is no directory {path!r}")
-        return call_runtime(runtime, verb, create=create)
+        return call_runtime(runtime, call, create=create)
 
     def dsn(self) -> str:
         """The DSN given here, in the environment or in pyproject.toml. Raises `UsageError`."""
+        if self.store == "":
+            raise UsageError("--store is empty; is the variable set that it was taken from?")
         found = self.store or os.environ.get("PERDURE_STORE") or _dsn_in_pyproject()
         if not found:
             raise UsageError(
@@ -126,6 +138,19 @@ def _parse_metadata(text: str) -> dict[str, MetadataValue]:
     except msgspec.MsgspecError:
         parsed = value  # no JSON, or no single value: it is text
     return {key: parsed}
+
+
+async def _reach(store: Store) -> None:
+    """Return when the store has answered. A server that is away is tried for some time, and a line on stderr says so."""
+
+    def notice() -> None:
+        print_error("the store has not answered yet; waiting (Ctrl-C ends this)")
+
+    timer = asyncio.get_running_loop().call_later(NOTICE_AFTER, notice)
+    try:
+        await store.claim(0, 1.0, ())
+    finally:
+        timer.cancel()
 
 
 def call_runtime(runtime: Runtime, verb: Callable[[Runtime], Awaitable[T]], *, create: bool = False) -> T:

@@ -5,11 +5,12 @@ Text from a store may hold anything, also escape sequences for the terminal: it 
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from rich.console import Console
@@ -47,8 +48,9 @@ def print_json_lines(documents: Iterable[Any]) -> None:
 
 
 def console() -> Console:
-    """The console for people on stdout, as wide as the terminal."""
-    return Console(markup=False, highlight=False, emoji=False, soft_wrap=False)
+    """The console for people on stdout, as wide as the terminal. With NO_COLOR it writes no escape sequence at all."""
+    color_system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(markup=False, highlight=False, emoji=False, soft_wrap=False, color_system=color_system)
 
 
 def print_text(text: str) -> None:

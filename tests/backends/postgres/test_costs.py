@@ -162,3 +162,37 @@ async def test_records_lock_runs_in_the_order_of_their_ids() -> None:
     db = Session(PostgresChannel(cast("Connection", NotedConnection())), Tables("perdure", DIALECT, BYTES), "")
     await recording.append_all(db, [Write.record(lease, [entry(1)], []) for lease in leases])
     assert seen == sorted(ids, key=str.encode)
+
+
+@pytest.mark.parametrize("is_planned_while_empty", [True, False])
+async def test_a_claim_reads_few_rows_where_tables_have_no_statistics(dsn: str, is_planned_while_empty: bool) -> None:
+    many = 20_000
+    connection = await asyncpg.connect(dsn)
+    store = PostgresStore(dsn)
+    await store.create(new_run("sleeper"), now=1 << 51)
+    if is_planned_while_empty:
+        assert not (await store.claim(10, TTL, [("flow", 1)])).claims
+    names = await connection.fetch(
+        "SELECT quote_ident(attname) FROM pg_attribute WHERE attrelid = 'perdure_runs'::regclass AND attnum > 0 ORDER BY attnum"
+    )
+    columns = ", ".join("id || n" if name == "id" else name for (name,) in names)
+    await connection.execute("ALTER TABLE perdure_runs SET (autovacuum_enabled = false)")
+    await connection.execute(f"INSERT INTO perdure_runs SELECT {columns} FROM perdure_runs, generate_series(1, {many}) AS n")
+    due = [await store.create(new_run(f"due-{n}")) for n in range(10)]
+    before = await _rows_read(connection)
+    assert len((await store.claim(100, TTL, [("flow", 1)])).claims) == len(due)
+    await store.close()
+    assert await _rows_read(connection) - before < many / 10
+    await connection.close()
+
+
+async def _rows_read(connection: Any) -> int:
+    """How many rows of runs were read, by all sessions that have ended."""
+    await connection.execute("SELECT pg_stat_clear_snapshot()")
+    read: int = await connection.fetchval(
+        """
+        SELECT seq_tup_read + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relid = 'perdure_runs'::regclass)
+        FROM pg_stat_user_tables WHERE relid = 'perdure_runs'::regclass
+        """
+    )
+    return read
