@@ -3,7 +3,10 @@
     python examples/health_probe.py
 
 `GET /` gives 200 while the store replies and the worker claims runs, otherwise 503 with the reasons. Here the program probes
-itself: while it works, and after the worker has stopped.
+itself: while it works, and after the worker has stopped. It prints:
+
+    200 {"ok": true, "reasons": []}
+    503 {"ok": false, "reasons": ["this Runtime was closed", "the worker has stopped"]}
 """
 
 import asyncio

@@ -1,6 +1,11 @@
 """A nightly import: one run for each file, started together, with a deadline and progress; each reports to a run of the night.
 
-Run it twice: the ids make the second start find the runs of the first, and nothing is imported again.
+Run it twice: the ids make the second start find the runs of the first, and nothing is imported again. It prints:
+
+    night-1/berlin.csv 40 {'row': 40, 'of': 40}
+    night-1/paris.csv 25 {'row': 25, 'of': 25}
+    night-1/rome.csv 35 {'row': 35, 'of': 35}
+    rows in all: 100
 """
 
 import asyncio

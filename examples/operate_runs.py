@@ -4,7 +4,16 @@
 
 The carrier is down while twelve orders come in, so their runs fail at `ship`. When it is back, `retry_many` lets them go on, and
 no order is charged again. Order 7 was sent to a wrong address: `fork` starts a run that has everything up to `ship`, and ships
-once more. Ended runs would be deleted after 30 days by `retention=`; here `delete_many` does it at once.
+once more. Ended runs would be deleted after 30 days by `retention=`; here `delete_many` does it at once. It prints:
+
+    12 failed
+    retried 5 of 12
+    retried 10 of 12
+    retried 12 of 12
+    12 retried, 0 refused; 12 charged, 12 shipped
+    receipt 7, parcel 7
+    12 charged, 13 shipped under keys of their own
+    13 deleted, 0 left
 """
 
 import asyncio

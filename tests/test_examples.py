@@ -14,7 +14,7 @@ import pytest
 
 EXAMPLES: Final = Path(__file__).parent.parent / "examples"
 # These have tests of their own.
-ELSEWHERE: Final = frozenset({"cpu_steps.py", "demo.py", "push_store.py", "json_logging.py"})
+ELSEWHERE: Final = frozenset({"cpu_steps.py", "demo.py", "push_store.py", "json_logging.py", "queues.py"})
 
 
 def run(name: str, directory: Path) -> str:
@@ -34,6 +34,13 @@ def announced(name: str) -> str:
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in ELSEWHERE))
 def test_the_example_prints_what_it_announces(name: str, tmp_path: Path) -> None:
     assert run(name, tmp_path) == announced(name)
+
+
+def test_the_limits_of_queues_hold(tmp_path: Path) -> None:
+    *letters, most, rate, queue = run("queues.py", tmp_path).splitlines()
+    assert len(letters) == 13
+    assert (most, rate) == ("at most 2 at once, 1 to one customer", "no faster than 20 a second: True")
+    assert queue == "Queue(name='mail', concurrency=10, per_key=None, rate=None)"
 
 
 def test_log_records_are_json_with_the_fields_of_the_run(tmp_path: Path) -> None:

@@ -100,6 +100,12 @@ if TYPE_CHECKING:
     from perdure.model.records import RunRow as RunRow
     from perdure.model.records import Signal as Signal
     from perdure.model.records import Status as Status
+    from perdure.operations.check_runs import CheckReport as CheckReport
+    from perdure.operations.describe_run import RunDescription as RunDescription
+    from perdure.operations.health import RuntimeHealth as RuntimeHealth
+    from perdure.operations.many_runs import BulkRefusal as BulkRefusal
+    from perdure.operations.many_runs import BulkReport as BulkReport
+    from perdure.operations.replay_check import RunCheck as RunCheck
     from perdure.result import Err as Err
     from perdure.result import Ok as Ok
     from perdure.result import Outcome as Outcome
@@ -130,13 +136,7 @@ if TYPE_CHECKING:
     from perdure.stores import open_store as open_store
     from perdure.sync import SyncRun as SyncRun
     from perdure.sync import SyncRuntime as SyncRuntime
-    from perdure.worker.check_runs import CheckReport as CheckReport
-    from perdure.worker.describe_run import RunDescription as RunDescription
-    from perdure.worker.health import RuntimeHealth as RuntimeHealth
-    from perdure.worker.many_runs import BulkRefusal as BulkRefusal
-    from perdure.worker.many_runs import BulkReport as BulkReport
     from perdure.worker.queues import Queue as Queue
-    from perdure.worker.replay_check import RunCheck as RunCheck
     from perdure.worker.schedules import ScheduleInfo as ScheduleInfo
     from perdure.worker.worker_registry import WorkerInfo as WorkerInfo
 
@@ -292,14 +292,14 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "SyncRun",
         "SyncRuntime",
     ),
-    "worker.check_runs": ("CheckReport",),
-    "worker.describe_run": ("RunDescription",),
-    "worker.health": ("RuntimeHealth",),
-    "worker.many_runs": (
+    "operations.check_runs": ("CheckReport",),
+    "operations.describe_run": ("RunDescription",),
+    "operations.health": ("RuntimeHealth",),
+    "operations.many_runs": (
         "BulkRefusal",
         "BulkReport",
     ),
-    "worker.replay_check": ("RunCheck",),
+    "operations.replay_check": ("RunCheck",),
     "worker.schedules": ("ScheduleInfo",),
     "worker.worker_registry": ("WorkerInfo",),
 }

@@ -30,6 +30,13 @@ from perdure.model.ids import check_id
 from perdure.model.records import END_STATUSES, EndStatus, RunInfo, check_positive
 from perdure.model.retention import Retention, check_retention
 from perdure.model.run_filter import RunFilter
+from perdure.operations.check_runs import CheckReport, check_runs
+from perdure.operations.describe_run import RunDescription, describe_run
+from perdure.operations.fork_run import fork_run
+from perdure.operations.health import HealthCheck, RuntimeHealth
+from perdure.operations.many_runs import BulkReport, OnProgress, change_many, narrow
+from perdure.operations.run_selection import RunSelection, run_filter
+from perdure.operations.stuck_runs import stuck_runs
 from perdure.options import (
     LEASE_TTL,
     EngineSettings,
@@ -47,18 +54,11 @@ from perdure.simple_stores import WorkflowStore
 from perdure.snapshots.importer import RunStart, resolve_state
 from perdure.store import Store, require
 from perdure.stores import choose_store
-from perdure.worker.check_runs import CheckReport, check_runs
-from perdure.worker.describe_run import RunDescription, describe_run
-from perdure.worker.fork_run import fork_run
-from perdure.worker.health import HealthCheck, RuntimeHealth
 from perdure.worker.host import Host
-from perdure.worker.many_runs import BulkReport, OnProgress, change_many, narrow
 from perdure.worker.outcomes import resume, run_to_outcome
 from perdure.worker.queues import Queue, split_queues
-from perdure.worker.run_selection import RunSelection, run_filter
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.schedules import CatchUp, Overlap, RuntimeSchedules, ScheduleInfo
-from perdure.worker.stuck_runs import stuck_runs
 from perdure.worker.worker import Worker, stop_on_signals
 from perdure.worker.worker_registry import WorkerInfo, list_workers
 from perdure.worker.workflow_body import WorkflowDefinition
@@ -106,7 +106,8 @@ class Runtime:
     - `executors`: executors by name, for steps with `executor="name"`.
     - `concurrency`: how many runs are driven at a time in this process, and how many threads plain steps have. 0 is a client.
     - `lease_ttl`: how long a worker may be silent before its runs are taken over. Leases are renewed after each third of it.
-    - `queues`: the queues whose runs are claimed here. By default all.
+    - `queues`: the queues whose runs are claimed here, by name or as a `Queue`, whose limits are then set. By default all.
+    - `retention`: how long ended runs are kept: `{"completed": "30d"}`, or one length for every end. By default for ever.
     """
 
     def __init__(

@@ -19,6 +19,11 @@ from perdure.engine.subscriptions import Coalesce, Mode, Subscription
 from perdure.events import Listener
 from perdure.model.durations import Duration
 from perdure.model.records import EndStatus, RunInfo, Status
+from perdure.operations.check_runs import CheckReport
+from perdure.operations.describe_run import RunDescription
+from perdure.operations.health import RuntimeHealth
+from perdure.operations.many_runs import BulkReport, OnProgress
+from perdure.operations.run_selection import RunSelection
 from perdure.options import ScheduleOptions, StartOptions, StoredOptions
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
@@ -26,12 +31,7 @@ from perdure.snapshots.consistent_view import Include
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
 from perdure.stepspec import name_caller
-from perdure.worker.check_runs import CheckReport
-from perdure.worker.describe_run import RunDescription
-from perdure.worker.health import RuntimeHealth
-from perdure.worker.many_runs import BulkReport, OnProgress
 from perdure.worker.queues import Queue
-from perdure.worker.run_selection import RunSelection
 from perdure.worker.schedules import CatchUp, Overlap, ScheduleInfo
 from perdure.worker.worker_registry import WorkerInfo
 

@@ -14,8 +14,8 @@ import pytest
 
 from perdure import CheckReport, Context, Err, Ok, Runtime, Suspended, Workflow, stores, workflow
 from perdure.model.journal import Entry
+from perdure.operations.replay_check import ReplayCheck, RunCheck
 from perdure.store import Store, require
-from perdure.worker.replay_check import ReplayCheck, RunCheck
 from tests.campaign import IS_FULL, times
 from tests.engine.bodies import BODIES, World, flow_of
 from tests.engine.bodies import Body as TimedBody

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from perdure import Context, Err, Ok, Retry, Runtime, Suspended, Workflow, current_step, stores, workflow
 from perdure.errors import RunConflict, RunNotFound, StepNotFound
+from perdure.operations.fork_run import fork
 from perdure.snapshots.consistent_view import View
 from perdure.store import Store
 from perdure.testing import ManualClock
-from perdure.worker.fork_run import fork
 from tests.campaign import times
 from tests.engine.random_programs import BRANCHING, LEAVES, Program, World, flow_of, random_program
 from tests.simulation import LoopClock, simulate

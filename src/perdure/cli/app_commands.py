@@ -12,9 +12,9 @@ from cyclopts import App, Parameter
 
 from perdure.cli.options import CommandFailed, JsonOption, call_runtime, load_runtime, parse_json
 from perdure.cli.output import print_json, print_table, print_text, printable, report
+from perdure.operations.check_runs import CheckReport
+from perdure.operations.replay_check import RunCheck
 from perdure.runtime import Runtime
-from perdure.worker.check_runs import CheckReport
-from perdure.worker.replay_check import RunCheck
 
 _DEFAULT: Final = JsonOption()
 # What every log record has; the rest is what `extra=` gave it.

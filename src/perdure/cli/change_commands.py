@@ -14,8 +14,8 @@ from perdure.cli.options import CommandFailed, FilterOptions, StoreOptions, Usag
 from perdure.cli.output import print_json, print_text, printable, progress_bar, report, shown_in
 from perdure.errors import RunNotFound
 from perdure.model.records import EndStatus, Status
+from perdure.operations.many_runs import BulkReport
 from perdure.runtime import Runtime
-from perdure.worker.many_runs import BulkReport
 
 _SHOWN_REFUSALS: Final = 10
 

@@ -21,9 +21,9 @@ from perdure.cli.output import print_error
 from perdure.model.durations import seconds
 from perdure.model.records import Status
 from perdure.model.run_filter import MetadataValue
+from perdure.operations.run_selection import RunSelection
 from perdure.runtime import Runtime
 from perdure.store import Store
-from perdure.worker.run_selection import RunSelection
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from perdure.cli.output import in_utc, length, preview, print_table, print_text
-from perdure.worker.describe_run import ErrorText, RunDescription, StepDescription
+from perdure.operations.describe_run import ErrorText, RunDescription, StepDescription
 
 # How many steps under way are named.
 _MAX_UNDER_WAY: Final = 10

@@ -16,10 +16,10 @@ from perdure.cli.options import CommandFailed, JsonOption, StoreOptions, UsageEr
 from perdure.cli.output import in_utc, print_json, print_json_lines, print_table, print_text, progress_bar, report, shown_in
 from perdure.errors import RunNotFound
 from perdure.migration import Migration, migrate_store
+from perdure.operations.health import ask_store
 from perdure.runtime import Runtime
 from perdure.snapshots.snapshot import Snapshot
 from perdure.store import Durability, require
-from perdure.worker.health import ask_store
 from perdure.worker.worker_registry import WorkerInfo
 
 _DEFAULT: Final = StoreOptions()

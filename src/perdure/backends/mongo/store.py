@@ -18,7 +18,7 @@ from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, new_token, steps_by_lease
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.server_store import ServerStore
-from perdure.backends.mongo import claims, inbox, listing, queues, reading, recording, runs, schedules, writes
+from perdure.backends.mongo import claims, inbox, queues, reading, recording, runs, schedules, writes
 from perdure.backends.mongo.address import address_of_client, check_source, parse_address
 from perdure.backends.mongo.change_stream import ChangeStream
 from perdure.backends.mongo.connections import MongoConnections
@@ -273,11 +273,11 @@ class MongoStore(ServerStore[MongoConnections]):
         """Runs, last changed first."""
         wanted = wanted.within(prefix)
         check_positive(limit, "limit")
-        return await self._do(listing.list_runs, wanted, before, limit)
+        return await self._do(reading.list_runs, wanted, before, limit)
 
     async def count(self, wanted: RunFilter = EVERY_RUN) -> int:
         """How many runs there are."""
-        return await self._do(listing.count, wanted)
+        return await self._do(reading.count, wanted)
 
     async def due(self, *, now: int | None = None, limit: int = 100) -> Sequence[str]:
         """Ids of the runs that may be claimed now."""

@@ -15,11 +15,11 @@ from perdure.errors import SnapshotError
 from perdure.model.durations import MICROSECOND, instant
 from perdure.model.records import RunInfo, Status
 from perdure.model.run_filter import RunFilter
+from perdure.operations.replay_check import ReplayCheck, RunCheck, Verdict, claim_to_check
 from perdure.options import Options
 from perdure.snapshots.consistent_view import load_view
 from perdure.store import Store
 from perdure.worker.host import Host
-from perdure.worker.replay_check import ReplayCheck, RunCheck, Verdict, claim_to_check
 from perdure.worker.workflow_body import body_of
 
 _OPEN: Final[tuple[Status, ...]] = ("pending", "running", "suspended")
