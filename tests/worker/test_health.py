@@ -12,7 +12,7 @@ import pytest
 
 from perdure import Context, PersistenceError, Runtime, stores, workflow
 from perdure.store import Store
-from perdure.worker import health
+from perdure.operations import health
 from tests.worker.flows import PATIENCE, soon
 
 EXAMPLE: Final = Path(__file__).parent.parent.parent / "examples" / "health_probe.py"

@@ -1,6 +1,6 @@
 """The registry of workers: each writes itself into the store now and then, so that others see it, and see when it stops.
 
-A sign of life is one row, written once in a lease's length: a worker that drives nothing costs its store next to nothing. It
+A sign of life is one row, written once in three lengths of a lease: a worker that drives nothing costs its store next to nothing. It
 comes from the worker's own event loop, unlike the heartbeats that renew leases: a worker whose loop is blocked claims no runs,
 and is silent here. A worker that has drained removes itself. One that was killed is shown as silent, and after an hour any other
 removes it.
@@ -81,7 +81,7 @@ class WorkerRegistration:
         self.name = f"{hostname}/{pid}"
         self._host = host
         self._id = f"{self.name}/{secrets.token_hex(4)}"  # a process may have several workers
-        self._pause = min(host.lease_ttl, LONGEST_PAUSE)
+        self._pause = min(3 * host.lease_ttl, LONGEST_PAUSE)
         self._count_driven = count_driven
         self._stored = _StoredWorker(
             name=self.name,
