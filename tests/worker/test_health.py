@@ -11,8 +11,8 @@ from typing import Any, Final
 import pytest
 
 from perdure import Context, PersistenceError, Runtime, stores, workflow
-from perdure.store import Store
 from perdure.operations import health
+from perdure.store import Store
 from tests.worker.flows import PATIENCE, soon
 
 EXAMPLE: Final = Path(__file__).parent.parent.parent / "examples" / "health_probe.py"

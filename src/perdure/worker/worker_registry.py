@@ -1,9 +1,9 @@
 """The registry of workers: each writes itself into the store now and then, so that others see it, and see when it stops.
 
-A sign of life is one row, written once in three lengths of a lease: a worker that drives nothing costs its store next to nothing. It
-comes from the worker's own event loop, unlike the heartbeats that renew leases: a worker whose loop is blocked claims no runs,
-and is silent here. A worker that has drained removes itself. One that was killed is shown as silent, and after an hour any other
-removes it.
+A sign of life is one row, written once in three lengths of a lease, so a worker that drives nothing costs its store next to
+nothing. It comes from the worker's own event loop, unlike the heartbeats that renew leases: a worker whose loop is blocked claims
+no runs, and is silent here. A worker that has drained removes itself. One that was killed is shown as silent, and after an hour
+any other removes it.
 """
 
 from __future__ import annotations
