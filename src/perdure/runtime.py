@@ -34,7 +34,7 @@ from perdure.operations.check_runs import CheckReport, check_runs
 from perdure.operations.describe_run import RunDescription, describe_run
 from perdure.operations.fork_run import fork_run
 from perdure.operations.health import HealthCheck, RuntimeHealth
-from perdure.operations.many_runs import BulkReport, OnProgress, change_many, narrow
+from perdure.operations.many_runs import BulkOptions, BulkReport, change_many
 from perdure.operations.run_selection import RunSelection, run_filter
 from perdure.operations.stuck_runs import stuck_runs
 from perdure.options import (
@@ -543,15 +543,7 @@ class Runtime:
         """Remove the run and everything recorded for it."""
         await require(self._store, "operators").delete(check_id(run_id, "a run's id"))
 
-    async def cancel_many(
-        self,
-        *,
-        all: bool = False,  # noqa: A002 - the word that says it
-        on_progress: OnProgress | None = None,
-        batch: int = 100,
-        dry_run: bool = False,
-        **selection: Unpack[RunSelection],
-    ) -> BulkReport:
+    async def cancel_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
         """Ask many runs to stop, selected as for `list`; without `status`, those that have not ended.
 
         `batch` runs are changed at a time; after each batch `on_progress` is called with how many runs were dealt with and how
@@ -559,72 +551,23 @@ class Runtime:
         reported, not raised. An empty selection needs `all=True`. With `dry_run` nothing changes, and `done` says how many runs
         are selected.
         """
-        wanted = narrow("cancel", self._run_filter(selection), is_all=all)
-        return await change_many(self._host, self.cancel, wanted, on_progress, batch, dry_run=dry_run)
+        return await change_many(self._host, "cancel", self.cancel, options)
 
-    async def retry_many(
-        self,
-        *,
-        all: bool = False,  # noqa: A002 - the word that says it
-        on_progress: OnProgress | None = None,
-        batch: int = 100,
-        dry_run: bool = False,
-        **selection: Unpack[RunSelection],
-    ) -> BulkReport:
-        """Let many runs go on that ended badly, selected as for `list`; without `status`, failed and dead ones.
+    async def retry_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
+        """Let many runs go on that ended badly: failed and dead ones, unless `status` names others. Options as `cancel_many`."""
+        return await change_many(self._host, "retry", self.retry, options)
 
-        The other options are those of `cancel_many`.
-        """
-        wanted = narrow("retry", self._run_filter(selection), is_all=all)
-        return await change_many(self._host, self.retry, wanted, on_progress, batch, dry_run=dry_run)
+    async def hold_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
+        """Keep many runs from being driven: those that have not ended, unless `status` names others. Options as `cancel_many`."""
+        return await change_many(self._host, "hold", self.hold, options)
 
-    async def hold_many(
-        self,
-        *,
-        all: bool = False,  # noqa: A002 - the word that says it
-        on_progress: OnProgress | None = None,
-        batch: int = 100,
-        dry_run: bool = False,
-        **selection: Unpack[RunSelection],
-    ) -> BulkReport:
-        """Keep many runs from being driven, selected as for `list`; without `status`, those that have not ended.
+    async def unhold_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
+        """Undo `hold` for many runs: those that have not ended, unless `status` names others. Options as `cancel_many`."""
+        return await change_many(self._host, "unhold", self.unhold, options)
 
-        The other options are those of `cancel_many`.
-        """
-        wanted = narrow("hold", self._run_filter(selection), is_all=all)
-        return await change_many(self._host, self.hold, wanted, on_progress, batch, dry_run=dry_run)
-
-    async def unhold_many(
-        self,
-        *,
-        all: bool = False,  # noqa: A002 - the word that says it
-        on_progress: OnProgress | None = None,
-        batch: int = 100,
-        dry_run: bool = False,
-        **selection: Unpack[RunSelection],
-    ) -> BulkReport:
-        """Undo `hold` for many runs, selected as for `list`; without `status`, for those that have not ended.
-
-        The other options are those of `cancel_many`.
-        """
-        wanted = narrow("unhold", self._run_filter(selection), is_all=all)
-        return await change_many(self._host, self.unhold, wanted, on_progress, batch, dry_run=dry_run)
-
-    async def delete_many(
-        self,
-        *,
-        all: bool = False,  # noqa: A002 - the word that says it
-        on_progress: OnProgress | None = None,
-        batch: int = 100,
-        dry_run: bool = False,
-        **selection: Unpack[RunSelection],
-    ) -> BulkReport:
-        """Remove many runs and everything recorded for them, selected as for `list`; without `status`, those that have ended.
-
-        The other options are those of `cancel_many`.
-        """
-        wanted = narrow("delete", self._run_filter(selection), is_all=all)
-        return await change_many(self._host, self.delete, wanted, on_progress, batch, dry_run=dry_run)
+    async def delete_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
+        """Remove many runs with everything recorded: ended ones, unless `status` names others. Options as `cancel_many`."""
+        return await change_many(self._host, "delete", self.delete, options)
 
     async def purge(
         self,

@@ -22,7 +22,7 @@ from perdure.model.records import EndStatus, RunInfo, Status
 from perdure.operations.check_runs import CheckReport
 from perdure.operations.describe_run import RunDescription
 from perdure.operations.health import RuntimeHealth
-from perdure.operations.many_runs import BulkReport, OnProgress
+from perdure.operations.many_runs import BulkOptions, BulkReport
 from perdure.operations.run_selection import RunSelection
 from perdure.options import ScheduleOptions, StartOptions, StoredOptions
 from perdure.result import Err, Ok, Outcome
@@ -80,16 +80,11 @@ class AsyncRuntime(Protocol):
     async def hold(self, run_id: str) -> None: ...
     async def unhold(self, run_id: str) -> None: ...
     async def delete(self, run_id: str) -> None: ...
-    @property
-    def cancel_many(self) -> Callable[..., Coroutine[Any, Any, BulkReport]]: ...
-    @property
-    def retry_many(self) -> Callable[..., Coroutine[Any, Any, BulkReport]]: ...
-    @property
-    def hold_many(self) -> Callable[..., Coroutine[Any, Any, BulkReport]]: ...
-    @property
-    def unhold_many(self) -> Callable[..., Coroutine[Any, Any, BulkReport]]: ...
-    @property
-    def delete_many(self) -> Callable[..., Coroutine[Any, Any, BulkReport]]: ...
+    async def cancel_many(self, **options: Unpack[BulkOptions]) -> BulkReport: ...
+    async def retry_many(self, **options: Unpack[BulkOptions]) -> BulkReport: ...
+    async def hold_many(self, **options: Unpack[BulkOptions]) -> BulkReport: ...
+    async def unhold_many(self, **options: Unpack[BulkOptions]) -> BulkReport: ...
+    async def delete_many(self, **options: Unpack[BulkOptions]) -> BulkReport: ...
     @property
     def purge(self) -> Callable[..., Coroutine[Any, Any, int]]: ...
     @property
@@ -393,65 +388,25 @@ class SyncRuntime:
         """Remove the run and everything recorded for it."""
         block_on(self._runtime.delete(run_id))
 
-    def cancel_many(
-        self,
-        *,
-        all: bool = False,  # noqa: A002 - the word that says it
-        on_progress: OnProgress | None = None,
-        batch: int = 100,
-        dry_run: bool = False,
-        **selection: Unpack[RunSelection],
-    ) -> BulkReport:
+    def cancel_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
         """Ask many runs to stop, selected as for `list`; without `status`, those that have not ended."""
-        return block_on(self._runtime.cancel_many(all=all, on_progress=on_progress, batch=batch, dry_run=dry_run, **selection))
+        return block_on(self._runtime.cancel_many(**options))
 
-    def retry_many(
-        self,
-        *,
-        all: bool = False,  # noqa: A002 - the word that says it
-        on_progress: OnProgress | None = None,
-        batch: int = 100,
-        dry_run: bool = False,
-        **selection: Unpack[RunSelection],
-    ) -> BulkReport:
-        """Let many runs go on that ended badly, selected as for `list`; without `status`, failed and dead ones."""
-        return block_on(self._runtime.retry_many(all=all, on_progress=on_progress, batch=batch, dry_run=dry_run, **selection))
+    def retry_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
+        """Let many runs go on that ended badly: failed and dead ones, unless `status` names others."""
+        return block_on(self._runtime.retry_many(**options))
 
-    def hold_many(
-        self,
-        *,
-        all: bool = False,  # noqa: A002 - the word that says it
-        on_progress: OnProgress | None = None,
-        batch: int = 100,
-        dry_run: bool = False,
-        **selection: Unpack[RunSelection],
-    ) -> BulkReport:
-        """Keep many runs from being driven, selected as for `list`; without `status`, those that have not ended."""
-        return block_on(self._runtime.hold_many(all=all, on_progress=on_progress, batch=batch, dry_run=dry_run, **selection))
+    def hold_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
+        """Keep many runs from being driven: those that have not ended, unless `status` names others."""
+        return block_on(self._runtime.hold_many(**options))
 
-    def unhold_many(
-        self,
-        *,
-        all: bool = False,  # noqa: A002 - the word that says it
-        on_progress: OnProgress | None = None,
-        batch: int = 100,
-        dry_run: bool = False,
-        **selection: Unpack[RunSelection],
-    ) -> BulkReport:
-        """Undo `hold` for many runs, selected as for `list`; without `status`, for those that have not ended."""
-        return block_on(self._runtime.unhold_many(all=all, on_progress=on_progress, batch=batch, dry_run=dry_run, **selection))
+    def unhold_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
+        """Undo `hold` for many runs: those that have not ended, unless `status` names others."""
+        return block_on(self._runtime.unhold_many(**options))
 
-    def delete_many(
-        self,
-        *,
-        all: bool = False,  # noqa: A002 - the word that says it
-        on_progress: OnProgress | None = None,
-        batch: int = 100,
-        dry_run: bool = False,
-        **selection: Unpack[RunSelection],
-    ) -> BulkReport:
-        """Remove many runs and everything recorded for them, selected as for `list`; without `status`, those that have ended."""
-        return block_on(self._runtime.delete_many(all=all, on_progress=on_progress, batch=batch, dry_run=dry_run, **selection))
+    def delete_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
+        """Remove many runs with everything recorded: ended ones, unless `status` names others."""
+        return block_on(self._runtime.delete_many(**options))
 
     def purge(
         self,

@@ -22,7 +22,8 @@ END_STATUSES: Final[tuple[EndStatus, ...]] = get_args(EndStatus)
 WorkflowVersion: TypeAlias = tuple[str, int]
 # A running run that lost this many workers in a row, without recording anything, may be what ends them.
 SUSPECT_ATTEMPTS: Final = 2
-ENDED: Final[frozenset[str]] = frozenset({"completed", "failed", "cancelled", "dead"})
+ENDED: Final[frozenset[str]] = frozenset(END_STATUSES)
+UNFINISHED: Final[tuple[Status, ...]] = ("pending", "running", "suspended")
 ALL_STATUSES: Final[tuple[Status, ...]] = get_args(Status)
 STATUSES: Final[frozenset[str]] = frozenset(ALL_STATUSES)
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from perdure.errors import SnapshotError
 from perdure.model.durations import MICROSECOND, instant
-from perdure.model.records import RunInfo, Status
+from perdure.model.records import UNFINISHED, RunInfo
 from perdure.model.run_filter import RunFilter
 from perdure.operations.replay_check import ReplayCheck, RunCheck, Verdict, claim_to_check
 from perdure.options import Options
@@ -22,7 +22,6 @@ from perdure.store import Store
 from perdure.worker.host import Host
 from perdure.worker.workflow_body import body_of
 
-_OPEN: Final[tuple[Status, ...]] = ("pending", "running", "suspended")
 _PAGE: Final = 100
 
 
@@ -80,7 +79,7 @@ async def check_runs(host: Host, workflows: Iterable[str | None], prefix: str, l
 
 async def _open_runs(store: Store, workflows: list[str | None], prefix: str) -> AsyncGenerator[RunInfo, None]:
     for workflow in workflows:
-        wanted, before = RunFilter(prefix=prefix, status=_OPEN, workflow=workflow), None
+        wanted, before = RunFilter(prefix=prefix, status=UNFINISHED, workflow=workflow), None
         while page := await store.list(wanted, before=before, limit=_PAGE):
             for info in page:
                 yield info

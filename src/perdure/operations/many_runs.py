@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, cast
 
 import msgspec
 
 from perdure.errors import PerdureError, PersistenceError, StoreCapabilityError
 from perdure.model.durations import MICROSECOND, instant
-from perdure.model.records import END_STATUSES, RunInfo, Status, check_positive
+from perdure.model.records import END_STATUSES, UNFINISHED, RunInfo, Status, check_positive
 from perdure.model.run_filter import EVERY_RUN, RunFilter
+from perdure.operations.run_selection import RunSelection, run_filter
 from perdure.store import require
 from perdure.worker.host import Host
 
@@ -26,11 +27,10 @@ OnProgress: TypeAlias = Callable[[int, int | None], object]
 
 # The runs that a verb is for, where the caller names no status: a cancelled run is not retried by the way, and one that has not
 # ended is not deleted.
-_UNFINISHED: Final[tuple[Status, ...]] = ("pending", "running", "suspended")
 _MEANT_FOR: Final[dict[BulkVerb, tuple[Status, ...]]] = {
-    "cancel": _UNFINISHED,
-    "hold": _UNFINISHED,
-    "unhold": _UNFINISHED,
+    "cancel": UNFINISHED,
+    "hold": UNFINISHED,
+    "unhold": UNFINISHED,
     "retry": ("failed", "dead"),
     "delete": END_STATUSES,
 }
@@ -56,32 +56,31 @@ class BulkReport(msgspec.Struct, frozen=True, kw_only=True):
     refusals: tuple[BulkRefusal, ...] = ()
 
 
-def narrow(verb: BulkVerb, wanted: RunFilter, *, is_all: bool) -> RunFilter:
-    """The filter for this verb, with the statuses that it is for if it names none. Raises `ValueError` for an empty one."""
-    if wanted == EVERY_RUN and not is_all:
-        raise ValueError(
-            f"{verb}_many without a filter would {verb} every run of the store; pass all=True if that is what you mean"
-        )
-    if wanted != EVERY_RUN and is_all:
-        raise ValueError("all=True means every run of the store; leave it out, or the filter")
-    return wanted if wanted.status is not None else msgspec.structs.replace(wanted, status=_MEANT_FOR[verb])
+class BulkOptions(RunSelection, total=False):
+    """Which runs a verb for many is for, and how it goes about it.
+
+    `batch` runs are changed at a time; after each batch `on_progress` is called with how many runs were dealt with and how many
+    there are (None: the store cannot count). An empty selection needs `all=True`. With `dry_run` nothing changes.
+    """
+
+    all: bool
+    on_progress: OnProgress | None
+    batch: int
+    dry_run: bool
 
 
-async def change_many(
-    host: Host,
-    change: Callable[[str], Awaitable[object]],
-    wanted: RunFilter,
-    on_progress: OnProgress | None,
-    batch: int,
-    *,
-    dry_run: bool,
-) -> BulkReport:
-    """Call `change` with the id of each run that is asked for and was there when this began, `batch` at a time.
+_HOW: Final = BulkOptions.__annotations__.keys() - RunSelection.__annotations__.keys()
+
+
+async def change_many(host: Host, verb: BulkVerb, change: Callable[[str], Awaitable[object]], options: BulkOptions) -> BulkReport:
+    """Call `change` with the id of each run that is asked for and was there when this began.
 
     A refusal is counted and reported. A store that fails, or cannot do it, raises.
     """
-    check_positive(batch, "batch")
-    if dry_run:
+    selection = cast("RunSelection", {name: value for name, value in options.items() if name not in _HOW})
+    wanted = _narrow(verb, run_filter(selection, host.clock.now()), is_all=options.get("all", False))
+    on_progress, batch = options.get("on_progress"), check_positive(options.get("batch", 100), "batch")
+    if options.get("dry_run", False):
         return BulkReport(done=await require(host.store, "operators").count(wanted))
     await host.ask_time()
     total = None
@@ -92,6 +91,17 @@ async def change_many(
         after = work.began_at - _MARGIN
         wanted = msgspec.structs.replace(wanted, updated_after=max(after, wanted.updated_after or after))
     return BulkReport(done=work.done, refused=work.refused, refusals=tuple(work.refusals))
+
+
+def _narrow(verb: BulkVerb, wanted: RunFilter, *, is_all: bool) -> RunFilter:
+    """The filter for this verb, with the statuses that it is for if it names none. Raises `ValueError` for an empty one."""
+    if wanted == EVERY_RUN and not is_all:
+        raise ValueError(
+            f"{verb}_many without a filter would {verb} every run of the store; pass all=True if that is what you mean"
+        )
+    if wanted != EVERY_RUN and is_all:
+        raise ValueError("all=True means every run of the store; leave it out, or the filter")
+    return wanted if wanted.status is not None else msgspec.structs.replace(wanted, status=_MEANT_FOR[verb])
 
 
 class _BulkWork:

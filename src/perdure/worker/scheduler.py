@@ -12,7 +12,7 @@ from typing import Final
 
 from perdure.errors import SnapshotCorrupt
 from perdure.model.durations import MICROSECOND, instant
-from perdure.model.records import Schedule, Status
+from perdure.model.records import UNFINISHED, Schedule
 from perdure.model.run_filter import RunFilter
 from perdure.store import ScheduleStore, require
 from perdure.worker.host import Host
@@ -25,7 +25,6 @@ LOOK_SECONDS: Final = 10.0
 IDLE_LOOK_SECONDS: Final = 30.0
 # With catch_up="none", an instant counts as missed when it is longer ago than this: a worker may be late by a look.
 MISSED_AFTER: Final = round(IDLE_LOOK_SECONDS * MICROSECOND)
-UNFINISHED: Final[tuple[Status, ...]] = ("running", "pending", "suspended")
 # How many instants of one schedule are made up for in one look, so that one schedule does not hold up the others.
 MOST_AT_ONCE: Final = 100
 
