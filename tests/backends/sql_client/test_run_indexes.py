@@ -111,7 +111,7 @@ async def _columns(here: Place, client: Any) -> list[str]:
             + ("DATABASE()" if here.dialect == "mysql" else "current_schema()"), (),
         )  # fmt: skip
     names = [row[0] if isinstance(row[0], str) else row[0].decode() for row in rows]
-    return [name for name in names if name != "may_wake"]  # which MySQL makes itself
+    return [name for name in names if name not in ("may_wake", "is_started")]  # which MySQL makes itself
 
 
 async def _accesses(here: Place, client: Any, sql: str, params: Any) -> list[Access]:
