@@ -18,6 +18,7 @@ from perdure.backends.base.damaged_runs import UNREADABLE, log_once
 from perdure.backends.sql.dialect import Statement, chunks
 from perdure.backends.sql.rows import Row
 from perdure.backends.sql.session import Parameters, Session
+from perdure.errors import PersistenceError
 from perdure.model.records import SUSPECT_ATTEMPTS, WorkflowVersion
 
 _MAX_SELECTS: Final = 100
@@ -234,6 +235,8 @@ async def _groups_step_by_step(db: Session, workflows: Sequence[WorkflowVersion]
             if result.rows
         }
         groups = [group for workflow, row in rows.items() if (group := _group_from(db, *workflow, *row)) is not None]
+        if not set(found).isdisjoint(groups):
+            raise PersistenceError("MySQL", f"its index gave {groups} after {found}, and they would be looked for without end")
         found += groups
         # The statements of a workflow look further and further away; the nearest row counts.
         next_steps = [(step, (group.workflow, group.version)) for group in groups for step in _after(db, group)]
