@@ -6,6 +6,8 @@ import asyncio
 import inspect
 import multiprocessing
 import os
+import signal
+import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -23,6 +25,10 @@ pytest.register_assert_rewrite("perdure.testing")
 # No deadline: examples touch real disks. The count is hypothesis' own default here, and ten times that under `make chaos`.
 settings.register_profile("perdure", deadline=None, max_examples=times(1000), print_blob=True)
 settings.load_profile("perdure")
+
+# A shell that starts the tests in the background has SIGINT ignored, and the processes that they start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Another event loop for the tests: uvloop, or asyncio's in debug mode. Only those that are coroutines run then: the others, among
 # them the fuzzers and those that kill processes, have no loop or make their own. Those marked `one_loop` are left out too.

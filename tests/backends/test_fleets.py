@@ -91,7 +91,7 @@ async def test_every_run_ends_once_with_its_value_however_often_workers_are_kill
         fleet = await asyncio.to_thread(Fleet, start, dsn, ledger, 2.5 * backend.lease_ttl)
         work = asyncio.create_task(start_and_await(store, ledger, range(runs)))
         while not work.done():
-            await asyncio.wait([work], timeout=rng.uniform(0.3, 1.5) * backend.pace)
+            await asyncio.wait([work], timeout=rng.uniform(0.3, 1.5) * backend.pace if fleet.killed else 0.2)
             if not work.done() and (IS_FULL or len(fleet.killed) < 3):
                 await asyncio.to_thread(fleet.kill, rng.randrange(2))
         await work
