@@ -98,6 +98,7 @@ async def test_a_script_that_ends_soon_does_not_write_itself(monkeypatch: pytest
     assert written == []
 
 
+@pytest.mark.one_loop  # uvloop forks on the event loop, and the hooks of a fork wait for the writer's thread
 async def test_a_worker_that_was_killed_is_silent(tmp_path: Path) -> None:
     dsn = f"sqlite:///{tmp_path / 'app.db'}"
     async with Runtime(dsn, concurrency=0) as runtime, asyncio.timeout(PATIENCE):
