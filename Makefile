@@ -1,5 +1,6 @@
 # Every word does its own set-up, on a fresh Debian with python3, git and make. PYTHON= chooses the interpreter (3.11 or newer);
 # another interpreter makes .venv anew. What is installed is pinned by hash, builds included.
+# --no-deps: the pinned files are complete, and pip's own resolver would look for an extra's newest release beside them.
 # Order of set-up: the venv with core.txt, the project on top (editable), then dev.txt. `demo` stops after the second.
 
 PYTHON ?= python3
@@ -110,7 +111,7 @@ $(CORE): requirements/core.txt
 		echo "perdure needs Python 3.11 or newer, and $(PYTHON) is not; choose one with PYTHON=" >&2; exit 1; }
 	$(call require,python3-venv,exit 1)
 	$(PYTHON) -m venv --clear $(VENV)
-	$(PIP) install --require-hashes --only-binary :all: -r requirements/core.txt
+	$(PIP) install --require-hashes --no-deps --only-binary :all: -r requirements/core.txt
 	@touch $@
 
 # PATH: without build isolation, uv_build looks for its program there.
@@ -120,12 +121,12 @@ $(PROJECT): pyproject.toml $(CORE)
 
 # --use-pep517: old pips would otherwise run setup.py themselves for the one package without a wheel, and say so at length.
 $(DEV): requirements/dev.txt $(PROJECT)
-	$(PIP) install --require-hashes --no-build-isolation --use-pep517 -r requirements/dev.txt
+	$(PIP) install --require-hashes --no-deps --no-build-isolation --use-pep517 -r requirements/dev.txt
 	@touch $@
 
 $(PEERS): requirements/bench.txt
 	$(call require,python3-venv,exit 1)
 	$(PYTHON) -m venv --clear $(BENCH_VENV)
-	$(BENCH_VENV)/bin/$(PIP_WORDS) install --require-hashes --only-binary :all: -r requirements/bench.txt
+	$(BENCH_VENV)/bin/$(PIP_WORDS) install --require-hashes --no-deps --only-binary :all: -r requirements/bench.txt
 	PATH="$(abspath $(BENCH_VENV)/bin):$$PATH" $(BENCH_VENV)/bin/$(PIP_WORDS) install --no-deps --no-build-isolation --editable .
 	@touch $@
