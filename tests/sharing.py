@@ -20,6 +20,7 @@ LONGEST_FIRST: Final = (
     "tests/contract/test_key_value.py",
     "tests/backends/test_restarts.py",
     "tests/backends/test_starting_together.py",
+    "tests/backends/test_patterns_killed.py",
     "tests/backends/test_worker_processes.py",
     "tests/backends/test_fleets.py",
     "tests/backends/test_lost_replies.py",
