@@ -27,6 +27,7 @@ _TUNING: Final = {
     "unload_grace": f"{_ENGINE.unload_grace // MICROSECOND} s",
     "max_attempts": str(_ENGINE.max_attempts),
     "drain_after": f"{_ENGINE.drain_after:g} s",
+    "cancel_grace": f"{_ENGINE.cancel_grace:g} s",
     "clock": "the system's",
 }
 

@@ -190,6 +190,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "engine.subscriptions": ("Subscription",),
     "errors": (
+        "CompensationFailed",
         "DeadlineExceeded",
         "DuplicateStep",
         "ExecutorNotFound",

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, Required, TypeAlias, TypeVar, TypeVarTuple, Unpack, cast, overload
 
 from perdure.engine.body_tasks import BodyTasks
+from perdure.engine.closing import closing_of
 from perdure.engine.ctx_waits import MISSING, TimeLimit, is_patched, sleep, wait_for_signal
 from perdure.engine.drive import Drive
 from perdure.engine.fanout import OnError, run_map, run_race
@@ -135,15 +136,18 @@ class Context(Generic[D]):
 
         `fn` is async or plain (then it runs in a thread, or where `executor=` says). The key defaults to the name, which defaults
         to the function's, or for a lambda to the key; one key is used once in a run. `retry=`, `timeout=` (for each attempt),
-        `at_most_once=True`, `returns=` (the type to rebuild, when `fn` is not annotated), and, where there is a cache, `ttl=` and
-        `cache=False` are options, which `@step(...)` can also set. A cache shares only steps with `key=`.
+        `at_most_once=True`, `returns=` (the type to rebuild, when `fn` is not annotated), `compensate=` (called with the result
+        when the run fails or is cancelled later), and, where there is a cache, `ttl=` and `cache=False` are options; `@step(...)`
+        can set them too. A cache shares only steps with `key=`.
         """
         name, fn, args = _split_name(call)
         spec, drive = spec_of(fn), self._drive
         plan = spec.plan_with(options) if options else spec.plan
         if name is None:
             name = _step_name(spec, fn, key)
-        if drive.results.queue and not (self._scope or plan.aliases or drive.caching or drive.publisher.subscribers):
+        if drive.results.queue and not (
+            self._scope or plan.aliases or plan.compensate or drive.caching or drive.publisher.subscribers
+        ):
             entry = drive.calls.next_record(name if key is None else key)
             if entry is not None:
                 args_hash = drive.codec.checksum(args) if args and drive.compares_arguments else None
@@ -366,11 +370,14 @@ class Context(Generic[D]):
         recorded_key, oldest_key = self._key(name if key is None else key), None
         if aliases:
             recorded_key, oldest_key = self._former_key(recorded_key, aliases)
-        if key is None:
-            return StepCall(recorded_key, name, fn, args, plan, None, oldest_key)
         # The user's key names the value for other runs. A name, or an item's number, says nothing about the arguments.
-        caching = self._drive.caching if may_share and plan.may_cache else None
-        return StepCall(recorded_key, check_id(name, "a step's name"), fn, args, plan, caching, oldest_key)
+        caching = self._drive.caching if key is not None and may_share and plan.may_cache else None
+        if key is not None:
+            check_id(name, "a step's name")
+        call = StepCall(recorded_key, name, fn, args, plan, caching, oldest_key)
+        if plan.compensate is not None:
+            closing_of(self._drive).add_step(call)
+        return call
 
     def _former_key(self, key: str, aliases: tuple[str, ...]) -> tuple[str, str]:
         """The key under which this run knows the step, and the one under its oldest name."""

@@ -7,6 +7,7 @@
     │   ├── RunFinished            the run has ended, so it takes nothing more
     │   ├── RunCancelled           the run was cancelled
     │   ├── DeadlineExceeded       (also TimeoutError) the run had not ended at its deadline
+    │   ├── CompensationFailed     the run failed or was cancelled, and not everything it had done could be compensated
     │   ├── RunDead                too many attempts failed without recording anything, and the run was set aside
     │   ├── RunInterrupted         the run's own code asked the process to end; its attempt was stopped instead
     │   ├── RunDiverged            the code asks for something new, and recorded results are left
@@ -41,7 +42,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 # How many of its errors a SnapshotFormatError shows in its text. All of them are in `errors`.
@@ -133,6 +134,24 @@ class DeadlineExceeded(PerdureError, TimeoutError):
 
     def __str__(self) -> str:
         return f"run {self.args[0]!r} had not ended at its deadline, {self.args[1]}; runtime.retry() gives it the same time again"
+
+
+class CompensationFailed(PerdureError):
+    """The run failed or was cancelled, and compensations failed too. `__cause__` is the error that the run failed with."""
+
+    def __init__(self, run_id: str, failures: Sequence[str]) -> None:
+        super().__init__(run_id, list(failures))
+
+    @property
+    def failures(self) -> list[str]:
+        """The key of each step whose compensation failed, with the error of the compensation."""
+        return [str(failure) for failure in self.args[1]]
+
+    def __str__(self) -> str:
+        return (
+            f"run {self.args[0]!r} ended, and these steps could not be compensated: {'; '.join(self.failures)}; "
+            "undo by hand what they did; runtime.retry() counts them as done"
+        )
 
 
 class RunDead(PerdureError):

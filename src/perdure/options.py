@@ -235,7 +235,10 @@ LEASE_TTL: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The clock, codec and threads of a runtime, and its limits. `unload_grace` is in microseconds, `drain_after` in seconds."""
+    """The clock, codec and threads of a runtime, and its limits.
+
+    `unload_grace` is in microseconds; `drain_after`, and `cancel_grace` for the clean-up of a cancelled body, are in seconds.
+    """
 
     clock: Clock = field(default_factory=SystemClock)
     codec: Codec = field(default_factory=Codec)
@@ -243,3 +246,4 @@ class EngineSettings:
     unload_grace: int = MICROSECOND
     max_attempts: int = 10
     drain_after: float = 10.0
+    cancel_grace: float = 30.0

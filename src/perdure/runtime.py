@@ -81,12 +81,14 @@ class Tuning(TypedDict, total=False):
     - `unload_grace`: how long a run that waits, and whose body does I/O of its own, stays in memory without a ctx call.
     - `max_attempts`: how many attempts in a row may fail without recording anything before a run is `dead`.
     - `drain_after`: how long a worker that stops lets running steps go on; what is left then is called again elsewhere.
+    - `cancel_grace`: how long a body that was cancelled may clean up; after that it is left, and its compensations run.
     - `clock`: where the time comes from; for tests.
     """
 
     unload_grace: Duration
     max_attempts: int
     drain_after: Duration
+    cancel_grace: Duration
     clock: Clock
 
 
@@ -764,4 +766,5 @@ def _settings(tuning: Tuning) -> EngineSettings:
         unload_grace=microseconds(tuning.get("unload_grace", 1), what="unload_grace"),
         max_attempts=tuning.get("max_attempts", 10),
         drain_after=seconds(tuning.get("drain_after", 10), what="drain_after"),
+        cancel_grace=seconds(tuning.get("cancel_grace", 30), what="cancel_grace"),
     )

@@ -37,6 +37,7 @@ class StepDefaults(TypedDict, total=False):
     ttl: Duration | None
     aliases: Sequence[str]
     executor: str | Executor | None
+    compensate: Callable[[Any], Any] | None
 
 
 class StepOptions(StepDefaults, total=False):
@@ -86,6 +87,9 @@ def check_options(options: Mapping[str, Any]) -> None:
     executor = options.get("executor")
     if executor is not None and not isinstance(executor, str | Executor):
         raise TypeError(f"executor= is a name in executors= or an object of concurrent.futures.Executor, not {executor!r}")
+    compensate = options.get("compensate")
+    if compensate is not None and not callable(compensate):
+        raise TypeError(f"compensate= takes a function of the step's result, not {compensate!r}")
     ttl = options.get("ttl")
     if ttl is not None and seconds(ttl, what="ttl") == 0:
         raise ValueError("ttl must be longer than zero; cache=False keeps a step out of the cache")
@@ -116,6 +120,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     # Where a plain function is called: a name in the option `executors`, or the executor itself. None: in a thread of ours.
     executor: str | Executor | None = None
+    # Called with the step's result, or None if that is not known, when the run fails or is cancelled after the step.
+    compensate: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +162,10 @@ class StepSpec:
             at_most_once=bool(options.get("at_most_once")),
             may_cache=options.get("cache") is not False,
             ttl=None if ttl is None else seconds(ttl, what="ttl"),
-            is_bare=self.is_async and timeout is None and not options.get("at_most_once"),
+            is_bare=self.is_async and timeout is None and not options.get("at_most_once") and options.get("compensate") is None,
             aliases=tuple(options.get("aliases", ())),
             executor=options.get("executor"),
+            compensate=options.get("compensate"),
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, Err, Ok, Outcome, Retry, Runtime, Suspended, Workflow, stores, workflow
-from perdure.errors import RunCancelled, RunFinished, RunNotFound, StepFailed, Unloaded
+from perdure.errors import RunCancelled, RunFinished, RunNotFound, StepFailed
 from perdure.store import Store
 from perdure.testing import ManualClock
 from tests.engine.replays import stored
@@ -181,28 +181,19 @@ async def test_a_running_run_is_cancelled_at_whatever_it_is_doing(doing: str) ->
     assert log.said == ["CancelledError", "cleaned up"]
 
 
-async def test_after_its_cancellation_a_body_can_do_nothing_durable() -> None:
+async def test_after_its_cancellation_a_body_may_clean_up_with_recorded_calls() -> None:
     log = Log()
-
-    async def refused(call: Coroutine[Any, Any, Any]) -> str:
-        try:
-            await call
-        except asyncio.CancelledError as error:
-            return "unloaded" if isinstance(error, Unloaded) else "cancelled"
-        return "went through"
 
     @workflow
     async def flow(ctx: Context[Any]) -> Any:
         try:
             await ctx.sleep("nap", "1h")
-        except asyncio.CancelledError:
+        finally:
             log.said = [
-                await refused(ctx.step("work", log.work, "work")),
-                await refused(ctx.sleep("more", 0)),
-                await refused(ctx.wait_for_signal("news")),
-                await refused(ctx.map("work", log.work, ["a"])),
-                await refused(ctx.race(ctx.step("raced", log.work, "raced"))),
-                await refused(ctx.timeout("limit", 5).__aenter__()),
+                await ctx.step("work", log.work, "work"),
+                str(await ctx.sleep("more", 0)),
+                str(await ctx.map("mapped", log.work, ["a", "b"])),
+                await ctx.race(ctx.step("raced", log.work, "raced")),
             ]
         return "as if nothing had happened"
 
@@ -211,8 +202,28 @@ async def test_after_its_cancellation_a_body_can_do_nothing_durable() -> None:
         await here.runtime.cancel("run")
         await here.runtime.sweep()
         await ended_as_cancelled(here)
-    assert log.said == ["cancelled"] * 6
-    assert not log.ended
+        assert await here.keys("run") == ["%cancel", "work", "more", "mapped[0]", "mapped[1]", "raced", "race"]
+    assert log.said == ["work", "None", "['a', 'b']", "raced"]
+    assert log.ended == {"work": 1, "a": 1, "b": 1, "raced": 1}
+
+
+async def test_a_clean_up_that_waits_for_ever_ends_with_the_grace_period() -> None:
+    log = Log()
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        try:
+            await ctx.sleep("nap", "1h")
+        finally:
+            await ctx.step("work", log.work, "work")
+            await ctx.wait_for_signal("that never comes")
+
+    async with world(flow, cancel_grace=0.05) as here:
+        await here.runtime.run(flow, id="run")
+        await here.runtime.cancel("run")
+        await here.runtime.sweep()
+        await ended_as_cancelled(here)
+    assert log.ended == {"work": 1}
 
 
 async def test_an_error_on_the_way_out_does_not_hide_the_cancellation() -> None:

@@ -222,7 +222,7 @@ async def test_a_plain_step_in_its_thread_goes_on_alone_and_learns_of_it() -> No
         here.clock.advance("1h")
         async with asyncio.timeout(5):
             assert is_late(await running)
-        assert await here.keys("run") == []
+        assert await here.keys("run") == ["%cancel"]
         release.set()
         await asyncio.to_thread(ended.wait, 10)
     assert seen == [True]
@@ -262,7 +262,7 @@ async def test_a_retry_gives_the_same_time_again_and_keeps_what_is_recorded() ->
         await here.runtime.retry("run")
         await here.runtime.signal("run", "go", 7)
         assert await here.later("1m") == {"run": Ok(7)}
-        assert await here.keys("run") == ["handled", "before", "go"]
+        assert await here.keys("run") == ["handled", "before", "%cancel", "%cancel", "go"]
     assert ran.steps == ["before"]
 
 

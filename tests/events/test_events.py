@@ -307,7 +307,7 @@ async def test_a_cancelled_run(store: FullStore) -> None:
         outcome = await running
     assert isinstance(outcome, Err)
     assert isinstance(outcome.error, RunCancelled)
-    assert heard.said == [*BEGUN, *step("a"), "step_start b", "run_cancelled"]
+    assert heard.said == [*BEGUN, *step("a"), "step_start b", "persist", "persist", "run_cancelled"]
     assert heard.events[-1].is_terminal
 
 
@@ -324,7 +324,7 @@ async def test_a_cancelled_run_that_was_suspended(store: FullStore) -> None:
         heard.take()
         await here.runtime.cancel("run")
         await here.runtime.sweep()
-    assert heard.said == [*BEGUN, *skipped("a"), "run_cancelled"]
+    assert heard.said == [*BEGUN, *skipped("a"), "persist", "persist", "run_cancelled"]
 
 
 async def test_a_run_that_fails_because_another_was_cancelled_has_failed(store: FullStore) -> None:

@@ -6,6 +6,9 @@ ways: the body ended, the run suspended, it was cancelled, it was stopped (a dep
 failed (it could not be recorded, or its code called `sys.exit`). After that whatever the body still does is discarded, and every
 ctx call in it raises.
 
+Cancelling a run is a record like any other: it reaches the body when the store has acknowledged it, so a replay cancels the body
+at the same place. The body may clean up with ctx calls for `cancel_grace`. Then, as after a failure, `closing` does what is left.
+
 Cancelling a drive takes effect when the write in flight has its reply; only then is the lease released, or left to expire.
 """
 
@@ -16,7 +19,7 @@ import contextlib
 import contextvars
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn, Protocol
 
 import msgspec
 
@@ -25,7 +28,7 @@ from perdure.aio.own_tasks import body_context
 from perdure.aio.pending_write import await_reply, run_to_end
 from perdure.aio.store_watch import POLL_SECONDS, expect_change
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
-from perdure.engine.body_tasks import BodyTasks, begun, first_step, note_tasks
+from perdure.engine.body_tasks import BodyTask, BodyTasks, begun, cancel_by_ctx, first_step, note_tasks
 from perdure.engine.endings import can_leave_memory, end_tasks, ending_of_body, ending_of_dead_run
 from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.heartbeat import Heartbeat, HeldLease
@@ -41,13 +44,14 @@ from perdure.errors import (
     OnChange,
     PerdureError,
     PersistenceError,
+    RunCancelled,
     SnapshotCorrupt,
     ValueNotStorable,
     react,
 )
 from perdure.model.clock import Clock, Timer
 from perdure.model.durations import MICROSECOND, moment
-from perdure.model.journal import Entry, JournalIndex
+from perdure.model.journal import CANCEL_KEY, Entry, JournalIndex
 from perdure.model.logs import log, run_fields
 from perdure.model.records import Claim, Pulse, deadline_in_force, failure_pause, misfit_pause, problem_text
 from perdure.options import EngineSettings, Options
@@ -62,6 +66,18 @@ _READ_INBOX_AGAIN_SECONDS: Final = 1.0
 _fetching: Final[set[asyncio.Task[None]]] = set()
 
 
+class BodyClosing(Protocol):
+    """What is left to do when a body has ended."""
+
+    def is_needed(self, result: Any, /) -> bool:
+        """Whether there is something to do before the run ends with this result."""
+        ...
+
+    async def close(self, own: BodyTask, result: Any, /) -> Any:
+        """Do it, in this task of the body, and give the result of the run."""
+        ...
+
+
 class Drive:
     """One attempt of one run."""
 
@@ -71,6 +87,8 @@ class Drive:
         "_attention",
         "_body",
         "_cancel_requested",
+        "_cancel_timer",
+        "_closing_task",
         "_deadline",
         "_deadline_timer",
         "_ending",
@@ -78,6 +96,7 @@ class Drive:
         "_heartbeat",
         "_held",
         "_hints",
+        "_is_cancel_recorded",
         "_is_drain_over",
         "_is_inbox_to_be_read",
         "_is_late",
@@ -95,6 +114,7 @@ class Drive:
         "caching",
         "calls",
         "clock",
+        "closing",
         "codec",
         "compares_arguments",
         "executing",
@@ -113,7 +133,7 @@ class Drive:
         "watches_after",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - one line for each part of the drive
         self,
         body: Callable[[Drive], Coroutine[Any, Any, Any]],
         hints: Hints,
@@ -149,7 +169,7 @@ class Drive:
         if options.on_divergence == "run":
             recorded.owed.clear()
             recorded.owed_after.clear()
-        self._look_at_requests(claim)
+        self._look_at_requests(claim, recorded)
         self.waits = self._new_waits(claim)
         self.tasks = self._new_tasks()
         self.results = self._new_results(recorded)
@@ -198,15 +218,24 @@ class Drive:
         # Whether no step may be started any more, because the run is being given back.
         self.must_stop = False
         self._is_drain_over = False
+        # Set by the first call that leaves something to do at the end, such as a step with a compensation.
+        self.closing: BodyClosing | None = None
+        self._closing_task: asyncio.Task[None] | None = None
+        # When a body that was cancelled has no more time to clean up.
+        self._cancel_timer: asyncio.TimerHandle | None = None
         # Made by the first `set_progress`.
         self._progress: ProgressReporter | None = None
 
-    def _look_at_requests(self, claim: Claim) -> None:
+    def _look_at_requests(self, claim: Claim, recorded: JournalIndex) -> None:
         """Whether the run is to be cancelled: on request, or because its deadline has passed (then it `_is_late`)."""
+        cancel = next((entry for entry in recorded.closes if entry.key == CANCEL_KEY), None)
+        self._is_cancel_recorded = cancel is not None
         self._deadline = None if self._store is None else deadline_in_force(claim.run, claim.journal)
         self._deadline_timer: Timer | None = None
         self._is_late = self._deadline is not None and self._deadline <= self.clock.now() and not claim.run.cancel_requested
-        self._cancel_requested = claim.run.cancel_requested or self._is_late
+        if cancel is not None:
+            self._is_late = cancel.payload != b"null"
+        self._cancel_requested = claim.run.cancel_requested or self._is_late or self._is_cancel_recorded
 
     def _new_waits(self, claim: Claim) -> Waits:
         waits = Waits(self.clock, claim.inbox, claim.inbox_seq, claim.run.updated_at)
@@ -374,12 +403,14 @@ class Drive:
     def cancel(self) -> None:
         """End the run as cancelled: CancelledError is raised at the body's waits, once it has every recorded result."""
         self._cancel_requested = True
+        if self._main is None:
+            self.results.is_live = False  # as for a run that was to be cancelled when it was claimed
         if not self.results.is_live:
             return  # `_went_live` does it
         if self.results.queue:
-            self.results.when_empty = self._cancel_body
+            self.results.when_empty = self._record_cancel
         else:
-            self._cancel_body()
+            self._record_cancel()
 
     def _pass_deadline(self) -> None:
         """The time of the run is up: its body is cancelled like that of a cancelled run."""
@@ -498,10 +529,11 @@ class Drive:
         context = body_context()
         context.run(current.set, self.tasks)
         self._main = self._loop.create_task(begun(self._run_body()), context=context, name=f"perdure:{self.run.id}")
+        if self._is_cancel_recorded:
+            self.calls.owed.ask(CANCEL_KEY)
+            self.results.ask(CANCEL_KEY, _Cancellation(self._cancel_body))
         if not self.results.is_live:
             self.results.look_soon()
-        elif self._cancel_requested:
-            self._cancel_body()
         else:
             self._let_calls_through()
         if self._deadline is not None and not self._cancel_requested:
@@ -519,9 +551,33 @@ class Drive:
             self._attend()
             raise
         except BaseException as error:  # noqa: BLE001 - the body's end is recorded, whatever it is
-            self._body_ended(Err(error))
+            self._function_ended(Err(error))
         else:
-            self._body_ended(value)
+            self._function_ended(value)
+
+    def _function_ended(self, result: Any) -> None:
+        """The workflow's function has ended, or has no more time. What is left to do is done before the body has ended."""
+        if self._closing_task is not None:
+            return
+        is_open = self.calls.closed is None and self._ending is None
+        if not is_open or self.closing is None or not self.closing.is_needed(result):
+            self._body_ended(result)
+            return
+        context = body_context()
+        context.run(current.set, self.tasks)
+        self._closing_task = closing = self._loop.create_task(begun(self._close_body(self.closing, result)), context=context)
+        self.calls.admit_only(next(branch for branch in self.tasks.alive if branch.task is closing))
+        self.results.look_soon()
+
+    async def _close_body(self, closing: BodyClosing, result: Any) -> None:
+        await first_step()
+        own = self.tasks.running
+        try:
+            if own is not None:
+                result = await closing.close(own, result)
+        except BaseException as error:  # noqa: BLE001 - as above; nothing comes of it if the run is unloaded
+            result = Err(error)
+        self._body_ended(result)
 
     def _body_ended(self, result: Any) -> None:
         if self.calls.closed is None and self._ending is None:
@@ -667,9 +723,10 @@ class Drive:
         if self.calls.closed is None:
             self.calls.close(why)
             self.waits.close()
-            if self._deadline_timer is not None:
-                self._deadline_timer.cancel()
-                self._deadline_timer = None
+            for timer in (self._deadline_timer, self._cancel_timer):
+                if timer is not None:
+                    timer.cancel()
+            self._deadline_timer = self._cancel_timer = None
             if self._listening is not None:
                 self._listening.cancel()
                 self._listening = None
@@ -679,14 +736,17 @@ class Drive:
     def _went_live(self) -> None:
         if self.calls.closed is not None:
             return
-        if self._cancel_requested:
-            self._cancel_body()
+        if self._cancel_requested and not self._is_cancel_recorded and self._closing_task is None:
+            self.results.is_live = False  # until the body was cancelled and rests again
+            self._record_cancel()
             return
         self._let_calls_through()
         self.results.look_soon()
 
     def _find_divergence(self) -> PerdureError | None:
-        return None if self._cancel_requested else self.calls.find_divergence()
+        """The code must fit when the body was cancelled, too. A run that is to be cancelled need not fit before that."""
+        is_cancelled_next = self._cancel_requested and not self._is_cancel_recorded
+        return None if is_cancelled_next else self.calls.find_divergence()
 
     def _decide_patch(self) -> bool:
         return self.calls.decide_patch()
@@ -700,8 +760,10 @@ class Drive:
         is_open = self.calls.suspending is None and self.calls.closed is None and self._ending is None
         if self._store is None or not is_open:
             return
-        if self._cancel_requested and not self.calls.is_cancelling:
-            self._cancel_body()
+        if self._cancel_requested and not self.calls.is_cancelling and self._closing_task is None:
+            self._record_cancel()
+        elif self.calls.is_cancelling and self._closing_task is None:
+            self._flush()  # its time to clean up counts in memory
         elif can_leave_memory(self.tasks, self._wake_at(), self.clock.now(), self.settings.unload_grace):
             self._must_suspend = True
             self._attend()
@@ -769,12 +831,26 @@ class Drive:
             return
         self.waits.note_inbox_read(signals, asked_at)
 
+    def _record_cancel(self) -> None:
+        """Record that the body is cancelled here. It is, when the store has acknowledged that and the body rests."""
+        has_ended = self.calls.closed is not None or self._ending is not None or self._closing_task is not None
+        if self._is_cancel_recorded or has_ended:
+            return
+        self._is_cancel_recorded = True
+        self.calls.owed.expect_nothing()  # code that has changed may be cancelled all the same
+        now = self.clock.now()
+        payload = msgspec.json.encode(self._deadline if self._is_late else None)
+        entry = self.recorder.append(CANCEL_KEY, "", kind="cancel", payload=payload, started_at=now, ended_at=now)
+        self.calls.resolve(entry, _Cancellation(self._cancel_body))
+
     def _cancel_body(self) -> None:
-        if not self.calls.is_cancelling and self._main is not None and self.calls.closed is None:
-            self.calls.begin_to_cancel()
-            self._main.cancel()
-            # A body that swallows this and goes on has no more say after a while.
-            self._loop.call_later(self.settings.drain_after, self._body_ended, None)
+        if self.calls.is_cancelling or self._main is None or self.calls.closed is not None or self._closing_task is not None:
+            return
+        self.calls.begin_to_cancel()
+        cancel_by_ctx(self._main)
+        # A body that swallows this and goes on has no more say after a while.
+        cancelled = Err(RunCancelled(self.run.id))
+        self._cancel_timer = self._loop.call_later(self.settings.cancel_grace, self._function_ended, cancelled)
 
     def _note_exit(self, interrupt: BaseException) -> None:
         self._give_up(describe_interrupt(self.run.id, "the body", interrupt))
@@ -787,6 +863,21 @@ class Drive:
             self._failure = failure
             self._close("unloaded")
             self._attend()
+
+
+class _Cancellation(msgspec.Struct, frozen=True):
+    """Gets the record that says where the run is cancelled."""
+
+    cancel_body: Callable[[], None]
+
+    def deliver(self, entry: Entry) -> bool:
+        """It is this record's turn."""
+        del entry
+        self.cancel_body()
+        return True
+
+    def abandon(self) -> None:
+        """Nothing to do: the run has left memory or ended."""
 
 
 def _readable(claim: Claim) -> tuple[JournalIndex, SnapshotCorrupt | None]:

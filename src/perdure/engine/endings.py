@@ -15,7 +15,7 @@ from perdure.codec.outcomes import Ending, Hints, run_ending
 from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.keyed_calls import Calls
 from perdure.engine.replay_order import MOST_TURNS, QUIET_TURNS_AFTER_END
-from perdure.errors import DeadlineExceeded, PerdureWarning, RunCancelled, RunDead, SnapshotMismatch
+from perdure.errors import CompensationFailed, DeadlineExceeded, PerdureWarning, RunCancelled, RunDead, SnapshotMismatch
 from perdure.model.durations import moment
 from perdure.model.records import RunRow
 from perdure.result import Err
@@ -125,10 +125,11 @@ def ending_of_body(
     `passed_deadline` is set if that is why the body was cancelled. `on_unknown_steps` gets the error that recorded steps were
     never asked for, and raises it where that has to fail the run.
     """
-    if calls.is_cancelling and passed_deadline is not None:
+    is_cancelled = calls.is_cancelling and not (isinstance(result, Err) and isinstance(result.error, CompensationFailed))
+    if is_cancelled and passed_deadline is not None:
         late = DeadlineExceeded(run.id, moment(passed_deadline).isoformat(timespec="milliseconds"))
         return run_ending(codec, Err(late), hints, keys=[])  # no step ended the run: a retry keeps what is recorded
-    if calls.is_cancelling:
+    if is_cancelled:
         return Ending("cancelled", b"null", Err(RunCancelled(run.id)))
     try:
         if calls.owed.unasked and not isinstance(result, Err):

@@ -1,7 +1,8 @@
 """The ctx calls of a body: which keys it used, and when each call may go on.
 
 A call finds its record and gets it when its turn comes, or finds none and goes ahead when the run is live. Every operation (a
-step, a sleep, a race) is made of what is here. When the run has left memory or ended, or is being cancelled, calls are refused.
+step, a sleep, a race) is made of what is here. When the run has left memory or ended, calls are refused; while a run is closed,
+those of every task but the one that closes it.
 
 A call whose result is in the journal gets that result: cancelling it takes effect at the branch's next await. On a replay the
 result is there from the start, so a cancellation that hid it on the first run would send the replay another way. A call that was
@@ -174,8 +175,9 @@ class Calls:
         # Set while the store is asked to suspend the run: calls wait for its answer.
         self.suspending: asyncio.Future[None] | None = None
         self.is_cancelling = False
-        # Whether calls are refused: the run has left memory or ended, or is being cancelled.
+        # Whether calls are refused: the run has left memory or ended, or is being closed and this is not the task that does it.
         self.is_refusing = False
+        self._closing_branch: BodyTask | None = None
         self._refusals = 0
         self._raised: list[tuple[BaseException, str]] = []
         self.closed: Literal["unloaded", "ended"] | None = None
@@ -334,7 +336,7 @@ class Calls:
     def cancelled(self, call: CtxCall) -> None:
         """The body cancelled the call before it had a result: its key may be used again, and the journal tells the two apart."""
         self.free(call.key)
-        if self.closed is not None or self.is_cancelling:
+        if self.closed is not None:
             return
         if not call.was_cancelled:
             self._on_cancelled(call)
@@ -417,7 +419,7 @@ class Calls:
 
     def find_divergence(self) -> RunDiverged | None:
         """The error of a body at rest that wants something new while recorded results are missing."""
-        if not self.owed.missing or self.is_cancelling:
+        if not self.owed.missing:
             return None
         waiters = (*self._live_waiters, *self._patch_waiters)
         new = next((call for call in waiters if call.is_waiting and self._is_new(call)), None)
@@ -435,8 +437,12 @@ class Calls:
             self._on_misfit = _refuse_misfit
 
     def begin_to_cancel(self) -> None:
-        """Refuse every call from now on, since the body is being cancelled."""
-        self.is_cancelling = self.is_refusing = True
+        """The body is being cancelled. It may clean up: calls are taken as before."""
+        self.is_cancelling = True
+
+    def admit_only(self, branch: BodyTask) -> None:
+        """Refuse the calls of every other branch from now on: the function has ended, or its time is up."""
+        self.is_refusing, self._closing_branch = True, branch
 
     async def admitted(self) -> None:
         """Return at once while calls are taken.
@@ -444,7 +450,7 @@ class Calls:
         Calls that are refused get their error at once. Code that swallows it and calls again and again waits in the end, until
         its task is cancelled.
         """
-        if not self.is_refusing:
+        if not self._is_refused():
             return
         self._refusals += 1
         if self._refusals > MOST_REFUSALS:
@@ -468,9 +474,15 @@ class Calls:
         behind = _behind(result.error if isinstance(result, Err) else None)
         return sorted({key for known, key in self._raised if any(known is error for error in behind)}) or None
 
+    def _is_refused(self) -> bool:
+        """Whether a call of the task that runs now is refused."""
+        if self.closed is not None or not self.is_refusing:
+            return self.is_refusing
+        return self._branches.running is not self._closing_branch
+
     def check(self) -> None:
         """Raise if calls are refused."""
-        if self.is_refusing:
+        if self._is_refused():
             self.refuse()
 
     def refuse(self) -> NoReturn:
@@ -479,7 +491,7 @@ class Calls:
             raise RunFinished(self._run_id, "its body has returned, so its ctx cannot be used any more")
         if self.closed is not None:
             raise Unloaded(f"run {self._run_id!r} has left memory; this code will run again when the run is replayed")
-        raise asyncio.CancelledError(f"run {self._run_id!r} is being cancelled")
+        raise asyncio.CancelledError(f"run {self._run_id!r} is at its end, and this task of its body is left behind")
 
 
 def _refuse_misfit(error: PerdureError) -> NoReturn:

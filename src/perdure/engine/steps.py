@@ -1,8 +1,8 @@
 """Running a step: recorded result or live attempts, with retry, time-out and the at-most-once promise.
 
 A plain step is one record: its result. A step that is tried again records, before each pause, which attempt comes next and
-when: neither the count nor the pause starts over after a crash. A step that must not run twice records its intent first; an
-intent without a result is a failure whose effect is unknown.
+when: neither the count nor the pause starts over after a crash. A step that must not run twice, or that has a compensation,
+records its intent first. An intent without a result is a failure of the former whose effect is unknown; the latter runs again.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ from perdure.snapshots.step_results import load_error_of, load_value
 from perdure.stepspec import StepInfo, StepPlan, current, current_step, mark_cancelled
 
 _OUTCOMES: Final = (Ok, Err)
+# In place of an error's class, of a step that was to run at most once and has no result.
+OUTCOME_UNKNOWN: Final = "OutcomeUnknown"
 
 
 class StepCall(msgspec.Struct, frozen=True):
@@ -320,7 +322,7 @@ class _Attempts(msgspec.Struct):
     def _outcome_unknown(self, opened: Entry) -> AttemptResult:
         error = StepFailed(
             self._step.key,
-            "OutcomeUnknown",
+            OUTCOME_UNKNOWN,
             f"it was started at {moment(opened.started_at).isoformat()} and it, or its process, ended without a result; "
             "with at_most_once=True it is not run again, so find out what it did",
         )
@@ -379,7 +381,7 @@ class _Attempts(msgspec.Struct):
         if self._step.plan.at_most_once:
             return self._outcome_unknown(opened)
         if opened.payload == b"null":
-            return None  # an intent: it was to run at most once when it was started, which the code no longer asks for
+            return None  # the intent of a step that has a compensation, or had at_most_once=True when it was started
         try:
             next_try = msgspec.json.decode(opened.payload, type=NextTry)
         except msgspec.MsgspecError as reason:
@@ -405,12 +407,13 @@ class _Attempts(msgspec.Struct):
 
     async def _called(self) -> Any:
         """What the function gives, called once as its plan says."""
-        if self._step.plan.at_most_once:
-            self._open(payload=b"null")
+        plan = self._step.plan
+        if plan.at_most_once or (plan.compensate is not None and self._step.key not in self._drive.calls.opened):
+            self._open(payload=b"null")  # the intent
             await self._drive.recorded()
-        if self._step.plan.timeout is not None:
-            return await self._call_in_time(self._step.plan.timeout)
-        if self._step.plan.is_async:
+        if plan.timeout is not None:
+            return await self._call_in_time(plan.timeout)
+        if plan.is_async:
             return await self._step.fn(*self._step.args)
         return await self._call_in_executor()
 

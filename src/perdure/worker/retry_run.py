@@ -1,10 +1,10 @@
-"""Retrying a run that has ended badly: which of its failed steps are executed again."""
+"""Retrying a run that has ended badly: which of its steps are executed again."""
 
 from __future__ import annotations
 
 from perdure.codec.outcomes import failed_keys_of
 from perdure.errors import RunFinished, SnapshotCorrupt
-from perdure.model.journal import Entry, entries_in_force
+from perdure.model.journal import COMPENSATION_PREFIX, Entry, compensation_key, entries_in_force
 from perdure.model.records import RunRow
 from perdure.store import Store
 
@@ -21,10 +21,32 @@ async def reopen_run(store: Store, row: RunRow, now: int | None) -> None:
 
 
 def keys_to_retry(row: RunRow, entries: list[Entry]) -> set[str]:
-    """The keys of what ended the run. A failure that the body handled stays: other steps may have been taken because of it."""
+    """The keys of what ended the run, of what cancelling it led to, and of what was compensated: none of that counts as done.
+
+    A failure that the body handled stays: other steps may have been taken because of it.
+    """
+    return _failed_keys(row, entries) | _cancelled_keys(entries) | _compensated_keys(entries)
+
+
+def _failed_keys(row: RunRow, entries: list[Entry]) -> set[str]:
     if row.status != "failed":
         return set()
     failed = {entry.key for entry in entries if entry.phase == "close" and not entry.ok}
     known = failed_keys_of(row.outcome or b"null")
     # An error that the body raised by itself does not say which of the failures it was about.
     return failed if known is None else failed & known
+
+
+def _cancelled_keys(entries: list[Entry]) -> set[str]:
+    """The record of the cancellation, and what the body began after it to clean up. What it had begun before stays done."""
+    cancel = next((entry for entry in entries if entry.kind == "cancel"), None)
+    if cancel is None:
+        return set()
+    return {cancel.key, *(entry.key for entry in entries if entry.seq > cancel.seq and entry.started_at > cancel.ended_at)}
+
+
+def _compensated_keys(entries: list[Entry]) -> set[str]:
+    """Every compensation, and the steps that were compensated. A step whose compensation failed stays done."""
+    compensations = {entry.key for entry in entries if entry.key.startswith(COMPENSATION_PREFIX)}
+    undone = {entry.key for entry in entries if entry.key in compensations and entry.phase == "close" and entry.ok}
+    return compensations | {entry.key for entry in entries if compensation_key(entry.key) in undone} if compensations else set()
