@@ -96,7 +96,7 @@ class Context(Generic[D]):
 
     def idempotency_key(self, key: str) -> str:
         """What `current_step().idempotency_key` gives in the step with this key: the same for every attempt and replay."""
-        return StepInfo(self.run_id, self._key(key), 1).idempotency_key
+        return StepInfo(self.run_id, self._key(key), 1, generation=self._drive.run.generation).idempotency_key
 
     def scope(self, name: str) -> Context[D]:
         """A Context whose keys are its own, for helpers that are called more than once."""

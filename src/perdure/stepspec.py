@@ -343,6 +343,7 @@ _ONCE: Final = Retry(attempts=1)
 class StepInfo(msgspec.Struct, frozen=True, gc=False):
     """What a step's function may know about itself. `idempotency_key` is the same for every attempt and every replay.
 
+    `generation` is 0 until the run starts over or repeats what it took back; the idempotency key has it from then on.
     `is_cancelled` is for a plain function in a thread, which cannot be interrupted: True once its result will be discarded, as
     the attempt timed out, its run was cancelled, lost its lease or was given back at the end of a drain, or the step lost a race.
     In an async function, which is cancelled itself, and in another process it stays False.
@@ -354,11 +355,13 @@ class StepInfo(msgspec.Struct, frozen=True, gc=False):
     # The key under the step's oldest name, where it was renamed: the step may have run under that name and its result be lost.
     oldest_key: str | None = None
     is_cancelled: bool = False
+    generation: int = 0
 
     @property
     def idempotency_key(self) -> str:
         """A text to hand to services that tell repeated requests apart."""
-        return f"{self.run_id}/{self.oldest_key or self.key}"
+        first = f"{self.run_id}/{self.oldest_key or self.key}"
+        return f"{first};generation={self.generation}" if self.generation else first
 
 
 def mark_cancelled(info: StepInfo) -> None:

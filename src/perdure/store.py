@@ -211,12 +211,12 @@ class Store(Protocol):
         not exist gets nothing. Then `parent_notified` is true. A problem is cleared.
         """
 
-    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
+    async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
         """Make a failed, cancelled or dead run pending and due, under a new epoch, without what it recorded for `drop`.
 
         Appends one drop entry, after the highest seq, and changes no other entry; outcome and cancel request are withdrawn,
-        attempts start from zero, and its next end is put into its parent's inbox again. Raises `RunNotFound`, `RunFinished` when
-        it completed, `LeaseHeld` when it has not ended.
+        attempts start from zero, and its next end is put into its parent's inbox again. With `new_generation` its generation is
+        one more, otherwise it stays. Raises `RunNotFound`, `RunFinished` when it completed, `LeaseHeld` when it has not ended.
         """
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:

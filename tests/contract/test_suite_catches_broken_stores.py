@@ -29,6 +29,7 @@ from perdure.testing.contract import Case, StoreFactory, all_cases, capabilities
 from tests.contract.broken import (
     beginning,
     claiming,
+    generations,
     late_inputs,
     problems,
     queues,
@@ -57,6 +58,7 @@ PARTS = (
     saving,
     problems,
     versions,
+    generations,
     queues,
 )
 

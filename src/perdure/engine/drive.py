@@ -266,7 +266,7 @@ class Drive:
             has_event=self.waits.has_due,
             next_event=self.waits.resolve_one,
         )
-        results.last_at = self.run.created_at
+        results.last_at = self.run.began_at
         if self._cancel_requested:
             # The body comes to its first wait, as on a replay, and is cancelled there rather than before it began.
             results.is_live = False

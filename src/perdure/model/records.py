@@ -63,6 +63,9 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True):
     """What is written when a run is created. It is driven in this `version` of its workflow for as long as it exists.
 
     Only a run that was restored without its input has an empty `input_hash`, and may have version 0: it is not known.
+    `generation` grows when what the run records from then on is not what it recorded before under the same keys: when it starts
+    over, and when it is reopened so. `first_input_hash` and `continued_at` are None until it has started over with another input:
+    then they are the hash of its first input, and when it last did so. A new run that goes on from a snapshot may have all three.
     """
 
     id: str
@@ -80,6 +83,14 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True):
     deadline: int | None = None
     parent_id: str | None = None
     parent_key: str | None = None
+    generation: int = 0
+    first_input_hash: bytes | None = None
+    continued_at: int | None = None
+
+    @property
+    def original_input_hash(self) -> bytes:
+        """The hash of the input with which the run was created: a repeated `create` has it."""
+        return self.input_hash if self.first_input_hash is None else self.first_input_hash
 
 
 class RunRow(NewRun, frozen=True, kw_only=True):
@@ -129,6 +140,11 @@ class RunRow(NewRun, frozen=True, kw_only=True):
     def has_started(self) -> bool:
         """Whether it was ever leased. If not, its next lease is its start, which the rate of its queue may hold back."""
         return self.epoch != 0
+
+    @property
+    def began_at(self) -> int:
+        """When the run began with its present input: `ctx.now()` is that instant until the first record is delivered."""
+        return self.created_at if self.continued_at is None else self.continued_at
 
     @property
     def lacks_input(self) -> bool:

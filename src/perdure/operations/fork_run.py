@@ -61,12 +61,12 @@ def fork(view: View, from_step: str, new_id: str, now: int) -> RunStart:
         _new_run(row, new_id, passed),
         entries=_entries_before(row.id, journal[:cut], passed),
         inbox=_inbox(journal[cut:], view.inbox),
-        created_at=row.created_at,  # ctx.now() is that instant until the first record is delivered
+        created_at=row.created_at,
     )
 
 
 def _new_run(row: RunRow, new_id: str, passed: int) -> NewRun:
-    """The seed is that of the old run: a replay gets the same numbers from ctx.random() and ctx.uuid4()."""
+    """The seed and `continued_at` are those of the old run: a replay gets the same from ctx.random(), uuid4() and now()."""
     kept = {name: getattr(row, name) for name in NewRun.__struct_fields__}
     kept |= {
         "id": new_id,
@@ -74,6 +74,8 @@ def _new_run(row: RunRow, new_id: str, passed: int) -> NewRun:
         "deadline": _later(row.deadline, passed),
         "parent_id": None,
         "parent_key": None,
+        "generation": 0,
+        "first_input_hash": None,
     }
     return NewRun(**kept)
 

@@ -110,8 +110,22 @@ def import_state(
     new = msgspec.structs.replace(new, metadata=_merge_metadata(new.metadata, metadata, is_named=is_named))
     if run_metadata is None:
         return RunStart(new, entries)
-    new = msgspec.structs.replace(new, seed=run_metadata.seed)
+    new = msgspec.structs.replace(_with_generation(new, run_metadata, metadata), seed=run_metadata.seed)
     return RunStart(new, entries, inbox_signals(run_metadata), run_metadata.created_at)
+
+
+def _with_generation(new: NewRun, run_metadata: RunMetadata, metadata: Mapping[str, Any]) -> NewRun:
+    """The run in the generation of the snapshot. One that had started over goes on with the input of that generation."""
+    if run_metadata.first_input_hash is None or "input" not in metadata:
+        return msgspec.structs.replace(new, generation=run_metadata.generation)
+    return msgspec.structs.replace(
+        new,
+        input=msgspec.json.encode(metadata["input"]),
+        input_hash=run_metadata.input_hash,
+        generation=run_metadata.generation,
+        first_input_hash=new.input_hash,
+        continued_at=run_metadata.continued_at,
+    )
 
 
 def _match_workflow(new: NewRun, state: Snapshot, on_change: OnChange) -> NewRun:

@@ -80,6 +80,9 @@ class RunMetadata(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     workflow: str = ""
     version: Annotated[int, msgspec.Meta(ge=0, le=MAX_VERSION)] = 1
     input_hash: Digest = b""
+    generation: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] = 0
+    first_input_hash: Digest | None = None
+    continued_at: Instant | None = None
     # By seq, as text: JSON has no other keys.
     journal: dict[str, JournalLine] = {}
     # The rest is set only in a snapshot from which nothing was left out: then the run can be restored as it was.
@@ -100,6 +103,9 @@ class RunMetadata(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
             workflow=row.workflow,
             version=row.version,
             input_hash=row.input_hash,
+            generation=row.generation,
+            first_input_hash=row.first_input_hash,
+            continued_at=row.continued_at,
             journal=journal,
         )
 

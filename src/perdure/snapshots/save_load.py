@@ -111,6 +111,9 @@ def _start_fields(metadata: dict[str, Any], run_metadata: RunMetadata | None) ->
         "input_hash": run_metadata.input_hash,
         "seed": run_metadata.seed,
         "version": run_metadata.version,
+        "generation": run_metadata.generation,
+        "first_input_hash": run_metadata.first_input_hash,
+        "continued_at": run_metadata.continued_at,
         "definition_hash": definition_hash if isinstance(definition_hash, str) else None,
     }
 

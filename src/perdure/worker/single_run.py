@@ -112,6 +112,7 @@ def _claim_from(claim: Claim, start: RunStart) -> Claim:
         seed=start.new.seed,
         definition_hash=start.new.definition_hash,
         metadata=start.new.metadata,
+        generation=start.new.generation,
         created_at=claim.run.created_at if start.created_at is None else start.created_at,
     )
     last = max((signal.seq for signal in start.inbox), default=0)

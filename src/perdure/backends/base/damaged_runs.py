@@ -114,7 +114,7 @@ def _types_of(hint: Any) -> Iterable[type]:
 
 
 _ROW_TYPES: Final = _types(RunRow)
-_COUNTS: Final = frozenset({"epoch", "attempts", "problem_count", "version"})
+_COUNTS: Final = frozenset({"epoch", "attempts", "problem_count", "version", "generation"})
 _PHASES: Final = frozenset(get_args(Phase))
 _KINDS: Final = frozenset(get_args(Kind))
 

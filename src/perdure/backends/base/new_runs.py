@@ -41,7 +41,7 @@ def row_after_create(existing: RunRow, new: NewRun, now: int) -> RunRow:
         raise RunConflict(new.id, f"another workflow ({existing.workflow!r})")
     if existing.lacks_input:
         return _with_input(existing, new, now)
-    if existing.input_hash != new.input_hash:
+    if existing.original_input_hash != new.original_input_hash:
         raise RunConflict(new.id, "another input")
     return existing
 
@@ -55,6 +55,7 @@ def _with_input(found: RunRow, new: NewRun, now: int) -> RunRow:
         version=found.version or new.version,
         input=new.input,
         input_hash=new.input_hash,
+        first_input_hash=new.first_input_hash,
         definition_hash=new.definition_hash,
         queue=new.queue,
         priority=new.priority,

@@ -254,9 +254,9 @@ class FilesStore(ChecksIds, SavesSnapshots):
         )
         await self._do(partial(self._files.change_and_notify, lease.run_id, verb, at), wakes=True)
 
-    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
+    async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
         """Make an ended run pending again."""
-        await self._change(run_id, partial(verbs.reopen, drop=tuple(drop), now=now), wakes=True)
+        await self._change(run_id, partial(verbs.reopen, drop=tuple(drop), new_generation=new_generation, now=now), wakes=True)
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
         """Put a signal into the run's inbox."""

@@ -134,9 +134,9 @@ def keep_debt(run: LockedRun, parent_listens: bool) -> None:  # noqa: FBT001 - a
         run.state.owes_parent = False
 
 
-def reopen(run: LockedRun, drop: Collection[str], now: int | None) -> None:
+def reopen(run: LockedRun, drop: Collection[str], now: int | None, *, new_generation: bool) -> None:
     """Make an ended run pending again."""
-    run.find().reopen(drop, store_time(now))
+    run.find().reopen(drop, store_time(now), new_generation=new_generation)
 
 
 def signal(run: LockedRun, name: str, payload: bytes, dedupe: str | None, now: int | None) -> int:

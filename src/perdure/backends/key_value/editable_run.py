@@ -187,9 +187,9 @@ class EditableRun(RunTransitions):
             {stream: total(ranges) for stream, ranges in document.streams.items()},
         )
 
-    def reopen(self, drop: Collection[str], now: int) -> None:
+    def reopen(self, drop: Collection[str], now: int, *, new_generation: bool = False) -> None:
         """Make an ended run pending again. Raises `RunFinished`, `LeaseHeld`."""
-        super().reopen(drop, now)
+        super().reopen(drop, now, new_generation=new_generation)
         self.owes_parent = False
 
     def write(self, entries: Iterable[Entry], consume: Collection[int], items: Iterable[Item] = ()) -> None:

@@ -157,9 +157,9 @@ def set_parent_notified(run: EditableRun, epoch: int) -> None:
         run.change(parent_notified=True)
 
 
-def reopen(run: EditableRun, drop: Collection[str], now: int) -> None:
+def reopen(run: EditableRun, drop: Collection[str], now: int, *, new_generation: bool) -> None:
     """Make an ended run pending again."""
-    run.reopen(drop, now)
+    run.reopen(drop, now, new_generation=new_generation)
 
 
 def signal(run: EditableRun, sent: Signal, now: int) -> int:

@@ -30,7 +30,7 @@ _LENGTH_BYTES: Final = 8
 _PIECES_PER_REPLY: Final = 6  # a reply may have 10 MB
 _MAX_PIECES: Final = 10_000  # of a payload: a value in a user's own table may look like a reference of any length
 _COLUMNS: Final = (
-    *(("runs", column) for column in ("seed", "input_hash", "metadata", "progress", "outcome", "input")),
+    *(("runs", column) for column in ("seed", "input_hash", "first_input_hash", "metadata", "progress", "outcome", "input")),
     *(("steps", column) for column in ("args_hash", "payload")),
     *(("schedules", column) for column in ("metadata", "input")),
     ("signals", "payload"),

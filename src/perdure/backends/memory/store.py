@@ -229,10 +229,10 @@ class MemoryStore(ChecksIds, SavesSnapshots):
             namespace.live.discard(lease.run_id)
             self._notify_parent(namespace, run, now)
 
-    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
+    async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
         now = store_time(now)
         with self._lock_and_wake() as namespace:
-            namespace.find(run_id).reopen(drop, now)
+            namespace.find(run_id).reopen(drop, now, new_generation=new_generation)
             namespace.live.add(run_id)
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
 
 _ORDER: Final = [("priority", -1), ("wake_at", 1), ("_id", 1)]
-_CANDIDATE: Final = dict.fromkeys(("generation", "queue", "limit_key", "status", "attempts", "epoch"), 1)
+_CANDIDATE: Final = dict.fromkeys(("incarnation", "queue", "limit_key", "status", "attempts", "epoch"), 1)
 _SUSPECT: Final[Document] = {"status": "running", "attempts": {"$gte": SUSPECT_ATTEMPTS}}
 _PULSE: Final = dict.fromkeys(("epoch", "token", "inbox_seq", "cancel_requested"), 1)
 
@@ -152,7 +152,7 @@ async def _take_these(
     """Those of the candidates that were leased, in their order."""
     from pymongo import UpdateOne
 
-    tokens = {candidate["_id"]: candidate["generation"] + new_token() for candidate in candidates}
+    tokens = {candidate["_id"]: candidate["incarnation"] + new_token() for candidate in candidates}
     if not tokens:
         return []
     still_due = due_condition(db, now)
@@ -172,7 +172,7 @@ async def acquire(
     key, at = db.key(run_id), instant(now)
     is_free: list[Expression] = [{"$not": [is_leased(at)]}, *([is_due(at)] if due_only else [])]
     condition = {"_id": key, "held": False, **NOT_ENDED, "input_hash": {"$ne": b""}}
-    pipeline = _lease_pipeline(length, owner, {"$concat": ["$generation", secret]}, now)
+    pipeline = _lease_pipeline(length, owner, {"$concat": ["$incarnation", secret]}, now)
     known = await known_limits(db)
     unlimited = {"queue": {"$nin": sorted(known.queues)}, "$expr": {"$and": [*is_free, known.is_current]}}
     taken = await db.runs.find_one_and_update({**condition, **unlimited}, pipeline, return_document=True)

@@ -8,8 +8,8 @@ not consumed, and `consumed` has those that are consumed but not marked so yet. 
 
 An `_id` is text and sorts by its bytes. A run's is its id, or in a namespace its id, a NUL and the namespace. Neither may have a
 NUL, so no two collide, and within a namespace runs sort by their ids. Documents in the other collections have ids that begin
-with the run's stem: its `_id`, two NULs and its generation, a random text made when the run is created or restored. A run that is
-deleted and created again has another generation, so the remains of the old run are never taken for parts of the new one.
+with the run's stem: its `_id`, two NULs and its incarnation, a random text made when the run is created or restored. A run that
+is deleted and created again has another incarnation, so the remains of the old run are never taken for parts of the new one.
 
 In an expression everything that a caller passed in is a `$literal`: it may begin with a dollar.
 """
@@ -39,7 +39,7 @@ LARGE: Final = 256 << 10  # a payload with more bytes goes into the collection `
 LARGE_COLUMNS: Final = ("input", "metadata", "progress", "outcome")
 REFERENCE: Final = "aside"  # the one field of the document that stands for such a payload: its id
 
-GENERATION_LENGTH: Final = 32
+INCARNATION_LENGTH: Final = 32
 _MICROSECONDS: Final = 1000  # in a millisecond
 _WHOLE_ARRAY: Final = 2**31 - 1
 _OVERHEAD: Final = 4096  # added to the bytes of an entry, so that a tail has at most 64
@@ -48,12 +48,12 @@ _COLUMNS: Final = tuple(name for name in RunRow.__struct_fields__ if name not in
 ROW_ONLY: Final = {"tail": 0, "items": 0, "inbox": 0, "consumed": 0}
 
 
-def run_document(namespace: str, row: RunRow, generation: str, entries: Sequence[Entry], inbox: Sequence[Signal]) -> Document:
+def run_document(namespace: str, row: RunRow, incarnation: str, entries: Sequence[Entry], inbox: Sequence[Signal]) -> Document:
     """The document of a run that is not leased, with all of this in it."""
     return {
         "_id": key_of(namespace, row.id),
         "namespace": namespace,
-        "generation": generation,
+        "incarnation": incarnation,
         **{name: getattr(row, name) for name in _COLUMNS},
         "waiting_for": addresses(row.waiting_for),
         "token": None,
@@ -156,9 +156,9 @@ def awaited_from(text: str) -> Awaited:
     return Awaited("child" if kind == "child" else "signal", name)
 
 
-def generation_in(token: str) -> str:
-    """The generation of the run that a lease with this token was given on."""
-    return token[:GENERATION_LENGTH]
+def incarnation_in(token: str) -> str:
+    """The incarnation of the run that a lease with this token was given on."""
+    return token[:INCARNATION_LENGTH]
 
 
 def lease_of(document: Mapping[str, Any]) -> Lease:
@@ -197,9 +197,9 @@ def name_in(key: str) -> str:
     return key.partition("\0")[0]
 
 
-def stem_of(key: str, generation: str) -> str:
+def stem_of(key: str, incarnation: str) -> str:
     """What the ids of everything outside the run's document begin with."""
-    return f"{key}\0\0{generation}"
+    return f"{key}\0\0{incarnation}"
 
 
 def numbered_id(stem: str, number: int) -> str:
@@ -231,9 +231,9 @@ def ids_with_prefix(prefix: str) -> dict[str, str]:
     return {"$gte": prefix, "$lt": bounded[:-1] + chr(0xE000 if last == 0xD800 else last)}  # surrogates are no text
 
 
-def same_run(key: str, generation: str, **conditions: Any) -> dict[str, Any]:
+def same_run(key: str, incarnation: str, **conditions: Any) -> dict[str, Any]:
     """A condition: this run, and no other that had or will have its id."""
-    return {"_id": key, "generation": generation, **conditions}
+    return {"_id": key, "incarnation": incarnation, **conditions}
 
 
 def literal(value: Any) -> Expression:

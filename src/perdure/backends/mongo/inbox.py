@@ -1,7 +1,7 @@
 """What is delivered into a run's inbox: signals, and the outcomes of children.
 
 One update numbers a row, puts it into the run's document and wakes the run, so no `suspend` can miss it. A full inbox is moved
-first, and a large payload is stored before the row, for which the run's generation has to be known.
+first, and a large payload is stored before the row, for which the run's incarnation has to be known.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ async def signal(db: Collections, run_id: str, delivery: InboxDelivery, *, is_re
 
 
 async def address_to(db: Collections, found: Document, delivery: InboxDelivery) -> InboxDelivery:
-    """The delivery to this generation of the run, with its payload stored."""
+    """The delivery to this incarnation of the run, with its payload stored."""
     stem = stem_in(found)
     await store_payloads(db, [(stem, delivery.signal.payload)])
     return delivery._replace(stem=stem)
@@ -102,7 +102,9 @@ async def _signal_step_by_step(db: Collections, run_id: str, delivery: InboxDeli
     """Find out why the signal was not delivered at once, and answer for that or deliver it again."""
     key = db.key(run_id)
     while True:
-        found = await db.runs.find_one({"_id": key}, dict.fromkeys(("generation", "moves", "inbox", "inbox_weight", "status"), 1))
+        found = await db.runs.find_one(
+            {"_id": key}, dict.fromkeys(("incarnation", "moves", "inbox", "inbox_weight", "status"), 1)
+        )
         if found is None:
             raise RunNotFound(run_id)
         first = await _find_sent(db, found, delivery, is_repeated=is_repeated)
@@ -114,7 +116,7 @@ async def _signal_step_by_step(db: Collections, run_id: str, delivery: InboxDeli
             await move_overflow(db, [key])
             continue
         delivery = await address_to(db, found, delivery)
-        unchanged = {"generation": found["generation"], "moves": found["moves"], "inbox_weight": {"$lt": FULL}}
+        unchanged = {"incarnation": found["incarnation"], "moves": found["moves"], "inbox_weight": {"$lt": FULL}}
         seq = await deliver(db, key, delivery, unchanged | {"inbox": {"$not": {"$elemMatch": _same_or_marked(delivery)}}})
         if seq is not None:
             return seq

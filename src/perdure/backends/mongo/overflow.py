@@ -1,6 +1,6 @@
 """What overflows a run's document: long journals and inboxes, and large payloads. They stand in other collections.
 
-Nothing here needs the lease. Parts are moved by copying them, under ids that only this generation of the run has, and then taking
+Nothing here needs the lease. Parts are moved by copying them, under ids that only this incarnation of the run has, then taking
 them out of the document, unless another process moved them meanwhile. All copies of a part are equal, however late they are
 written, so one that is there already will do, and a reader merges document and copies by number.
 """
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 MANY_CONSUMED: Final = 500  # from this many on, moved rows that are consumed are marked so in `signals`
 _MOVABLE: Final = dict.fromkeys(
-    ("generation", "moves", "tail", "items", "inbox", "consumed", "weight", "inbox_weight", "steps_top", "items_top"), 1
+    ("incarnation", "moves", "tail", "items", "inbox", "consumed", "weight", "inbox_weight", "steps_top", "items_top"), 1
 )
 
 
 def stem_in(document: Mapping[str, Any]) -> str:
     """What the ids of everything outside this run's document begin with."""
-    return stem_of(document["_id"], document["generation"])
+    return stem_of(document["_id"], document["incarnation"])
 
 
 def step_copy(stem: str, entry: Document) -> Document:
@@ -114,7 +114,7 @@ class _OverflowMove:
 
     @property
     def condition(self) -> Document:
-        return same_run(self._document["_id"], self._document["generation"], moves=self._document["moves"])
+        return same_run(self._document["_id"], self._document["incarnation"], moves=self._document["moves"])
 
     @property
     def pipeline(self) -> list[Expression]:

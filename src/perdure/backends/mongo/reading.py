@@ -40,9 +40,9 @@ from perdure.model.journal import Entry
 from perdure.model.records import Item, RunInfo, RunRow, Signal
 from perdure.model.run_filter import RunFilter
 
-_OF_JOURNAL: Final = dict.fromkeys(("generation", "moves", "tail", "steps_top"), 1)
-_OF_INBOX: Final = dict.fromkeys(("generation", "moves", "inbox", "moved_waiting", "consumed"), 1)
-_OF_ITEMS: Final = dict.fromkeys(("generation", "moves", "items", "items_top"), 1)
+_OF_JOURNAL: Final = dict.fromkeys(("incarnation", "moves", "tail", "steps_top"), 1)
+_OF_INBOX: Final = dict.fromkeys(("incarnation", "moves", "inbox", "moved_waiting", "consumed"), 1)
+_OF_ITEMS: Final = dict.fromkeys(("incarnation", "moves", "items", "items_top"), 1)
 
 
 async def get(db: Collections, run_id: str) -> RunRow | None:
@@ -127,7 +127,7 @@ async def _count_moved(db: Collections, stem: str) -> dict[str, int]:
 
 
 async def _check_unmoved(db: Collections, found: Mapping[str, Any]) -> None:
-    still = same_run(found["_id"], found["generation"], moves=found["moves"])
+    still = same_run(found["_id"], found["incarnation"], moves=found["moves"])
     if await db.runs.find_one(still, {"_id": 1}) is None:
         raise TornError("a run was replaced while it was read")
 

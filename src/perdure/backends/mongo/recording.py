@@ -297,10 +297,10 @@ async def _apply_all(
 
 
 class _ParentNotice(NamedTuple):
-    """A child's outcome on its way to its parent, whose generation is the one that was read."""
+    """A child's outcome on its way to its parent, whose incarnation is the one that was read."""
 
     parent: str
-    generation: str
+    incarnation: str
     delivery: InboxDelivery
 
 
@@ -308,17 +308,17 @@ async def _notice_for(db: Collections, found: Document, left: RunUpdate) -> _Par
     """The notice to the parent, or None when the parent has ended or was deleted, which does not change any more."""
     if found["parent_id"] is None:
         return None
-    parent = await db.runs.find_one({"_id": db.key(found["parent_id"]), **NOT_ENDED}, {"generation": 1})
+    parent = await db.runs.find_one({"_id": db.key(found["parent_id"]), **NOT_ENDED}, {"incarnation": 1})
     if parent is None or parent["_id"] == found["_id"]:
         return None
     outcome = Signal(seq=0, kind="child", name=found["parent_key"], payload=left.outcome or b"")
     delivery = await address_to(db, parent, InboxDelivery(outcome, left.mark, left.now))
-    return _ParentNotice(parent["_id"], parent["generation"], delivery)
+    return _ParentNotice(parent["_id"], parent["incarnation"], delivery)
 
 
 async def _notify_parent(db: Collections, notice: _ParentNotice, session: AsyncClientSession) -> None:
     """Put the outcome into the parent's inbox, unless the parent has ended or was deleted meanwhile."""
-    as_found = {"generation": notice.generation, "inbox_weight": {"$lt": FULL}}
+    as_found = {"incarnation": notice.incarnation, "inbox_weight": {"$lt": FULL}}
     if await deliver(db, notice.parent, notice.delivery, as_found, session) is None:
         is_there = {"_id": notice.parent, **NOT_ENDED}
         if await db.runs.find_one(is_there, {"_id": 1}, session=session) is not None:

@@ -54,11 +54,11 @@ from perdure.model.records import ENDED, NO_PROBLEM, Claim, Created, EndStatus, 
 if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
 
-_OVERFLOW: Final = {"generation": 1, "is_spilled": 1}
+_OVERFLOW: Final = {"incarnation": 1, "is_spilled": 1}
 _LACKS_INPUT: Final = {"$eq": ["$input_hash", literal(b"")]}
 _OF_INPUT: Final = (
-    "workflow", "version", "input_hash", "definition_hash", "queue", "priority", "limit_key", "start_at", "deadline",
-    "parent_id", "parent_key", "wake_at", "updated_at",
+    "workflow", "version", "input_hash", "first_input_hash", "definition_hash", "queue", "priority", "limit_key", "start_at",
+    "deadline", "parent_id", "parent_key", "wake_at", "updated_at",
 )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ class RunInsert(NamedTuple):
     inbox: Sequence[Signal]
     created_at: int | None
     now: int | None
-    generation: str
+    incarnation: str
     secret: str
 
     @property
@@ -88,7 +88,7 @@ class RunInsert(NamedTuple):
     def document(self, namespace: str) -> Document:
         """The run's document without the columns of `_server_time_columns`."""
         row = new_row(self.run, 0, self.created_at)
-        return run_document(namespace, row, self.generation, self.entries, self.inbox)
+        return run_document(namespace, row, self.incarnation, self.entries, self.inbox)
 
 
 def run_insert(
@@ -118,7 +118,7 @@ def _first_lease(insert: RunInsert, length: int) -> dict[str, Expression]:
     at = instant(insert.now)
     until = {"$add": [at, length]}
     columns = {"status": "running", "attempts": 1, "epoch": at, "claimed_length": len(insert.entries)}
-    columns |= {"token": insert.generation + insert.secret, "lease_owner": literal(insert.owner)}
+    columns |= {"token": insert.incarnation + insert.secret, "lease_owner": literal(insert.owner)}
     return columns | {"lease_until": until, "wake_at": until}
 
 
@@ -127,7 +127,7 @@ def _insert_pipeline(document: Document, insert: RunInsert, known: KnownLimits |
 
     It gives the lease that was asked for only while it is known that the queue has no limits.
     """
-    is_missing = {"$eq": [{"$type": "$generation"}, "missing"]}
+    is_missing = {"$eq": [{"$type": "$incarnation"}, "missing"]}
     parts: list[Expression] = [literal(document), _server_time_columns(insert)]
     if insert.length is not None and known is not None and insert.run.queue not in known.queues:
         parts.append(either(known.is_current, _first_lease(insert, insert.length), literal({})))
@@ -142,7 +142,7 @@ async def create_all(db: Collections, inserts: Sequence[RunInsert]) -> list[Repl
     replies: list[Reply[Created | None]] = []
     for insert, document in zip(inserts, documents, strict=True):
         stored = found.get(document["_id"])
-        is_new = stored is not None and stored["generation"] == insert.generation
+        is_new = stored is not None and stored["incarnation"] == insert.incarnation
         if not is_new:
             await delete_overflow(db, document)
         replies.append(await _created_from(db, insert, stored, known) if stored is not None and is_new else None)
@@ -220,7 +220,7 @@ async def _bring_input(db: Collections, found: Document, run: RunRow) -> bool:
     await store_payloads(db, [(stem, run.input)])
     values = {name: getattr(run, name) for name in _OF_INPUT}
     as_found = {name: found[name] for name in ("status", "cancel_requested", "input_hash", "epoch")}
-    condition = same_run(found["_id"], found["generation"], **as_found)
+    condition = same_run(found["_id"], found["incarnation"], **as_found)
     done = await db.runs.update_one(
         condition, {"$set": {**values, "input": inline_or_reference(stem, run.input), **spilled_flag(run.input)}}
     )
@@ -234,7 +234,7 @@ async def insert_run(db: Collections, insert: RunInsert, document: Document, ses
 
 async def restore(db: Collections, run: RunRow, entries: Sequence[Entry], inbox: Sequence[Signal], now: int | None) -> None:
     """Put this whole run in place of the one that exists, if any. Raises `LeaseHeld`."""
-    generation, key = new_token(), db.key(run.id)
+    incarnation, key = new_token(), db.key(run.id)
     while True:
         found = await db.runs.find_one({"_id": key}, ROW_ONLY)
         at = await db.clock(now)
@@ -242,7 +242,7 @@ async def restore(db: Collections, run: RunRow, entries: Sequence[Entry], inbox:
         if before is not None and before.lease_until is not None and before.lease_until > at:
             raise LeaseHeld(run.id, before.lease_owner or "a live worker")
         row = row_after_restore(run, inbox, before, at)
-        document = await split_document(db, run_document(db.namespace, row, generation, entries, inbox))
+        document = await split_document(db, run_document(db.namespace, row, incarnation, entries, inbox))
         if await _replace(db, found, document):
             return
 
@@ -255,16 +255,16 @@ async def _replace(db: Collections, found: Document | None, document: Document) 
         try:
             await db.runs.insert_one(document)
         except DuplicateKeyError:
-            return await db.runs.find_one(same_run(document["_id"], document["generation"]), {"_id": 1}) is not None
+            return await db.runs.find_one(same_run(document["_id"], document["incarnation"]), {"_id": 1}) is not None
         return True
     as_found = {name: found[name] for name in ("epoch", "token", "lease_until", "held")}
-    done = await db.runs.replace_one(same_run(found["_id"], found["generation"], **as_found), document)
+    done = await db.runs.replace_one(same_run(found["_id"], found["incarnation"], **as_found), document)
     if done.matched_count:
         await delete_overflow(db, found)
     return bool(done.matched_count)
 
 
-async def reopen(db: Collections, run_id: str, drop: Collection[str], now: int | None, mark: str) -> None:
+async def reopen(db: Collections, run_id: str, drop: Collection[str], generations: int, now: int | None, mark: str) -> None:
     """Make an ended run pending again. Raises `RunNotFound`, `RunFinished`, `LeaseHeld`."""
     while True:
         found = await db.runs.find_one({"_id": db.key(run_id)})
@@ -276,11 +276,11 @@ async def reopen(db: Collections, run_id: str, drop: Collection[str], now: int |
             raise RunFinished(run_id, "completed")
         if found["status"] not in ENDED:
             raise LeaseHeld(run_id, f"its present attempt: it is {found['status']} and has not ended")
-        if await _reopen(db, found, drop, await db.clock(now), mark):
+        if await _reopen(db, found, drop, generations, await db.clock(now), mark):
             return
 
 
-async def _reopen(db: Collections, found: Document, drop: Collection[str], now: int, mark: str) -> bool:
+async def _reopen(db: Collections, found: Document, drop: Collection[str], generations: int, now: int, mark: str) -> bool:
     epoch = max(found["epoch"] + 1, now)
     last = max([found["steps_top"], *(entry["seq"] for entry in found["tail"])])
     entry = drop_entry(last + 1, drop, now, epoch)
@@ -291,8 +291,9 @@ async def _reopen(db: Collections, found: Document, drop: Collection[str], now: 
     }
     pending = lease_columns(status="pending", epoch=epoch, attempts=0, updated_at=now, last_write=mark)
     withdrawn = {"outcome": None, "cancel_requested": False, "parent_notified": False, **NO_PROBLEM}
+    withdrawn["generation"] = plus("generation", generations)
     wake_at = either(_LACKS_INPUT, None, now)
-    as_found = same_run(found["_id"], found["generation"], status=found["status"], epoch=found["epoch"], moves=found["moves"])
+    as_found = same_run(found["_id"], found["incarnation"], status=found["status"], epoch=found["epoch"], moves=found["moves"])
     done = await db.runs.update_one(as_found, [{"$set": {**pending, **withdrawn, **appending, "wake_at": wake_at}}])
     return bool(done.matched_count)
 
@@ -373,11 +374,11 @@ async def _delete_all(db: Collections, found: Sequence[Document], still: Documen
 
     if not found:
         return 0
-    deletes = [DeleteOne({**still, **same_run(one["_id"], one["generation"])}) for one in found]
+    deletes = [DeleteOne({**still, **same_run(one["_id"], one["incarnation"])}) for one in found]
     done = await db.runs.bulk_write(deletes, ordered=False)
     spilled = [one for one in found if one["is_spilled"]]
     left = by_key(await db.runs.find({"_id": {"$in": [one["_id"] for one in spilled]}}, _OVERFLOW).to_list()) if spilled else {}
     for one in spilled:
-        if left.get(one["_id"], {}).get("generation") != one["generation"]:
+        if left.get(one["_id"], {}).get("incarnation") != one["incarnation"]:
             await delete_overflow(db, one)
     return int(done.deleted_count)

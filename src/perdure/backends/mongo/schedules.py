@@ -43,14 +43,14 @@ async def fire(db: Collections, schedule_id: str, expected_at: int, next_at: int
     document = await split_document(db, insert.document(db.namespace))
 
     async def fire(session: AsyncClientSession) -> bool:
-        moved = {"$set": {"next_at": next_at, "fired_by": insert.generation}}
+        moved = {"$set": {"next_at": next_at, "fired_by": insert.incarnation}}
         done = await db.schedules.update_one({"_id": key, "next_at": expected_at}, moved, session=session)
         if done.matched_count:
             await insert_run(db, insert, document, session)
         return bool(done.matched_count)
 
-    fired = await db.run_transaction(fire) or await _was_fired(db, key, insert.generation)
-    if document["is_spilled"] and await db.runs.find_one(same_run(document["_id"], insert.generation), {"_id": 1}) is None:
+    fired = await db.run_transaction(fire) or await _was_fired(db, key, insert.incarnation)
+    if document["is_spilled"] and await db.runs.find_one(same_run(document["_id"], insert.incarnation), {"_id": 1}) is None:
         await delete_overflow(db, document)
     return fired
 

@@ -226,9 +226,9 @@ class MongoStore(ServerStore[MongoConnections]):
         write = writes.finish(lease, status, outcome, entries, consume, now)
         return self._enqueue(lambda: self._closings, write)
 
-    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
+    async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
         """Make an ended run pending again."""
-        await self._do(runs.reopen, run_id, tuple(drop), now, new_token())
+        await self._do(runs.reopen, run_id, tuple(drop), int(new_generation), now, new_token())
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
         """Put a signal into the run's inbox."""

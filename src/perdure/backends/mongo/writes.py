@@ -21,7 +21,7 @@ from perdure.backends.mongo.documents import (
     append_to,
     either,
     entry_document,
-    generation_in,
+    incarnation_in,
     instant,
     item_document,
     item_place,
@@ -125,7 +125,7 @@ def finish(
 
 
 def stem_for(db: Collections, lease: Lease) -> str:
-    return stem_of(db.key(lease.run_id), generation_in(lease.token))
+    return stem_of(db.key(lease.run_id), incarnation_in(lease.token))
 
 
 def is_held(document: Document, lease: Lease) -> bool:

@@ -16,8 +16,9 @@ from perdure.backends.sql.session import Session
 from perdure.model.records import Created, NewRun
 
 _TYPES: Final = {
-    "input": "bytea", "input_hash": "bytea", "seed": "bytea", "metadata": "bytea",
+    "input": "bytea", "input_hash": "bytea", "first_input_hash": "bytea", "seed": "bytea", "metadata": "bytea",
     "version": "bigint", "priority": "bigint", "start_at": "bigint", "deadline": "bigint",
+    "generation": "bigint", "continued_at": "bigint",
 }  # fmt: skip
 _NEW_FIELDS: Final = NewRun.__struct_fields__
 _NEW_COLUMNS: Final = ", ".join(_NEW_FIELDS)

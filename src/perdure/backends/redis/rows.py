@@ -20,10 +20,10 @@ from perdure.model.run_filter import RunFilter
 # An argument of a script.
 Arg: TypeAlias = str | bytes | int
 
-_BYTES: Final = frozenset({"input", "input_hash", "seed", "metadata", "running_steps", "progress", "outcome"})
+_BYTES: Final = frozenset({"input", "input_hash", "first_input_hash", "seed", "metadata", "running_steps", "progress", "outcome"})
 _NUMBERS: Final = frozenset({
-    "version", "priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts", "problem_at", "problem_count",
-    "created_at", "updated_at",
+    "version", "generation", "continued_at", "priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts",
+    "problem_at", "problem_count", "created_at", "updated_at",
 })  # fmt: skip
 _BOOLEANS: Final = frozenset({"held", "cancel_requested", "parent_notified"})
 # Digits of an item's number, as in prelude.lua.

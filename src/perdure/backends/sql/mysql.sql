@@ -1,4 +1,4 @@
--- perdure's tables, version 4, for MySQL and MariaDB. A name after a dollar sign stands for a quoted identifier.
+-- perdure's tables, version 5, for MySQL and MariaDB. A name after a dollar sign stands for a quoted identifier.
 -- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one.
 -- Instants are microseconds UTC. Names are bytes, so that case, accents and spaces at the end count. CREATE TABLE cannot be
 -- undone here, so each can be repeated, with its indexes; an index holds at most 3,072 bytes. There are no partial indexes:
@@ -30,6 +30,7 @@ CREATE TABLE IF NOT EXISTS $runs (
     journal_length BIGINT NOT NULL,
     workflow VARBINARY(1024) NOT NULL,
     version BIGINT NOT NULL,
+    generation BIGINT NOT NULL,
     queue VARBINARY(1024) NOT NULL,
     priority BIGINT NOT NULL,
     limit_key LONGBLOB,
@@ -37,12 +38,14 @@ CREATE TABLE IF NOT EXISTS $runs (
     updated_at BIGINT NOT NULL,
     start_at BIGINT,
     deadline BIGINT,
+    continued_at BIGINT,
     parent_id LONGBLOB,
     parent_key LONGBLOB,
     parent_notified TINYINT NOT NULL,
     definition_hash LONGBLOB,
     seed LONGBLOB NOT NULL,
     input_hash LONGBLOB NOT NULL,
+    first_input_hash LONGBLOB,
     waiting_for LONGBLOB NOT NULL,
     problem LONGBLOB,
     metadata LONGBLOB NOT NULL,

@@ -1,4 +1,4 @@
--- perdure's tables, version 4, for PostgreSQL. A name after a dollar sign stands for a quoted identifier or a word of the dialect.
+-- perdure's tables, version 5, for PostgreSQL. A name after a dollar sign stands for a quoted identifier or a word of the dialect.
 -- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one.
 -- Instants are microseconds UTC. Text sorts and compares by its bytes. An index row holds at most 2,704 bytes, so no index has
 -- more than two columns of names (1,024 bytes each) beside the namespace (255 bytes).
@@ -28,6 +28,7 @@ CREATE TABLE $runs (
     journal_length bigint NOT NULL,
     workflow text COLLATE "C" NOT NULL,
     version bigint NOT NULL,
+    generation bigint NOT NULL,
     queue text COLLATE "C" NOT NULL,
     priority bigint NOT NULL,
     limit_key text COLLATE "C",
@@ -35,12 +36,14 @@ CREATE TABLE $runs (
     updated_at bigint NOT NULL,
     start_at bigint,
     deadline bigint,
+    continued_at bigint,
     parent_id text COLLATE "C",
     parent_key text COLLATE "C",
     parent_notified smallint NOT NULL,
     definition_hash text,
     seed $payload NOT NULL,
     input_hash $payload NOT NULL,
+    first_input_hash $payload,
     waiting_for text NOT NULL,
     problem text,
     metadata $payload NOT NULL,

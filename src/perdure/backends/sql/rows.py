@@ -127,13 +127,14 @@ SIGNAL_COLUMNS: Final = ", ".join(SIGNAL_FIELDS)
 WORKER_FIELDS: Final = ("id", "seen_at", "info")
 SCHEDULE_FIELDS: Final = ("id", "workflow", "spec", "input", "next_at", "metadata")
 
-_PAYLOADS: Final = frozenset(
-    {"input", "input_hash", "seed", "metadata", "running_steps", "progress", "outcome", "payload", "args_hash", "info"}
-)
+_PAYLOADS: Final = frozenset({
+    "input", "input_hash", "first_input_hash", "seed", "metadata", "running_steps", "progress", "outcome",
+    "payload", "args_hash", "info",
+})  # fmt: skip
 _BOOLEANS: Final = frozenset({"held", "cancel_requested", "parent_notified", "ok"})
 _NUMBERS: Final = frozenset({
-    "version", "priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts", "problem_at", "problem_count",
-    "created_at", "updated_at", "seq", "attempt", "started_at", "took", "next_at", "seen_at",
+    "version", "generation", "continued_at", "priority", "start_at", "deadline", "wake_at", "epoch", "lease_until", "attempts",
+    "problem_at", "problem_count", "created_at", "updated_at", "seq", "attempt", "started_at", "took", "next_at", "seen_at",
 })  # fmt: skip
 _ID: Final = RUN_FIELDS.index("id")
 _WAITING_FOR: Final = RUN_FIELDS.index("waiting_for")

@@ -1,4 +1,4 @@
--- perdure's tables, version 4, for SQLite and libSQL. A name after a dollar sign stands for a quoted identifier.
+-- perdure's tables, version 5, for SQLite and libSQL. A name after a dollar sign stands for a quoted identifier.
 -- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one. The runs have more indexes,
 -- which are in the dialect: a local file has fewer of them than a server.
 -- Instants are microseconds UTC. Payloads are text or blobs, as the store writes them. Narrow columns come first, so that the
@@ -27,6 +27,7 @@ CREATE TABLE $runs (
     journal_length INTEGER NOT NULL,
     workflow TEXT NOT NULL,
     version INTEGER NOT NULL,
+    generation INTEGER NOT NULL,
     queue TEXT NOT NULL,
     priority INTEGER NOT NULL,
     limit_key TEXT,
@@ -34,12 +35,14 @@ CREATE TABLE $runs (
     updated_at INTEGER NOT NULL,
     start_at INTEGER,
     deadline INTEGER,
+    continued_at INTEGER,
     parent_id TEXT,
     parent_key TEXT,
     parent_notified INTEGER NOT NULL,
     definition_hash TEXT,
     seed BLOB NOT NULL,
     input_hash BLOB NOT NULL,
+    first_input_hash BLOB,
     waiting_for TEXT NOT NULL,
     problem TEXT,
     metadata BLOB NOT NULL,

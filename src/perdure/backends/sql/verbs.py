@@ -70,10 +70,10 @@ class SqlVerbs(ChecksIds, ABC):
         """All there are."""
         return STANDARD_PARTS | {"shared", "durable", "transaction"}
 
-    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
+    async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
         """Make an ended run pending again."""
         dropped = tuple(drop)
-        await self._change(lambda db: runs.reopen(db, run_id, dropped, self._time(now)))
+        await self._change(lambda db: runs.reopen(db, run_id, dropped, self._time(now), new_generation=new_generation))
 
     async def cancel(self, run_id: str, *, now: int | None = None) -> None:
         """Ask the run to stop."""

@@ -43,6 +43,9 @@ FULL = NewRun(
     deadline=at(3600),
     parent_id="parent",
     parent_key="child-1",
+    generation=5,
+    first_input_hash=b"\x00\x02",
+    continued_at=at(-7),
 )
 # An entry as another store may have had it, with an epoch of that one's.
 FIRST = Entry(

@@ -63,7 +63,10 @@ async def the_first_create_brings_a_restored_run_its_input(world: FullWorld) -> 
     created = await world.b.create(FULL, ttl=TTL, entries=[entry(2)], created_at=at(-1), now=at(1))
     equal((created.is_new, created.claim), (False, None), "what create() says")
     row = await world.row("full")
-    kept = ("seed", "metadata", "progress", "created_at", "epoch", "attempts", "held", "status")
+    kept = (
+        "seed", "metadata", "progress", "created_at", "epoch", "attempts", "held", "status",
+        "generation", "continued_at",
+    )  # fmt: skip
     equal({name: getattr(row, name) for name in kept}, {name: getattr(before, name) for name in kept}, "what is kept")
     taken = [name for name in msgspec.structs.asdict(FULL) if name not in kept]
     equal({name: getattr(row, name) for name in taken}, {name: getattr(FULL, name) for name in taken}, "what is taken")

@@ -4,7 +4,9 @@ local now, id, length, token, owner, created_at = take_now(), take(), take(), ta
 local columns, entries, inbox, dedupes = take_list(), take_list(), take_list(), take_list()
 
 -- What a run that was restored without its input takes from the first `create`.
-local LATE = { 'workflow', 'input', 'input_hash', 'definition_hash', 'queue', 'priority', 'limit_key', 'start_at', 'deadline' }
+local LATE = {
+  'workflow', 'input', 'input_hash', 'first_input_hash', 'definition_hash', 'queue', 'priority', 'limit_key', 'start_at', 'deadline',
+}
 
 local new = {}
 for i = 1, #columns, 2 do
