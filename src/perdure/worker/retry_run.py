@@ -17,7 +17,10 @@ async def reopen_run(store: Store, row: RunRow, now: int | None) -> None:
         entries = entries_in_force(await store.journal(row.id))
     except ValueError as reason:
         raise SnapshotCorrupt(row.id, "the journal", str(reason)) from reason
-    await store.reopen(row.id, keys_to_retry(row, entries), now=now)
+    dropped = keys_to_retry(row, entries)
+    # What was compensated must not be taken for the same request by a service that tells requests apart by their key.
+    was_compensated = any(key.startswith(COMPENSATION_PREFIX) for key in dropped)
+    await store.reopen(row.id, dropped, new_generation=was_compensated, now=now)
 
 
 def keys_to_retry(row: RunRow, entries: list[Entry]) -> set[str]:
