@@ -2,7 +2,7 @@
 
     python examples/sagas.py
 
-The retry has idempotency keys of a new generation, so that a provider does not answer with a booking that was cancelled. It prints:
+The retry has idempotency keys of a new generation: a provider does not answer with a booking that was cancelled. It prints:
 
     book flight (trip-1/book-flight)
     book hotel (trip-1/book-hotel)
