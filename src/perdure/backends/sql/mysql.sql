@@ -1,4 +1,4 @@
--- perdure's tables, version 4, for MySQL and MariaDB. A name after a dollar sign stands for a quoted identifier.
+-- perdure's tables, version 5, for MySQL and MariaDB. A name after a dollar sign stands for a quoted identifier.
 -- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one.
 -- Instants are microseconds UTC. Names are bytes, so that case, accents and spaces at the end count. CREATE TABLE cannot be
 -- undone here, so each can be repeated, with its indexes; an index holds at most 3,072 bytes. There are no partial indexes:

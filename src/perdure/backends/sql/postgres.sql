@@ -1,4 +1,4 @@
--- perdure's tables, version 4, for PostgreSQL. A name after a dollar sign stands for a quoted identifier or a word of the dialect.
+-- perdure's tables, version 5, for PostgreSQL. A name after a dollar sign stands for a quoted identifier or a word of the dialect.
 -- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one.
 -- Instants are microseconds UTC. Text sorts and compares by its bytes. An index row holds at most 2,704 bytes, so no index has
 -- more than two columns of names (1,024 bytes each) beside the namespace (255 bytes).
@@ -68,11 +68,12 @@ WHERE wake_at IS NOT NULL AND held = 0;
 CREATE INDEX $runs_leased ON $runs ((namespace || ''), queue, lease_until)
 WHERE lease_until IS NOT NULL;
 
--- Lists and purges, status by status, and those of one workflow or queue. Again two expressions: for the order, PostgreSQL would
--- take the first index for a rare workflow too, and read the runs of all others.
+-- Lists and purges, status by status, and those of one workflow or queue. Again other expressions: for the order, PostgreSQL would
+-- take the first index for a rare workflow too, and read the runs of all others. And it would take the second for claims, while a
+-- table that has grown was not analysed yet: it is the smaller one, and has every sleeping run.
 CREATE INDEX $runs_changed ON $runs (('' || namespace), status, updated_at DESC, id);
 
-CREATE INDEX $runs_of_workflow ON $runs ((namespace || ''), workflow, queue, status, updated_at DESC);
+CREATE INDEX $runs_of_workflow ON $runs (('' || namespace || ''), workflow, queue, status, updated_at DESC);
 
 CREATE TABLE $steps (
     namespace text COLLATE "C" NOT NULL,

@@ -11,7 +11,7 @@ from perdure.backends.sql.dialect import Statement, Tables
 from perdure.backends.sql.session import Channel
 from perdure.errors import PersistenceError
 
-VERSION: Final = 4
+VERSION: Final = 5
 
 _READ_META: Final = "SELECT name, value FROM $meta"
 _WRITE_META: Final = "INSERT INTO $meta (name, value) VALUES ('payloads', ?1), ('schema_version', ?2)"

@@ -1,4 +1,4 @@
--- perdure's tables, version 4, for SQLite and libSQL. A name after a dollar sign stands for a quoted identifier.
+-- perdure's tables, version 5, for SQLite and libSQL. A name after a dollar sign stands for a quoted identifier.
 -- A statement ends with a semicolon at the end of a line, and nowhere else does a line end with one. The runs have more indexes,
 -- which are in the dialect: a local file has fewer of them than a server.
 -- Instants are microseconds UTC. Payloads are text or blobs, as the store writes them. Narrow columns come first, so that the
