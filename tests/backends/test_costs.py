@@ -134,8 +134,8 @@ async def nothing(ctx: Context) -> None:
 
 @pytest.mark.chaos  # it takes two minutes, all of which it waits
 async def test_an_idle_worker_asks_rarely(server_backend: ServerBackend, wire: Wire) -> None:
-    """Signs of life and checks of listeners are among its round trips. PostgreSQL executes fewer than 0.2 statements a second, but
-    its driver prepares each again after a while; MongoDB gets its getMore."""
+    """Signs of life and checks of listeners are among its round trips. PostgreSQL executes fewer than 0.2 statements a second,
+    but its driver prepares each again after a while; MongoDB gets its getMore."""
     most = 2.0 if server_backend.listener is None else {POSTGRES: 0.5, MONGO: 0.8}.get(server_backend, 0.25)
     async with store_at(server_backend.through(wire)) as store, Runtime(store, [nothing]) as runtime:
         await (await runtime.start(nothing))
