@@ -28,6 +28,9 @@ probe_redis-server = command -v redis-server || command -v valkey-server
 probe_mariadb-server = command -v mariadbd || test -x /usr/sbin/mariadbd
 probe_qemu-user-static = command -v qemu-aarch64-static
 probe_npm = command -v npm
+probe_sqlite3 = command -v sqlite3
+probe_curl = command -v curl
+probe_jq = command -v jq
 
 # $(call require,packages,otherwise): installs the Debian packages that are missing when run by root. Otherwise names them, and
 # does what is said there.
@@ -104,7 +107,7 @@ clean: ## removes the environments, caches and build results
 # MongoDB's come from npm, the latter for another processor. Who may not install them tests the backends that are there.
 system:
 	$(call require,python3-venv strace,exit 1)
-	$(call require,postgresql pgbouncer redis-server mariadb-server qemu-user-static npm,true)
+	$(call require,postgresql pgbouncer redis-server mariadb-server qemu-user-static npm sqlite3 curl jq,true)
 
 $(CORE): requirements/core.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -57,7 +57,6 @@ async def test_a_record_is_one_round_trip(server_backend: ServerBackend, store: 
     assert RECORDS <= wire.round_trips - before <= RECORDS + server_backend.monitoring_round_trips
 
 
-@on(POSTGRES, MYSQL, MONGO, REDIS)  # on libSQL a worker hears of changes, and claims rarely
 @pytest.mark.parametrize("sleepers", [0, 3])
 async def test_a_claim_by_an_idle_worker_is_one_round_trip(
     server_backend: ServerBackend, store: FullStore, wire: Wire, sleepers: int
@@ -135,8 +134,9 @@ async def nothing(ctx: Context) -> None:
 
 @pytest.mark.chaos  # it takes two minutes, all of which it waits
 async def test_an_idle_worker_asks_rarely(server_backend: ServerBackend, wire: Wire) -> None:
-    """Among its round trips are signs of life, statements that are prepared again, checks of listeners, MongoDB's getMore."""
-    most = 2.0 if server_backend.listener is None else 1.0 if server_backend is MONGO else 0.6
+    """Signs of life and checks of listeners are among its round trips. PostgreSQL executes fewer than 0.2 statements a second,
+    but its driver prepares each again after a while; MongoDB gets its getMore."""
+    most = 2.0 if server_backend.listener is None else {POSTGRES: 0.5, MONGO: 0.8}.get(server_backend, 0.25)
     async with store_at(server_backend.through(wire)) as store, Runtime(store, [nothing]) as runtime:
         await (await runtime.start(nothing))
         await asyncio.sleep(40)  # by now it asks as rarely as it ever does

@@ -36,7 +36,7 @@ STORES: Final = (SQLITE, FILES, POSTGRES, MYSQL, MONGO, REDIS, LIBSQL)
 @asynccontextmanager
 async def worker_on(dsn: str, *arguments: str) -> AsyncIterator[Process]:
     """A worker process in Python's development mode, asyncio's debug mode included, in which every warning is an error."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     command = [sys.executable, "-X", "dev", "-W", "error", str(WORKER), dsn, *arguments]
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, env=env)
     try:

@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import time
+from pathlib import Path
 from typing import Final
 
 from tests.servers.process import PATIENCE_SECONDS, Process, ServerMissing, free_port
@@ -30,6 +31,11 @@ class RedisServer:
     def url(self) -> str:
         """The server's first database."""
         return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def directory(self) -> Path:
+        """Where its files are."""
+        return self._process.directory
 
     @property
     def pid(self) -> int:

@@ -2,17 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import pytest
 
-from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.libsql import LibsqlStore
-from perdure.backends.libsql.channels import SingleRequests
 from perdure.backends.libsql.hrana import committed_results, in_transaction
-from perdure.backends.libsql.store import _next_wake
-from perdure.backends.sql.dialect import Statement
-from perdure.backends.sql.session import Result, Session
 from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.records import Lease
 from perdure.testing.contract.world import TTL, entry, new_run
@@ -96,24 +91,6 @@ async def test_a_transaction_goes_on_however_many_wait_for_it(store: LibsqlStore
     for ends in await asyncio.gather(*waiting):
         assert committed_results(ends) == []
     assert await store.journal("run") == [entry(1)]
-
-
-async def test_what_comes_due_while_a_claim_looks_is_not_overlooked(store: LibsqlStore) -> None:
-    """A claim first looks whether it is worth keeping others from writing; a run may come due between two looks."""
-    await store.setup()
-    connections = store._connections
-    request = ClaimRequest(ClaimFilter.of([("flow", 1)], None), 5, 1, "me", None)
-
-    class Meanwhile(SingleRequests):
-        async def send(self, statements: Sequence[Statement]) -> list[Result]:
-            if "queues" in statements[0].sql:  # after the first look
-                await store.create(new_run("due"))
-            return await super().send(statements)
-
-    async def look() -> object:
-        return await _next_wake(Session(Meanwhile(connections.client, connections.large_values), connections.tables, ""), request)
-
-    assert await connections.run(look()) is None
 
 
 async def test_a_holder_and_its_successor_never_both_write(store: LibsqlStore, other: LibsqlStore) -> None:

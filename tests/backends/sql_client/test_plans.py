@@ -37,10 +37,10 @@ class Noting:
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self.asked: dict[str, Sequence[Any]] = {}
+        self.asked: list[tuple[str, Sequence[Any]]] = []
 
     async def query(self, sql: str, params: Sequence[Any]) -> Any:
-        self.asked[sql] = params
+        self.asked.append((sql, params))
         return await self._client.query(sql, params)
 
     @asynccontextmanager
@@ -144,7 +144,7 @@ async def test_nothing_reads_a_table_as_a_whole(here: Place) -> None:
     await use(here.store(noting))
     seen = {
         sql: found
-        for sql, params in noting.asked.items()
+        for sql, params in noting.asked
         if sql.split()[0] in {"SELECT", "UPDATE", "DELETE", "WITH", "INSERT"} and "perdure_" in sql and "pg_class" not in sql
         if (found := await scans(here, client, sql, params))
     }

@@ -16,8 +16,9 @@ from typing import Final
 from perdure.backends.base.lifecycle import Lifecycle
 
 POLL_EVERY: Final = 1.0
-# Seconds without a message after which a listener asks the server whether it still hears it.
-CHECK_EVERY: Final = 30.0
+# Seconds without a message after which a listener asks the server whether it still hears it. Workers claim meanwhile, so this is
+# only how long they may hear of a change late, and a check is a query of an idle worker.
+CHECK_EVERY: Final = 60.0
 _END_WITHIN: Final = 5.0
 # A connection that held this many seconds is replaced at once when it breaks.
 _LASTING: Final = 10.0

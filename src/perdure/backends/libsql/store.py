@@ -16,12 +16,12 @@ from perdure.backends.libsql import errors, large_values, record_batch, run_batc
 from perdure.backends.libsql.address import parse_url
 from perdure.backends.libsql.connections import LibsqlConnections
 from perdure.backends.libsql.hrana import ServerError
-from perdure.backends.sql import claims, reading, runs
+from perdure.backends.sql import claims, runs
 from perdure.backends.sql.closing import close_once
 from perdure.backends.sql.dialect import SQLITE, Statement, Tables
 from perdure.backends.sql.recording import Write
 from perdure.backends.sql.rows import identity
-from perdure.backends.sql.session import Result, Session
+from perdure.backends.sql.session import Result
 from perdure.backends.sql.store import SqlStore
 from perdure.errors import PersistenceError
 from perdure.model.durations import microseconds
@@ -122,7 +122,8 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
         )
 
     async def _claim(self, request: ClaimRequest) -> Claims:
-        idle = await self._connections.read(self._namespace, lambda db: _next_wake(db, request))
+        # One request, without the write lock, which a claim takes.
+        idle = await self._connections.read(self._namespace, lambda db: claims.see_nothing_due(db, request))
         if idle is None:
             return await super()._claim(request)
         return Claims(claims=[], next_wake_at=idle.next_wake_at, now=idle.now)
@@ -212,17 +213,6 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
             if errors.is_constraint_violation(error) or errors.is_too_large(error):
                 return error
             raise
-
-
-async def _next_wake(db: Session, request: ClaimRequest) -> claims.ClaimResult | None:
-    """The result of a claim when nothing is due, found without the write lock; None when something is.
-
-    Due runs are looked for twice: a run that comes due between the first look and the time of `next_wake_at` would be in neither.
-    """
-    if await reading.due(db, 1, request.now):
-        return None
-    result = await claims.claim(db, request._replace(limit=0))
-    return None if await reading.due(db, 1, request.now) else result
 
 
 def _check_token(token: str | None) -> str | None:

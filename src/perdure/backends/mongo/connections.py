@@ -35,7 +35,7 @@ class MongoConnections(ServerConnections):
     """The client of one store, on its loop."""
 
     THREAD: ClassVar[LoopThread] = LoopThread("perdure-mongo")
-    PATIENCE: ClassVar[float] = 30.0  # a replica set that lost its primary takes some ten seconds to choose another
+    PATIENCE: ClassVar[float] = 20.0  # a replica set that lost its primary takes some twelve seconds to choose another
 
     def __init__(self, address: MongoAddress, stem: str, *, url: str | None, client: AsyncMongoClient[Any] | None) -> None:
         super().__init__(address.label, is_borrowed=client is not None)

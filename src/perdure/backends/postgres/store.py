@@ -26,6 +26,7 @@ from perdure.backends.postgres.connections import PostgresConnections
 from perdure.backends.postgres.errors import driver
 from perdure.backends.postgres.notifications import NotificationListener, channel_name
 from perdure.backends.postgres.recording import record_all
+from perdure.backends.sql import schedules
 from perdure.backends.sql.recording import Write
 from perdure.backends.sql.session import Session
 from perdure.backends.sql.store import Batchers, SqlStore
@@ -99,6 +100,10 @@ class PostgresStore(SqlStore[PostgresConnections]):
         """Host and port, database, search path, table stem and prefix."""
         place = self._connections.place
         return ("postgresql", place.hosts, place.database, place.search_path, self._connections.tables.stem, self._namespace)
+
+    async def put_worker(self, worker_id: str, info: bytes, *, now: int | None = None) -> None:
+        """Insert or replace the worker, seen now. Either statement may stand alone, so BEGIN and COMMIT are not sent."""
+        await self._read(lambda db: schedules.put_worker(db, worker_id, info, self._time(now)))
 
     async def _claim(self, request: ClaimRequest) -> Claims:
         result = await claiming.claim(self._connections, self._namespace, request)

@@ -12,7 +12,6 @@ from perdure.backends.redis.address import URL_FORMS
 # A server that does not answer within this many seconds counts as lost.
 REPLY_WITHIN: Final = 10.0
 _CONNECTS_WITHIN: Final = 5.0
-_HEALTH_CHECK_EVERY: Final = 30
 # Errors by which a server says that it did not run the script, and that it may run it later.
 _PASSING: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
 # redis-py leaves the first word out of some messages and makes it a class instead.
@@ -42,7 +41,7 @@ def open_client(url: str, *, cluster: bool) -> Any:
             retry=Retry(NoBackoff(), 0),
             socket_timeout=REPLY_WITHIN,
             socket_connect_timeout=_CONNECTS_WITHIN,
-            health_check_interval=_HEALTH_CHECK_EVERY,
+            health_check_interval=0,  # a PING finds out no more than the script that would follow it
             **_without_name(),
         )
     except (ValueError, TypeError):

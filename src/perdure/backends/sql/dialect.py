@@ -30,9 +30,9 @@ class Dialect:
     has only those; `by_wake` and `by_unconsumed` insist on it. `is_started` is 1 for a run that was leased before, else 0, as the
     index of `by_wake` has it. `by_changed` and `by_workflow` insist on the indexes of lists. `indexed_namespace` is the namespace
     where runs are looked for by other columns than their id, `due_namespace` and `changed_namespace` where they may be of any
-    workflow: due ones, and those in a status. `each_of` and what follows it join rows of a table `here`, looked up one by one.
-    `unindexed` before a column keeps the planner from choosing an index for it. `payload` is the type of a payload's column, and
-    `instr` the function that says where a payload contains a part, from 1.
+    workflow: due ones, and those in a status; `listed_namespace` in lists by workflow and queue. `each_of` and what follows it
+    join rows of a table `here`, looked up one by one. `unindexed` before a column keeps the planner from choosing an index for
+    it. `payload` is the type of a payload's column, and `instr` the function that says where a payload contains a part, from 1.
 
     Where it `has_few_indexes`, no index of the runs begins with their status or `wake_at`: lists go by (workflow, queue, status),
     what is due goes by (workflow, queue, priority), and each of these groups is looked up for itself.
@@ -82,6 +82,7 @@ POSTGRES: Final = Dialect(
         "indexed_namespace": "namespace || ''",
         "due_namespace": "namespace || '' || ''",
         "changed_namespace": "'' || namespace",
+        "listed_namespace": "'' || namespace || ''",
         "by_changed": "",
         "by_workflow": "",
         "unindexed": "",
@@ -124,6 +125,7 @@ MYSQL: Final = Dialect(
         "indexed_namespace": "namespace",
         "due_namespace": "namespace",
         "changed_namespace": "namespace",
+        "listed_namespace": "namespace",
         "unindexed": "",
         "unconsumed": "unconsumed = 1",
         "by_unconsumed": "",
@@ -164,6 +166,7 @@ SQLITE: Final = Dialect(
         "indexed_namespace": "namespace",
         "due_namespace": "namespace",
         "changed_namespace": "namespace",
+        "listed_namespace": "namespace",
         "unindexed": "+",
         "unconsumed": "consumed_by IS NULL",
         # It would take the primary key for the order, and read the rows that were consumed.

@@ -104,7 +104,9 @@ class _DuePages:
         self.is_read = False
         self._last: DueRun | None = None
 
-    def select_page(self, params: Parameters, counter: QueueCounter, suspects: SuspectCounter, now: int, size: int) -> str:
+    def select_page(
+        self, params: Parameters, counter: QueueCounter, suspects: SuspectCounter, now: int, size: int, *, is_postgres: bool
+    ) -> str:
         """The template that reads the next page."""
         conditions = [self.group.condition(params), f"wake_at <= {params.one(now)}"]
         if self._last is not None:
@@ -116,8 +118,11 @@ class _DuePages:
         if not suspects.has_room:  # they must not fill the pages
             conditions.append(f"NOT ({_IS_SUSPECT})")
         due = " AND ".join(conditions)
-        is_suspect = f"CASE WHEN {_IS_SUSPECT} THEN 1 ELSE 0 END"
-        return f"SELECT wake_at, id, limit_key, {is_suspect} FROM $runs $by_wake WHERE {due} ORDER BY wake_at, id LIMIT {size}"
+        columns = f"wake_at, id, limit_key, CASE WHEN {_IS_SUSPECT} THEN 1 ELSE 0 END AS is_suspect"
+        page = f"SELECT {columns} FROM $runs $by_wake WHERE {due} ORDER BY wake_at"
+        if is_postgres:  # in the order of the index: PostgreSQL expects few rows, and would read and sort all that are due
+            return f"SELECT * FROM ({page} FETCH FIRST {size} ROWS WITH TIES) AS page ORDER BY wake_at, id LIMIT {size}"
+        return f"{page}, id LIMIT {size}"
 
     def add_page(self, runs: Sequence[DueRun], size: int, count: int) -> None:
         """Append a page, of which `count` rows were read; one with fewer rows than `size` is the last."""
@@ -176,7 +181,8 @@ class DueOrder:
         statements: list[Statement] = []
         for pages in groups:
             params = Parameters()
-            template = pages.select_page(params, self._counter, self._suspects, self._now, self._size)
+            is_postgres = db.tables.dialect.name == "postgres"
+            template = pages.select_page(params, self._counter, self._suspects, self._now, self._size, is_postgres=is_postgres)
             statements.append(db.statement(template, *params.values))
         for pages, result in zip(groups, await db.send(statements), strict=True):
             pages.add_page([run for row in result.rows if (run := _due_run(db, row, pages.group))], self._size, len(result.rows))
@@ -261,8 +267,11 @@ async def next_wake_at(db: Session, groups: Sequence[DueGroup], now: int) -> int
     for chunk in chunks(groups, _MAX_SELECTS):
         params = Parameters()
         after = params.one(now)
+        # Not min(): where PostgreSQL expects few rows, it would read every run that sleeps.
         selects = [
-            f"SELECT min(wake_at) FROM $runs $by_wake WHERE {group.condition(params)} AND wake_at > {after}" for group in chunk
+            f"SELECT (SELECT wake_at FROM $runs $by_wake WHERE {group.condition(params)} AND wake_at > {after} "
+            "ORDER BY wake_at LIMIT 1)"
+            for group in chunk
         ]
         rows = await db.all(" UNION ALL ".join(selects), *params.values)
         wake_ats += [wake_at for row in rows if (wake_at := _instant(row[0])) is not None]

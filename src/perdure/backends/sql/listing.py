@@ -28,9 +28,9 @@ from perdure.model.run_filter import RunFilter
 _MAX_SELECTS: Final = 100
 
 _ALL_WORKFLOWS: Final = """
-    SELECT min(workflow) FROM $runs WHERE $indexed_namespace = ?1
+    SELECT min(workflow) FROM $runs WHERE $listed_namespace = ?1
     UNION ALL
-    SELECT (SELECT min(workflow) FROM $runs WHERE $indexed_namespace = ?1 AND workflow > names.workflow)
+    SELECT (SELECT min(workflow) FROM $runs WHERE $listed_namespace = ?1 AND workflow > names.workflow)
     FROM names WHERE names.workflow IS NOT NULL
 """
 _WORKFLOWS: Final = f"""
@@ -39,11 +39,11 @@ _WORKFLOWS: Final = f"""
 _QUEUES: Final = """
     WITH RECURSIVE names (workflow) AS ({}),
     found (workflow, queue) AS (
-        SELECT workflow, (SELECT min(queue) FROM $runs WHERE $indexed_namespace = ?1 AND workflow = names.workflow)
+        SELECT workflow, (SELECT min(queue) FROM $runs WHERE $listed_namespace = ?1 AND workflow = names.workflow)
         FROM names WHERE workflow IS NOT NULL
         UNION ALL
         SELECT workflow,
-            (SELECT min(queue) FROM $runs WHERE $indexed_namespace = ?1 AND workflow = found.workflow AND queue > found.queue)
+            (SELECT min(queue) FROM $runs WHERE $listed_namespace = ?1 AND workflow = found.workflow AND queue > found.queue)
         FROM found WHERE found.queue IS NOT NULL
     )
     SELECT workflow, queue FROM found WHERE queue IS NOT NULL
@@ -117,7 +117,7 @@ def _table(wanted: RunFilter, group: RunGroup) -> str:
 
 def condition(params: Parameters, wanted: RunFilter, group: RunGroup, before: tuple[int, str] | None = None) -> str:
     """The SQL condition that selects the runs of a group that are asked for, of those that a list has not reached yet."""
-    namespace = "$changed_namespace" if group.workflow is None else "$indexed_namespace"
+    namespace = "$changed_namespace" if group.workflow is None else "$listed_namespace"
     as_filter = ""
     if wanted.prefix:  # it is looked up by the primary key, and no other column must make the planner choose another index
         namespace, as_filter = "namespace", "$unindexed "

@@ -71,11 +71,12 @@ WHERE wake_at IS NOT NULL AND held = 0;
 CREATE INDEX $runs_leased ON $runs ((namespace || ''), queue, lease_until)
 WHERE lease_until IS NOT NULL;
 
--- Lists and purges, status by status, and those of one workflow or queue. Again two expressions: for the order, PostgreSQL would
--- take the first index for a rare workflow too, and read the runs of all others.
+-- Lists and purges, status by status, and those of one workflow or queue. Again other expressions: for the order, PostgreSQL would
+-- take the first index for a rare workflow too, and read the runs of all others. And it would take the second for claims, while a
+-- table that has grown was not analysed yet: it is the smaller one, and has every sleeping run.
 CREATE INDEX $runs_changed ON $runs (('' || namespace), status, updated_at DESC, id);
 
-CREATE INDEX $runs_of_workflow ON $runs ((namespace || ''), workflow, queue, status, updated_at DESC);
+CREATE INDEX $runs_of_workflow ON $runs (('' || namespace || ''), workflow, queue, status, updated_at DESC);
 
 CREATE TABLE $steps (
     namespace text COLLATE "C" NOT NULL,
