@@ -144,7 +144,7 @@ def _wait(drive: Drive, call: CtxCall, opened: Entry, address: Awaited | None) -
     expires_with = None
     if isinstance(asked, OpenApproval):
         address = asked.address(opened.name)
-        expires_with = None if asked.deadline is None else expiry(asked.deadline)
+        expires_with = None if asked.deadline is None else msgspec.json.encode(expiry(asked.deadline))
 
     def close(ok: bool, payload: bytes = b"null", consume: int | None = None) -> None:  # noqa: FBT001 - three uses, below
         entry = drive.recorder.append(

@@ -2,8 +2,8 @@
 
 An approval is a wait. Its open entry is an `OpenApproval`. A decision is a row of the inbox under a name that only this approval
 has, and all decisions of it have one `dedupe`: the store keeps the first and ignores the others, which makes `signal` a
-compare-and-set. The expiry is decided the same way, by a row that the run's worker sends at the deadline, so a person and the
-clock cannot both be told that they were first. Each row has a nonce by which its sender knows it again.
+compare-and-set. The expiry is decided the same way, by a row that the run's worker sends at the deadline, or a caller who comes
+too late, so a person and the clock cannot both be told that they were first. A nonce tells the sender of a row whether it is that.
 
 The id of an approval is random. It names one call of `ctx.approve` in one run, also when the run was deleted and its id was used
 again, or when its journal was numbered anew by a snapshot.
@@ -67,9 +67,9 @@ def new_nonce() -> str:
     return random_bytes().hex()
 
 
-def expiry(deadline: int) -> bytes:
+def expiry(deadline: int) -> Decision:
     """The decision that an approval gets at its deadline."""
-    return msgspec.json.encode(Decision(decision="expired", at=moment(deadline), nonce=new_nonce()))
+    return Decision(decision="expired", at=moment(deadline), nonce=new_nonce())
 
 
 def name_in(address: str) -> str | None:

@@ -142,7 +142,7 @@ async def make_token(
         raise ValueError(f"action is one of {', '.join(get_args(TokenAction))}, not {action!r}")
     length = microseconds(expires_in, what="expires_in")
     check_id(by, "by")
-    await host.ask_time()
+    await host.ask_time(again=True)
     approval = await find_approval(host, run_id, name, key)
     now = host.clock.now()
     approval.check_pending(now)
@@ -170,7 +170,7 @@ async def read_token(host: Host, signer: TokenSigner, token: str) -> tuple[Grant
     grant = signer.verify(token)
     if grant.namespace != _namespace(host):
         raise TokenInvalid
-    await host.ask_time()
+    await host.ask_time(again=True)
     approval = await find_approval(host, grant.run_id, grant.name, approval_id=grant.approval_id)
     now = host.clock.now()
     approval.check_pending(now)

@@ -36,6 +36,7 @@ from perdure.model.approvals import (
     Decision,
     OpenApproval,
     check_reason,
+    expiry,
     name_in,
     new_nonce,
 )
@@ -103,14 +104,24 @@ class Approval(NamedTuple):
         """The name of the inbox row that decides it."""
         return self.asked.address(self.opened.name).name
 
-    def check_pending(self, now: int) -> None:
-        """Raise unless it can be decided at this instant."""
+    def expiry_at(self, now: int) -> Decision | None:
+        """The decision that it must get at this instant, because its time is over."""
+        deadline = self.asked.deadline
+        return None if deadline is None or deadline > now else expiry(deadline)
+
+    def check_undecided(self) -> None:
+        """Raise if it was decided, or if its run has ended."""
         if self.decision is not None:
             raise self.refusal(self.decision)
         if self.row.ended:
             raise RunFinished(self.row.id, self.row.status)
-        if self.asked.deadline is not None and self.asked.deadline <= now:
-            raise ApprovalExpired(self.row.id, self.opened.name, iso(moment(self.asked.deadline)))
+
+    def check_pending(self, now: int) -> None:
+        """Raise unless it can be decided at this instant."""
+        self.check_undecided()
+        expired = self.expiry_at(now)
+        if expired is not None:
+            raise self.refusal(expired)
 
     def check_assigned(self, by: str) -> None:
         """Raise unless this person may decide it."""
@@ -167,19 +178,22 @@ async def decide(
     """Decide the approval. Returns when this decision is the one that counts; otherwise an error says why it is not."""
     check_id(verdict.by, "by")
     check_reason(verdict.reason)
-    await host.ask_time()
+    await host.ask_time(again=True)
     approval = await find_approval(host, run_id, name, key, approval_id=approval_id)
+    approval.check_undecided()
     now = host.clock.now()
-    approval.check_pending(now)
-    approval.check_assigned(verdict.by)
-    decision = _decision(host.settings.codec, approval, verdict, now)
+    # Too late: that is decided as everything is, because another decision may be under way that was sent in time.
+    decision = approval.expiry_at(now)
+    if decision is None:
+        approval.check_assigned(verdict.by)
+        decision = _decision(host.settings.codec, approval, verdict, now)
     await host.send_signal(run_id, approval.address, msgspec.json.encode(decision), DEDUPE)
     first = _decision_about(approval, await _load(host, run_id))
     if first is None:
         raise PersistenceError(
             f"approval {name!r} of run {run_id!r} was decided", "but the run has gone on since, and does not say by whom"
         )
-    if first.nonce != decision.nonce:
+    if first.nonce != decision.nonce or first.decision == "expired":
         raise approval.refusal(first)
 
 
@@ -189,7 +203,7 @@ async def pending_approvals(host: Host, wanted: RunFilter, assignee: str | None,
     A suspended run says in its row that it waits for an approval. Journals are read of those, and of runs that are in memory or
     were given back, which say nothing.
     """
-    await host.ask_time()
+    await host.ask_time(again=True)
     now, found = host.clock.now(), list[PendingApproval]()
     before: tuple[int, str] | None = None
     while True:
@@ -227,7 +241,7 @@ async def _read(host: Host, run_id: str) -> list[Approval]:
 
 
 def _is_for(approval: Approval, assignee: str | None, now: int) -> bool:
-    if not approval.is_open or (approval.asked.deadline is not None and approval.asked.deadline <= now):
+    if not approval.is_open or approval.expiry_at(now) is not None:
         return False
     return assignee is None or not approval.asked.assignees or assignee in approval.asked.assignees
 

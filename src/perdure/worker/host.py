@@ -274,9 +274,12 @@ class Host:
                 self._store_clock.observe(claim.run.updated_at, sent_at)
         return claim
 
-    async def ask_time(self) -> None:
-        """Return when this host has the store's time: a claim that takes nothing tells it, unless another reply has."""
-        if self._store_clock is not None and not self._store_clock.has_store_time:
+    async def ask_time(self, *, again: bool = False) -> None:
+        """Return when this host has the store's time: a claim that takes nothing tells it, unless another reply has.
+
+        A host that has never claimed since then asks `again` for what must be right to the second: clocks drift in a month.
+        """
+        if self._store_clock is not None and (again or not self._store_clock.has_store_time):
             sent_at = self.clock.now()
             self._store_clock.observe((await self.store.claim(0, self.lease_ttl, ())).now, sent_at)
 
