@@ -3,7 +3,7 @@
 An approval is a wait. Its open entry is an `OpenApproval`. A decision is a row of the inbox under a name that only this approval
 has, and all decisions of it have one `dedupe`: the store keeps the first and ignores the others, which makes `signal` a
 compare-and-set. The expiry is decided the same way, by a row that the run's worker sends at the deadline, or a caller who comes
-too late, so a person and the clock cannot both be told that they were first. A nonce tells the sender of a row whether it is that.
+too late, so a person and the clock cannot both be told that they were first. Each row has a nonce by which its sender knows it.
 
 The id of an approval is random. It names one call of `ctx.approve` in one run, also when the run was deleted and its id was used
 again, or when its journal was numbered anew by a snapshot.

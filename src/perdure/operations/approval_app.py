@@ -167,7 +167,8 @@ def _error_page(error: PerdureError) -> _Page:
         log.error("an approval page could not be shown, or its decision not taken: %s", error)
         return _Page(503, render_message("Not possible now", "The system does not answer. Nothing is lost: try again later."))
     status, title, text = found
-    return _Page(status, render_message(title, str(error) if text is None else text))
+    said = str(error)
+    return _Page(status, render_message(title, f"{said[:1].upper()}{said[1:]}." if text is None else text))
 
 
 async def _send_page(send: Send, page: _Page) -> None:

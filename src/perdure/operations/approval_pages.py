@@ -30,6 +30,8 @@ main { max-width: 42rem; margin: 0 auto; padding: 2rem; background: var(--card);
 h1 { margin: 0 0 .25rem; font-size: 1.5rem; line-height: 1.25; overflow-wrap: anywhere }
 p { margin: 0 0 1rem; overflow-wrap: anywhere }
 .soft { color: var(--soft); font-size: .9rem }
+main > :last-child, form > :last-child { margin-bottom: 0 }
+time { white-space: nowrap }
 table { width: 100%; margin: 1rem 0; border-collapse: collapse }
 th, td { padding: .5rem .75rem; border-top: 1px solid var(--line); text-align: left; vertical-align: top;
   overflow-wrap: anywhere }
@@ -43,7 +45,7 @@ form { margin: 1.5rem 0 0; padding-top: 1.25rem; border-top: 1px solid var(--lin
 label { display: block; margin-bottom: .35rem; font-size: .9rem; color: var(--soft) }
 textarea { width: 100%; min-height: 4.5rem; padding: .6rem .75rem; border: 1px solid var(--line); border-radius: 8px;
   background: var(--card); color: inherit; font: inherit; resize: vertical }
-.buttons { display: flex; gap: .75rem; margin-top: 1rem; flex-wrap: wrap }
+.buttons { display: flex; gap: .75rem; margin: 1rem 0 .75rem; flex-wrap: wrap }
 button { flex: 1 1 10rem; padding: .7rem 1rem; border: 0; border-radius: 8px; color: #fff; font: inherit; font-weight: 600;
   cursor: pointer }
 button:focus-visible, textarea:focus-visible { outline: 3px solid #6ea8fe; outline-offset: 2px }
@@ -66,7 +68,7 @@ def render_request(asked: PendingApproval, by: str, actions: tuple[str, ...]) ->
     return _page(
         asked.name,
         f"<h1>{_text(asked.name)}</h1>"
-        f'<p class="soft">{_text(asked.workflow)} asks, run {_text(asked.run_id)}; since {_instant(asked.requested_at)}'
+        f'<p class="soft">Asked by {_text(asked.workflow)}, run {_text(asked.run_id)}<br>on {_instant(asked.requested_at)}'
         f"{expires}</p>"
         f"{_payload(asked.payload)}"
         f'<form method="post">{reason if "reject" in actions else ""}<div class="buttons">{buttons}</div>'
@@ -123,4 +125,4 @@ def _text(text: str) -> str:
 
 
 def _instant(at: datetime) -> str:
-    return f"{at:%Y-%m-%d %H:%M} UTC"
+    return f"<time>{at:%Y-%m-%d %H:%M} UTC</time>"
