@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from perdure.definition import Workflow as Workflow
     from perdure.definition import workflow as workflow
     from perdure.engine.subscriptions import Subscription as Subscription
+    from perdure.errors import ApprovalAmbiguous as ApprovalAmbiguous
+    from perdure.errors import ApprovalDecided as ApprovalDecided
+    from perdure.errors import ApprovalExpired as ApprovalExpired
+    from perdure.errors import ApprovalNotFound as ApprovalNotFound
     from perdure.errors import DeadlineExceeded as DeadlineExceeded
     from perdure.errors import DuplicateStep as DuplicateStep
     from perdure.errors import ExecutorNotFound as ExecutorNotFound
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from perdure.errors import InvalidInput as InvalidInput
     from perdure.errors import LeaseHeld as LeaseHeld
     from perdure.errors import LeaseLost as LeaseLost
+    from perdure.errors import NotAssigned as NotAssigned
     from perdure.errors import PerdureError as PerdureError
     from perdure.errors import PerdureWarning as PerdureWarning
     from perdure.errors import PersistenceError as PersistenceError
@@ -54,6 +59,10 @@ if TYPE_CHECKING:
     from perdure.errors import StoreCapabilityError as StoreCapabilityError
     from perdure.errors import StoreClosed as StoreClosed
     from perdure.errors import StreamFull as StreamFull
+    from perdure.errors import TokenError as TokenError
+    from perdure.errors import TokenExpired as TokenExpired
+    from perdure.errors import TokenInvalid as TokenInvalid
+    from perdure.errors import TokenNotAllowed as TokenNotAllowed
     from perdure.errors import Unloaded as Unloaded
     from perdure.errors import ValueNotStorable as ValueNotStorable
     from perdure.events import Event as Event
@@ -100,15 +109,19 @@ if TYPE_CHECKING:
     from perdure.model.records import RunRow as RunRow
     from perdure.model.records import Signal as Signal
     from perdure.model.records import Status as Status
+    from perdure.operations.approvals import PendingApproval as PendingApproval
     from perdure.operations.check_runs import CheckReport as CheckReport
     from perdure.operations.describe_run import RunDescription as RunDescription
     from perdure.operations.health import RuntimeHealth as RuntimeHealth
     from perdure.operations.many_runs import BulkRefusal as BulkRefusal
     from perdure.operations.many_runs import BulkReport as BulkReport
     from perdure.operations.replay_check import RunCheck as RunCheck
+    from perdure.result import Approved as Approved
     from perdure.result import Err as Err
+    from perdure.result import Expired as Expired
     from perdure.result import Ok as Ok
     from perdure.result import Outcome as Outcome
+    from perdure.result import Rejected as Rejected
     from perdure.result import Suspended as Suspended
     from perdure.run import Run as Run
     from perdure.runtime import Runtime as Runtime
@@ -158,9 +171,12 @@ _MAIN_NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "model.durations": ("Duration",),
     "result": (
+        "Approved",
         "Err",
+        "Expired",
         "Ok",
         "Outcome",
+        "Rejected",
         "Suspended",
     ),
     "run": ("Run",),
@@ -190,6 +206,10 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "engine.subscriptions": ("Subscription",),
     "errors": (
+        "ApprovalAmbiguous",
+        "ApprovalDecided",
+        "ApprovalExpired",
+        "ApprovalNotFound",
         "CompensationFailed",
         "DeadlineExceeded",
         "DuplicateStep",
@@ -198,6 +218,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "InvalidInput",
         "LeaseHeld",
         "LeaseLost",
+        "NotAssigned",
         "PersistenceError",
         "RunCancelled",
         "RunConflict",
@@ -219,6 +240,10 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "StoreCapabilityError",
         "StoreClosed",
         "StreamFull",
+        "TokenError",
+        "TokenExpired",
+        "TokenInvalid",
+        "TokenNotAllowed",
         "Unloaded",
         "ValueNotStorable",
     ),
@@ -293,6 +318,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "SyncRun",
         "SyncRuntime",
     ),
+    "operations.approvals": ("PendingApproval",),
     "operations.check_runs": ("CheckReport",),
     "operations.describe_run": ("RunDescription",),
     "operations.health": ("RuntimeHealth",),

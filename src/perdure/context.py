@@ -10,20 +10,29 @@ import asyncio
 import contextlib
 import hashlib
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, Required, TypeAlias, TypeVar, TypeVarTuple, Unpack, cast, overload
 
 from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.closing import closing_of
-from perdure.engine.ctx_waits import MISSING, TimeLimit, is_patched, sleep, wait_for_signal
+from perdure.engine.ctx_waits import (
+    MISSING,
+    ApprovalRequest,
+    TimeLimit,
+    is_patched,
+    sleep,
+    wait_for_approval,
+    wait_for_signal,
+)
 from perdure.engine.drive import Drive
 from perdure.engine.fanout import OnError, run_map, run_race
 from perdure.engine.steps import StepCall, replay_step, run_step
+from perdure.model.approvals import check_assignees, check_signal_name
 from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds, moment
 from perdure.model.ids import check_id
 from perdure.model.records import check_positive
-from perdure.result import Err, Ok
+from perdure.result import Approved, Err, Expired, Ok, Rejected
 from perdure.stepspec import StepDefaults, StepInfo, StepOptions, StepPlan, StepSpec, current, spec_of
 
 if TYPE_CHECKING:
@@ -292,7 +301,7 @@ class Context(Generic[D]):
 
         With `timeout=`, `TimeoutError` is raised when none came in time, or `default` returned.
         """
-        check_id(name, "a signal's name")
+        check_signal_name(name)
         if default is not MISSING and timeout is None:
             raise ValueError("default= is what a time-out gives, so it needs timeout=")
         deadline: Callable[[], int] | None = None
@@ -300,6 +309,63 @@ class Context(Generic[D]):
             length = microseconds(timeout, what="timeout")
             deadline = lambda: min(self._drive.clock.now() + length, MAX_INSTANT)  # noqa: E731
         return await wait_for_signal(self._drive, self._key(name if key is None else key), name, deadline, default, returns)
+
+    @overload
+    async def approve(
+        self,
+        name: str,
+        payload: T,
+        *,
+        key: str | None = None,
+        expires_in: Duration | None = None,
+        assignees: Collection[str] = (),
+    ) -> Approved[T] | Rejected | Expired: ...
+    @overload
+    async def approve(
+        self,
+        name: str,
+        payload: Any = None,
+        *,
+        key: str | None = None,
+        expires_in: Duration | None = None,
+        assignees: Collection[str] = (),
+        returns: type[T],
+    ) -> Approved[T] | Rejected | Expired: ...
+    @overload
+    async def approve(
+        self,
+        name: str,
+        payload: Any = None,
+        *,
+        key: str | None = None,
+        expires_in: Duration | None = None,
+        assignees: Collection[str] = (),
+        returns: Any = ...,
+    ) -> Approved[Any] | Rejected | Expired: ...
+    async def approve(
+        self,
+        name: str,
+        payload: Any = None,
+        *,
+        key: str | None = None,
+        expires_in: Duration | None = None,
+        assignees: Collection[str] = (),
+        returns: Any = MISSING,
+    ) -> Any:
+        """What a person decides: `Approved` with the payload, which may have been edited, `Rejected`, or `Expired`.
+
+        Decided by `runtime.approve` and `runtime.reject`, or through a link with an approval token, and only once. With
+        `assignees`, only these people may decide. `returns=` is the type of the payload, also when it was edited; by default that
+        of `payload`. With `expires_in`, the approval expires when no decision came in time.
+        """
+        check_id(name, "an approval's name")
+        deadline: Callable[[], int] | None = None
+        if expires_in is not None:
+            length = microseconds(expires_in, what="expires_in")
+            deadline = lambda: min(self._drive.clock.now() + length, MAX_INSTANT)  # noqa: E731
+        hint = returns if returns is not MISSING else Any if payload is None else type(payload)
+        request = ApprovalRequest(payload, check_assignees(assignees), hint)
+        return await wait_for_approval(self._drive, self._key(name if key is None else key), name, deadline, request)
 
     def timeout(self, name: str, duration: Duration, *, key: str | None = None) -> TimeLimit:
         """`async with ctx.timeout("review", "2d"):` cancels the block and raises `TimeoutError` when the time is up."""

@@ -20,6 +20,15 @@
     │   ├── StepTimeout            (also TimeoutError) an attempt took longer than timeout=
     │   ├── StepNotPicklable       (also TypeError) a step's function, arguments or result cannot be sent to its executor or back
     │   ├── ExecutorNotFound       a step names an executor that this process was not given
+    │   ├── ApprovalNotFound       the run does not wait for an approval of this name
+    │   ├── ApprovalAmbiguous      the run waits for several approvals of this name
+    │   ├── ApprovalDecided        somebody else was first, or the same person clicked twice
+    │   ├── ApprovalExpired        the time for a decision is over
+    │   ├── NotAssigned            the approval is for other people
+    │   ├── TokenError
+    │   │   ├── TokenInvalid       this is no approval token of ours
+    │   │   ├── TokenExpired       the token was valid until some time ago
+    │   │   └── TokenNotAllowed    the token is for another action
     │   ├── InvalidInput           arguments do not fit the workflow's parameters
     │   ├── ValueNotStorable       a value cannot be written so that it reads back the same
     │   ├── PersistenceError       the store could not write; the run stopped where it was
@@ -327,6 +336,123 @@ class ExecutorNotFound(PerdureError):
         there_are = f"there are {', '.join(map(repr, known))}" if known else "there are none"
         advice = f"pass executors={{{name!r}: ...}} to the Runtime"
         return f"step {key!r} has executor={name!r}, which is not known here ({there_are}); {advice}"
+
+
+class ApprovalNotFound(PerdureError):
+    """The run does not wait for an approval of this name or key. `pending` are the keys of those that it waits for."""
+
+    def __init__(self, run_id: str, name: str, pending: Iterable[str] = ()) -> None:
+        super().__init__(run_id, name, list(pending))
+
+    @property
+    def pending(self) -> list[str]:
+        return list(self.args[2])
+
+    def __str__(self) -> str:
+        run_id, name, pending = self.args
+        waits = f"it waits for {', '.join(map(repr, pending))}" if pending else "it waits for none"
+        return f"run {run_id!r} does not wait for an approval {name!r}; {waits}"
+
+
+class ApprovalAmbiguous(PerdureError):
+    """The run waits for several approvals of this name; `keys` tells them apart."""
+
+    def __init__(self, run_id: str, name: str, keys: Iterable[str]) -> None:
+        super().__init__(run_id, name, list(keys))
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self.args[2])
+
+    def __str__(self) -> str:
+        run_id, name, keys = self.args
+        return f"run {run_id!r} waits for {len(keys)} approvals {name!r}; pass key= with one of {', '.join(map(repr, keys))}"
+
+
+class ApprovalDecided(PerdureError):
+    """The approval was decided before, and stays so. `decision` is "approved" or "rejected", `at` an ISO date and time in UTC."""
+
+    def __init__(self, run_id: str, name: str, decision: str, by: str, at: str) -> None:
+        super().__init__(run_id, name, decision, by, at)
+
+    @property
+    def decision(self) -> str:
+        return str(self.args[2])
+
+    @property
+    def by(self) -> str:
+        return str(self.args[3])
+
+    @property
+    def at(self) -> str:
+        return str(self.args[4])
+
+    def __str__(self) -> str:
+        run_id, name, decision, by, at = self.args
+        return f"approval {name!r} of run {run_id!r} was {decision} by {by!r} at {at}; it is decided only once"
+
+
+class ApprovalExpired(PerdureError):
+    """No decision came in time. The run goes on without one. `at` is an ISO date and time in UTC."""
+
+    def __init__(self, run_id: str, name: str, at: str) -> None:
+        super().__init__(run_id, name, at)
+
+    @property
+    def at(self) -> str:
+        return str(self.args[2])
+
+    def __str__(self) -> str:
+        run_id, name, at = self.args
+        return f"approval {name!r} of run {run_id!r} expired at {at}; it takes no decision any more"
+
+
+class NotAssigned(PerdureError):
+    """The approval is for other people."""
+
+    def __init__(self, run_id: str, name: str, by: str, assignees: Iterable[str]) -> None:
+        super().__init__(run_id, name, by, list(assignees))
+
+    def __str__(self) -> str:
+        run_id, name, by, assignees = self.args
+        return f"approval {name!r} of run {run_id!r} is not for {by!r} to decide, but for {', '.join(map(repr, assignees))}"
+
+
+class TokenError(PerdureError):
+    """An approval token cannot be used. No error about a token shows it."""
+
+
+class TokenInvalid(TokenError):
+    """The text is no approval token that was signed with a secret of this runtime, for its store."""
+
+    def __str__(self) -> str:
+        return (
+            "this is no approval token of this runtime: it was changed or cut, or made with another secret or for another store"
+        )
+
+
+class TokenExpired(TokenError):
+    """The token was valid until `at`, an ISO date and time in UTC."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__(at)
+
+    @property
+    def at(self) -> str:
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        return f"the approval token was valid until {self.args[0]}; make a new one with runtime.approval_token"
+
+
+class TokenNotAllowed(TokenError):
+    """The token allows only another action."""
+
+    def __init__(self, action: str, allowed: str) -> None:
+        super().__init__(action, allowed)
+
+    def __str__(self) -> str:
+        return f"the approval token allows to {self.args[1]} and not to {self.args[0]}"
 
 
 class InvalidInput(PerdureError):

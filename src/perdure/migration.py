@@ -263,7 +263,8 @@ def _identity(view: View) -> tuple[str, bytes, int]:
 
 def _were_consumed(rows: Sequence[Signal], added: Sequence[Entry]) -> bool:
     """Whether the run consumed these inbox rows with these entries. If not, they were sent to the target."""
-    consumed = Counter((entry.kind, entry.payload) for entry in added if entry.phase == "close")
+    closed = [entry for entry in added if entry.phase == "close"]
+    consumed = Counter(("signal" if entry.kind == "approval" else entry.kind, entry.payload) for entry in closed)
     return Counter((row.kind, row.payload) for row in rows) <= consumed
 
 

@@ -1,4 +1,4 @@
-"""The outcome of a run or a step: `Ok`, `Err`, `Suspended`.
+"""The outcome of a run or a step: `Ok`, `Err`, `Suspended`; and of an approval: `Approved`, `Rejected`, `Expired`.
 
 match await checkout.run(order, id="order-1"):
     case Ok(receipt): ...
@@ -58,6 +58,31 @@ class Suspended:
     def unwrap(self) -> NoReturn:
         """Raise: there is no value yet."""
         raise RuntimeError(f"run {self.run_id!r} is suspended and has no value yet; await the run, or signal it")
+
+
+@dataclass(frozen=True, slots=True)
+class Approved(Generic[T_co]):
+    """A person approved. `payload` is what was asked for, or what `by` made of it; do what it says, not what was asked."""
+
+    payload: T_co
+    by: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A person rejected, and perhaps said why."""
+
+    reason: str | None
+    by: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """No decision came before the approval expired, at this instant."""
+
+    at: datetime
 
 
 T = TypeVar("T")

@@ -30,6 +30,15 @@ from perdure.model.ids import check_id
 from perdure.model.records import END_STATUSES, EndStatus, RunInfo, check_positive
 from perdure.model.retention import Retention, check_retention
 from perdure.model.run_filter import RunFilter
+from perdure.operations.approval_tokens import (
+    DecidingAction,
+    Secret,
+    TokenAction,
+    TokenSigner,
+    decide_by_token,
+    make_token,
+)
+from perdure.operations.approvals import UNCHANGED, PendingApproval, Verdict, decide, pending_approvals, unfinished
 from perdure.operations.check_runs import CheckReport, check_runs
 from perdure.operations.describe_run import RunDescription, describe_run
 from perdure.operations.fork_run import fork_run
@@ -67,6 +76,7 @@ if TYPE_CHECKING:
     from perdure.caches import StepCache
     from perdure.definition import Workflow
     from perdure.events import Listener
+    from perdure.operations.approval_app import ApprovalApp
     from perdure.sync import SyncRuntime
 
 log: Final = logging.getLogger("perdure")
@@ -110,6 +120,7 @@ class Runtime:
     - `lease_ttl`: how long a worker may be silent before its runs are taken over. Leases are renewed after each third of it.
     - `queues`: the queues whose runs are claimed here, by name or as a `Queue`, whose limits are then set. By default all.
     - `retention`: how long ended runs are kept: `{"completed": "30d"}`, or one length for every end. By default for ever.
+    - `secret`: what signs approval tokens, at least 32 bytes. Of several the first signs, and what any of them signed is good.
     """
 
     def __init__(
@@ -130,10 +141,12 @@ class Runtime:
         lease_ttl: Duration = LEASE_TTL,
         queues: Collection[Queue | str] | None = None,
         retention: Retention | None = None,
+        secret: Secret | Sequence[Secret] | None = None,
         **tuning: Unpack[Tuning],
     ) -> None:
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 0:
             raise ValueError(f"concurrency must be a whole number, 0 for a client only, not {concurrency!r}")
+        self._token_signer = None if secret is None else TokenSigner(secret)
         ttl = seconds(lease_ttl, what="lease_ttl")
         if ttl <= 0:
             raise ValueError("lease_ttl must be longer than zero")
@@ -440,6 +453,73 @@ class Runtime:
         A repeated `dedupe` is ignored, so that a webhook may be delivered twice. Raises `RunNotFound`, `RunFinished`.
         """
         await self._host.signal(run_id, name, payload, dedupe=dedupe)
+
+    async def approve(self, run_id: str, name: str, *, by: str, payload: Any = UNCHANGED, key: str | None = None) -> None:
+        """Approve what the run asks with `ctx.approve(name, ...)`, as it is or with another payload. `by` is recorded.
+
+        Of several decisions the first counts. Raises `ApprovalDecided` when this is not the first, `ApprovalExpired`,
+        `NotAssigned`, `ApprovalNotFound` when the run does not wait for it (now), `ApprovalAmbiguous` when `key` must say which
+        one is meant, `InvalidInput` when the payload is not of the type that was asked about, `RunNotFound`, `RunFinished`.
+        """
+        await decide(self._host, run_id, name, Verdict("approved", by, payload), key=key)
+
+    async def reject(self, run_id: str, name: str, *, by: str, reason: str | None = None, key: str | None = None) -> None:
+        """Reject what the run asks. Otherwise as `approve`."""
+        await decide(self._host, run_id, name, Verdict("rejected", by, reason=reason), key=key)
+
+    async def approvals(
+        self, *, assignee: str | None = None, limit: int = 100, **selection: Unpack[RunSelection]
+    ) -> builtins.list[PendingApproval]:
+        """What runs ask and can be decided now, of runs selected as for `list`, last changed first.
+
+        With `assignee`, what this person may decide: what is assigned to them, and what everyone may decide.
+        """
+        if assignee is not None:
+            check_id(assignee, "an assignee")
+        check_positive(limit, "limit")
+        return await pending_approvals(self._host, unfinished(self._run_filter(selection)), assignee, limit)
+
+    async def approval_token(
+        self,
+        run_id: str,
+        name: str,
+        *,
+        by: str,
+        action: TokenAction = "both",
+        expires_in: Duration = "7d",
+        key: str | None = None,
+    ) -> str:
+        """A text for a link by which this person may approve, reject, or both, without any other proof of who it is.
+
+        It is signed with the runtime's `secret`, and is good for this approval only, until it expires or the approval is decided.
+        `approval_app` serves the link. Raises as `approve` does.
+        """
+        return await make_token(self._host, self._signer(), run_id, name, by, action, expires_in, key)
+
+    async def decide_by_token(
+        self, token: str, action: DecidingAction, *, payload: Any = UNCHANGED, reason: str | None = None
+    ) -> None:
+        """Approve or reject what the token is about, as the person for whom it was made.
+
+        Raises as `approve` does, and `TokenInvalid`, `TokenExpired`, `TokenNotAllowed`.
+        """
+        await decide_by_token(self._host, self._signer(), token, action, payload, reason)
+
+    def approval_app(self) -> ApprovalApp:
+        """An ASGI application that shows and decides approvals by their tokens: `GET /TOKEN` shows, `POST /TOKEN` decides.
+
+        Mount it under any path, in any framework; the link is that path with the token after it.
+        """
+        from perdure.operations.approval_app import ApprovalApp
+
+        return ApprovalApp(self._host, self._signer())
+
+    def _signer(self) -> TokenSigner:
+        if self._token_signer is None:
+            raise ValueError(
+                "approval tokens are signed: pass Runtime(secret=...), at least 32 random bytes, such as from secrets"
+            )
+        return self._token_signer
 
     async def get(self, run_id: str) -> Run[Any] | None:
         """The run with this id, or None."""

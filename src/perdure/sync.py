@@ -19,6 +19,8 @@ from perdure.engine.subscriptions import Coalesce, Mode, Subscription
 from perdure.events import Listener
 from perdure.model.durations import Duration
 from perdure.model.records import EndStatus, RunInfo, Status
+from perdure.operations.approval_tokens import DecidingAction, TokenAction
+from perdure.operations.approvals import UNCHANGED, PendingApproval
 from perdure.operations.check_runs import CheckReport
 from perdure.operations.describe_run import RunDescription
 from perdure.operations.health import RuntimeHealth
@@ -68,6 +70,16 @@ class AsyncRuntime(Protocol):
     async def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]: ...
     async def resume(self, run_id: str) -> Outcome[Any]: ...
     async def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None: ...
+    @property
+    def approve(self) -> Callable[..., Coroutine[Any, Any, None]]: ...
+    @property
+    def reject(self) -> Callable[..., Coroutine[Any, Any, None]]: ...
+    @property
+    def approvals(self) -> Callable[..., Coroutine[Any, Any, builtins.list[PendingApproval]]]: ...
+    @property
+    def approval_token(self) -> Callable[..., Coroutine[Any, Any, str]]: ...
+    @property
+    def decide_by_token(self) -> Callable[..., Coroutine[Any, Any, None]]: ...
     async def get(self, run_id: str) -> Run[Any] | None: ...
     async def describe(self, run_id: str) -> RunDescription: ...
     @property
@@ -323,6 +335,37 @@ class SyncRuntime:
     def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
         """Put a signal into the run's inbox."""
         block_on(self._runtime.signal(run_id, name, payload, dedupe=dedupe))
+
+    def approve(self, run_id: str, name: str, *, by: str, payload: Any = UNCHANGED, key: str | None = None) -> None:
+        """Approve what the run asks, as it is or with another payload. Of several decisions the first counts."""
+        block_on(self._runtime.approve(run_id, name, by=by, payload=payload, key=key))
+
+    def reject(self, run_id: str, name: str, *, by: str, reason: str | None = None, key: str | None = None) -> None:
+        """Reject what the run asks. Of several decisions the first counts."""
+        block_on(self._runtime.reject(run_id, name, by=by, reason=reason, key=key))
+
+    def approvals(
+        self, *, assignee: str | None = None, limit: int = 100, **selection: Unpack[RunSelection]
+    ) -> builtins.list[PendingApproval]:
+        """What runs ask and can be decided now, by this person if one is given."""
+        return block_on(self._runtime.approvals(assignee=assignee, limit=limit, **selection))
+
+    def approval_token(
+        self,
+        run_id: str,
+        name: str,
+        *,
+        by: str,
+        action: TokenAction = "both",
+        expires_in: Duration = "7d",
+        key: str | None = None,
+    ) -> str:
+        """A text for a link by which this person may approve, reject, or both."""
+        return block_on(self._runtime.approval_token(run_id, name, by=by, action=action, expires_in=expires_in, key=key))
+
+    def decide_by_token(self, token: str, action: DecidingAction, *, payload: Any = UNCHANGED, reason: str | None = None) -> None:
+        """Approve or reject what the token is about, as the person for whom it was made."""
+        block_on(self._runtime.decide_by_token(token, action, payload=payload, reason=reason))
 
     def get(self, run_id: str) -> SyncRun[Any] | None:
         """The run with this id, or None."""

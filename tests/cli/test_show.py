@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from perdure import Context, Err, RunDescription, Runtime, StepFailed, stores, workflow
-from perdure.cli.output import length, printable
+from perdure.cli.output import length
+from perdure.model.logs import printable
 from perdure.cli.show_run import print_run
 from perdure.errors import RunNotFound, SnapshotCorrupt
 from perdure.model.journal import Entry

@@ -10,7 +10,15 @@ from typing import Final
 
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
-from perdure.cli import app_commands, change_commands, queue_commands, run_commands, schedule_commands, store_commands
+from perdure.cli import (
+    app_commands,
+    approval_commands,
+    change_commands,
+    queue_commands,
+    run_commands,
+    schedule_commands,
+    store_commands,
+)
 from perdure.cli.options import CommandFailed, UsageError
 from perdure.cli.output import print_error
 from perdure.errors import PerdureError
@@ -40,7 +48,15 @@ def make_app() -> App:
         suppress_keyboard_interrupt=False,
         result_action="return_value",
     )
-    for commands in (run_commands, change_commands, app_commands, store_commands, schedule_commands, queue_commands):
+    for commands in (
+        run_commands,
+        approval_commands,
+        change_commands,
+        app_commands,
+        store_commands,
+        schedule_commands,
+        queue_commands,
+    ):
         commands.add_commands(app)
     return app
 

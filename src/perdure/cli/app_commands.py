@@ -11,7 +11,8 @@ import msgspec
 from cyclopts import App, Parameter
 
 from perdure.cli.options import CommandFailed, JsonOption, call_runtime, load_runtime, parse_json
-from perdure.cli.output import print_json, print_table, print_text, printable, report
+from perdure.cli.output import print_json, print_table, print_text, report
+from perdure.model.logs import printable
 from perdure.operations.check_runs import CheckReport
 from perdure.operations.replay_check import RunCheck
 from perdure.runtime import Runtime

@@ -11,8 +11,9 @@ import msgspec
 from cyclopts import App, Parameter
 
 from perdure.cli.options import CommandFailed, FilterOptions, StoreOptions, UsageError
-from perdure.cli.output import print_json, print_text, printable, progress_bar, report, shown_in
+from perdure.cli.output import print_json, print_text, progress_bar, report, shown_in
 from perdure.errors import RunNotFound
+from perdure.model.logs import printable
 from perdure.model.records import EndStatus, Status
 from perdure.operations.many_runs import BulkReport
 from perdure.runtime import Runtime

@@ -18,6 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from perdure.model.logs import printable
+
 _STYLES: Final = {
     "completed": "green",
     "failed": "red",
@@ -100,13 +102,6 @@ def make_table(columns: Sequence[str], rows: Sequence[Sequence[str]], cut_at: in
 
 def _cell(text: str) -> Text:
     return Text(printable(text.replace("\n", " ")), style=_STYLES.get(text, ""))
-
-
-def printable(text: str) -> str:
-    """The text with escapes in place of characters that a terminal would act upon; line breaks and tabs stay."""
-    return "".join(
-        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape", "replace").decode() for char in text
-    )
 
 
 def in_utc(at: datetime | None) -> str:

@@ -88,11 +88,20 @@ def _row(step: StepDescription) -> list[str]:
 def _result(step: StepDescription) -> str:
     if step.status == "completed":
         return preview(step.value)
+    if step.kind == "approval" and step.status == "waiting":
+        return _asked(step)
     if step.error is not None and step.status == "failed":
         return f"{step.error.type}: {step.error.message}"
     if step.until is not None:
         return f"{'next try' if step.status == 'retrying' else 'until'} {in_utc(step.until)}"
     return ""
+
+
+def _asked(step: StepDescription) -> str:
+    """What an approval that is pending asks, of whom, and until when."""
+    whom = f"asks {', '.join(step.assignees)}" if step.assignees else "asks"
+    until = "" if step.until is None else f", until {in_utc(step.until)}"
+    return f"{whom} about {preview(step.value)}{until}"
 
 
 def _without_repetition(error: ErrorText, steps: Iterable[StepDescription]) -> ErrorText:

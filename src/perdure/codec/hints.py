@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from functools import lru_cache
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from perdure.codec.shapes import can_rebuild, name_of
 
@@ -77,6 +77,21 @@ def _find_moved(classes: Mapping[str, type], name: str) -> type | None:
     """The only allowed class with this name in another module: `__main__` was imported since, or the class was moved."""
     same = [cls for cls in classes.values() if cls.__qualname__ == name.rpartition(":")[2]]
     return same[0] if len(same) == 1 else None
+
+
+# Types that conform to themselves, whatever is in them.
+BUILTINS: Final[Mapping[str, type]] = MappingProxyType(
+    {each.__name__: each for each in (bool, int, float, str, bytes, list, tuple, dict, set, frozenset)}
+)
+
+
+def type_name(hint: Any) -> str | None:
+    """What a reader without the annotation can know of it: the name of a builtin type, or of a class whose objects are stored."""
+    if not isinstance(hint, type):
+        return None
+    if BUILTINS.get(hint.__name__) is hint:
+        return hint.__name__
+    return name_of(hint) if can_rebuild(hint) else None
 
 
 def fields_of(cls: type) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The durable waits of a body: sleeping, waiting for a signal, and a time limit around a block of code; and `ctx.patched`.
+"""The durable waits of a body: sleeping, waiting for a signal or an approval, a time limit around a block; and `ctx.patched`.
 
 Each wait opens with an entry that holds its absolute deadline and closes with one that says how it came out, both under its key.
 
@@ -11,20 +11,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
+from perdure.codec import Codec
+from perdure.codec.hints import type_name
 from perdure.engine.body_tasks import ReplayableTask, cancel_by_ctx
 from perdure.engine.drive import Drive
 from perdure.engine.keyed_calls import CtxCall
 from perdure.engine.timers_and_signals import Wait
-from perdure.errors import InvalidInput
+from perdure.errors import InvalidInput, ValueNotStorable
+from perdure.model.approvals import MAX_PAYLOAD_BYTES, OpenApproval, expiry, new_nonce
 from perdure.model.durations import MAX_INSTANT
 from perdure.model.journal import Entry, Kind, OpenWait
 from perdure.model.records import Awaited, Signal
-from perdure.snapshots.step_results import load_value
+from perdure.result import Approved, Expired, Rejected
+from perdure.snapshots.step_results import load_decision, load_value
 
 
 class _Missing:
@@ -58,6 +63,49 @@ async def wait_for_signal(
     return default
 
 
+class ApprovalRequest(NamedTuple):
+    """What `ctx.approve` asks. `hint` is the type of the payload, also of one that was edited."""
+
+    payload: Any
+    assignees: tuple[str, ...]
+    hint: Any
+
+    def open(self, codec: Codec, deadline: int | None) -> OpenApproval:
+        """What the open entry holds. Raises `ValueNotStorable`."""
+        payload, _ = codec.dump(self.payload, self.hint, path="payload")
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            reason = (
+                f"it takes {len(payload):,} bytes, and an approval at most {MAX_PAYLOAD_BYTES:,}: ask about a reference to it"
+            )
+            raise ValueNotStorable("payload", reason)
+        return OpenApproval(
+            deadline, id=new_nonce(), payload=msgspec.Raw(payload), assignees=self.assignees, type=type_name(self.hint)
+        )
+
+
+async def wait_for_approval(
+    drive: Drive, key: str, name: str, deadline: Callable[[], int] | None, request: ApprovalRequest
+) -> Approved[Any] | Rejected | Expired:
+    """What was decided, by a person or by the clock."""
+    entry = await _pause(drive, key, name, "approval", deadline, None, partial(request.open, drive.codec))
+    try:
+        decision = load_decision(drive.codec, entry)
+        by, at = decision.by or "", decision.at
+        if decision.decision == "expired":
+            return Expired(at)
+        if decision.decision == "rejected":
+            return Rejected(decision.reason, by, at)
+        payload = drive.codec.load(bytes(decision.payload), request.hint)
+    except ValueError as reason:
+        drive.corrupt(f"the decision about {name!r}", reason)
+    if not decision.is_edited:
+        return Approved(payload, by, at)
+    try:
+        return Approved(drive.codec.conform(payload, request.hint), by, at)
+    except ValueError as reason:
+        raise InvalidInput(drive.run.workflow, f"approval {name!r}, with the payload of {by!r}: {reason}") from reason
+
+
 def _payload(drive: Drive, entry: Entry, returns: Any) -> Any:
     try:
         value = load_value(drive.codec, entry, returns)
@@ -70,7 +118,13 @@ def _payload(drive: Drive, entry: Entry, returns: Any) -> Any:
 
 
 async def _pause(
-    drive: Drive, key: str, name: str, kind: Kind, deadline: Callable[[], int] | None, address: Awaited | None
+    drive: Drive,
+    key: str,
+    name: str,
+    kind: Kind,
+    deadline: Callable[[], int] | None,
+    address: Awaited | None,
+    open_wait: Callable[[int | None], OpenWait] = OpenWait,
 ) -> Entry:
     await drive.calls.admitted()
     call = drive.calls.begin(key, kind)
@@ -81,12 +135,16 @@ async def _pause(
         recorded = await drive.calls.turn(call)
         if recorded is not None:
             return recorded
-        opened = opened or _open(drive, call, name, deadline)
+        opened = opened or _open(drive, call, name, deadline, open_wait)
         return await drive.calls.wait(call, _wait(drive, call, opened, address))
 
 
 def _wait(drive: Drive, call: CtxCall, opened: Entry, address: Awaited | None) -> Wait:
-    until = _deadline(drive, opened)
+    asked = _read_open(drive, opened)
+    expires_with = None
+    if isinstance(asked, OpenApproval):
+        address = asked.address(opened.name)
+        expires_with = None if asked.deadline is None else msgspec.json.encode(expiry(asked.deadline))
 
     def close(ok: bool, payload: bytes = b"null", consume: int | None = None) -> None:  # noqa: FBT001 - three uses, below
         entry = drive.recorder.append(
@@ -104,21 +162,29 @@ def _wait(drive: Drive, call: CtxCall, opened: Entry, address: Awaited | None) -
     def on_signal(signal: Signal) -> None:
         close(True, signal.payload, signal.seq)
 
-    # A sleep that is over went well; a signal that did not come did not.
-    return Wait(opened.seq, until, lambda: close(address is None), address, on_signal)
+    def on_due() -> None:
+        # A sleep that is over went well, and so did an approval that expired; a signal that did not come did not.
+        close(address is None or expires_with is not None, expires_with or b"null")
+
+    return Wait(opened.seq, asked.deadline, on_due, address, on_signal, expiry=expires_with)
 
 
-def _open(drive: Drive, call: CtxCall, name: str, deadline: Callable[[], int] | None) -> Entry:
+def _open(
+    drive: Drive,
+    call: CtxCall,
+    name: str,
+    deadline: Callable[[], int] | None,
+    open_wait: Callable[[int | None], OpenWait] = OpenWait,
+) -> Entry:
     """The open entry of this wait, recorded now."""
-    until = None if deadline is None else min(deadline(), MAX_INSTANT)
+    payload = msgspec.json.encode(open_wait(None if deadline is None else min(deadline(), MAX_INSTANT)))
     now = drive.clock.now()
-    payload = msgspec.json.encode(OpenWait(until))
     return drive.recorder.append(call.key, name, kind=call.kind, phase="open", payload=payload, started_at=now, ended_at=now)
 
 
-def _deadline(drive: Drive, opened: Entry) -> int | None:
+def _read_open(drive: Drive, opened: Entry) -> OpenWait:
     try:
-        return msgspec.json.decode(opened.payload, type=OpenWait).deadline
+        return msgspec.json.decode(opened.payload, type=OpenApproval if opened.kind == "approval" else OpenWait)
     except msgspec.MsgspecError as reason:
         drive.corrupt(f"the deadline of {opened.key!r}", reason)
 
@@ -153,7 +219,7 @@ class TimeLimit:
             drive.results.ask(self._key, self)
             return self
         opened = drive.calls.take_opened(self._key) or _open(drive, call, self._name, self._deadline)
-        self._wait = Wait(opened.seq, _deadline(drive, opened), self._due)
+        self._wait = Wait(opened.seq, _read_open(drive, opened).deadline, self._due)
         drive.waits.add(self._wait)
         return self
 

@@ -49,6 +49,7 @@ from perdure.errors import (
     ValueNotStorable,
     react,
 )
+from perdure.model.approvals import DEDUPE
 from perdure.model.clock import Clock, Timer
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import CANCEL_KEY, Entry, JournalIndex
@@ -822,6 +823,8 @@ class Drive:
 
     async def _fetch_inbox(self, store: Store, asked_at: int) -> None:
         try:
+            for name, payload in self.waits.expiries():
+                await store.signal(self.run.id, name, payload, dedupe=DEDUPE, now=self.clock.store_now())
             signals = await store.inbox(self.run.id, after=self.waits.inbox_seq)
         except SnapshotCorrupt as damage:
             self._stop_misfit(damage)

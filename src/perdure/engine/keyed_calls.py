@@ -24,7 +24,7 @@ from perdure.engine.owed_results import OwedResults
 from perdure.engine.replay_order import Receiver, ResultQueue
 from perdure.engine.timers_and_signals import Wait, Waits
 from perdure.errors import DuplicateStep, PerdureError, RunDiverged, RunFinished, StepChanged, Unloaded
-from perdure.model.journal import Entry, JournalIndex, Kind
+from perdure.model.journal import Entry, JournalIndex, Kind, name_kind
 from perdure.result import Err
 from perdure.stepspec import StepInfo, current
 
@@ -204,7 +204,7 @@ class Calls:
             raise DuplicateStep(self._run_id, key)
         recorded = self._kinds.setdefault(key, kind)
         if recorded != kind and recorded != "foreign":  # noqa: PLR1714 - a tuple would be made for every step
-            changed = StepChanged(self._run_id, key, f"a {recorded}", f"a {kind}")
+            changed = StepChanged(self._run_id, key, name_kind(recorded), name_kind(kind))
             if key in self._freed:  # this code has used it as both
                 raise changed
             self._on_misfit(changed)

@@ -8,6 +8,9 @@ may cancel the second, and a signal must not be consumed by a wait that is about
 
 A signal that the store accepted before a wait's deadline wins over it, so the inbox is read once more before such a wait expires:
 another process may have sent the signal, and its notification may be late or lost.
+
+A wait with an `expiry` expires by that row alone: at its deadline the drive sends it to the wait's address, as anyone sends a
+decision there, and the store says which row was the first.
 """
 
 from __future__ import annotations
@@ -39,6 +42,9 @@ class Wait:
     address: Awaited | None = None
     on_signal: Callable[[Signal], None] | None = None
     is_open: bool = False
+    # The payload of the row that the drive sends at the deadline. With it, `on_due` is called only where there is no store.
+    expiry: bytes | None = None
+    is_expiring: bool = False
 
 
 # Waits by a rank, their seq and `_order`. One that was closed is dropped when it comes to the front.
@@ -175,12 +181,27 @@ class Waits:
 
     def _must_read_inbox(self, wait: Wait, deadline: int, now: int) -> bool:
         """Whether this wait may not expire yet, because what was sent before its deadline may not have been received."""
-        if wait.address is None or self.read_inbox is None or deadline <= self._inbox_read_at:
+        if wait.address is None or self.read_inbox is None:
+            return False
+        if wait.expiry is not None:
+            if not wait.is_expiring:
+                wait.is_expiring = True
+                self.read_inbox(now)
+            return True
+        if deadline <= self._inbox_read_at:
             return False
         if deadline > self._asked_at:
             self._asked_at = now
             self.read_inbox(now)
         return True
+
+    def expiries(self) -> list[tuple[str, bytes]]:
+        """The name and payload of each row to be sent before the inbox is read, because its wait expires."""
+        return [
+            (wait.address.name, wait.expiry)
+            for wait in self._open
+            if wait.is_expiring and wait.address is not None and wait.expiry is not None
+        ]
 
     def wake_at(self) -> int | None:
         """The earliest deadline."""

@@ -21,12 +21,17 @@ Phase: TypeAlias = Literal["open", "close", "cancel", "drop"]
 # What a key stands for. Asking for a recorded key as another kind raises StepChanged.
 # `cancel` is the one entry that says where the run was cancelled, or its deadline passed: its payload is that deadline or null.
 # `foreign` came from a snapshot of another library: its payload is the whole step as that library wrote it, and it fits any kind.
-Kind: TypeAlias = Literal["step", "sleep", "signal", "timeout", "race", "patch", "child", "run", "cancel", "foreign"]
+Kind: TypeAlias = Literal["step", "sleep", "signal", "timeout", "race", "patch", "approval", "child", "run", "cancel", "foreign"]
 
 # Keys that no call of a user has: theirs are escaped if they begin with %.
 CANCEL_KEY: Final = "%cancel"
 # The key of the step that is compensated follows.
 COMPENSATION_PREFIX: Final = "%compensate/"
+
+
+def name_kind(kind: Kind) -> str:
+    """The kind with its article, for messages."""
+    return f"{'an' if kind == 'approval' else 'a'} {kind}"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -1,4 +1,4 @@
-"""The logger of the package, and the fields of its records.
+"""The logger of the package, the fields of its records, and text of others made safe to show.
 
 Every record of `logging.getLogger("perdure")` has the attributes in `FIELDS`, None where one does not apply, so that a formatter
 may name them. docs/logging.md has the table of messages, and a test compares it with the code.
@@ -28,6 +28,13 @@ class LoggedRun(Protocol):
 def run_fields(run: LoggedRun, *, key: str | None = None, worker: str | None = None) -> dict[str, Any]:
     """`extra=` for a record about this run."""
     return {"run_id": run.id, "workflow": run.workflow, "key": key, "attempt": run.attempts, "worker": worker}
+
+
+def printable(text: str) -> str:
+    """The text with escapes in place of characters that act upon a terminal or are invisible; line breaks and tabs stay."""
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape", "replace").decode() for char in text
+    )
 
 
 def _add_missing_fields(record: logging.LogRecord) -> bool:

@@ -14,10 +14,11 @@ import msgspec
 
 from perdure.codec import tree_of
 from perdure.errors import RunNotFound, SnapshotCorrupt
+from perdure.model.approvals import OpenApproval, name_in
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.ids import check_id
 from perdure.model.journal import Entry, Kind, NextTry, OpenWait
-from perdure.model.records import RunRow, Status, deadline_in_force
+from perdure.model.records import Awaited, RunRow, Status, deadline_in_force
 from perdure.model.running_steps import RunningSteps, decode_running_steps
 from perdure.snapshots.consistent_view import View, load_view, user_metadata
 from perdure.snapshots.parts import StepResult
@@ -41,7 +42,10 @@ class ErrorText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A step, or a wait, of which something is recorded. `until` says when the next attempt is due, or when the wait ends."""
+    """A step, or a wait, of which something is recorded. `until` says when the next attempt is due, or when the wait ends.
+
+    The `value` of an approval that is pending is what it asks about, and `assignees` are those who may decide; none: everyone.
+    """
 
     key: str
     kind: Kind
@@ -53,6 +57,7 @@ class StepDescription(msgspec.Struct, frozen=True, kw_only=True):
     value: Any = None
     error: ErrorText | None = None
     until: datetime | None = None
+    assignees: tuple[str, ...] = ()
 
 
 class RunningStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,10 +68,16 @@ class RunningStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitingFor(msgspec.Struct, frozen=True, kw_only=True):
-    """What a suspended run waits for: a signal by its name, or a child's outcome by its key."""
+    """What a suspended run waits for: a signal or an approval by its name, or a child's outcome by its key."""
 
-    kind: Literal["signal", "child"]
+    kind: Literal["signal", "child", "approval"]
     name: str
+
+    @classmethod
+    def of(cls, awaited: Awaited) -> WaitingFor:
+        """What the row says, for people: the decision about an approval is a signal."""
+        approval = name_in(awaited.name) if awaited.kind == "signal" else None
+        return cls(kind=awaited.kind, name=awaited.name) if approval is None else cls(kind="approval", name=approval)
 
 
 class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +174,7 @@ def _describe(view: View, under_way: _UnderWay) -> RunDescription:
         worker=_worker_of(row),
         lease_owner=row.lease_owner,
         lease_until=_moment(row.lease_until),
-        waiting_for=tuple(WaitingFor(kind=each.kind, name=each.name) for each in row.waiting_for),
+        waiting_for=tuple(map(WaitingFor.of, row.waiting_for)),
         wake_at=None if row.ended else _moment(row.wake_at),
         problem=row.problem,
         problem_at=_moment(row.problem_at),
@@ -230,6 +241,17 @@ def _describe_step(entry: Entry, started_at: int) -> StepDescription:
 
 
 def _describe_open_step(entry: Entry, at: datetime | None) -> StepDescription:
+    if entry.kind == "approval":
+        asked = msgspec.json.decode(entry.payload, type=OpenApproval)
+        return StepDescription(
+            key=entry.key,
+            kind="approval",
+            status="waiting",
+            started_at=at,
+            value=tree_of(bytes(asked.payload))[0],
+            until=_moment(asked.deadline),
+            assignees=asked.assignees,
+        )
     if entry.kind != "step":
         deadline = msgspec.json.decode(entry.payload, type=OpenWait | None)
         until = None if deadline is None else _moment(deadline.deadline)

@@ -1,7 +1,7 @@
 """Forking a run: a new run that repeats another up to a step, and calls that step anew.
 
 A fork begins with what the journal holds before the first record of the step. That is a state in which the old run was itself,
-and from which it would have gone on after a crash, so a fork replays as every resumed run does. Four things differ from a crash:
+and from which it would have gone on after a crash, so a fork replays as every resumed run does. Five things differ from a crash:
 
 - Waits that were open then have the time that was left when the step began, and so does the run's deadline: a time limit around
   the step would otherwise have passed long ago.
@@ -9,20 +9,22 @@ and from which it would have gone on after a crash, so a fork replays as every r
   have not been called, and their idempotency keys are new.
 - Signals that the old run consumed later, and those that it has not consumed, are in the inbox of the fork: their senders know
   the old run only.
+- Decisions about approvals that the old run took later, or has not taken, are not: a person approved what that run would do.
 - The fork has no parent. The parent of the old run waits for that one.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from perdure.errors import RunConflict, SnapshotCorrupt, StepNotFound
+from perdure.model.approvals import OpenApproval, name_in
 from perdure.model.durations import MAX_INSTANT
-from perdure.model.journal import Entry, OpenWait
+from perdure.model.journal import Entry, Kind, OpenWait
 from perdure.model.records import NewRun, RunRow, Signal
 from perdure.snapshots.consistent_view import View, user_metadata
 from perdure.snapshots.importer import RunStart
@@ -31,7 +33,13 @@ from perdure.worker.host import Host
 # The name in a fork's metadata under which the id of the old run stands.
 FORKED_FROM: Final = "forked_from"
 _MOST_SUGGESTED: Final = 5
-_WAITS: Final = frozenset({"sleep", "signal", "timeout"})
+# The payload of the open entry of each kind that has a deadline.
+_WAITS: Final[Mapping[Kind, type[OpenWait]]] = {
+    "sleep": OpenWait,
+    "signal": OpenWait,
+    "timeout": OpenWait,
+    "approval": OpenApproval,
+}
 
 
 async def fork_run(host: Host, run_id: str, from_step: str, new_id: str) -> None:
@@ -100,10 +108,11 @@ def _with_time_left(run_id: str, opened: Entry, passed: int) -> Entry:
     if opened.kind not in _WAITS:
         return opened
     try:
-        wait = msgspec.json.decode(opened.payload, type=OpenWait)
+        wait = msgspec.json.decode(opened.payload, type=_WAITS[opened.kind])
     except msgspec.MsgspecError as reason:
         raise SnapshotCorrupt(run_id, f"the deadline of {opened.key!r}", str(reason)) from reason
-    return msgspec.structs.replace(opened, payload=msgspec.json.encode(OpenWait(_later(wait.deadline, passed))))
+    later = msgspec.structs.replace(wait, deadline=_later(wait.deadline, passed))
+    return msgspec.structs.replace(opened, payload=msgspec.json.encode(later))
 
 
 def _later(instant: int | None, passed: int) -> int | None:
@@ -114,8 +123,12 @@ def _inbox(entries: Sequence[Entry], unconsumed: Sequence[Signal]) -> list[Signa
     """The signals that were consumed with these entries, in that order, then those that were not consumed."""
     closed = (entry for entry in entries if entry.phase == "close" and entry.kind == "signal" and entry.ok)
     consumed = [(entry.name, entry.payload, None) for entry in closed]
-    waiting = [(each.name, each.payload, each.dedupe) for each in unconsumed if each.kind == "signal"]
+    waiting = [(each.name, each.payload, each.dedupe) for each in unconsumed if _is_for_fork(each)]
     return [
         Signal(seq=seq, name=name, payload=payload, dedupe=dedupe)
         for seq, (name, payload, dedupe) in enumerate((*consumed, *waiting), start=1)
     ]
+
+
+def _is_for_fork(row: Signal) -> bool:
+    return row.kind == "signal" and name_in(row.name) is None

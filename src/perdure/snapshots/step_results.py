@@ -22,6 +22,7 @@ from perdure.codec import Codec, Loss, load_error, tree_of
 from perdure.codec.outcomes import Failure, load_failure
 from perdure.codec.structure import check_structure
 from perdure.errors import StepFailed
+from perdure.model.approvals import Decision
 from perdure.model.journal import Entry, Kind
 from perdure.model.records import OWN_FIELD
 from perdure.snapshots.json_reader import MAX_DEPTH
@@ -181,6 +182,12 @@ def load_value(codec: Codec, entry: Entry, hint: Any) -> Any:
         return codec.conform(value, hint)
     except ValueError:
         return value
+
+
+def load_decision(codec: Codec, entry: Entry) -> Decision:
+    """What the close entry of an approval records. Raises ValueError."""
+    stored = entry.payload if entry.kind != "foreign" else codec.dump(load_value(codec, entry, Any))[0]
+    return msgspec.json.decode(stored, type=Decision)
 
 
 def load_error_of(codec: Codec, entry: Entry, key: str, hint: Any) -> Exception:

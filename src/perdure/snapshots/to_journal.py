@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from perdure.codec import tree_of
 from perdure.codec.structure import check_structure
 from perdure.errors import SnapshotFormatError, ValueNotStorable
-from perdure.model.journal import Entry, Kind
+from perdure.model.approvals import Decision
+from perdure.model.journal import Entry, Kind, name_kind
 from perdure.model.records import OWN_FIELD, Signal
 from perdure.snapshots.json_reader import format_path
 from perdure.snapshots.parts import LossWarning, StepResult
@@ -44,11 +45,25 @@ class _OpenRetryPayload(msgspec.Struct, frozen=True):
     error: msgspec.Raw
 
 
+class _OpenApprovalPayload(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The payload that the open entry of an approval may have."""
+
+    deadline: Instant | None
+    id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    payload: msgspec.Raw
+    assignees: tuple[str, ...] = ()
+    type: str | None = None
+
+    def __post_init__(self) -> None:
+        check_structure(CODEC, bytes(self.payload))
+
+
 # The payload of an open entry of each kind. That of a step may also be null: the intent to run it at most once.
-_OPEN_PAYLOADS: Final[Mapping[Kind, type[_OpenWaitPayload | _OpenRetryPayload]]] = {
+_OPEN_PAYLOADS: Final[Mapping[Kind, type[_OpenWaitPayload | _OpenRetryPayload | _OpenApprovalPayload]]] = {
     "step": _OpenRetryPayload,
     "sleep": _OpenWaitPayload,
     "signal": _OpenWaitPayload,
+    "approval": _OpenApprovalPayload,
     "timeout": _OpenWaitPayload,
 }
 
@@ -106,7 +121,7 @@ def _check_kinds(entries: list[Entry]) -> None:
     kinds: dict[str, Kind] = {}
     for entry in entries:
         if entry.kind != "foreign" and kinds.setdefault(entry.key, entry.kind) != entry.kind:
-            raise _journal_error(f"{entry.key!r} is recorded as a {kinds[entry.key]} and as a {entry.kind}")
+            raise _journal_error(f"{entry.key!r} is recorded as {name_kind(kinds[entry.key])} and as {name_kind(entry.kind)}")
 
 
 def _open_entry(line: JournalLine, seq: int) -> Entry:
@@ -182,6 +197,8 @@ def _payload(key: str, result: StepResult, details: StepDetails, kind: Kind) -> 
         payload = _value_payload(result.value, details)
         if kind == "race" and msgspec.json.decode(payload, type=int) < 0:
             raise ValueError("a race is won by a branch, which counts from 0")
+        if kind == "approval":
+            msgspec.json.decode(payload, type=Decision)
     except (ValueError, ValueNotStorable) as reason:
         raise _format_error((key, "value"), f"cannot be read: {reason}") from None
     return payload

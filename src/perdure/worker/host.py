@@ -22,6 +22,7 @@ from perdure.engine.drive import Drive
 from perdure.engine.heartbeat import heartbeat_of
 from perdure.engine.subscriptions import subscriptions_of
 from perdure.errors import InvalidInput, PerdureWarning, RunConflict, RunNotFound, SnapshotCorrupt, ValueNotStorable
+from perdure.model.approvals import check_signal_name
 from perdure.model.clock import Clock, StoreClock, elapsed
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.ids import check_id, random_bytes
@@ -220,7 +221,7 @@ class Host:
                 if found is not None and found.workflow not in (workflow.name, *workflow.aliases):
                     raise
             with contextlib.suppress(RunNotFound):  # deleted since it was found: it is created after all
-                await self._send_signal(start.new.id, name, encoded, dedupe)
+                await self.send_signal(start.new.id, name, encoded, dedupe)
                 return None
 
     async def _create(self, workflow: WorkflowDefinition, start: RunStart, ttl: float | None) -> Created:
@@ -273,9 +274,12 @@ class Host:
                 self._store_clock.observe(claim.run.updated_at, sent_at)
         return claim
 
-    async def ask_time(self) -> None:
-        """Return when this host has the store's time: a claim that takes nothing tells it, unless another reply has."""
-        if self._store_clock is not None and not self._store_clock.has_store_time:
+    async def ask_time(self, *, again: bool = False) -> None:
+        """Return when this host has the store's time: a claim that takes nothing tells it, unless another reply has.
+
+        A host that has never claimed since then asks `again` for what must be right to the second: clocks drift in a month.
+        """
+        if self._store_clock is not None and (again or not self._store_clock.has_store_time):
             sent_at = self.clock.now()
             self._store_clock.observe((await self.store.claim(0, self.lease_ttl, ())).now, sent_at)
 
@@ -397,16 +401,17 @@ class Host:
     async def signal(self, run_id: str, name: str, payload: Any, *, dedupe: str | None) -> None:
         """Put a signal into the run's inbox and let a drive here know."""
         encoded = self._encode_signal(name, payload)
-        await self._send_signal(check_id(run_id, "a run's id"), name, encoded, dedupe)
+        await self.send_signal(check_id(run_id, "a run's id"), name, encoded, dedupe)
 
     def _encode_signal(self, name: str, payload: Any) -> bytes:
-        check_id(name, "a signal's name")
+        check_signal_name(name)
         try:
             return self.settings.codec.dump(payload, path="payload")[0]
         except ValueNotStorable as reason:
             raise InvalidInput(f"signal {name}", str(reason)) from reason
 
-    async def _send_signal(self, run_id: str, name: str, payload: bytes, dedupe: str | None) -> None:
+    async def send_signal(self, run_id: str, name: str, payload: bytes, dedupe: str | None) -> None:
+        """Put an encoded signal into the run's inbox and let a drive here know. Raises `RunNotFound`, `RunFinished`."""
         try:
             await self.store.signal(run_id, name, payload, dedupe=dedupe, now=self.clock.store_now())
         except ValueNotStorable as reason:
