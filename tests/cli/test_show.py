@@ -10,10 +10,10 @@ import pytest
 
 from perdure import Context, Err, RunDescription, Runtime, StepFailed, stores, workflow
 from perdure.cli.output import length
-from perdure.model.logs import printable
 from perdure.cli.show_run import print_run
 from perdure.errors import RunNotFound, SnapshotCorrupt
 from perdure.model.journal import Entry
+from perdure.model.logs import printable
 from perdure.model.records import NewRun
 
 
