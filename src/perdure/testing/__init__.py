@@ -6,20 +6,41 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perdure.testing.clock import ManualClock as ManualClock
+    from perdure.testing.crashes import CrashReport as CrashReport
+    from perdure.testing.crashes import crash_everywhere as crash_everywhere
     from perdure.testing.history import HistoryItem as HistoryItem
     from perdure.testing.stubs import Stub as Stub
+    from perdure.testing.sync_runtime import SyncVirtualRuntime as SyncVirtualRuntime
+    from perdure.testing.sync_runtime import runtime_sync as runtime_sync
+    from perdure.testing.virtual_runtime import RunCannotGoOn as RunCannotGoOn
     from perdure.testing.virtual_runtime import VirtualRuntime as VirtualRuntime
     from perdure.testing.virtual_runtime import runtime as runtime
 
 _HOMES = {
+    "CrashReport": "crashes",
+    "crash_everywhere": "crashes",
     "ManualClock": "clock",
     "HistoryItem": "history",
+    "RunCannotGoOn": "virtual_runtime",
     "Stub": "stubs",
+    "SyncVirtualRuntime": "sync_runtime",
     "VirtualRuntime": "virtual_runtime",
     "runtime": "virtual_runtime",
+    "runtime_sync": "sync_runtime",
 }
 
-__all__ = ["HistoryItem", "ManualClock", "Stub", "VirtualRuntime", "runtime"]
+__all__ = [
+    "CrashReport",
+    "HistoryItem",
+    "ManualClock",
+    "RunCannotGoOn",
+    "Stub",
+    "SyncVirtualRuntime",
+    "VirtualRuntime",
+    "crash_everywhere",
+    "runtime",
+    "runtime_sync",
+]
 
 
 def __getattr__(name: str) -> Any:

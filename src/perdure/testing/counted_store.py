@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
 
+from perdure.model.records import Lease
 from perdure.store import Transaction
 
 # What is no verb, or may wait for as long as it likes.
@@ -29,38 +30,40 @@ class CountedStore:
         if not callable(found) or name in UNCOUNTED:
             return found
         if name == "transaction":
-            return lambda lease, **options: self._transaction(lambda: found(lease, **options))
+            return lambda lease, **options: self._transaction(lease, lambda: found(lease, **options))
         return lambda *args, **options: self._call(name, found, args, options)
 
-    def before(self, verb: str) -> None:
-        """Called before a verb of the store."""
+    def before(self, verb: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments with which a verb of the store is called now."""
         del verb
+        return args
 
-    def after(self, verb: str) -> None:
+    def after(self, verb: str, args: tuple[Any, ...]) -> None:
         """Called when a verb has taken effect, before its caller gets the reply."""
-        del verb
 
     async def _call(
         self, verb: str, method: Callable[..., Awaitable[Any]], args: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
         self.calls += 1
-        self.before(verb)
+        args = self.before(verb, args)
         self.in_flight += 1
         try:
             reply = await method(*args, **options)
         finally:
             self.in_flight -= 1
-        self.after(verb)
+        self.after(verb, args)
         return reply
 
     @asynccontextmanager
-    async def _transaction(self, enter: Callable[[], AbstractAsyncContextManager[Transaction]]) -> AsyncIterator[Transaction]:
+    async def _transaction(
+        self, lease: Lease, enter: Callable[[], AbstractAsyncContextManager[Transaction]]
+    ) -> AsyncIterator[Transaction]:
         self.calls += 1
-        self.before("transaction")
+        self.before("transaction", (lease,))
         self.in_flight += 1
         try:
             async with enter() as transaction:
                 yield transaction
         finally:
             self.in_flight -= 1
-        self.after("transaction")
+        self.after("transaction", (lease,))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
@@ -21,6 +21,7 @@ import msgspec
 
 from perdure import stores
 from perdure.definition import Workflow
+from perdure.engine.steps import StepCall
 from perdure.model.durations import MICROSECOND, Duration, instant, microseconds, moment
 from perdure.model.records import UNFINISHED, Awaited, RunInfo
 from perdure.model.run_filter import RunFilter
@@ -43,6 +44,16 @@ _QUIET_TURNS: Final = 5
 _QUIET_TURNS_UNSEEN: Final = 200
 # Between two looks at what threads and servers do in real time.
 _PAUSE_SECONDS: Final = 0.001
+
+
+class RunCannotGoOn(AssertionError):
+    """A run has a problem, and in a test no time changes that: without this, it would be tried again and again."""
+
+    def __init__(self, run_id: str, problem: str) -> None:
+        super().__init__(run_id, problem)
+
+    def __str__(self) -> str:
+        return f"run {self.args[0]!r} cannot go on: {self.args[1]}"
 
 
 class ScriptedSignal(msgspec.Struct, eq=False):
@@ -95,11 +106,13 @@ class VirtualRuntime(Runtime):
             raise TypeError("testing.runtime has a clock of its own; start_at= says when it starts")
         self._is_store_ours = store is None or isinstance(store, str)
         opened = stores.memory() if store is None else stores.open_store(store) if isinstance(store, str) else store
-        self._counted = CountedStore(opened)
+        self._counted = opened if isinstance(opened, CountedStore) else CountedStore(opened)
         self._virtual = ManualClock(start_at)
         self._auto_skip = auto_skip
         self._hang_after = microseconds(hang_after, what="hang_after") / MICROSECOND
         self._stubs = Stubs()
+        # Whether stubs and scripted signals that were not used are an error at the end.
+        self.reports_unused = True
         self._scripted: list[ScriptedSignal] = []
         # One at a time moves the clock.
         self._moving = asyncio.Lock()
@@ -150,6 +163,11 @@ class VirtualRuntime(Runtime):
         """
         return self._stubs.add(target, returns=returns, raises=raises, calls=calls, times=times)
 
+    def watch_steps(self, wrap: Callable[[StepCall], StepCall]) -> None:
+        """Have each step called as `wrap` gives it, stubbed or not."""
+        settings = self._host.settings
+        self._host.settings = replace(settings, replace_step=lambda step: wrap(self._stubs.replace(step)))
+
     def signal_when_waiting(self, name: str, payload: Any = None, *, run_id: str | None = None) -> None:
         """Send this signal to each run as soon as it waits for it, or only to `run_id`. A second one is for the second wait."""
         self._scripted.append(ScriptedSignal(name, payload, run_id))
@@ -172,7 +190,7 @@ class VirtualRuntime(Runtime):
                 await self._counted.inner.close()
         problems = self._stubs.problems()
         problems += [f"no run waited for the scripted signal {each.name!r}" for each in self._scripted if not each.given_to]
-        if problems and kind is None:
+        if problems and kind is None and self.reports_unused:
             raise AssertionError("; ".join(problems))
 
     if not TYPE_CHECKING:  # the signatures are those of Runtime
@@ -195,8 +213,11 @@ class VirtualRuntime(Runtime):
 
     async def _jump(self) -> bool:
         """Go to the next timer; False when no run waits for the time. A schedule alone would go on for ever."""
-        at = self._virtual.next_at()
-        if at is None or not any(info.wake_at for info in await self._unfinished()):
+        at, unfinished = self._virtual.next_at(), await self._unfinished()
+        for info in unfinished:
+            if info.problem is not None:
+                raise RunCannotGoOn(info.id, info.problem)
+        if at is None or not any(info.wake_at for info in unfinished):
             return False
         await self._advance_to(at)
         return True
