@@ -78,7 +78,7 @@ async def crash_everywhere(
     """Crash the workflow before and after every call of the store, and check that it always comes to the same.
 
     - `workflow`: the workflow, or a function that makes it from how often there was a restart, 0 or 1: a new deploy.
-    - `effects`: what is done to the world, in order: a list that steps append to, a function that gives one, or a Mock.
+    - `effects`: what is done to the world: a list that steps append to, a function that gives one, or a Mock.
     - `signals`: payloads by name; a signal is sent when the run waits for it.
     - `workflows`: others that it needs, such as its children.
     - `prepare`: called with each runtime, to stub steps.
@@ -138,7 +138,7 @@ class _Watch:
 
     def __init__(self, read: Callable[[], Sequence[Any]]) -> None:
         self._read = read
-        self._seen = len(read())
+        self._seen = self._count()
         self._running = Counter[_StepKey]()
         self._lock = threading.Lock()
         self.calls = Counter[_StepKey]()
@@ -167,14 +167,17 @@ class _Watch:
             self._look()
 
     def _look(self) -> None:
-        found = self._read()
-        for effect in found[self._seen :]:
-            text = repr(effect)
-            self.effects[text] += 1
+        found = self._count()
+        new = found - self._seen
+        for text in new:
             self.origins[text].update(key for key, count in self._running.items() if count)
             if not self._running.total():
                 self.origins[text].add(None)
-        self._seen = len(found)
+        self._seen = found
+        self.effects += new
+
+    def _count(self) -> Counter[str]:
+        return Counter(map(repr, self._read()))
 
     @contextmanager
     def _call(self) -> Iterator[None]:
