@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Err, Ok, Retry, Suspended, current_step, step, testing, workflow
+from perdure import Approved, Context, Err, Ok, Rejected, Retry, Suspended, current_step, step, testing, workflow
 from perdure.errors import DeadlineExceeded, StepTimeout
 
 
@@ -287,6 +287,7 @@ async def test_the_method_of_another_object_is_not_stubbed() -> None:
         (lambda rt: rt.stub("chrage", returns=1), r"the stub of 'chrage' was never called \(steps that ran: charge, mail:1\)"),
         (lambda rt: rt.stub("mail", returns=None, times=2), "the stub of 'mail' was called 1 of 2 times"),
         (lambda rt: rt.signal_when_waiting("decison", "yes"), "no run waited for the scripted signal 'decison'"),
+        (lambda rt: rt.reject_when_waiting("pulbish", by="ada"), "no run waited for the scripted approval 'pulbish'"),
     ],
 )
 async def test_what_is_not_used_is_reported(prepare: Callable[[testing.VirtualRuntime], object], message: str) -> None:
@@ -353,6 +354,30 @@ async def test_scripted_signals_are_given_when_a_run_waits() -> None:
         assert await rt.run(twice) == Ok(["one", "two"])
         assert await rt.run(review, "text", id="a") == Ok("nobody answered")
         assert await rt.run(review, "text", id="b") == Ok("approved")
+
+
+async def test_scripted_approvals_decide_what_runs_ask() -> None:
+    @workflow
+    async def publish(ctx: Context, text: str) -> Any:
+        match await ctx.approve("publish", text, expires_in="7d"):
+            case Approved(payload=payload, by=by):
+                return f"{payload}, by {by}"
+            case Rejected(reason=reason):
+                return f"rejected: {reason}"
+        return "expired"
+
+    async with testing.runtime(publish) as rt:
+        rt.approve_when_waiting("publish", by="ada", run_id="a")
+        rt.approve_when_waiting("publish", by="ada", payload="edited", run_id="b")
+        rt.reject_when_waiting("publish", by="eve", reason="no", run_id="c")
+        assert await rt.run(publish, "text", id="a") == Ok("text, by ada")
+        assert await rt.run(publish, "text", id="b") == Ok("edited, by ada")
+        assert await rt.run(publish, "text", id="c") == Ok("rejected: no")
+        before = rt.now()
+        assert await rt.run(publish, "text", id="d") == Ok("expired")
+        assert rt.now() - before == timedelta(days=7)
+        for run_id, end in (("a", "approved"), ("c", "rejected"), ("d", "expired")):
+            await rt.assert_history(run_id, [f"approval publish {end}"])
 
 
 async def test_a_history_says_what_happened() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_type
 
-from perdure import Context, Err, Ok, Outcome, Run, testing, workflow
+from perdure import Context, Err, Ok, Outcome, Run, Workflow, testing, workflow
 from perdure.testing import CrashReport, HistoryItem, Stub, VirtualRuntime
 
 
@@ -38,4 +38,4 @@ async def runs() -> None:
 
 async def crashes() -> None:
     assert_type(await testing.crash_everywhere(greet, "ada", effects=[], signals={"word": 1}), CrashReport)
-    assert_type(await testing.crash_everywhere(lambda restarts: greet if restarts else greet, "ada"), CrashReport)
+    assert_type(await testing.crash_everywhere(lambda restarts: Workflow(f"greet {restarts}", greet.fn), "ada"), CrashReport)

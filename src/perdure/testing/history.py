@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from perdure.codec import tree_of
+from perdure.model.approvals import Decision
 from perdure.model.durations import MICROSECOND
 from perdure.model.journal import Entry, NextTry, OpenWait, entries_in_force
 from perdure.snapshots.step_results import read_result
@@ -78,6 +79,8 @@ def _closed_text(entry: Entry, opened: Entry | None) -> str:
         return f"{entry.key} failed: {_error_name(entry)}{tried}"
     if entry.kind == "sleep":
         return f"sleep {entry.key}{_length(opened)}"
+    if entry.kind == "approval":
+        return f"approval {entry.key} {msgspec.json.decode(entry.payload, type=Decision).decision}"
     return f"{entry.kind} {entry.key}{'' if entry.ok else ' timed out' if entry.kind == 'signal' else ' failed'}"
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ from perdure.engine.steps import StepCall
 from perdure.model.durations import MICROSECOND, Duration, instant, microseconds, moment
 from perdure.model.records import UNFINISHED, Awaited, RunInfo
 from perdure.model.run_filter import RunFilter
+from perdure.operations.approvals import UNCHANGED
 from perdure.result import Outcome, Suspended
 from perdure.run import Run
 from perdure.runtime import Runtime
@@ -56,12 +57,14 @@ class RunCannotGoOn(AssertionError):
         return f"run {self.args[0]!r} cannot go on: {self.args[1]}"
 
 
-class ScriptedSignal(msgspec.Struct, eq=False):
-    """A signal that is sent to each run when it waits for it, or to one run only."""
+class ScriptedAnswer(msgspec.Struct, eq=False):
+    """A signal, or a decision on an approval, that each run gets when it waits for it, or one run only."""
 
+    kind: Literal["signal", "approval"]
     name: str
-    payload: Any
     run_id: str | None
+    # Called with the run's id, and with the key of the approval.
+    give: Callable[[str, str | None], Awaitable[None]]
     given_to: set[str] = msgspec.field(default_factory=set)
 
     def is_for(self, run_id: str) -> bool:
@@ -113,7 +116,7 @@ class VirtualRuntime(Runtime):
         self._stubs = Stubs()
         # Whether stubs and scripted signals that were not used are an error at the end.
         self.reports_unused = True
-        self._scripted: list[ScriptedSignal] = []
+        self._scripted: list[ScriptedAnswer] = []
         # One at a time moves the clock.
         self._moving = asyncio.Lock()
         options.setdefault("lease_ttl", _LEASE_TTL)
@@ -170,7 +173,17 @@ class VirtualRuntime(Runtime):
 
     def signal_when_waiting(self, name: str, payload: Any = None, *, run_id: str | None = None) -> None:
         """Send this signal to each run as soon as it waits for it, or only to `run_id`. A second one is for the second wait."""
-        self._scripted.append(ScriptedSignal(name, payload, run_id))
+        self._scripted.append(ScriptedAnswer("signal", name, run_id, lambda found, _: self.signal(found, name, payload)))
+
+    def approve_when_waiting(self, name: str, *, by: str, payload: Any = UNCHANGED, run_id: str | None = None) -> None:
+        """Approve what each run asks with `ctx.approve(name)`, as soon as it does, or only what `run_id` asks."""
+        approve = lambda found, key: self.approve(found, name, by=by, payload=payload, key=key)  # noqa: E731 - one of three alike
+        self._scripted.append(ScriptedAnswer("approval", name, run_id, approve))
+
+    def reject_when_waiting(self, name: str, *, by: str, reason: str | None = None, run_id: str | None = None) -> None:
+        """Reject what each run asks with `ctx.approve(name)`, as soon as it does, or only what `run_id` asks."""
+        reject = lambda found, key: self.reject(found, name, by=by, reason=reason, key=key)  # noqa: E731
+        self._scripted.append(ScriptedAnswer("approval", name, run_id, reject))
 
     async def history(self, run: Run[Any] | str) -> list[HistoryItem]:
         """What the run has recorded, in order; `str(item)` is a line to read."""
@@ -189,7 +202,7 @@ class VirtualRuntime(Runtime):
             if self._is_store_ours:
                 await self._counted.inner.close()
         problems = self._stubs.problems()
-        problems += [f"no run waited for the scripted signal {each.name!r}" for each in self._scripted if not each.given_to]
+        problems += [f"no run waited for the scripted {each.kind} {each.name!r}" for each in self._scripted if not each.given_to]
         if problems and kind is None and self.reports_unused:
             raise AssertionError("; ".join(problems))
 
@@ -254,18 +267,30 @@ class VirtualRuntime(Runtime):
         return any(run.drive.executing for run in active_runs.of(self._host))
 
     async def _send_scripted(self) -> bool:
-        """Send the scripted signals that runs wait for now. Whether there was one."""
-        is_sent = False
-        if not self._scripted:
-            return is_sent
-        for info in await self._unfinished():
-            for name in dict.fromkeys(each.name for each in self._scripted):
-                script = next((each for each in self._scripted if each.name == name and each.is_for(info.id)), None)
+        """Give the scripted answers that runs wait for now. Whether there was one."""
+        waiting: list[tuple[ScriptedAnswer, str, str | None]] = []
+        for name in self._names("signal"):
+            for info in await self._unfinished():
+                script = self._script("signal", name, info.id)
                 if script is not None and await self._waits_for(info.id, name):
                     script.given_to.add(info.id)
-                    await self.signal(info.id, name, script.payload)
-                    is_sent = True
-        return is_sent
+                    waiting.append((script, info.id, None))
+        if self._names("approval"):
+            for pending in await self.approvals(limit=10_000):
+                script = self._script("approval", pending.name, pending.run_id)
+                if script is not None:
+                    script.given_to.add(pending.run_id)
+                    waiting.append((script, pending.run_id, pending.key))
+        for script, run_id, key in waiting:
+            await script.give(run_id, key)
+        return bool(waiting)
+
+    def _names(self, kind: str) -> list[str]:
+        return list(dict.fromkeys(each.name for each in self._scripted if each.kind == kind))
+
+    def _script(self, kind: str, name: str, run_id: str) -> ScriptedAnswer | None:
+        """The next scripted answer of this name for this run."""
+        return next((each for each in self._scripted if (each.kind, each.name) == (kind, name) and each.is_for(run_id)), None)
 
     async def _unfinished(self) -> list[RunInfo]:
         found: list[RunInfo] = await self._counted.inner.list(RunFilter(status=UNFINISHED), limit=10_000)
