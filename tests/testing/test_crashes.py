@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from perdure import Context, Err, Ok, Retry, Workflow, current_step, testing, workflow
+from perdure import Approved, Context, Err, Ok, Retry, Workflow, current_step, testing, workflow
 
 sent: list[str] = []
 
@@ -165,6 +165,23 @@ async def test_a_mock_counts_effects_and_stubs_are_prepared() -> None:
     report = await testing.crash_everywhere(paying, effects=gateway, prepare=prepare)
     assert report.outcome == Ok([5, "stubbed"])
     assert sent == []
+
+
+async def test_each_scripted_answer_is_given_once_whatever_crashes() -> None:
+    @workflow
+    async def asking(ctx: Context) -> list[Any]:
+        first = await ctx.wait_for_signal("word", key="first")
+        approved = await ctx.approve("publish", "text", expires_in="7d")
+        second = await ctx.wait_for_signal("word", key="second")
+        return [first, isinstance(approved, Approved), second]
+
+    def prepare(rt: testing.VirtualRuntime) -> None:
+        rt.signal_when_waiting("word", "one")
+        rt.signal_when_waiting("word", "two")
+        rt.approve_when_waiting("publish", by="ada")
+
+    report = await testing.crash_everywhere(asking, prepare=prepare)
+    assert report.outcome == Ok(["one", True, "two"])
 
 
 async def test_a_run_that_does_not_end_says_what_it_waits_for() -> None:

@@ -16,7 +16,6 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -29,6 +28,7 @@ from perdure.model.durations import instant
 from perdure.model.journal import entries_in_force
 from perdure.model.records import Lease
 from perdure.result import Err, Outcome, Suspended
+from perdure.runtime import Runtime
 from perdure.stepspec import current_step
 from perdure.testing.clock import EPOCH
 from perdure.testing.counted_store import CountedStore
@@ -251,36 +251,51 @@ class _Crashes(NamedTuple):
         """Run through, with a crash at this point and a restart after it."""
         database, watch = MemoryDatabase(), _Watch(self.read)
         store = _CrashingStore(MemoryStore(database), point)
-        outcome, problem, ended_at = await self._drive(store, 0, watch, EPOCH)
+        workflow, runtime = self._start(database, store, 0, watch)
+        outcome, problem = await self._drive(runtime, workflow, store)
         in_doubt = {key for key in watch.calls if not _is_recorded(database, key)}
         if store.crashed_at is not None:
             watch.look()
-            _end_leases(database, instant(ended_at))
-            outcome, problem, _ = await self._drive(_CrashingStore(MemoryStore(database), None), 1, watch, ended_at)
+            _end_leases(database, instant(runtime.now()))
+            second = _CrashingStore(MemoryStore(database), None)
+            workflow, restarted = self._start(database, second, 1, watch, runtime)
+            outcome, problem = await self._drive(restarted, workflow, second)
         watch.look()
         return _RunThrough(outcome, problem, store.crashed_at, watch.calls, in_doubt, watch.effects, watch.origins)
 
-    async def _drive(
-        self, store: _CrashingStore, restarts: int, watch: _Watch, start_at: datetime
-    ) -> tuple[Outcome[Any], str | None, datetime]:
-        """The outcome of the run, or why there is none, and the time then."""
+    def _start(
+        self, database: MemoryDatabase, store: _CrashingStore, restarts: int, watch: _Watch, former: VirtualRuntime | None = None
+    ) -> tuple[Workflow[Any, Any], VirtualRuntime]:
+        """The workflow and a runtime for it; after a restart, in the time and with the script of the former one."""
         workflow = self.workflow(restarts) if self.is_deploy else self.workflow
+        start_at = EPOCH if former is None else former.now()
         runtime = VirtualRuntime([workflow, *self.workflows], store=store, start_at=start_at, **self.options)
         runtime.reports_unused = False
+        runtime.outside = Runtime(MemoryStore(database), concurrency=0, clock=runtime.clock)
         runtime.watch_steps(watch.wrap)
         for name, payload in self.signals.items():
             runtime.signal_when_waiting(name, payload)
         if self.prepare is not None:
             self.prepare(runtime)
+        if former is not None:
+            runtime.go_on_from(former)
+        return workflow, runtime
+
+    async def _drive(
+        self, runtime: VirtualRuntime, workflow: Workflow[Any, Any], store: _CrashingStore
+    ) -> tuple[Outcome[Any], str | None]:
+        """The outcome of the run, or why there is none."""
         try:
             async with runtime:
-                return await runtime.run(workflow, *self.args, id=RUN_ID), None, runtime.now()
+                return await runtime.run(workflow, *self.args, id=RUN_ID), None
+        except RunCannotGoOn as reason:
+            return Suspended(RUN_ID), str(reason)
         except PerdureError:
             if store.crashed_at is None:
                 raise
-            return Suspended(RUN_ID), None, runtime.now()
-        except RunCannotGoOn as reason:
-            return Suspended(RUN_ID), str(reason), runtime.now()
+            return Suspended(RUN_ID), None
+        finally:
+            await runtime.outside.close()
 
 
 def _differences(

@@ -110,26 +110,28 @@ class VirtualRuntime(Runtime):
         self._is_store_ours = store is None or isinstance(store, str)
         opened = stores.memory() if store is None else stores.open_store(store) if isinstance(store, str) else store
         self._counted = opened if isinstance(opened, CountedStore) else CountedStore(opened)
-        self._virtual = ManualClock(start_at)
+        self.clock = ManualClock(start_at)
         self._auto_skip = auto_skip
         self._hang_after = microseconds(hang_after, what="hang_after") / MICROSECOND
         self._stubs = Stubs()
         # Whether stubs and scripted signals that were not used are an error at the end.
         self.reports_unused = True
         self._scripted: list[ScriptedAnswer] = []
+        # Gives the scripted answers: another process, where this one may crash.
+        self.outside: Runtime = self
         # One at a time moves the clock.
         self._moving = asyncio.Lock()
         options.setdefault("lease_ttl", _LEASE_TTL)
-        super().__init__(self._counted, workflows, clock=self._virtual, **options)
+        super().__init__(self._counted, workflows, clock=self.clock, **options)
         self._host.settings = replace(self._host.settings, replace_step=self._stubs.replace, limits_steps_by_clock=True)
 
     def now(self) -> datetime:
         """The virtual time."""
-        return moment(self._virtual.now())
+        return moment(self.clock.now())
 
     async def skip(self, duration: Duration) -> None:
         """Let this much time pass: everything that it brings happens, in its order, and comes to rest."""
-        await self._skip_to(self._virtual.now() + microseconds(duration))
+        await self._skip_to(self.clock.now() + microseconds(duration))
 
     async def skip_to(self, at: datetime) -> None:
         """Let time pass until this instant, as `skip` does."""
@@ -171,18 +173,23 @@ class VirtualRuntime(Runtime):
         settings = self._host.settings
         self._host.settings = replace(settings, replace_step=lambda step: wrap(self._stubs.replace(step)))
 
+    def go_on_from(self, former: VirtualRuntime) -> None:
+        """Give no answer again that another runtime with the same script has given."""
+        for mine, theirs in zip(self._scripted, former._scripted, strict=True):
+            mine.given_to = theirs.given_to
+
     def signal_when_waiting(self, name: str, payload: Any = None, *, run_id: str | None = None) -> None:
         """Send this signal to each run as soon as it waits for it, or only to `run_id`. A second one is for the second wait."""
-        self._scripted.append(ScriptedAnswer("signal", name, run_id, lambda found, _: self.signal(found, name, payload)))
+        self._scripted.append(ScriptedAnswer("signal", name, run_id, lambda found, _: self.outside.signal(found, name, payload)))
 
     def approve_when_waiting(self, name: str, *, by: str, payload: Any = UNCHANGED, run_id: str | None = None) -> None:
         """Approve what each run asks with `ctx.approve(name)`, as soon as it does, or only what `run_id` asks."""
-        approve = lambda found, key: self.approve(found, name, by=by, payload=payload, key=key)  # noqa: E731 - one of three alike
+        approve = lambda found, key: self.outside.approve(found, name, by=by, payload=payload, key=key)  # noqa: E731 - one of three alike
         self._scripted.append(ScriptedAnswer("approval", name, run_id, approve))
 
     def reject_when_waiting(self, name: str, *, by: str, reason: str | None = None, run_id: str | None = None) -> None:
         """Reject what each run asks with `ctx.approve(name)`, as soon as it does, or only what `run_id` asks."""
-        reject = lambda found, key: self.reject(found, name, by=by, reason=reason, key=key)  # noqa: E731
+        reject = lambda found, key: self.outside.reject(found, name, by=by, reason=reason, key=key)  # noqa: E731
         self._scripted.append(ScriptedAnswer("approval", name, run_id, reject))
 
     async def history(self, run: Run[Any] | str) -> list[HistoryItem]:
@@ -220,13 +227,13 @@ class VirtualRuntime(Runtime):
     async def _skip_to(self, target: int) -> None:
         async with self._moving:
             await self._settle()
-            while (at := self._virtual.next_at()) is not None and at <= target:
+            while (at := self.clock.next_at()) is not None and at <= target:
                 await self._advance_to(at)
             await self._advance_to(target)
 
     async def _jump(self) -> bool:
         """Go to the next timer; False when no run waits for the time. A schedule alone would go on for ever."""
-        at, unfinished = self._virtual.next_at(), await self._unfinished()
+        at, unfinished = self.clock.next_at(), await self._unfinished()
         for info in unfinished:
             if info.problem is not None:
                 raise RunCannotGoOn(info.id, info.problem)
@@ -236,7 +243,7 @@ class VirtualRuntime(Runtime):
         return True
 
     async def _advance_to(self, at: int) -> None:
-        self._virtual.advance(max(0, at - self._virtual.now()) / MICROSECOND)
+        self.clock.advance(max(0, at - self.clock.now()) / MICROSECOND)
         await self._settle()
 
     async def _settle(self) -> None:
@@ -276,7 +283,7 @@ class VirtualRuntime(Runtime):
                     script.given_to.add(info.id)
                     waiting.append((script, info.id, None))
         if self._names("approval"):
-            for pending in await self.approvals(limit=10_000):
+            for pending in await self.outside.approvals(limit=10_000):
                 script = self._script("approval", pending.name, pending.run_id)
                 if script is not None:
                     script.given_to.add(pending.run_id)
@@ -301,7 +308,7 @@ class VirtualRuntime(Runtime):
         active = active_runs.find(self._host.store, run_id)
         if active is not None:
             return Awaited("signal", name) in active.drive.waits.addresses()
-        row = await self._host.row(run_id)
+        row = await self._counted.inner.get(run_id)
         return any(each.kind == "signal" and each.name == name for each in row.waiting_for)
 
 
