@@ -57,5 +57,6 @@ async def main(store: str) -> None:
     await runtime.close()
 
 
-with tempfile.TemporaryDirectory() as directory:
-    asyncio.run(main(f"sqlite:///{Path(directory) / 'trips.db'}"))
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(main(f"sqlite:///{Path(directory) / 'trips.db'}"))

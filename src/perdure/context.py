@@ -33,7 +33,7 @@ from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds
 from perdure.model.ids import check_id
 from perdure.model.records import check_positive
 from perdure.result import Approved, Err, Expired, Ok, Rejected
-from perdure.stepspec import StepDefaults, StepInfo, StepOptions, StepPlan, StepSpec, current, spec_of
+from perdure.stepspec import StepDefaults, StepInfo, StepOptions, StepPlan, StepSpec, current, is_mock, spec_of
 
 if TYPE_CHECKING:
     # Known to checkers without being installed: a bare `Context` is `Context[Any]`.
@@ -507,6 +507,10 @@ def _map_keys(names: tuple[str, ...], items: list[Any], key: Callable[[Any], str
 def _step_name(spec: StepSpec, fn: Any, key: str | None = None) -> str:
     """The name under which a step is recorded that was called without one: the function's, or else its key."""
     name = key if spec.name is None else spec.name
+    if name is None and is_mock(fn):
+        raise TypeError(
+            f"{fn!r} has no name to be recorded under; give it one, as in Mock(name='charge'), or pass key= to ctx.step"
+        )
     if name is None:
         raise TypeError(
             f"{fn!r} has no name to be recorded under; pass one before it: ctx.step('charge', lambda: ...), "

@@ -205,7 +205,7 @@ def _inspect(fn: Any) -> StepSpec:
         )
     if not callable(fn):
         raise TypeError(f"ctx.step takes a function, not {fn!r}")
-    if _is_mock(fn):
+    if is_mock(fn):
         return _inspect_mock(fn)
     if getattr(fn, "is_perdure_workflow", False):
         raise TypeError(f"{fn!r} is a workflow, not a step; call the function it wraps, or start it as a run of its own")
@@ -221,7 +221,8 @@ def _inspect(fn: Any) -> StepSpec:
     )
 
 
-def _is_mock(fn: Any) -> bool:
+def is_mock(fn: Any) -> bool:
+    """Whether it is a `Mock` of any kind, without importing them."""
     unittest_mock = sys.modules.get("unittest.mock")
     return unittest_mock is not None and isinstance(fn, unittest_mock.NonCallableMock)
 

@@ -154,7 +154,10 @@ class _Attempts(msgspec.Struct):
     _executor: Executor | None = None
 
     async def run(self) -> Any:
-        drive, step = self._drive, self._step
+        drive = self._drive
+        if drive.settings.replace_step is not None:
+            self._step = drive.settings.replace_step(self._step)
+        step = self._step
         drive.results.begin_work()
         try:
             result = await (self._until_done() if step.caching is None else self._cached(step.caching))
@@ -424,9 +427,11 @@ class _Attempts(msgspec.Struct):
 
         An executor of another process does not say when it calls the function: there the time counts from `submit`.
         """
-        plan = self._step.plan
+        plan, is_by_clock = self._step.plan, self._drive.settings.limits_steps_by_clock
         try:
-            async with asyncio.timeout(timeout if plan.is_async else None) as limit:
+            async with asyncio.timeout(timeout if plan.is_async and not is_by_clock else None) as limit:
+                if is_by_clock:
+                    return await self._call_until(self._drive.clock.now() + round(timeout * MICROSECOND), limit)
                 if plan.is_async:
                     return await self._step.fn(*self._step.args)
                 return await self._call_in_executor(
@@ -436,6 +441,14 @@ class _Attempts(msgspec.Struct):
             if limit.expired():
                 raise StepTimeout(self._step.key, timeout) from error
             raise
+
+    async def _call_until(self, at: int, limit: asyncio.Timeout) -> Any:
+        """What the function gives. Its time is over at this instant of a clock that is not the event loop's."""
+        timer = self._drive.clock.call_at(at, lambda: limit.reschedule(asyncio.get_running_loop().time()))
+        try:
+            return await (self._step.fn(*self._step.args) if self._step.plan.is_async else self._call_in_executor())
+        finally:
+            timer.cancel()
 
     async def _call_in_executor(self, on_call: Callable[[], None] | None = None) -> Any:
         """What a plain function gives, called in a thread of ours or by the executor of the step."""

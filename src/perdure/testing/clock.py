@@ -20,6 +20,10 @@ class _ManualTimer:
         self._callback: Callable[..., Any] | None = callback
         self._args = args
 
+    @property
+    def is_open(self) -> bool:
+        return self._callback is not None
+
     def cancel(self) -> None:
         # Drop the references, as a loop's own timer does: they may form a cycle with the clock.
         self._callback, self._args = None, ()
@@ -54,6 +58,11 @@ class ManualClock:
         """Let this much time pass; timers that come due are called in the order of their instants."""
         self._now += microseconds(duration)
         self._fire()
+
+    def next_at(self) -> int | None:
+        """The instant of the earliest timer, or None."""
+        self._timers = [each for each in self._timers if each[2].is_open]
+        return min((at for at, _, _ in self._timers), default=None)
 
     def _fire(self) -> None:
         due = sorted((each for each in self._timers if each[0] <= self._now), key=lambda each: each[:2])

@@ -11,6 +11,7 @@ import logging
 from typing import Final
 
 from perdure.errors import SnapshotCorrupt
+from perdure.model.clock import Timer
 from perdure.model.durations import MICROSECOND, instant
 from perdure.model.records import UNFINISHED, Schedule
 from perdure.model.run_filter import RunFilter
@@ -66,12 +67,14 @@ class Scheduler:
                 next_at, failures = None, failures + 1
                 if failures == 2:
                     log.warning("schedules could not be looked at, trying again every %.0f s: %s", LOOK_SECONDS, failure)
-            latest = self._host.clock.now() + round((LOOK_SECONDS if failures else IDLE_LOOK_SECONDS) * MICROSECOND)
-            timer = self._host.clock.call_at(_earliest(next_at, latest), self._look_soon.set)
+            timers: list[Timer] = [self._loop.call_later(LOOK_SECONDS if failures else IDLE_LOOK_SECONDS, self._look_soon.set)]
+            if next_at is not None:
+                timers.append(self._host.clock.call_at(next_at, self._look_soon.set))
             try:
                 await self._look_soon.wait()
             finally:
-                timer.cancel()
+                for timer in timers:
+                    timer.cancel()
 
     async def fire_due(self) -> int | None:
         """Create the runs that are due by schedules, and give the earliest instant that is not reached yet."""
@@ -129,7 +132,3 @@ class Scheduler:
         if (schedule.id, problem) not in self._reported:
             self._reported.add((schedule.id, problem))
             log.error("schedule %r starts no runs: %s", schedule.id, problem)
-
-
-def _earliest(at: int | None, other: int) -> int:
-    return other if at is None else min(at, other)
