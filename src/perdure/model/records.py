@@ -93,6 +93,19 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True):
         return self.input_hash if self.first_input_hash is None else self.first_input_hash
 
 
+class NewInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run starts over with. The seed is a new one, so that no random number of the run comes twice.
+
+    The deadline is the one in force: what a retry has put off is recorded in the journal, which the run loses.
+    """
+
+    input: bytes
+    input_hash: bytes
+    seed: bytes
+    definition_hash: str | None = None
+    deadline: int | None = None
+
+
 class RunRow(NewRun, frozen=True, kw_only=True):
     """A run as the store holds it, without journal and inbox.
 
