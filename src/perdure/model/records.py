@@ -180,6 +180,21 @@ def deadline_in_force(run: RunRow, journal: Iterable[Entry]) -> int | None:
 NO_PROBLEM: Final[Mapping[str, Any]] = {"problem": None, "problem_at": None, "problem_count": 0}
 
 
+def columns_after_continue(row: RunRow, new: NewInput, now: int) -> dict[str, Any]:
+    """The columns that `continue_as` changes, but those of the lease."""
+    return {
+        **msgspec.structs.asdict(new),
+        "status": "pending",
+        "wake_at": now,
+        "attempts": 0,
+        "generation": row.generation + 1,
+        "first_input_hash": row.original_input_hash,
+        "continued_at": now,
+        "updated_at": now,
+        **NO_PROBLEM,
+    }
+
+
 class ListedRun(Protocol):
     """A run, as far as lists filter, sort and show it."""
 
@@ -189,6 +204,8 @@ class ListedRun(Protocol):
     def workflow(self) -> str: ...
     @property
     def version(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
     @property
     def status(self) -> Status: ...
     @property
@@ -214,6 +231,7 @@ class ListedRun(Protocol):
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `list`.
 
+    `generation` counts how often the run has started over (`ctx.continue_as`) or repeats what it took back.
     `wake_at` is the instant from which the run may be claimed (of a running one: the end of its lease), None if only a signal or
     a cancel wakes it. `waiting_for` names the signals and children that a suspended run waits for. `attempts` counts the claims
     since it last recorded something. `problem` says why the run could not be driven on the last time, None if it could; `error`
@@ -223,6 +241,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     workflow: str
     version: int = 1
+    generation: int = 0
     status: Status
     created_at: datetime
     updated_at: datetime
@@ -242,6 +261,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
             id=run.id,
             workflow=run.workflow,
             version=run.version,
+            generation=run.generation,
             status=run.status,
             created_at=moment(run.created_at),
             updated_at=moment(run.updated_at),

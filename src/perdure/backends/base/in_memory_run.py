@@ -16,10 +16,21 @@ import msgspec
 
 from perdure.backends.base.duplicate_records import check_consumed, missing_entries, missing_items
 from perdure.backends.base.leases import Release, is_due, is_leased, length_in_microseconds, new_token, refuse_leased
-from perdure.backends.base.new_runs import columns_after_continue
 from perdure.errors import LeaseHeld, LeaseLost, RunFinished
 from perdure.model.journal import Entry, drop_entry
-from perdure.model.records import NO_PROBLEM, Awaited, Claim, EndStatus, Item, Lease, NewInput, Pulse, RunRow, Signal
+from perdure.model.records import (
+    NO_PROBLEM,
+    Awaited,
+    Claim,
+    EndStatus,
+    Item,
+    Lease,
+    NewInput,
+    Pulse,
+    RunRow,
+    Signal,
+    columns_after_continue,
+)
 
 
 class RunTransitions(ABC):

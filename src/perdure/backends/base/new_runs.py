@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any
 
 import msgspec
 
@@ -16,7 +15,7 @@ from perdure.errors import RunConflict
 from perdure.model.id_checks import check_names
 from perdure.model.ids import check_id, check_text
 from perdure.model.journal import Entry
-from perdure.model.records import NO_PROBLEM, NewInput, NewRun, RunRow, Signal
+from perdure.model.records import NO_PROBLEM, NewRun, RunRow, Signal
 
 
 def new_row(new: NewRun, now: int, created_at: int | None = None) -> RunRow:
@@ -68,21 +67,6 @@ def _with_input(found: RunRow, new: NewRun, now: int) -> RunRow:
         wake_at=None if found.ended else now if is_due else new.start_at,
         updated_at=now,
     )
-
-
-def columns_after_continue(row: RunRow, new: NewInput, now: int) -> dict[str, Any]:
-    """The columns that `continue_as` changes, but those of the lease."""
-    return {
-        **msgspec.structs.asdict(new),
-        "status": "pending",
-        "wake_at": now,
-        "attempts": 0,
-        "generation": row.generation + 1,
-        "first_input_hash": row.original_input_hash,
-        "continued_at": now,
-        "updated_at": now,
-        **NO_PROBLEM,
-    }
 
 
 def row_after_restore(run: RunRow, inbox: Iterable[Signal], found: RunRow | None, now: int) -> RunRow:
