@@ -321,5 +321,6 @@ def _unknown_run(name: str) -> RunSummary | None:
     if run_id is None:
         return None
     return RunSummary(
-        run_id, "", 0, "pending", 0, None, "", 0, None, True, None, None, False, False, None, False, False, 0, 0, 0, (), None, b"{}"
+        run_id, "", 0, "pending", 0, None, "", 0, None, True, None, None, False, False, None, False, False, 0, 0, 0, (), None,
+        b"{}",
     )  # fmt: skip
