@@ -68,8 +68,8 @@ def derived(ctx: Context) -> None:
     assert_type(ctx.is_replaying, bool)
 
 
-@workflow
-async def endless(ctx: Context, number: int) -> str:  # noqa: RET503 - type checkers know better
+@workflow  # noqa: RET503 - type checkers know better
+async def endless(ctx: Context, number: int) -> str:
     """`ctx.continue_as` never returns, so this function always gives a str."""
     if number > 10:
         return "done"
