@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from perdure.errors import ApprovalDecided as ApprovalDecided
     from perdure.errors import ApprovalExpired as ApprovalExpired
     from perdure.errors import ApprovalNotFound as ApprovalNotFound
+    from perdure.errors import ChildrenOpen as ChildrenOpen
     from perdure.errors import DeadlineExceeded as DeadlineExceeded
     from perdure.errors import DuplicateStep as DuplicateStep
     from perdure.errors import ExecutorNotFound as ExecutorNotFound
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from perdure.events import ResumeStateCollector as ResumeStateCollector
     from perdure.events import RunCancelledEvent as RunCancelledEvent
     from perdure.events import RunCompleteEvent as RunCompleteEvent
+    from perdure.events import RunContinuedEvent as RunContinuedEvent
     from perdure.events import RunErrorEvent as RunErrorEvent
     from perdure.events import RunStartEvent as RunStartEvent
     from perdure.events import RunSuspendedEvent as RunSuspendedEvent
@@ -210,6 +212,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "ApprovalDecided",
         "ApprovalExpired",
         "ApprovalNotFound",
+        "ChildrenOpen",
         "CompensationFailed",
         "DeadlineExceeded",
         "DuplicateStep",
@@ -256,6 +259,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "ResumeStateCollector",
         "RunCancelledEvent",
         "RunCompleteEvent",
+        "RunContinuedEvent",
         "RunErrorEvent",
         "RunStartEvent",
         "RunSuspendedEvent",

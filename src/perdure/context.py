@@ -12,7 +12,20 @@ import hashlib
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Literal, Required, TypeAlias, TypeVar, TypeVarTuple, Unpack, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NoReturn,
+    Required,
+    TypeAlias,
+    TypeVar,
+    TypeVarTuple,
+    Unpack,
+    cast,
+    overload,
+)
 
 from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.closing import closing_of
@@ -106,6 +119,15 @@ class Context(Generic[D]):
     def idempotency_key(self, key: str) -> str:
         """What `current_step().idempotency_key` gives in the step with this key: the same for every attempt and replay."""
         return StepInfo(self.run_id, self._key(key), 1, generation=self._drive.run.generation).idempotency_key
+
+    async def continue_as(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Start this run over with these arguments, under its id and with an empty journal: nothing after this call runs.
+
+        The store does that in one transition when the body has ended, `finally` blocks included. Signals that were not received,
+        streams and progress go on; compensations are forgotten. Raises `InvalidInput`, and `ChildrenOpen` while a child of this
+        run has not ended; then nothing has changed.
+        """
+        self._drive.start_over(args, kwargs)
 
     def scope(self, name: str) -> Context[D]:
         """A Context whose keys are its own, for helpers that are called more than once."""

@@ -11,6 +11,7 @@ import inspect
 import textwrap
 import typing
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from functools import partial
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
 
 from perdure.aio.loop_thread import block_on
@@ -20,8 +21,8 @@ from perdure.context import Context
 from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.drive import Drive
 from perdure.errors import InvalidInput, ValueNotStorable
-from perdure.model.ids import check_id
-from perdure.model.records import check_version
+from perdure.model.ids import check_id, random_bytes
+from perdure.model.records import NewInput, check_version
 from perdure.model.retention import Retention, check_retention
 from perdure.options import RunOptions, WorkflowOptions, check_options
 from perdure.result import Err, Ok, Outcome
@@ -159,6 +160,7 @@ class Workflow(Generic[P, T_co]):
 
     def body(self, drive: Drive, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
         """The function at work on one attempt of a run."""
+        drive.encode_input = partial(self._new_input, drive.codec)
         context: Context[Any] = Context(drive)
         call: Callable[..., Coroutine[Any, Any, Any]] = self.fn
         return call(context, *args, **kwargs)
@@ -190,6 +192,11 @@ class Workflow(Generic[P, T_co]):
             raise InvalidInput(self.name, str(reason)) from reason
         digest = codec.digest(given) or hashlib.blake2b(encoded, digest_size=16).digest()
         return WorkflowInput(encoded, digest, Arguments(tuple(kept[0]), kept[1]))
+
+    def _new_input(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewInput:
+        """What a run starts over with, in this code. Raises `InvalidInput`."""
+        encoded, digest, _ = self.encode_input(codec, args, kwargs)
+        return NewInput(input=encoded, input_hash=digest, seed=random_bytes(), definition_hash=self.definition_hash)
 
     def decode_input(self, codec: Codec, encoded: bytes) -> Arguments:
         """The arguments of a stored run. Raises ValueError."""

@@ -30,6 +30,7 @@
     │   │   ├── TokenExpired       the token was valid until some time ago
     │   │   └── TokenNotAllowed    the token is for another action
     │   ├── InvalidInput           arguments do not fit the workflow's parameters
+    │   ├── ChildrenOpen           a run cannot start over while children of it have not ended
     │   ├── ValueNotStorable       a value cannot be written so that it reads back the same
     │   ├── PersistenceError       the store could not write; the run stopped where it was
     │   │   └── StoreClosed        the store was closed, and will not answer again
@@ -463,6 +464,24 @@ class InvalidInput(PerdureError):
 
     def __str__(self) -> str:
         return f"workflow {self.args[0]!r} cannot take this input: {self.args[1]}"
+
+
+class ChildrenOpen(PerdureError):
+    """A run cannot start over while children of it have not ended: their outcomes would reach a run that does not know them."""
+
+    def __init__(self, run_id: str, keys: Sequence[str]) -> None:
+        super().__init__(run_id, list(keys))
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self.args[1])
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(repr, self.keys[:5])) + (" and others" if len(self.keys) > 5 else "")
+        return (
+            f"run {self.args[0]!r} cannot start over while its children {shown} have not ended; "
+            "await or cancel them before ctx.continue_as, or start them with detached=True"
+        )
 
 
 class ValueNotStorable(PerdureError):

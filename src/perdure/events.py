@@ -32,6 +32,7 @@ EventType: TypeAlias = Literal[
     "run_complete",
     "run_error",
     "run_suspended",
+    "run_continued",
     "run_cancelled",
     "step_start",
     "step_success",
@@ -122,6 +123,14 @@ class RunSuspendedEvent(Event, frozen=True, kw_only=True):
     wake_at: datetime | None
     waiting_for: tuple[str, ...]
     error: BaseException | None = None
+
+
+class RunContinuedEvent(Event, frozen=True, kw_only=True):
+    """The run has started over, with `ctx.continue_as`: it is due, in this generation, with an empty journal."""
+
+    type: ClassVar[EventType] = "run_continued"
+    is_terminal: ClassVar[bool] = True
+    generation: int
 
 
 class RunCancelledEvent(Event, frozen=True, kw_only=True):

@@ -40,6 +40,7 @@ from perdure.model.records import (
     EndStatus,
     Item,
     Lease,
+    NewInput,
     NewRun,
     Pulse,
     QueueLimits,
@@ -209,6 +210,15 @@ class Store(Protocol):
 
         The parent gets a row of kind `child` named `parent_key` and is woken if it waits for it; a parent that has ended or does
         not exist gets nothing. Then `parent_notified` is true. A problem is cleared.
+        """
+
+    async def continue_as(self, lease: Lease, new: NewInput, *, now: int | None = None) -> None:
+        """Let the run start over with this input: pending and due at once, its lease given up, its journal empty. `LeaseLost`.
+
+        Its generation is one more, `continued_at` is now, and `first_input_hash`, if it was None, the hash of the input before.
+        Attempts start from zero and a problem is cleared. All else stays: unconsumed inbox rows, streams, progress, parent, a
+        cancel request, a hold. Consumed rows are needed no more, but a repeated dedupe is recognised as before, and no inbox seq
+        is given twice. Repeated after a lost reply, with the same seed, it changes nothing.
         """
 
     async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:

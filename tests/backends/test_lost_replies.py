@@ -10,7 +10,7 @@ import pytest
 from perdure.errors import LeaseHeld, LeaseLost, PersistenceError
 from perdure.model.records import Claim, Item, Schedule
 from perdure.store import FullStore
-from perdure.testing.contract.world import EXPIRED, entry, new_run, run_row, signals
+from perdure.testing.contract.world import EXPIRED, entry, new_input, new_run, run_row, signals
 from tests.backends.opening import store_at
 from tests.backends.registry import LIBSQL, MONGO, MYSQL, REDIS, ServerBackend, on
 from tests.wire import Wire
@@ -58,6 +58,9 @@ async def warm_up(store: FullStore) -> None:
     await store.signal("warm", "go", b"1")
     await store.renew([lease], 60)
     await store.release(lease)
+    taken = await store.acquire("warm", 60)
+    assert taken is not None
+    await store.continue_as(taken.lease, new_input())
     taken = await store.acquire("warm", 60)
     assert taken is not None
     await store.suspend(taken.lease, wake_at=1)
@@ -191,6 +194,21 @@ async def test_a_run_is_reopened_once(lossy: LossyStore) -> None:
     await lossy.observer.finish(claim.lease, "failed", b"1")
     await lossy.lose().reopen("run", ["a"])
     assert len(await lossy.observer.journal("run")) == 1
+
+
+async def test_whichever_reply_is_lost_a_run_starts_over_once(lossy: LossyStore) -> None:
+    for later in count():
+        run_id = f"run-{later}"
+        claim = await lossy.start(run_id)
+        await lossy.observer.record(claim.lease, [entry(1)])
+        await lossy.lose(later=later).continue_as(claim.lease, new_input())
+        row = await lossy.observer.get(run_id)
+        assert row is not None
+        assert (row.status, row.generation, row.input) == ("pending", 1, new_input().input)
+        assert await lossy.observer.journal(run_id) == []
+        if lossy.wire.lose:  # there were no more replies
+            break
+    lossy.losses, lossy.wire.lose = lossy.wire.lost, 0
 
 
 async def test_a_run_is_restored_once(lossy: LossyStore) -> None:

@@ -757,7 +757,7 @@ def test_every_type_has_one_class_and_every_class_its_type() -> None:
     types = [kind.type for kind in kinds if "type" in vars(kind)]
     assert sorted(types) == sorted(get_args(events.EventType))
     terminal = {kind.type for kind in kinds if kind.is_terminal}
-    assert terminal == {"run_complete", "run_error", "run_suspended", "run_cancelled"}
+    assert terminal == {"run_complete", "run_error", "run_suspended", "run_continued", "run_cancelled"}
 
 
 async def test_an_event_shows_what_it_is_about_and_not_the_whole_run() -> None:

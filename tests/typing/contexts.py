@@ -66,3 +66,17 @@ def derived(ctx: Context) -> None:
     assert_type(ctx.uuid4(), uuid.UUID)
     assert_type(ctx.random(key="jitter"), float)
     assert_type(ctx.is_replaying, bool)
+
+
+@workflow  # noqa: RET503 - type checkers know better
+async def endless(ctx: Context, number: int) -> str:
+    """`ctx.continue_as` never returns, so this function always gives a str."""
+    if number > 10:
+        return "done"
+    if number == 10:
+        await ctx.continue_as(number=number + 1)
+    await ctx.continue_as(number + 1)
+
+
+async def a_new_start_keeps_the_type() -> None:
+    assert_type(await endless(1), str)

@@ -32,6 +32,10 @@ def _head(run: RunDescription) -> list[str]:
     version = "" if run.version <= 1 else f" v{run.version}"
     lines = [f"run {run.id}: {run.workflow or 'workflow not known'}{version}, {run.status}"]
     lines.append(f"created {in_utc(run.created_at)}, changed {in_utc(run.updated_at)} UTC; queue {run.queue}")
+    if run.continued_at is not None:
+        lines.append(f"started over at {in_utc(run.continued_at)} UTC, generation {run.generation}")
+    elif run.generation:
+        lines.append(f"generation {run.generation}")
     lines.append(f"input {'not known' if run.lacks_input else _arguments(run.input)}")
     if run.metadata:
         lines.append(f"metadata {preview(run.metadata)}")

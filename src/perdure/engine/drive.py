@@ -29,7 +29,16 @@ from perdure.aio.pending_write import await_reply, run_to_end
 from perdure.aio.store_watch import POLL_SECONDS, expect_change
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
 from perdure.engine.body_tasks import BodyTask, BodyTasks, begun, cancel_by_ctx, first_step, note_tasks
-from perdure.engine.endings import can_leave_memory, end_tasks, ending_of_body, ending_of_dead_run
+from perdure.engine.endings import (
+    StartingOver,
+    StartOver,
+    can_leave_memory,
+    end_tasks,
+    ending_of_body,
+    ending_of_dead_run,
+    open_children,
+    start_over_in,
+)
 from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.heartbeat import Heartbeat, HeldLease
 from perdure.engine.keyed_calls import Calls, CtxCall
@@ -40,6 +49,8 @@ from perdure.engine.step_cache import CachedKeys, StepCaching
 from perdure.engine.subscriptions import Subscriptions
 from perdure.engine.timers_and_signals import Waits
 from perdure.errors import (
+    ChildrenOpen,
+    InvalidInput,
     LeaseLost,
     OnChange,
     PerdureError,
@@ -54,7 +65,16 @@ from perdure.model.clock import Clock, Timer
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import CANCEL_KEY, Entry, JournalIndex
 from perdure.model.logs import log, run_fields
-from perdure.model.records import Claim, Pulse, deadline_in_force, failure_pause, misfit_pause, problem_text
+from perdure.model.records import (
+    Claim,
+    NewInput,
+    Pulse,
+    columns_after_continue,
+    deadline_in_force,
+    failure_pause,
+    misfit_pause,
+    problem_text,
+)
 from perdure.options import EngineSettings, Options
 from perdure.result import Err, Outcome, Suspended
 from perdure.snapshots.consistent_view import View
@@ -118,7 +138,9 @@ class Drive:
         "closing",
         "codec",
         "compares_arguments",
+        "encode_input",
         "executing",
+        "is_continued",
         "is_resumed",
         "is_strict",
         "must_stop",
@@ -208,7 +230,11 @@ class Drive:
         self.watches_after = POLL_SECONDS
         # Done when there is something that `drive` has to deal with.
         self._attention: asyncio.Future[None] = self._loop.create_future()
-        self._ending: Ending | None = None
+        self._ending: Ending | StartOver | None = None
+        # Whether the run starts over: this drive has ended it no more than a suspension does.
+        self.is_continued = False
+        # How arguments become the input of a run, as the workflow takes them; set by the body.
+        self.encode_input: Callable[[tuple[Any, ...], dict[str, Any]], NewInput] | None = None
         self._failure: BaseException | None = None
         # Why the run is given back with a pause: it does not fit this code, or the attempt failed.
         self.problem: str | None = None
@@ -340,7 +366,7 @@ class Drive:
             outcome = await self._until_over()
         except asyncio.CancelledError:
             await run_to_end(self._abandon())
-            ended = self._ending.outcome if self._ending is not None and self.run.ended else None
+            ended = self._ending.outcome if isinstance(self._ending, Ending) and self.run.ended else None
             await self.publisher.publish_cancelled_drive(ended, self._failure)
             raise
         except BaseException as failure:
@@ -523,6 +549,23 @@ class Drive:
         """Recorded data cannot be read back by this code."""
         self.misfit(SnapshotCorrupt(self.run.id, what, str(reason)))
 
+    def start_over(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        """End the body, so that the run starts over with these arguments.
+
+        Raises `InvalidInput`, `ChildrenOpen`, and RuntimeError outside the body's own task. Then nothing has changed.
+        """
+        self.calls.check_place("continue_as")
+        self.calls.check()
+        if asyncio.current_task() is not self._main or self.encode_input is None:
+            raise RuntimeError(
+                f"ctx.continue_as was called in a task that the body of run {self.run.id!r} started; call it in the body itself"
+            )
+        new = self.encode_input(args, kwargs)
+        still_open = open_children(self.recorder.journal)
+        if still_open:
+            raise ChildrenOpen(self.run.id, still_open)
+        raise StartingOver(new)
+
     # From here on: how it starts, goes on and ends.
 
     def _start_body(self) -> None:
@@ -560,6 +603,8 @@ class Drive:
         """The workflow's function has ended, or has no more time. What is left to do is done before the body has ended."""
         if self._closing_task is not None:
             return
+        if not self.calls.is_cancelling:
+            result = start_over_in(result) or result
         is_open = self.calls.closed is None and self._ending is None
         if not is_open or self.closing is None or not self.closing.is_needed(result):
             self._body_ended(result)
@@ -598,13 +643,15 @@ class Drive:
             self.results.close()  # nothing reaches a body that has ended
         self._attend()
 
-    async def _finish(self, ending: Ending) -> Outcome[Any]:
+    async def _finish(self, ending: Ending | StartOver) -> Outcome[Any]:
         self._ending = ending
         self._close("ended")
         if self.tasks.alive:
             await self._end_body()
         if self._progress is not None:
             await self._progress.flush()
+        if isinstance(ending, StartOver):
+            return await self._continue_as(msgspec.structs.replace(ending.new, deadline=self._deadline))
         try:
             try:
                 await self.recorder.finish(ending.status, ending.payload)
@@ -617,6 +664,19 @@ class Drive:
                 self._stands(status=ending.status, outcome=ending.payload, wake_at=None)
                 self.recorder.report_written()
         return ending.outcome
+
+    async def _continue_as(self, new: NewInput) -> Outcome[Any]:
+        """Let the run start over, due at once: another drive goes on with it."""
+        try:
+            await self.recorder.continue_as(new)
+        except ValueNotStorable as refusal:
+            reason = f"it has {len(new.input):,} bytes ({refusal.reason})"
+            return await self._finish(run_ending(self.codec, Err(InvalidInput(self.run.workflow, reason)), self._hints))
+        finally:
+            if self.recorder.has_let_go:
+                self.run = msgspec.structs.replace(self.run, **columns_after_continue(self.run, new, self.clock.now()))
+                self.is_continued = True
+        return Suspended(self.run.id, moment(self.run.updated_at))
 
     async def _give_back(self) -> Outcome[Any]:
         await self._end_body()

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from perdure.codec import Codec
 from perdure.codec.outcomes import Ending, Hints, run_ending
@@ -17,13 +19,49 @@ from perdure.engine.keyed_calls import Calls
 from perdure.engine.replay_order import MOST_TURNS, QUIET_TURNS_AFTER_END
 from perdure.errors import CompensationFailed, DeadlineExceeded, PerdureWarning, RunCancelled, RunDead, SnapshotMismatch
 from perdure.model.durations import moment
-from perdure.model.records import RunRow
+from perdure.model.journal import Entry, entries_in_force
+from perdure.model.records import NewInput, RunRow
 from perdure.result import Err
 
 # How long a body may take to end once it was cancelled. It is discarded then; only its own clean-up is cut short.
 CLOSING_SECONDS: Final = 5.0
 # How long a body that ends is left alone before the next look at which of its tasks cannot end by themselves.
 _LOOK_AGAIN_SECONDS: Final = 0.05
+
+
+class StartingOver(BaseException):
+    """Raised in the body by `ctx.continue_as`. No exception of the kind that handlers catch: the run does not fail."""
+
+    def __init__(self, new: NewInput) -> None:
+        super().__init__(new)
+        self.new = new
+
+
+class StartOver(NamedTuple):
+    """The run does not end: it starts over with this input."""
+
+    new: NewInput
+
+
+def start_over_in(result: Any) -> StartOver | None:
+    """With what the run starts over, if that is how its body ended. A TaskGroup that the body was in has wrapped it."""
+    error = result.error if isinstance(result, Err) else None
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return StartOver(error.new) if isinstance(error, StartingOver) else None
+
+
+def open_children(journal: Sequence[Entry]) -> list[str]:
+    """The keys of children whose outcome the body has not got, but those that it left to themselves."""
+    entries = entries_in_force(journal)
+    over = {entry.key for entry in entries if entry.phase != "open"}
+    opened = [entry for entry in entries if entry.kind == "child" and entry.phase == "open" and entry.key not in over]
+    return [entry.key for entry in opened if not _is_detached(entry)]
+
+
+def _is_detached(opened: Entry) -> bool:
+    payload = msgspec.json.decode(opened.payload)
+    return isinstance(payload, dict) and bool(payload.get("detached"))
 
 
 def can_leave_memory(branches: BodyTasks, wake_at: int | None, now: int, grace: int) -> bool:
@@ -119,8 +157,8 @@ def ending_of_body(
     is_strict: bool,
     passed_deadline: int | None,
     on_unknown_steps: Callable[[SnapshotMismatch], None],
-) -> Ending:
-    """How the run ends whose body returned `result`, or `Err(exception)` if it raised.
+) -> Ending | StartOver:
+    """How the run ends whose body returned `result`, or `Err(exception)` if it raised, or starts over.
 
     `passed_deadline` is set if that is why the body was cancelled. `on_unknown_steps` gets the error that recorded steps were
     never asked for, and raises it where that has to fail the run.
@@ -137,6 +175,8 @@ def ending_of_body(
                 on_unknown_steps(SnapshotMismatch(run.id, _unknown_steps(calls)))
             except SnapshotMismatch as error:
                 result = Err(error)
+        if isinstance(result, StartOver):
+            return result
         keys = calls.failed_keys(result) if isinstance(result, Err) else None
         return run_ending(codec, result, hints, keys, is_strict)
     except Exception as error:  # noqa: BLE001 - a result of the user's making, or a warning that is an error: the run has failed

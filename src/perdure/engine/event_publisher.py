@@ -1,8 +1,8 @@
 """The events of one drive: which are published, when, and what waits for their listeners.
 
-A drive publishes `run_start` first, and one of `run_complete`, `run_error`, `run_suspended` and `run_cancelled` last. An event is
-made only if the run has a listener. The code that causes an event waits until it is published; code that cannot await goes on,
-and the next wait includes that event.
+A drive publishes `run_start` first, and one of `run_complete`, `run_error`, `run_suspended`, `run_continued` and `run_cancelled`
+last. An event is made only if the run has a listener. The code that causes an event waits until it is published; code that cannot
+await goes on, and the next wait includes that event.
 
 Listeners do not change what the body sees. The outcome of a step is published after the store has acknowledged its entry and the
 entry has reached its task. Until listeners have had it, no other result is delivered to the body: a listener takes time, and the
@@ -53,6 +53,8 @@ class PublishedDrive(Protocol):
     def has_lease(self) -> bool: ...
     @property
     def is_resumed(self) -> bool: ...
+    @property
+    def is_continued(self) -> bool: ...
     def view(self) -> View: ...
     def result(self) -> Any: ...
     @property
@@ -211,6 +213,9 @@ class EventPublisher:
                 task.cancel_at_next_await()
 
     def _publish_outcome(self, outcome: Outcome[Any]) -> None:
+        if self._drive.is_continued:
+            self.publish(events.RunContinuedEvent, generation=self._drive.run.generation)
+            return
         if isinstance(outcome, Suspended):
             self.publish(events.RunSuspendedEvent, wake_at=outcome.wake_at, waiting_for=outcome.waiting_for)
             return

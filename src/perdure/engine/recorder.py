@@ -24,7 +24,7 @@ from perdure.engine.body_tasks import BodyTasks, nothing
 from perdure.errors import LeaseLost, PerdureError, PersistenceError, ValueNotStorable
 from perdure.model.clock import Clock
 from perdure.model.journal import Entry, Kind, Phase
-from perdure.model.records import Awaited, EndStatus, Lease, Pulse, Signal
+from perdure.model.records import Awaited, EndStatus, Lease, NewInput, Pulse, Signal
 from perdure.store import Store
 
 T = TypeVar("T")
@@ -104,6 +104,15 @@ class Unrecorded:
         """Record what is left and end the run."""
         del status, outcome
         self.has_let_go = True
+
+    async def continue_as(self, new: NewInput) -> None:
+        """Let the run start over with this input. What is not recorded yet is dropped: the new start has no use for it."""
+        del new
+        self._leave_behind()
+
+    def _leave_behind(self) -> None:
+        self.has_let_go = True
+        self.journal, self._next_seq = [], 1  # another list: views of the old journal refer to that one
 
     async def suspend(self, wake_at: int | None, waiting_for: Collection[Awaited]) -> list[Signal]:
         """Record what is left and give up the lease; the awaited signals if there are some, and then the run goes on."""
@@ -205,6 +214,15 @@ class Recorder(Unrecorded):
                     raise
             else:
                 return
+
+    async def continue_as(self, new: NewInput) -> None:
+        await self._what_is_left()
+        continuing = self._store.continue_as(self._lease, new, now=self._clock.store_now())
+        await self._await_reply(continuing, lambda _: self._leave_behind())
+
+    def _leave_behind(self) -> None:
+        super()._leave_behind()
+        self._acknowledged_seq = self._reported_seq = self._last_to_send = 0
 
     async def suspend(self, wake_at: int | None, waiting_for: Collection[Awaited]) -> list[Signal]:
         entries, consume = await self._what_is_left()

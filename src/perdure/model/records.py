@@ -93,6 +93,19 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True):
         return self.input_hash if self.first_input_hash is None else self.first_input_hash
 
 
+class NewInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run starts over with. The seed is a new one, so that no random number of the run comes twice.
+
+    The deadline is the one in force: what a retry has put off is recorded in the journal, which the run loses.
+    """
+
+    input: bytes
+    input_hash: bytes
+    seed: bytes
+    definition_hash: str | None = None
+    deadline: int | None = None
+
+
 class RunRow(NewRun, frozen=True, kw_only=True):
     """A run as the store holds it, without journal and inbox.
 
@@ -167,6 +180,21 @@ def deadline_in_force(run: RunRow, journal: Iterable[Entry]) -> int | None:
 NO_PROBLEM: Final[Mapping[str, Any]] = {"problem": None, "problem_at": None, "problem_count": 0}
 
 
+def columns_after_continue(row: RunRow, new: NewInput, now: int) -> dict[str, Any]:
+    """The columns that `continue_as` changes, but those of the lease."""
+    return {
+        **msgspec.structs.asdict(new),
+        "status": "pending",
+        "wake_at": now,
+        "attempts": 0,
+        "generation": row.generation + 1,
+        "first_input_hash": row.original_input_hash,
+        "continued_at": now,
+        "updated_at": now,
+        **NO_PROBLEM,
+    }
+
+
 class ListedRun(Protocol):
     """A run, as far as lists filter, sort and show it."""
 
@@ -176,6 +204,8 @@ class ListedRun(Protocol):
     def workflow(self) -> str: ...
     @property
     def version(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
     @property
     def status(self) -> Status: ...
     @property
@@ -201,6 +231,7 @@ class ListedRun(Protocol):
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `list`.
 
+    `generation` counts how often the run has started over (`ctx.continue_as`) or repeats what it took back.
     `wake_at` is the instant from which the run may be claimed (of a running one: the end of its lease), None if only a signal or
     a cancel wakes it. `waiting_for` names the signals and children that a suspended run waits for. `attempts` counts the claims
     since it last recorded something. `problem` says why the run could not be driven on the last time, None if it could; `error`
@@ -210,6 +241,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     workflow: str
     version: int = 1
+    generation: int = 0
     status: Status
     created_at: datetime
     updated_at: datetime
@@ -229,6 +261,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
             id=run.id,
             workflow=run.workflow,
             version=run.version,
+            generation=run.generation,
             status=run.status,
             created_at=moment(run.created_at),
             updated_at=moment(run.updated_at),

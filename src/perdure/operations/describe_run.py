@@ -85,12 +85,15 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     `wake_at` is when a run that waits goes on at the latest, or when a running one may be taken over. `worker` is the process
     that holds the lease until `lease_until`, as `runtime.workers()` names it. `running_steps` are the longest-running of the
-    `running_step_count` steps that were under way at `running_as_of`. Values are plain JSON.
+    `running_step_count` steps that were under way at `running_as_of`. `generation` counts how often the run has started over, or
+    repeats what it took back; it last started over at `continued_at`. Values are plain JSON.
     """
 
     id: str
     workflow: str
     version: int
+    generation: int
+    continued_at: datetime | None
     status: Status
     queue: str
     priority: int
@@ -160,6 +163,8 @@ def _describe(view: View, under_way: _UnderWay) -> RunDescription:
         id=row.id,
         workflow=row.workflow,
         version=row.version,
+        generation=row.generation,
+        continued_at=None if row.continued_at is None else moment(row.continued_at),
         status=row.status,
         queue=row.queue,
         priority=row.priority,

@@ -328,7 +328,7 @@ class Host:
         outcome = None if task.cancelled() or task.exception() is not None else task.result()
         is_suspended = isinstance(outcome, Suspended)
         run.drive.publisher.subscriptions.remove_drive(has_ended=outcome is not None and not is_suspended)
-        if is_suspended and self._is_implicit:
+        if is_suspended and self._is_implicit and not run.drive.is_continued:
             self._warn_of_memory(f"run {run.drive.run.id!r} is suspended in memory", stacklevel=2)
 
     def _warn_of_memory(self, what: str, stacklevel: int) -> None:

@@ -48,7 +48,9 @@ async def run_to_outcome(
     run_id = start.new.id
     is_driven = active_runs.find(host.store, run_id) is not None
     active = await host.create_and_drive(workflow, start, options, may_drive=not is_driven, retry_failed=retry_failed)
-    return await (resume(host, run_id, options, wait=wait) if active is None else active.join())
+    outcome = None if active is None else await active.join()
+    is_over = active is not None and not active.drive.is_continued
+    return outcome if outcome is not None and is_over else await resume(host, run_id, options, wait=wait)
 
 
 async def resume(host: Host, run_id: str, options: dict[str, Any], *, wait: bool = True, at_once: bool = True) -> Outcome[Any]:
@@ -86,7 +88,9 @@ async def resume(host: Host, run_id: str, options: dict[str, Any], *, wait: bool
         if claim is None:  # not due, or ended since it was read, or its queue has no room
             await host.ask_time()
             return _undriven_outcome(host, await host.row(run_id), wait=wait)
-        return await host.drive(definition, claim, options).join()
+        active = host.drive(definition, claim, options)
+        outcome = await active.join()
+        return None if active.drive.is_continued else outcome  # then it is due again, and this goes on with it
 
     return await _look_until_found(host, run_id, look)
 
@@ -100,7 +104,8 @@ async def wait_for_outcome(host: Host, run_id: str, *, through_waits: bool = Fal
         if active is not None:
             with contextlib.suppress(LeaseLost, RunInterrupted):  # then another attempt goes on with it
                 outcome = await active.join()
-                return None if through_waits and isinstance(outcome, Suspended) else outcome
+                goes_on = active.drive.is_continued or (through_waits and isinstance(outcome, Suspended))
+                return None if goes_on else outcome
         return None
 
     is_logged = False

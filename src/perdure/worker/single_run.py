@@ -20,7 +20,7 @@ from perdure.stores import choose_store
 from perdure.worker.active_runs import active_runs
 from perdure.worker.host import Host
 from perdure.worker.outcomes import drive_whenever_due, run_to_outcome
-from perdure.worker.workflow_body import WorkflowDefinition, body_with
+from perdure.worker.workflow_body import WorkflowDefinition, body_of, body_with
 
 
 async def run_once(
@@ -84,7 +84,19 @@ async def call_in_memory(workflow: WorkflowDefinition, args: tuple[Any, ...], kw
         run = msgspec.structs.replace(claim.run, definition_hash=workflow.definition_hash)
         claim = _claim_from(claim, import_state(run, state, options.on_definition_change))
         body = body_with(workflow, Arguments(args, kwargs), claim.run.definition_hash)
-    return (await Drive(body, workflow.hints, claim, settings, options).drive()).unwrap()
+    while True:
+        drive = Drive(body, workflow.hints, claim, settings, options)
+        outcome = await drive.drive()
+        if not drive.is_continued:
+            return outcome.unwrap()
+        claim = _claim_again(claim, drive)
+        body = body_of(workflow, claim, settings.codec)
+
+
+def _claim_again(claim: Claim, drive: Drive) -> Claim:
+    """The claim on a run that has started over."""
+    run = msgspec.structs.replace(drive.run, status="running", wake_at=None, attempts=1)
+    return msgspec.structs.replace(claim, run=run, journal=[], inbox=list(drive.waits.inbox))
 
 
 def _claim_without_store(workflow: WorkflowDefinition, now: int) -> Claim:

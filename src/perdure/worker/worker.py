@@ -261,6 +261,8 @@ class Worker:
             until = "a signal" if outcome.wake_at is None else outcome.wake_at.isoformat(timespec="milliseconds")
             names = ", ".join(map(repr, outcome.waiting_for)) or "nothing else"
             log.info("run %r is suspended until %s, waiting for %s", row.id, until, names, extra=fields)
+        elif run.drive.is_continued:
+            log.info("run %r starts over, in generation %d", row.id, row.generation, extra=fields)
         else:
             log.info("run %r is given back", row.id, extra=fields)
 

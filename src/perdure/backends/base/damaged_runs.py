@@ -176,6 +176,7 @@ class _LineColumns(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     workflow: str
     version: int
+    generation: int
     status: Status
     created_at: int
     updated_at: int

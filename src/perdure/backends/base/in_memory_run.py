@@ -18,7 +18,19 @@ from perdure.backends.base.duplicate_records import check_consumed, missing_entr
 from perdure.backends.base.leases import Release, is_due, is_leased, length_in_microseconds, new_token, refuse_leased
 from perdure.errors import LeaseHeld, LeaseLost, RunFinished
 from perdure.model.journal import Entry, drop_entry
-from perdure.model.records import NO_PROBLEM, Awaited, Claim, EndStatus, Item, Lease, Pulse, RunRow, Signal
+from perdure.model.records import (
+    NO_PROBLEM,
+    Awaited,
+    Claim,
+    EndStatus,
+    Item,
+    Lease,
+    NewInput,
+    Pulse,
+    RunRow,
+    Signal,
+    columns_after_continue,
+)
 
 
 class RunTransitions(ABC):
@@ -44,6 +56,10 @@ class RunTransitions(ABC):
     @abstractmethod
     def append(self, entry: Entry) -> None:
         """Add an entry whose seq is known to be free."""
+
+    @abstractmethod
+    def clear_journal(self) -> None:
+        """Forget all entries, and the consumed inbox rows that nothing can ask for any more."""
 
     def change(self, **columns: Any) -> None:
         """Change columns of the row."""
@@ -109,6 +125,11 @@ class RunTransitions(ABC):
     def finish(self, status: EndStatus, outcome: bytes, now: int, **columns: Any) -> None:
         """End the run."""
         self.free(status=status, outcome=outcome, wake_at=None, updated_at=now, **NO_PROBLEM, **columns)
+
+    def continue_as(self, new: NewInput, now: int) -> None:
+        """Let the run start over with this input."""
+        self.clear_journal()
+        self.free(**columns_after_continue(self.row, new, now))
 
     def reopen(self, drop: Collection[str], now: int, *, new_generation: bool = False) -> None:
         """Make an ended run pending again. Raises `RunFinished`, `LeaseHeld`."""
@@ -224,6 +245,15 @@ class InMemoryRun(RunTransitions):
     def append(self, entry: Entry) -> None:
         """Add an entry whose seq is known to be free."""
         self.entries[entry.seq] = entry
+
+    def clear_journal(self) -> None:
+        """Forget all entries and consumed signals, but those with a dedupe, and the last one, which has the highest seq."""
+        self.entries, self.claimed_length, last = {}, 0, self.inbox_seq
+        self.inbox = {seq: row for seq, row in self.inbox.items() if seq == last or self._is_needed(row)}
+
+    def _is_needed(self, row: Signal) -> bool:
+        """Whether an inbox row is asked for even when the journal is gone."""
+        return row.consumed_by is None or row.dedupe is not None
 
     def _add_item(self, item: Item) -> None:
         self.items[item.stream, item.n] = item

@@ -30,7 +30,7 @@ from perdure.backends.files.run_state import RunState
 from perdure.codec.outcomes import error_line
 from perdure.model.records import Awaited, RunInfo, RunRow, Status, load_metadata
 
-_VERSION: Final = 4
+_VERSION: Final = 5
 _SLACK: Final = 1 << 20
 # The first line is shorter than this, and it identifies the file: an inode number is used again after the file was replaced.
 _HEADER: Final = 200
@@ -58,6 +58,7 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
     has_started: bool
     created_at: int
     attempts: int
+    generation: int
     waiting_for: tuple[Awaited, ...]
     error: str | None
     metadata: bytes
@@ -86,6 +87,7 @@ class RunSummary(msgspec.Struct, frozen=True, array_like=True):
             row.has_started,
             row.created_at,
             row.attempts,
+            row.generation,
             row.waiting_for,
             error_line(row.status, row.outcome),
             msgspec.json.encode(load_metadata(row.metadata)),
@@ -319,5 +321,6 @@ def _unknown_run(name: str) -> RunSummary | None:
     if run_id is None:
         return None
     return RunSummary(
-        run_id, "", 0, "pending", 0, None, "", 0, None, True, None, None, False, False, None, False, False, 0, 0, (), None, b"{}"
-    )
+        run_id, "", 0, "pending", 0, None, "", 0, None, True, None, None, False, False, None, False, False, 0, 0, 0, (), None,
+        b"{}",
+    )  # fmt: skip

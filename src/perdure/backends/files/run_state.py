@@ -119,7 +119,7 @@ class RunState(InMemoryRun):
         record, self._new = self._new, LogRecord()
         before, self._logged_row = self._logged_row, self.row
         if before is None:
-            record.whole = self.row
+            record, self._logged_lease = self.whole_record(), self._lease
         elif before is not self.row:
             record.row = _difference(before, self.row)
         if self._lease != self._logged_lease:
@@ -155,6 +155,15 @@ class RunState(InMemoryRun):
         """Add an entry whose seq is known to be free."""
         self.entries[entry.seq] = entry
         self._new.entries.append(entry)
+
+    def clear_journal(self) -> None:
+        """As the base, and all that is left goes into a new log: entries cannot be taken out of this one."""
+        InMemoryRun.clear_journal(self)  # super() without arguments fails in a class with slots
+        self._logged_row = None
+
+    def _is_needed(self, row: Signal) -> bool:
+        # By its row a child's outcome is recognised that is delivered again after a crash.
+        return row.consumed_by is None or row.dedupe is not None or row.kind == "child"
 
     def _add_item(self, item: Item) -> None:
         self.items[item.stream, item.n] = item

@@ -45,6 +45,7 @@ from perdure.model.records import (
     EndStatus,
     Item,
     Lease,
+    NewInput,
     NewRun,
     Pulse,
     QueueLimits,
@@ -253,6 +254,10 @@ class FilesStore(ChecksIds, SavesSnapshots):
             verbs.finish, lease=lease, status=status, outcome=outcome, entries=tuple(entries), consume=tuple(consume), now=at
         )
         await self._do(partial(self._files.change_and_notify, lease.run_id, verb, at), wakes=True)
+
+    async def continue_as(self, lease: Lease, new: NewInput, *, now: int | None = None) -> None:
+        """Let the run start over, in a new log."""
+        await self._change(lease.run_id, partial(verbs.continue_as, lease=lease, new=new, now=now), wakes=True)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
         """Make an ended run pending again."""

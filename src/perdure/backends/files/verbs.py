@@ -11,7 +11,7 @@ from perdure.backends.files.namespace import LockedRun
 from perdure.backends.files.run_state import RunState
 from perdure.errors import LeaseLost
 from perdure.model.journal import Entry
-from perdure.model.records import Awaited, Claim, Created, EndStatus, Item, Lease, NewRun, Pulse, RunRow, Signal
+from perdure.model.records import Awaited, Claim, Created, EndStatus, Item, Lease, NewInput, NewRun, Pulse, RunRow, Signal
 
 
 def create(
@@ -132,6 +132,11 @@ def keep_debt(run: LockedRun, parent_listens: bool) -> None:  # noqa: FBT001 - a
     """After a crash: the run has ended, and its parent must still be notified, unless it no longer listens."""
     if run.state is not None and not parent_listens:
         run.state.owes_parent = False
+
+
+def continue_as(run: LockedRun, lease: Lease, new: NewInput, now: int | None) -> None:
+    """Let the run start over with this input."""
+    run.find_leased(lease).continue_as(new, store_time(now))
 
 
 def reopen(run: LockedRun, drop: Collection[str], now: int | None, *, new_generation: bool) -> None:

@@ -44,7 +44,7 @@ class LeaseGrant(NamedTuple):
     lease: Lease
     row: RunRow
     incarnation: str
-    chunks: int
+    chunks: range
     tail: list[Entry]
     inbox: list[Signal]
     inbox_seq: int
@@ -64,6 +64,8 @@ class EditableRun(RunTransitions):
         self.blobs: dict[str, bytes] = {}
         # All that the chunks hold, once a verb has raised `NeedsHistory`.
         self.history: JournalChunk | None = None
+        # Entries of a journal that the run has left behind, and that were in no chunk.
+        self.left_behind: list[Entry] = []
         # Whether the document is to be written though it is unchanged.
         self.is_touched = False
 
@@ -180,7 +182,7 @@ class EditableRun(RunTransitions):
             Lease(run_id=self.id, epoch=epoch, token=token, until=until),
             self.row,
             document.incarnation,
-            document.chunks,
+            range(document.first_chunk, document.chunks),
             list(document.tail),
             self.unconsumed(),
             document.inbox_seq,
@@ -235,6 +237,14 @@ class EditableRun(RunTransitions):
         document.seqs = add_to_ranges(document.seqs, [entry.seq])
         document.tail += payloads.pack_entries([entry])
         self.add_blobs(payloads)
+
+    def clear_journal(self) -> None:
+        """Leave the journal behind: the next chunk is the first of another one."""
+        document = self._stored
+        self.left_behind += document.tail
+        document.seqs, document.tail, document.first_chunk, document.claimed_length = [], [], document.chunks, 0
+        document.consumed = []
+        self.history = None
 
     @property
     def next_seq(self) -> int:

@@ -20,6 +20,7 @@ from perdure.backends.key_value.run_document import (
     decode_chunk,
     decode_document,
     encode,
+    items_key,
     large_columns,
     numbers_above,
     origins_key,
@@ -93,15 +94,17 @@ class KeyValueNamespace:
         await map_concurrently(lambda blob: self.backend.write(folder + blob[0], blob[1]), blobs.items())
 
     async def move_tail(self, run_id: str, document: RunDocument) -> None:
-        """Move the end of the journal, which is committed, to a chunk."""
-        chunk = await self._put_chunk(
-            run_id, document, chunk_key(document.chunks), JournalChunk(entries=document.tail, items=document.items)
-        )
-        seqs = {entry.seq for entry in chunk.entries}
-        numbers = {(item.stream, item.n) for item in chunk.items}
-        document.chunks += 1
-        document.tail = [entry for entry in document.tail if entry.seq not in seqs]
-        document.items = [item for item in document.items if (item.stream, item.n) not in numbers]
+        """Move the ends of the journal and of the streams, which are committed, to a chunk each."""
+        if document.tail:
+            chunk = await self._put_chunk(run_id, document, chunk_key(document.chunks), JournalChunk(entries=document.tail))
+            seqs = {entry.seq for entry in chunk.entries}
+            document.chunks += 1
+            document.tail = [entry for entry in document.tail if entry.seq not in seqs]
+        if document.items:
+            chunk = await self._put_chunk(run_id, document, items_key(document.item_chunks), JournalChunk(items=document.items))
+            numbers = {(item.stream, item.n) for item in chunk.items}
+            document.item_chunks += 1
+            document.items = [item for item in document.items if (item.stream, item.n) not in numbers]
 
     async def move_origins(self, run_id: str, document: RunDocument) -> None:
         """Move the origins, which are committed, to a chunk."""
@@ -122,26 +125,31 @@ class KeyValueNamespace:
 
     async def load_history(self, run_id: str, document: RunDocument) -> JournalChunk:
         """Everything that the run's chunks hold."""
-        chunks = [one async for one in self._chunks_backwards(run_id, document.incarnation, document.chunks)]
-        folder = self._folder(run_id, document.incarnation)
+        incarnation, numbers = document.incarnation, range(document.first_chunk, document.chunks)
+        entries = [one.entries async for one in self._chunks_backwards(run_id, incarnation, numbers)]
+        items = [one.items async for one in self._chunks_backwards(run_id, incarnation, range(document.item_chunks), items_key)]
+        folder = self._folder(run_id, incarnation)
         numbers = range(document.origin_chunks)
         moved = await map_concurrently(lambda number: self.backend.read(folder + origins_key(number)), numbers)
         origins = [decode_chunk(found.data, run_id).origins for found in moved if found is not None]
         return JournalChunk(
-            [entry for one in chunks for entry in one.entries],
-            [item for one in chunks for item in one.items],
+            [entry for some in entries for entry in some],
+            [item for some in items for item in some],
             {origin: seq for some in origins for origin, seq in some.items()},
         )
 
-    async def _chunks_backwards(self, run_id: str, incarnation: str, count: int) -> AsyncIterator[JournalChunk]:
-        """The chunks, the last one first, several at a time."""
+    async def _chunks_backwards(
+        self, run_id: str, incarnation: str, numbers: range, key: Callable[[int], str] = chunk_key
+    ) -> AsyncIterator[JournalChunk]:
+        """The chunks with these numbers, the last one first, several at a time."""
         folder = self._folder(run_id, incarnation)
-        for end in range(count, 0, -_AT_ONCE):
-            numbers = range(end - 1, max(0, end - _AT_ONCE) - 1, -1)
-            values = await map_concurrently(lambda number: self.backend.read(folder + chunk_key(number)), numbers)
-            for number, found in zip(numbers, values, strict=True):
+        backwards = numbers[::-1]
+        for at in range(0, len(backwards), _AT_ONCE):
+            some = backwards[at : at + _AT_ONCE]
+            values = await map_concurrently(lambda number: self.backend.read(folder + key(number)), some)
+            for number, found in zip(some, values, strict=True):
                 if found is None:
-                    raise SnapshotCorrupt(run_id, f"chunk {number} of the journal", "it is not there")
+                    raise SnapshotCorrupt(run_id, f"chunk {key(number)!r} of the journal", "it is not there")
                 yield decode_chunk(found.data, run_id)
 
     async def load_entries(self, run_id: str, document: RunDocument, after: int) -> list[Entry]:
@@ -149,7 +157,8 @@ class KeyValueNamespace:
         wanted = numbers_above(document.seqs, after)
         found = {entry.seq: entry for entry in document.tail if entry.seq in wanted}
         if len(found) < len(wanted):
-            async for chunk in self._chunks_backwards(run_id, document.incarnation, document.chunks):
+            numbers = range(document.first_chunk, document.chunks)
+            async for chunk in self._chunks_backwards(run_id, document.incarnation, numbers):
                 found |= {entry.seq: entry for entry in chunk.entries if entry.seq in wanted}
                 if len(found) == len(wanted):
                     break
@@ -160,7 +169,8 @@ class KeyValueNamespace:
         wanted = numbers_above(document.streams.get(stream, []), after, max(0, limit))
         found = {item.n: item for item in document.items if item.stream == stream and item.n in wanted}
         if len(found) < len(wanted):
-            async for chunk in self._chunks_backwards(run_id, document.incarnation, document.chunks):
+            numbers = range(document.item_chunks)
+            async for chunk in self._chunks_backwards(run_id, document.incarnation, numbers, items_key):
                 found |= {item.n: item for item in chunk.items if item.stream == stream and item.n in wanted}
                 if len(found) == len(wanted):
                     break
@@ -225,8 +235,20 @@ class KeyValueNamespace:
         payloads = [entry.payload for entry in (*history.entries, *document.tail)]
         payloads += [item.payload for item in (*history.items, *document.items)]
         blobs = {key for payload in payloads if (key := blob_key(payload)) is not None}
-        chunks = [*map(chunk_key, range(document.chunks)), *map(origins_key, range(document.origin_chunks))]
+        chunks = [
+            *map(chunk_key, range(document.first_chunk, document.chunks)),
+            *map(items_key, range(document.item_chunks)),
+            *map(origins_key, range(document.origin_chunks)),
+        ]
         return [*blobs, *temporary_blobs(document), *chunks]
+
+    async def remove_journal(self, run_id: str, incarnation: str, chunks: range, tail: Iterable[Entry]) -> None:
+        """Delete a journal that its run has left behind: these chunks, and the blobs of their entries and of the tail's."""
+        entries = [*tail]
+        async for chunk in self._chunks_backwards(run_id, incarnation, chunks):
+            entries += chunk.entries
+        blobs = {key for entry in entries if (key := blob_key(entry.payload)) is not None}
+        await self.remove_blobs(run_id, incarnation, [*map(chunk_key, chunks), *blobs])
 
 
 async def map_concurrently(call: Callable[[A], Awaitable[B]], values: Iterable[A]) -> list[B]:

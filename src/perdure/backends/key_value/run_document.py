@@ -1,9 +1,10 @@
 """A run's document: its row, its lease, the end of its journal and its unconsumed inbox, as JSON, changed as a whole.
 
 What is too large for it is kept in the folder of the run's incarnation: payloads above a few kilobytes, as blobs, and all of the
-journal but its end, in chunks. A chunk only ever holds what the document held before, and is written once: a second writer finds
-it there and uses it as it is. A run that is created again, or restored, is another incarnation, so it never finds pieces of what
-was there before. A deleted run leaves a document without a row where other processes might still write the old one.
+journal and of the streams but their ends, in chunks. A chunk only ever holds what the document held before, and is written once:
+a second writer finds it there and uses it as it is. Therefore a run that starts over uses no number of a chunk again. A run that
+is created again, or restored, is another incarnation, so it never finds pieces of what was there before. A deleted run leaves a
+document without a row where other processes might still write the old one.
 
 Every write carries a nonce, and the last few stay in the document: a writer that got no reply, or lost a compare-and-swap, finds
 out by it whether its own write is the one that is there.
@@ -26,7 +27,7 @@ from perdure.errors import SnapshotCorrupt
 from perdure.model.journal import Entry
 from perdure.model.records import Item, NewRun, RunRow, Signal
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 # How long a payload may be to stand in the document itself.
 INLINE: Final = 4096
 TAIL_BYTES: Final = 32 << 10
@@ -100,12 +101,14 @@ class RunDocument(msgspec.Struct, omit_defaults=True, kw_only=True):
     token: str | None = None
     claimed_length: int = 0
     owes_parent: bool = False
-    # The journal: which seqs are recorded, how many chunks there are, and what is in none of them yet.
+    # The journal: which seqs are recorded, the numbers of its first chunk and of the next one, and what is in none of them yet.
     seqs: Ranges = []
+    first_chunk: int = 0
     chunks: int = 0
     tail: list[Entry] = []
-    # Which items of each stream are recorded, and those in no chunk yet.
+    # Which items of each stream are recorded, how many chunks there are, and what is in none of them yet.
     streams: dict[str, Ranges] = {}
+    item_chunks: int = 0
     items: list[Item] = []
     # The unconsumed inbox, its highest seq, the seqs that were consumed, and by origin what must not be delivered twice, which is
     # also moved to chunks when it gets long.
@@ -176,6 +179,11 @@ def chunk_key(number: int) -> str:
     return f"c-{number}"
 
 
+def items_key(number: int) -> str:
+    """The key of a chunk of the streams."""
+    return f"i-{number}"
+
+
 def origins_key(number: int) -> str:
     """The key of a chunk of origins."""
     return f"s-{number}"
@@ -187,13 +195,16 @@ class LargePayloads:
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
 
-    def pack_entries(self, rows: Iterable[Entry]) -> list[Entry]:
-        """The entries as a document has them. Equal ones stay equal."""
-        return [self._with_payload(row, self._pack_by_content(row.payload)) for row in rows]
+    def pack_entries(self, rows: Iterable[Entry], token: str = "") -> list[Entry]:
+        """The entries as a document has them. Those that are equal and written under one lease stay equal.
+
+        The blob of another lease is another one, also with the same content: it is deleted when the run starts over.
+        """
+        return [self._with_payload(row, self._pack_by_content(row.payload, token)) for row in rows]
 
     def pack_items(self, rows: Iterable[Item]) -> list[Item]:
         """The items as a document has them. Equal ones stay equal."""
-        return [self._with_payload(row, self._pack_by_content(row.payload)) for row in rows]
+        return [self._with_payload(row, self._pack_by_content(row.payload, "items")) for row in rows]
 
     def pack_inbox(self, rows: Iterable[Signal]) -> list[Signal]:
         """Inbox rows as a document has them."""
@@ -208,8 +219,10 @@ class LargePayloads:
         """A payload whose blob is deleted when nothing refers to it, so it has a key of its own."""
         return payload if _fits(payload) else self._add_blob(payload, new_nonce())
 
-    def _pack_by_content(self, payload: bytes) -> bytes:
-        return payload if _fits(payload) else self._add_blob(payload, hashlib.blake2b(payload, digest_size=20).hexdigest())
+    def _pack_by_content(self, payload: bytes, key: str) -> bytes:
+        if _fits(payload):
+            return payload
+        return self._add_blob(payload, hashlib.blake2b(payload, digest_size=20, key=key.encode()).hexdigest())
 
     def _add_blob(self, payload: bytes, name: str) -> bytes:
         self.blobs[f"p-{name}"] = msgspec.json.encode(payload)  # as text, since some stores keep nothing else

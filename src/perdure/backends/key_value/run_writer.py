@@ -248,6 +248,9 @@ class _WriteAttempt:
         namespace, run_id, before = self._namespace, self._run.id, None if self._stored is None else self._stored.document
         if before is not None and before.incarnation == document.incarnation:
             await namespace.remove_blobs(run_id, document.incarnation, self._temporary - set(temporary_blobs(document)))
+            if self._run.left_behind or document.first_chunk != before.first_chunk:
+                chunks = range(before.first_chunk, document.first_chunk)
+                await namespace.remove_journal(run_id, document.incarnation, chunks, self._run.left_behind)
         elif before is not None and before.row is not None:
             await namespace.remove_incarnation(run_id, before)
         if document.row is None and not namespace.is_shared:

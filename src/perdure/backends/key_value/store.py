@@ -40,6 +40,7 @@ from perdure.model.records import (
     EndStatus,
     Item,
     Lease,
+    NewInput,
     NewRun,
     Pulse,
     QueueLimits,
@@ -195,7 +196,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         now: int | None = None,  # noqa: ARG002 - a record leaves no instant on the row
     ) -> Pulse:
         """Append to the journal: one conditional write, or a share of one."""
-        records = PackedRecords.of(entries, consume, items)
+        records = PackedRecords.of(lease, entries, consume, items)
         return await self._change(lease.run_id, partial(verbs.record, lease=lease, records=records))
 
     async def suspend(
@@ -214,7 +215,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
             lease=lease,
             wake_at=wake_at,
             waiting_for=tuple(waiting_for),
-            records=PackedRecords.of(entries, consume),
+            records=PackedRecords.of(lease, entries, consume),
             now=store_time(now),
         )
 
@@ -235,7 +236,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         now: int | None = None,
     ) -> None:
         """Record and end the run, then notify its parent; after a crash in between the next `claim` does that."""
-        records = PackedRecords.of(entries, consume)
+        records = PackedRecords.of(lease, entries, consume)
         verb = partial(verbs.finish, lease=lease, status=status, outcome=outcome, records=records, now=store_time(now))
 
         async def finish(services: Services) -> None:
@@ -243,6 +244,11 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
                 await services.writer.notify_parent(lease.run_id)
 
         await self._do(finish, wakes=True)
+
+    async def continue_as(self, lease: Lease, new: NewInput, *, now: int | None = None) -> None:
+        """Let the run start over; its old journal is deleted after that."""
+        verb = partial(verbs.continue_as, lease=lease, new=new, now=store_time(now))
+        await self._change(lease.run_id, verb, wakes=True)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
         """Make an ended run pending again."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from perdure.backends.base.leases import Release, refuse_leased
 from perdure.backends.base.new_runs import row_after_create, row_after_restore
 from perdure.backends.key_value.editable_run import EditableRun, LeaseGrant, origin_of_end, origin_of_signal
 from perdure.backends.key_value.run_document import LargePayloads
 from perdure.errors import LeaseLost
 from perdure.model.journal import Entry
-from perdure.model.records import Awaited, EndStatus, Item, Lease, NewRun, Pulse, RunRow, Signal
+from perdure.model.records import Awaited, EndStatus, Item, Lease, NewInput, NewRun, Pulse, RunRow, Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +26,10 @@ class PackedRecords:
     payloads: LargePayloads
 
     @classmethod
-    def of(cls, entries: Sequence[Entry], consume: Collection[int], items: Sequence[Item] = ()) -> PackedRecords:
+    def of(cls, lease: Lease, entries: Sequence[Entry], consume: Collection[int], items: Sequence[Item] = ()) -> PackedRecords:
         """A copy of what was passed in."""
         payloads = LargePayloads()
-        return cls(payloads.pack_entries(entries), frozenset(consume), payloads.pack_items(items), payloads)
+        return cls(payloads.pack_entries(entries, lease.token), frozenset(consume), payloads.pack_items(items), payloads)
 
     def write_to(self, run: EditableRun) -> None:
         """Record it."""
@@ -134,6 +136,14 @@ def finish(run: EditableRun, lease: Lease, status: EndStatus, outcome: bytes, re
     run.add_blobs(payloads)
     run.owes_parent = run.row.parent_id is not None and run.row.parent_key is not None
     return run.owes_parent
+
+
+def continue_as(run: EditableRun, lease: Lease, new: NewInput, now: int) -> None:
+    """Let the run start over with this input."""
+    run.check_fence(lease)
+    payloads = LargePayloads()
+    run.continue_as(msgspec.structs.replace(new, input=payloads.pack_once(new.input)), now)
+    run.add_blobs(payloads)
 
 
 def deliver_outcome(run: EditableRun, child: RunRow, outcome: bytes) -> None:

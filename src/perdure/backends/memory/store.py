@@ -35,6 +35,7 @@ from perdure.model.records import (
     EndStatus,
     Item,
     Lease,
+    NewInput,
     NewRun,
     Pulse,
     QueueLimits,
@@ -228,6 +229,11 @@ class MemoryStore(ChecksIds, SavesSnapshots):
             run.finish(status, outcome, now)
             namespace.live.discard(lease.run_id)
             self._notify_parent(namespace, run, now)
+
+    async def continue_as(self, lease: Lease, new: NewInput, *, now: int | None = None) -> None:
+        now = store_time(now)
+        with self._lock_and_wake() as namespace:
+            self._find_leased(namespace, lease).continue_as(new, now)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
         now = store_time(now)

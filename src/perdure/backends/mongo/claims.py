@@ -32,6 +32,7 @@ from perdure.backends.mongo.documents import (
     plus_sound,
     pulse_of,
     row_of,
+    same_run,
 )
 from perdure.backends.mongo.errors import TornError
 from perdure.backends.mongo.inbox import NOT_ENDED
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
 
 _ORDER: Final = [("priority", -1), ("wake_at", 1), ("_id", 1)]
-_CANDIDATE: Final = dict.fromkeys(("incarnation", "queue", "limit_key", "status", "attempts", "epoch"), 1)
+_CANDIDATE: Final = dict.fromkeys(("incarnation", "journal", "queue", "limit_key", "status", "attempts", "epoch"), 1)
 _SUSPECT: Final[Document] = {"status": "running", "attempts": {"$gte": SUSPECT_ATTEMPTS}}
 _PULSE: Final = dict.fromkeys(("epoch", "token", "inbox_seq", "cancel_requested"), 1)
 
@@ -152,12 +153,17 @@ async def _take_these(
     """Those of the candidates that were leased, in their order."""
     from pymongo import UpdateOne
 
-    tokens = {candidate["_id"]: candidate["incarnation"] + new_token() for candidate in candidates}
+    # A token has the incarnation and the journal of its run, so both must be what they were.
+    seen = {candidate["_id"]: (candidate["incarnation"], candidate["journal"]) for candidate in candidates}
+    tokens = {key: incarnation + journal + new_token() for key, (incarnation, journal) in seen.items()}
     if not tokens:
         return []
     still_due = due_condition(db, now)
     takes = [
-        UpdateOne({"_id": key, **still_due}, _lease_pipeline(request.length, request.owner, token, now))
+        UpdateOne(
+            same_run(key, seen[key][0], journal=seen[key][1], **still_due),
+            _lease_pipeline(request.length, request.owner, token, now),
+        )
         for key, token in tokens.items()
     ]
     await db.runs.bulk_write(takes, ordered=False, session=session)
@@ -172,7 +178,7 @@ async def acquire(
     key, at = db.key(run_id), instant(now)
     is_free: list[Expression] = [{"$not": [is_leased(at)]}, *([is_due(at)] if due_only else [])]
     condition = {"_id": key, "held": False, **NOT_ENDED, "input_hash": {"$ne": b""}}
-    pipeline = _lease_pipeline(length, owner, {"$concat": ["$incarnation", secret]}, now)
+    pipeline = _lease_pipeline(length, owner, {"$concat": ["$incarnation", "$journal", secret]}, now)
     known = await known_limits(db)
     unlimited = {"queue": {"$nin": sorted(known.queues)}, "$expr": {"$and": [*is_free, known.is_current]}}
     taken = await db.runs.find_one_and_update({**condition, **unlimited}, pipeline, return_document=True)

@@ -9,7 +9,9 @@ not consumed, and `consumed` has those that are consumed but not marked so yet. 
 An `_id` is text and sorts by its bytes. A run's is its id, or in a namespace its id, a NUL and the namespace. Neither may have a
 NUL, so no two collide, and within a namespace runs sort by their ids. Documents in the other collections have ids that begin
 with the run's stem: its `_id`, two NULs and its incarnation, a random text made when the run is created or restored. A run that
-is deleted and created again has another incarnation, so the remains of the old run are never taken for parts of the new one.
+is deleted and created again has another incarnation, so the remains of the old run are never taken for parts of the new one. What
+belongs to the journal (entries, their large payloads, a large input) has ids that begin with the journal's stem: the run's, and
+`journal`, another random text, made when the run starts over.
 
 In an expression everything that a caller passed in is a `$literal`: it may begin with a dollar.
 """
@@ -40,6 +42,8 @@ LARGE_COLUMNS: Final = ("input", "metadata", "progress", "outcome")
 REFERENCE: Final = "aside"  # the one field of the document that stands for such a payload: its id
 
 INCARNATION_LENGTH: Final = 32
+JOURNAL_LENGTH: Final = 16
+FIRST_JOURNAL: Final = "0" * JOURNAL_LENGTH
 _MICROSECONDS: Final = 1000  # in a millisecond
 _WHOLE_ARRAY: Final = 2**31 - 1
 _OVERHEAD: Final = 4096  # added to the bytes of an entry, so that a tail has at most 64
@@ -54,6 +58,7 @@ def run_document(namespace: str, row: RunRow, incarnation: str, entries: Sequenc
         "_id": key_of(namespace, row.id),
         "namespace": namespace,
         "incarnation": incarnation,
+        "journal": FIRST_JOURNAL,
         **{name: getattr(row, name) for name in _COLUMNS},
         "waiting_for": addresses(row.waiting_for),
         "token": None,
@@ -161,6 +166,11 @@ def incarnation_in(token: str) -> str:
     return token[:INCARNATION_LENGTH]
 
 
+def journal_in(token: str) -> str:
+    """The journal to which the holder of the lease with this token appends."""
+    return token[INCARNATION_LENGTH : INCARNATION_LENGTH + JOURNAL_LENGTH]
+
+
 def lease_of(document: Mapping[str, Any]) -> Lease:
     """The lease that was just given on this run."""
     return Lease(run_id=name_in(document["_id"]), epoch=document["epoch"], token=document["token"], until=document["lease_until"])
@@ -200,6 +210,17 @@ def name_in(key: str) -> str:
 def stem_of(key: str, incarnation: str) -> str:
     """What the ids of everything outside the run's document begin with."""
     return f"{key}\0\0{incarnation}"
+
+
+def journal_stem_of(stem: str, journal: str) -> str:
+    """What the ids of everything of this journal begin with. No hash, by which other payloads are known, begins with a "j"."""
+    return f"{stem}\0j{journal}"
+
+
+def ids_of_other_journals(stem: str, journal: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Two conditions on `_id`: everything of the run's journals before and after this one in the order of ids."""
+    kept = journal_stem_of(stem, journal)
+    return {"$gte": f"{stem}\0j", "$lt": f"{kept}\0"}, {"$gte": f"{kept}\1", "$lt": f"{stem}\0k"}
 
 
 def numbered_id(stem: str, number: int) -> str:

@@ -20,8 +20,10 @@ from perdure.backends.mongo.documents import (
     Expression,
     entry_as_stored,
     ids_below,
+    ids_of_other_journals,
     item_id,
     item_of,
+    journal_stem_of,
     literal,
     numbered_id,
     payload_id,
@@ -41,7 +43,8 @@ if TYPE_CHECKING:
 
 MANY_CONSUMED: Final = 500  # from this many on, moved rows that are consumed are marked so in `signals`
 _MOVABLE: Final = dict.fromkeys(
-    ("incarnation", "moves", "tail", "items", "inbox", "consumed", "weight", "inbox_weight", "steps_top", "items_top"), 1
+    ("incarnation", "journal", "moves", "tail", "items", "inbox", "consumed", "weight", "inbox_weight", "steps_top", "items_top"),
+    1,
 )
 
 
@@ -50,8 +53,13 @@ def stem_in(document: Mapping[str, Any]) -> str:
     return stem_of(document["_id"], document["incarnation"])
 
 
+def journal_stem_in(document: Mapping[str, Any]) -> str:
+    """What the ids of everything of the run's present journal begin with."""
+    return journal_stem_of(stem_in(document), document["journal"])
+
+
 def step_copy(stem: str, entry: Document) -> Document:
-    """The entry in `steps`."""
+    """The entry in `steps`, of the journal with this stem."""
     return {"_id": numbered_id(stem, entry["seq"]), **entry}
 
 
@@ -103,7 +111,7 @@ class _OverflowMove:
         self._document = document
         self.stem = stem_in(document)
         is_full, is_inbox_full = document["weight"] >= FULL, document["inbox_weight"] >= FULL
-        self.steps = [step_copy(self.stem, entry) for entry in document["tail"]] if is_full else []
+        self.steps = [step_copy(journal_stem_in(document), entry) for entry in document["tail"]] if is_full else []
         self.items = [item_copy(self.stem, item) for item in document["items"]] if is_full else []
         self.signals = [signal_copy(self.stem, signal) for signal in document["inbox"]] if is_inbox_full else []
         self.consumed: list[int] = document["consumed"]
@@ -153,20 +161,26 @@ class _OverflowMove:
 
 async def split_document(db: Collections, document: Document) -> Document:
     """The document of a new run without what would make it too large, which is stored in the other collections first."""
-    stem = stem_in(document)
-    parts = [*document["tail"], *document["inbox"]]
-    payloads = [*(part["payload"] for part in parts), *(document[name] for name in LARGE_COLUMNS)]
-    await store_payloads(db, [(stem, payload) for payload in payloads])
-    columns = {name: inline_or_reference(stem, document[name]) for name in LARGE_COLUMNS}
-    arrays = {name: [with_reference(stem, part) for part in document[name]] for name in ("tail", "inbox")}
-    return await _move_oversize(db, {**document, **columns, **arrays, **spilled_flag(*payloads)})
+    stem, journal_stem = stem_in(document), journal_stem_in(document)
+    stems = {name: journal_stem if name == "input" else stem for name in LARGE_COLUMNS}
+    payloads = [
+        *((stems[name], document[name]) for name in LARGE_COLUMNS),
+        *((journal_stem, entry["payload"]) for entry in document["tail"]),
+        *((stem, row["payload"]) for row in document["inbox"]),
+    ]
+    await store_payloads(db, payloads)
+    columns = {name: inline_or_reference(stems[name], document[name]) for name in LARGE_COLUMNS}
+    tail = [with_reference(journal_stem, entry) for entry in document["tail"]]
+    inbox = [with_reference(stem, row) for row in document["inbox"]]
+    flag = spilled_flag(*(payload for _, payload in payloads))
+    return await _move_oversize(db, {**document, **columns, "tail": tail, "inbox": inbox, **flag})
 
 
 async def _move_oversize(db: Collections, document: Document) -> Document:
     stem, entries, rows = stem_in(document), document["tail"], document["inbox"]
     changes: Document = {}
     if document["weight"] > OVERSIZE:
-        await insert_missing(db.steps, [step_copy(stem, entry) for entry in entries])
+        await insert_missing(db.steps, [step_copy(journal_stem_in(document), entry) for entry in entries])
         changes |= {"steps_top": max(entry["seq"] for entry in entries), "tail": [], "weight": 0, "is_spilled": True}
     if document["inbox_weight"] > OVERSIZE:
         await insert_missing(db.signals, [signal_copy(stem, row) for row in rows])
@@ -224,3 +238,18 @@ async def delete_overflow(db: Collections, document: Mapping[str, Any]) -> None:
     if document["is_spilled"]:
         for collection in (db.steps, db.items, db.signals, db.payloads):
             await collection.delete_many({"_id": ids_below(stem_in(document))})
+
+
+async def delete_other_journals(db: Collections, document: Mapping[str, Any]) -> None:
+    """Remove what the run had outside its document of journals before the present one."""
+    if document["is_spilled"]:
+        for condition in ids_of_other_journals(stem_in(document), document["journal"]):
+            for collection in (db.steps, db.payloads):
+                await collection.delete_many({"_id": condition})
+
+
+async def delete_consumed(db: Collections, document: Mapping[str, Any]) -> None:
+    """Remove consumed inbox rows that were moved and marked so, but those by whose dedupe a repeated signal is recognised."""
+    if document["moved_rows"]:
+        is_consumed = {"_id": ids_below(stem_in(document)), "is_consumed": True, "dedupe": None}
+        await db.signals.delete_many(is_consumed)

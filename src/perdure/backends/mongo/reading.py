@@ -33,14 +33,14 @@ from perdure.backends.mongo.documents import (
     signal_of,
 )
 from perdure.backends.mongo.errors import TornError
-from perdure.backends.mongo.overflow import load_payloads, stem_in
+from perdure.backends.mongo.overflow import journal_stem_in, load_payloads, stem_in
 from perdure.backends.mongo.schema import Collections
 from perdure.codec.outcomes import FAILED
 from perdure.model.journal import Entry
 from perdure.model.records import Item, RunInfo, RunRow, Signal
 from perdure.model.run_filter import RunFilter
 
-_OF_JOURNAL: Final = dict.fromkeys(("incarnation", "moves", "tail", "steps_top"), 1)
+_OF_JOURNAL: Final = dict.fromkeys(("incarnation", "journal", "moves", "tail", "steps_top"), 1)
 _OF_INBOX: Final = dict.fromkeys(("incarnation", "moves", "inbox", "moved_waiting", "consumed"), 1)
 _OF_ITEMS: Final = dict.fromkeys(("incarnation", "moves", "items", "items_top"), 1)
 
@@ -83,7 +83,7 @@ async def journal_of(db: Collections, found: Mapping[str, Any], after: int = 0) 
     """The journal of a run whose document was read. Raises `TornError`."""
     written = {entry["seq"]: entry for entry in found["tail"] if entry["seq"] > after}
     if found["steps_top"] > after:
-        stem = stem_in(found)
+        stem = journal_stem_in(found)
         wanted = ids_below(stem) | {"$gte": numbered_id(stem, max(after + 1, 0))}
         written |= {entry["seq"]: entry async for entry in db.steps.find({"_id": wanted})}
         await _check_unmoved(db, found)

@@ -11,6 +11,7 @@ parent are one transaction.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,11 +20,14 @@ from perdure.backends.base.batching import SEND_AGAIN, Reply
 from perdure.backends.base.duplicate_records import check_consumed, missing_entries, missing_items
 from perdure.backends.mongo.documents import (
     FULL,
+    JOURNAL_LENGTH,
     Document,
     entry_as_stored,
     ids_below,
     item_id,
     item_of,
+    journal_stem_of,
+    literal,
     numbered_id,
     pulse_of,
     signal_as_stored,
@@ -31,9 +35,12 @@ from perdure.backends.mongo.documents import (
 from perdure.backends.mongo.inbox import NOT_ENDED, InboxDelivery, address_to, deliver
 from perdure.backends.mongo.overflow import (
     MANY_CONSUMED,
+    delete_consumed,
+    delete_other_journals,
     inline_or_reference,
     insert_missing,
     item_copy,
+    journal_stem_in,
     load_payloads,
     move_overflow,
     spilled_flag,
@@ -47,17 +54,19 @@ from perdure.backends.mongo.writes import (
     ANSWER,
     RunUpdate,
     condition_of,
+    continue_changes,
     entry_documents,
     fence,
     is_held,
     item_documents,
+    journal_stem_for,
     pipeline_of,
     stem_for,
     write_one,
 )
 from perdure.errors import LeaseLost, PerdureError, PersistenceError
 from perdure.model.journal import Entry
-from perdure.model.records import Item, Lease, Pulse, Signal
+from perdure.model.records import Item, Lease, NewInput, Pulse, Signal
 
 if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
@@ -141,7 +150,9 @@ async def _close_alone(db: Collections, write: RunUpdate) -> Reply[list[Signal]]
 
 
 async def _store_large(db: Collections, writes: Sequence[RunUpdate]) -> None:
-    await store_payloads(db, [(stem_for(db, write.lease), payload) for write in writes for payload in write.payloads])
+    of_journals = [(journal_stem_for(db, write.lease), entry.payload) for write in writes for entry in write.entries]
+    kept = [(stem_for(db, write.lease), payload) for write in writes for payload in write.kept_payloads]
+    await store_payloads(db, [*of_journals, *kept])
 
 
 async def _move_full(db: Collections, found: Sequence[Document | None]) -> None:
@@ -233,7 +244,8 @@ async def _find_missing(db: Collections, found: Document, write: RunUpdate) -> R
 async def _find_new_entries(db: Collections, found: Document, write: RunUpdate) -> list[Entry]:
     """The entries that are not recorded. Raises `PersistenceError` when something else is recorded under their seqs."""
     recorded = {entry["seq"]: entry_as_stored(entry) for entry in found["tail"]}
-    ids = [numbered_id(stem_in(found), entry.seq) for entry in write.entries if entry.seq <= found["steps_top"]]
+    stem = journal_stem_in(found)
+    ids = [numbered_id(stem, entry.seq) for entry in write.entries if entry.seq <= found["steps_top"]]
     if ids:
         recorded |= {entry["seq"]: entry_as_stored(entry) async for entry in db.steps.find({"_id": {"$in": ids}})}
     missing = missing_entries(write.lease.run_id, recorded, map(entry_as_stored, entry_documents(db, write)))
@@ -289,7 +301,7 @@ async def _apply_all(
         return None
     if left.is_oversize:
         stem = stem_in(found)
-        await insert_missing(db.steps, [step_copy(stem, entry) for entry in entry_documents(db, left)], session)
+        await insert_missing(db.steps, [step_copy(journal_stem_in(found), entry) for entry in entry_documents(db, left)], session)
         await insert_missing(db.items, [item_copy(stem, item) for item in item_documents(db, left)], session)
     if notice is not None:
         await _notify_parent(db, notice, session)
@@ -327,3 +339,26 @@ async def _notify_parent(db: Collections, notice: _ParentNotice, session: AsyncC
 
 class _ParentChangedError(Exception):
     """The parent's inbox is full, or the parent was replaced. Nothing was written; it has to be read again."""
+
+
+async def continue_as(db: Collections, lease: Lease, new: NewInput, now: int | None) -> None:
+    """Let the run start over with this input and another journal, and then delete the old one. Raises `LeaseLost`."""
+    key = db.key(lease.run_id)
+    journal = secrets.token_hex(JOURNAL_LENGTH // 2)
+    while True:
+        found = await db.runs.find_one({"_id": key})
+        if found is not None and found["seed"] == new.seed:
+            break  # it was done before, and the reply was lost
+        if found is None or not is_held(found, lease):
+            raise LeaseLost(lease.run_id, lease.epoch)
+        stem = journal_stem_of(stem_in(found), journal)
+        await store_payloads(db, [(stem, new.input)])
+        large = {"input": inline_or_reference(stem, new.input), **spilled_flag(new.input)}
+        changes = continue_changes(found, new, now) | {"journal": journal} | {name: literal(each) for name, each in large.items()}
+        unchanged = {"moves": found["moves"], "length": found["length"], "inbox_seq": found["inbox_seq"]}
+        done = await db.runs.find_one_and_update({**fence(db, lease), **unchanged}, [{"$set": changes}], return_document=True)
+        if done is not None:
+            found = done
+            break
+    await delete_other_journals(db, found)
+    await delete_consumed(db, found)

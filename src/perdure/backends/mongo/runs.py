@@ -12,6 +12,7 @@ from perdure.backends.base.leases import new_token
 from perdure.backends.base.new_runs import new_row, row_after_create, row_after_restore
 from perdure.backends.mongo.claims import acquire
 from perdure.backends.mongo.documents import (
+    FIRST_JOURNAL,
     HAS_PROBLEM,
     LARGE_COLUMNS,
     ROW_ONLY,
@@ -38,10 +39,10 @@ from perdure.backends.mongo.inbox import NOT_ENDED
 from perdure.backends.mongo.overflow import (
     delete_overflow,
     inline_or_reference,
+    journal_stem_in,
     load_payloads,
     spilled_flag,
     split_document,
-    stem_in,
     store_payloads,
 )
 from perdure.backends.mongo.queues import known_limits
@@ -118,7 +119,7 @@ def _first_lease(insert: RunInsert, length: int) -> dict[str, Expression]:
     at = instant(insert.now)
     until = {"$add": [at, length]}
     columns = {"status": "running", "attempts": 1, "epoch": at, "claimed_length": len(insert.entries)}
-    columns |= {"token": insert.incarnation + insert.secret, "lease_owner": literal(insert.owner)}
+    columns |= {"token": insert.incarnation + FIRST_JOURNAL + insert.secret, "lease_owner": literal(insert.owner)}
     return columns | {"lease_until": until, "wake_at": until}
 
 
@@ -216,7 +217,7 @@ async def find(db: Collections, insert: RunInsert) -> Created | None:
 
 async def _bring_input(db: Collections, found: Document, run: RunRow) -> bool:
     """Whether the run, which lacked its input, was still as it was found and has its input now."""
-    stem = stem_in(found)
+    stem = journal_stem_in(found)
     await store_payloads(db, [(stem, run.input)])
     values = {name: getattr(run, name) for name in _OF_INPUT}
     as_found = {name: found[name] for name in ("status", "cancel_requested", "input_hash", "epoch")}

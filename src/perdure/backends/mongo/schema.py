@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-VERSION: Final = 3
+VERSION: Final = 4
 PARTS: Final = ("runs", "steps", "signals", "items", "payloads", "queues", "schedules", "workers", "meta")
 _STEM: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _NAMESPACE_EXISTS: Final = 48

@@ -36,6 +36,7 @@ from perdure.model.records import (
     EndStatus,
     Item,
     Lease,
+    NewInput,
     NewRun,
     Pulse,
     QueueLimits,
@@ -225,6 +226,10 @@ class MongoStore(ServerStore[MongoConnections]):
         """Record, end the run and notify its parent."""
         write = writes.finish(lease, status, outcome, entries, consume, now)
         return self._enqueue(lambda: self._closings, write)
+
+    async def continue_as(self, lease: Lease, new: NewInput, *, now: int | None = None) -> None:
+        """Let the run start over with another input."""
+        await self._do(recording.continue_as, lease, new, now)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
         """Make an ended run pending again."""

@@ -24,17 +24,21 @@ from perdure.backends.mongo.documents import (
     incarnation_in,
     instant,
     item_document,
+    item_of,
     item_place,
+    journal_in,
+    journal_stem_of,
     lease_columns,
     literal,
     plus,
+    signal_as_stored,
     stem_of,
     weight,
 )
 from perdure.backends.mongo.overflow import inline_or_reference, spilled_flag, with_reference
 from perdure.backends.mongo.schema import Collections
 from perdure.model.journal import Entry
-from perdure.model.records import NO_PROBLEM, Awaited, EndStatus, Item, Lease
+from perdure.model.records import NO_PROBLEM, Awaited, EndStatus, Item, Lease, NewInput
 
 if TYPE_CHECKING:
     from pymongo.asynchronous.client_session import AsyncClientSession
@@ -82,9 +86,9 @@ class RunUpdate(NamedTuple):
         return weight(self.entries) + weight(self.items)
 
     @property
-    def payloads(self) -> list[bytes | None]:
-        """Its payloads, of which large ones are stored outside the document."""
-        return [*(entry.payload for entry in self.entries), *(item.payload for item in self.items), self.outcome]
+    def kept_payloads(self) -> list[bytes | None]:
+        """Its payloads that are not of the journal. Large ones are stored outside the document."""
+        return [*(item.payload for item in self.items), self.outcome]
 
     @property
     def is_oversize(self) -> bool:
@@ -126,6 +130,10 @@ def finish(
 
 def stem_for(db: Collections, lease: Lease) -> str:
     return stem_of(db.key(lease.run_id), incarnation_in(lease.token))
+
+
+def journal_stem_for(db: Collections, lease: Lease) -> str:
+    return journal_stem_of(stem_for(db, lease), journal_in(lease.token))
 
 
 def is_held(document: Document, lease: Lease) -> bool:
@@ -183,7 +191,7 @@ def pipeline_of(db: Collections, write: RunUpdate) -> list[Expression]:
         "last_write": write.mark,
         **_append_changes(db, write),
         **_consume_changes(write),
-        **spilled_flag(*write.payloads),
+        **spilled_flag(*(entry.payload for entry in write.entries), *write.kept_payloads),
     }
     if write.status == "suspended":
         changes |= _suspend_changes(write)
@@ -207,7 +215,7 @@ def _append_changes(db: Collections, write: RunUpdate) -> dict[str, Expression]:
 
 
 def entry_documents(db: Collections, write: RunUpdate) -> list[Document]:
-    stem = stem_for(db, write.lease)
+    stem = journal_stem_for(db, write.lease)
     return [with_reference(stem, entry_document(entry)) for entry in write.entries]
 
 
@@ -242,3 +250,15 @@ def _end_changes(db: Collections, write: RunUpdate) -> dict[str, Expression]:
     has_parent = {"$and": [{"$ne": ["$parent_id", None]}, {"$ne": ["$parent_key", None]}]}
     notified = {"parent_notified": {"$or": ["$parent_notified", has_parent]}}
     return lease_columns(**ended, **NO_PROBLEM, **notified, outcome=literal(outcome))
+
+
+def continue_changes(found: Document, new: NewInput, now: int | None) -> dict[str, Expression]:
+    """The changes by which this run, as it was found, starts over: an empty journal, and only those inbox rows still needed."""
+    at = instant(now)
+    kept = [row for row in found["inbox"] if not row["is_consumed"] or row["dedupe"] is not None]
+    columns = {name: literal(getattr(new, name)) for name in ("input_hash", "seed", "definition_hash", "deadline")}
+    first = {"first_input_hash": {"$ifNull": ["$first_input_hash", "$input_hash"]}, "generation": plus("generation", 1)}
+    pending = lease_columns(status="pending", wake_at=at, attempts=0, updated_at=at, continued_at=at, **NO_PROBLEM)
+    journal = {"tail": [], "length": 0, "claimed_length": 0, "steps_top": 0, "moves": plus("moves", 1)}
+    weights = {"weight": weight(map(item_of, found["items"])), "inbox_weight": weight(map(signal_as_stored, kept))}
+    return {**columns, **first, **pending, **journal, **weights, "inbox": literal(kept)}

@@ -16,6 +16,7 @@ _NAMES: Final = (
     "acquire",
     "cancel",
     "claim",
+    "continue_as",
     "count",
     "create",
     "delete",

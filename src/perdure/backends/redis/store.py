@@ -52,6 +52,7 @@ from perdure.model.records import (
     EndStatus,
     Item,
     Lease,
+    NewInput,
     NewRun,
     Pulse,
     QueueLimits,
@@ -261,6 +262,12 @@ class RedisStore(ServerStore[RedisConnections]):
         args = [status, outcome, *as_lists([rows.entries_of(entries), [*consume]])]
         call = self._holders_call("finish", lease, [optional(now), new_token()], args, _RECORDED)
         return self._enqueue(lambda: self._scripts, call)
+
+    async def continue_as(self, lease: Lease, new: NewInput, *, now: int | None = None) -> None:
+        """Let the run start over with another input."""
+        args = [new.input, new.input_hash, new.seed, optional(new.definition_hash), optional(new.deadline)]
+        parts = ("run", "steps", "consumed", "inbox")
+        await self._run(self._holders_call("continue_as", lease, [optional(now), new_token()], args, parts))
 
     async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
         """Make an ended run pending again."""

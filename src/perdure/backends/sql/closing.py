@@ -1,4 +1,4 @@
-"""Ends and sleeps of runs, many in one transaction.
+"""Ends and sleeps of runs, many in one transaction; and runs that start over, one at a time.
 
 The rows of these runs and of the parents to notify are locked together, in id order, so everything can be decided here and then
 written. Sleeps come before ends: a parent that goes to sleep is woken by a child that ends in the same transaction.
@@ -17,7 +17,7 @@ from perdure.backends.sql.recording import Write, write_all
 from perdure.backends.sql.rows import NO_LEASE_SQL, NO_PROBLEM_SQL, Row, awaited_from, awaited_text, identity
 from perdure.backends.sql.session import Parameters, Session
 from perdure.errors import LeaseLost
-from perdure.model.records import ENDED, Awaited, Signal
+from perdure.model.records import ENDED, Awaited, Lease, NewInput, Signal
 
 _SUSPEND: Final = f"""
     UPDATE $runs SET status = 'suspended', wake_at = ?3, waiting_for = ?4, updated_at = ?5, attempts = 0,
@@ -28,6 +28,18 @@ _END: Final = f"""
     UPDATE $runs SET status = ?3, outcome = ?4, updated_at = ?5, parent_notified = ?6, wake_at = NULL, waiting_for = '[]',
         {NO_LEASE_SQL}, {NO_PROBLEM_SQL}
     WHERE namespace = ?1 AND id = ?2
+"""
+_LOCK_HELD: Final = "SELECT epoch, lease_token, seed, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_update"
+# MySQL assigns from left to right: the hash of the first input before the present one.
+_CONTINUE: Final = f"""
+    UPDATE $runs SET first_input_hash = COALESCE(first_input_hash, input_hash), input = ?3, input_hash = ?4, seed = ?5,
+        definition_hash = ?6, deadline = ?7, generation = generation + 1, continued_at = ?8, updated_at = ?8, wake_at = ?8,
+        status = 'pending', attempts = 0, waiting_for = '[]', journal_length = 0, {NO_LEASE_SQL}, {NO_PROBLEM_SQL}
+    WHERE namespace = ?1 AND id = ?2
+"""
+_EMPTY_JOURNAL: Final = "DELETE FROM $steps WHERE namespace = ?1 AND run_id = ?2"
+_DROP_CONSUMED: Final = """
+    DELETE FROM $signals WHERE namespace = ?1 AND run_id = ?2 AND consumed_by IS NOT NULL AND dedupe IS NULL
 """
 _WAS_CLOSED: Final = "SELECT epoch, lease_token, status, outcome FROM $runs WHERE namespace = ?1 AND id = ?2"
 
@@ -161,3 +173,20 @@ async def was_closed(db: Session, write: Write) -> bool:
     values = db.tables.values
     outcome = None if row[3] is None else values.payload_from(row[3])
     return values.name_from(row[2]) == write.status and write.outcome in (None, outcome)
+
+
+async def continue_as(db: Session, lease: Lease, new: NewInput, now: int | None) -> None:
+    """Let the run start over with this input, unless this very call has done that before and its reply was lost."""
+    row = await db.one(_LOCK_HELD, lease.run_id)
+    values = db.tables.values
+    if row is not None and values.payload_from(row[2]) == new.seed:
+        return
+    if row is None or int(row[0]) != lease.epoch or row[1] is None or values.name_from(row[1]) != lease.token:
+        raise LeaseLost(lease.run_id, lease.epoch)
+    at = int(row[3]) if now is None else now
+    columns = new.input, new.input_hash, new.seed, new.definition_hash, new.deadline, at
+    await db.send([
+        db.statement(_CONTINUE, lease.run_id, *columns),
+        db.statement(_EMPTY_JOURNAL, lease.run_id),
+        db.statement(_DROP_CONSUMED, lease.run_id),
+    ])  # fmt: skip

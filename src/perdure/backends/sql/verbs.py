@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from perdure.backends.base.new_runs import check_start
-from perdure.backends.sql import inbox, listing, reading, recording, runs, schedules
+from perdure.backends.sql import closing, inbox, listing, reading, recording, runs, schedules
 from perdure.backends.sql.schema import VERSION
 from perdure.backends.sql.session import Session
 from perdure.model.durations import microseconds
@@ -23,6 +23,7 @@ from perdure.model.records import (
     EndStatus,
     Item,
     Lease,
+    NewInput,
     NewRun,
     QueueLimits,
     RunInfo,
@@ -69,6 +70,10 @@ class SqlVerbs(ChecksIds, ABC):
     def capabilities(self) -> frozenset[Capability]:
         """All there are."""
         return STANDARD_PARTS | {"shared", "durable", "transaction"}
+
+    async def continue_as(self, lease: Lease, new: NewInput, *, now: int | None = None) -> None:
+        """Let the run start over with another input."""
+        await self._change(lambda db: closing.continue_as(db, lease, new, self._time(now)))
 
     async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
         """Make an ended run pending again."""

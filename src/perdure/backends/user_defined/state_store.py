@@ -26,7 +26,7 @@ from perdure.backends.user_defined.extra_columns import ExtraColumns, number_aft
 from perdure.errors import PerdureError, PersistenceError, SnapshotFormatError, StoreCapabilityError, ValueNotStorable
 from perdure.kv.protocol import maybe_await
 from perdure.model.journal import Entry
-from perdure.model.records import Awaited, Claim, Created, EndStatus, Item, Lease, NewRun, Pulse, RunRow, Signal
+from perdure.model.records import Awaited, Claim, Created, EndStatus, Item, Lease, NewInput, NewRun, Pulse, RunRow, Signal
 from perdure.snapshots.consistent_view import View
 from perdure.snapshots.importer import read_state
 from perdure.snapshots.resume_state import ResumeState
@@ -146,6 +146,10 @@ class StateStore(MemoryStore):
     ) -> None:
         async with self._write(lease):
             await super().finish(lease, status, outcome, entries=entries, consume=consume, now=now)
+
+    async def continue_as(self, lease: Lease, new: NewInput, *, now: int | None = None) -> None:
+        async with self._write(lease):
+            await super().continue_as(lease, new, now=now)
 
     async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
         async with self._change(run_id):

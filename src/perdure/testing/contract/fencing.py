@@ -27,6 +27,7 @@ from perdure.testing.contract.world import (
     entry,
     equal,
     holds,
+    new_input,
     new_run,
     refused,
     signals,
@@ -51,6 +52,7 @@ WRITES: Final[dict[str, Callable[[Store, Lease], Awaitable[object]]]] = {
     "suspend": lambda store, lease: store.suspend(lease, wake_at=LATER, entries=[entry(7)], consume=[1], now=LATER),
     "suspend waiting_for=": lambda store, lease: store.suspend(lease, wake_at=None, waiting_for=signals("go"), now=LATER),
     "finish": lambda store, lease: store.finish(lease, "failed", b"0", entries=[entry(7)], consume=[1], now=LATER),
+    "continue_as": lambda store, lease: store.continue_as(lease, new_input(), now=LATER),
     "release": lambda store, lease: store.release(lease, now=LATER),
     "renew": lambda store, lease: store.renew([lease], 99, now=LATER),
 }
@@ -97,6 +99,17 @@ async def _finished(world: World, lease: Lease) -> Lease:
 async def _reopened(world: World, lease: Lease) -> Lease:
     await world.a.finish(lease, "failed", b"1", now=NOW)
     await world.b.reopen("run", ["step-1"], now=at(1))
+    return lease
+
+
+async def _continued(world: World, lease: Lease) -> Lease:
+    await world.a.continue_as(lease, new_input(2), now=at(1))
+    return lease
+
+
+async def _continued_and_taken(world: World, lease: Lease) -> Lease:
+    await world.a.continue_as(lease, new_input(2), now=at(1))
+    await world.take(now=at(1))
     return lease
 
 
@@ -162,6 +175,8 @@ SPOILT: Final[dict[str, tuple[Spoil, str]]] = {
     "of_a_suspended_run": (_suspended, "whose run was suspended"),
     "of_a_finished_run": (_finished, "whose run has ended"),
     "of_a_reopened_run": (_reopened, "whose run ended and was reopened"),
+    "of_a_run_that_started_over": (_continued, "whose run has started over"),
+    "of_a_run_that_started_over_and_was_taken": (_continued_and_taken, "whose run has started over and is another worker's now"),
     "with_another_token": (_of_the_wrong_token, "with the right epoch and another token"),
     "with_a_higher_epoch": (_of_the_next_epoch, "with the right token and a higher epoch"),
     "with_a_lower_epoch": (_of_the_epoch_before, "with the right token and a lower epoch"),

@@ -9,7 +9,7 @@ from perdure.errors import LeaseLost, PersistenceError, ValueNotStorable
 from perdure.model.journal import Entry
 from perdure.model.records import Pulse
 from perdure.testing.contract.cases import promise
-from perdure.testing.contract.world import EXPIRED, NOW, World, at, entry, equal, new_run, refused, signals
+from perdure.testing.contract.world import EXPIRED, NOW, World, at, entry, equal, new_input, new_run, refused, signals
 
 FULL: Final = Entry(
     seq=4,
@@ -77,6 +77,8 @@ async def a_long_value_is_kept_or_refused_for_good(world: World) -> None:
         await world.a.record(lease, [entry(1), entry(2, payload=payload)], now=NOW)
     with refused(ValueNotStorable, "a long outcome"):
         await world.a.finish(lease, "completed", payload, entries=[entry(1)], now=NOW)
+    with refused(ValueNotStorable, "a long input of a run that starts over"):
+        await world.a.continue_as(lease, new_input(input=payload), now=NOW)
     with refused(ValueNotStorable, "a long signal"):
         await world.a.signal("run", "go", payload, now=NOW)
     equal(await world.b.journal("run"), [], "the journal")

@@ -13,7 +13,7 @@ from typing import Final
 from perdure.model.records import Awaited, QueueLimits, Schedule
 from perdure.store import Capability, FullStore, Store
 from perdure.testing.contract.cases import Check, add, promise
-from perdure.testing.contract.world import TTL, FullWorld, World, holds, in_another_loop, new_run, run_row, signals
+from perdure.testing.contract.world import TTL, FullWorld, World, holds, in_another_loop, new_input, new_run, run_row, signals
 
 PATIENCE: Final = 20.0
 
@@ -49,6 +49,11 @@ async def _released(world: World) -> CoreEvent:
 async def _suspended(world: World) -> CoreEvent:
     claim = (await world.a.create(new_run(), ttl=TTL)).claim
     return lambda store: store.suspend(claim.lease, wake_at=1) if claim else store.setup()
+
+
+async def _continued(world: World) -> CoreEvent:
+    claim = (await world.a.create(new_run(), ttl=TTL)).claim
+    return lambda store: store.continue_as(claim.lease, new_input()) if claim else store.setup()
 
 
 async def _reopened(world: World) -> CoreEvent:
@@ -108,6 +113,7 @@ STAGES: Final[dict[str, tuple[Stage, str]]] = {
     "child_finish": (_child_finished, "A worker that watches is woken when a child's end makes its parent due."),
     "release": (_released, "A worker that watches is woken when another process gives a run back."),
     "suspend": (_suspended, "A worker that watches is woken when another process suspends a run whose timer has passed."),
+    "continue_as": (_continued, "A worker that watches is woken when another process lets a run start over."),
     "reopen": (_reopened, "A worker that watches is woken when another process reopens a run."),
 }
 PART_STAGES: Final[dict[str, tuple[Capability, Stage, str]]] = {

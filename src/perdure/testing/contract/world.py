@@ -13,7 +13,7 @@ import msgspec
 
 from perdure.model.durations import MICROSECOND
 from perdure.model.journal import Entry
-from perdure.model.records import Awaited, Claim, EndStatus, Item, Lease, NewRun, RunRow, Schedule
+from perdure.model.records import Awaited, Claim, EndStatus, Item, Lease, NewInput, NewRun, RunRow, Schedule
 from perdure.store import Capability, FullStore, Store, require
 
 T = TypeVar("T")
@@ -36,6 +36,12 @@ EXPIRED: Final = at(TTL + 1)
 def new_run(run_id: str = "run", **columns: Any) -> NewRun:
     """A run of workflow `flow`, unless the columns say otherwise."""
     return NewRun(**{"id": run_id, "workflow": "flow", "input": b"[]", "input_hash": b"hash", "seed": b"seed", **columns})
+
+
+def new_input(number: int = 1, **columns: Any) -> NewInput:
+    """What a run starts over with, the number `number`, unless the columns say otherwise."""
+    given = {"input": b"[%d]" % number, "input_hash": b"hash-%d" % number, "seed": b"seed-%d" % number, **columns}
+    return NewInput(**given)
 
 
 def run_row(run_id: str = "run", **columns: Any) -> RunRow:
