@@ -77,6 +77,7 @@ def fill_postgres(dsn: str) -> None:
                 for table, rows in batch.items():
                     records = [tuple(row.values()) for row in rows]
                     await connection.copy_records_to_table(table, records=records, columns=list(rows[0]))
+                await connection.execute("NOTIFY perdure_due")  # as the store does: by itself the worker looks every ten seconds
         await connection.close()
 
     asyncio.run(fill())
