@@ -43,7 +43,12 @@ async def retried(ctx: Context) -> None:
     await ctx.step(decline, retry=Retry(attempts=5, wait_initial="1h", wait_max="1h"))
 
 
-runtime = Runtime(workflows=[checkout, broken, retried])
+@workflow
+async def refund(ctx: Context, order: str) -> str:
+    return repr(await ctx.approve("refund", {"order": order}, expires_in="3d", assignees=["ada", "b\\x1b[31mob"]))
+
+
+runtime = Runtime(workflows=[checkout, broken, retried, refund])
 """
 
 

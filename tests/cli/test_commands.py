@@ -413,3 +413,32 @@ def test_on_postgresql(perdure: Command, sweep: Sweep, monkeypatch: pytest.Monke
         assert (doctor["store"], doctor["durability"], doctor["schema_version"]) == ("postgresql", "disk", VERSION)
         assert perdure("migrate", dsn, "sqlite:///copy.db").out == "copied 1, already there 0, left out 0\n"
         assert perdure("purge", "--older-than", "0s", "--json").document == {"deleted": 1}
+
+
+def test_approvals_are_listed_and_decided_once(perdure: Command, sweep: Sweep) -> None:
+    perdure("start", "app:runtime", "checkout", "--input", '"o"', "--id", "other")
+    sweep()
+    assert perdure("approvals") == (0, "no approvals\n", "")
+    for order in ("one", "two"):
+        perdure("start", "app:runtime", "refund", "--input", f'"{order}"', "--id", order)
+    sweep()
+    (line,) = perdure("approvals", "--json", "--prefix", "one", "--assignee", "ada").documents
+    assert (line["run_id"], line["name"], line["payload"]) == ("one", "refund", {"order": "one"})
+    assert perdure("approvals", "--json", "--assignee", "eve").documents == []
+    assert "b\\x1b[31mob" in perdure("approvals").out, "and no escape sequence for the terminal"
+    assert perdure("approvals", "--limit", "1").out.endswith("(these are the first 1; --limit shows more)\n")
+    assert perdure("approvals", "--status", "running").code == 2
+    assert perdure("approve", "one", "refund", "--by", "ada", "--payload", "[]").code == 1
+    assert perdure("approve", "one", "refund", "--by", "ada", "--payload", "{").code == 2
+    assert perdure("approve", "one", "refund", "--by", "eve").code == 1
+    approved = perdure("approve", "one", "refund", "--by", "ada", "--payload", '{"order": "half"}')
+    assert approved == (0, "approved 'refund' of run 'one'\n", "")
+    again = perdure("reject", "one", "refund", "--by", "ada")
+    assert again.code == 1
+    assert "was approved by 'ada'" in again.err
+    assert perdure("reject", "two", "other", "--by", "ada").code == 1
+    rejected = perdure("reject", "two", "refund", "--by", "ada", "--key", "refund", "--reason", "no", "--json").document
+    assert rejected == {"id": "two", "approval": "refund", "decision": "rejected", "by": "ada"}
+    sweep()
+    assert "'order': 'half'" in perdure("show", "one", "--json").document["value"]
+    assert "Rejected(reason='no', by='ada'" in perdure("show", "two", "--json").document["value"]

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
+from perdure.model.records import ENDED
 from tests.cli.conftest import Done
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "command-line.md"
@@ -105,7 +106,7 @@ class Session:
 
     def _is_idle(self) -> bool:
         open_runs = [self._perdure("show", line["id"], "--json").document for line in self._perdure("runs", "--json").documents]
-        return all(run["status"] in ("completed", "failed") or _waits(run) for run in open_runs)
+        return all(run["status"] in ENDED or run["held"] or _waits(run) for run in open_runs)
 
 
 def _waits(run: dict[str, str]) -> bool:

@@ -46,7 +46,7 @@ async def test_a_token_decides_as_the_person_it_was_made_for_and_only_once() -> 
         await here.runtime.decide_by_token(token, "approve")
         for action in ("approve", "reject"):
             with pytest.raises(ApprovalDecided, match="approved by 'ada'"):
-                await here.runtime.decide_by_token(token, action)  # type: ignore[arg-type]
+                await here.runtime.decide_by_token(token, action)
         assert await here.runtime.sweep() == {"run": Ok("ada approved news of run at 00:00")}
         with pytest.raises(ApprovalDecided):
             await here.runtime.decide_by_token(token, "reject")

@@ -12,7 +12,7 @@ from perdure.operations.approvals import UNCHANGED
 
 _DEFAULT: Final = StoreOptions()
 _EVERY_RUN: Final = FilterOptions()
-_COLUMNS: Final = ("run", "workflow", "name", "asked (UTC)", "until (UTC)", "assignees", "payload")
+_COLUMNS: Final = ("run", "workflow", "name", "until (UTC)", "assignees", "payload")
 
 
 def add_commands(app: App) -> None:
@@ -44,7 +44,6 @@ def approvals(
             each.run_id,
             each.workflow,
             each.name if each.key == each.name else f"{each.name} ({each.key})",
-            in_utc(each.requested_at),
             in_utc(each.expires_at),
             ", ".join(each.assignees),
             preview(each.payload),

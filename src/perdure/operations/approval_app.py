@@ -52,7 +52,7 @@ _HEADERS: Final = (
 )
 
 
-class _Page(NamedTuple):
+class _ApprovalPage(NamedTuple):
     status: int
     html: str
     headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -63,7 +63,7 @@ class _Refused(Exception):
 
     def __init__(self, status: int, title: str, text: str, *headers: tuple[bytes, bytes]) -> None:
         super().__init__(title)
-        self.page = _Page(status, render_message(title, text), headers)
+        self.page = _ApprovalPage(status, render_message(title, text), headers)
 
 
 class ApprovalApp:
@@ -83,13 +83,13 @@ class ApprovalApp:
         else:
             await send({"type": "websocket.close", "code": 1000})
 
-    async def _answer(self, scope: Scope, receive: Receive) -> _Page | None:
+    async def _answer(self, scope: Scope, receive: Receive) -> _ApprovalPage | None:
         """The page for a request; None when its client is gone."""
         token = scope["path"].rpartition("/")[2]
         try:
             if scope["method"] == "GET":
                 grant, approval = await read_token(self._host, self._signer, token)
-                return _Page(200, render_request(approval.pending(), grant.by, grant.actions))
+                return _ApprovalPage(200, render_request(approval.pending(), grant.by, grant.actions))
             if scope["method"] == "POST":
                 return await self._decide(token, scope, receive)
             raise _Refused(405, "Not possible", "This page is opened or its form is sent.", (b"allow", b"GET, POST"))
@@ -98,7 +98,7 @@ class ApprovalApp:
         except PerdureError as error:
             return _error_page(error)
 
-    async def _decide(self, token: str, scope: Scope, receive: Receive) -> _Page | None:
+    async def _decide(self, token: str, scope: Scope, receive: Receive) -> _ApprovalPage | None:
         self._signer.verify(token)  # before anything of the body is read
         body = await _read_form(scope, receive)
         if body is None:
@@ -113,7 +113,7 @@ class ApprovalApp:
         await decide_by_token(
             self._host, self._signer, token, "approve" if is_approval else "reject", UNCHANGED, None if is_approval else reason
         )
-        return _Page(200, render_decision(is_approval=is_approval))
+        return _ApprovalPage(200, render_decision(is_approval=is_approval))
 
 
 async def _read_form(scope: Scope, receive: Receive) -> bytes | None:
@@ -161,17 +161,19 @@ _ERROR_PAGES: Final[dict[type[PerdureError], tuple[int, str, str | None]]] = {
 }
 
 
-def _error_page(error: PerdureError) -> _Page:
+def _error_page(error: PerdureError) -> _ApprovalPage:
     found = _ERROR_PAGES.get(type(error))
     if found is None:  # the store is down, for instance
         log.error("an approval page could not be shown, or its decision not taken: %s", error)
-        return _Page(503, render_message("Not possible now", "The system does not answer. Nothing is lost: try again later."))
+        return _ApprovalPage(
+            503, render_message("Not possible now", "The system does not answer. Nothing is lost: try again later.")
+        )
     status, title, text = found
     said = str(error)
-    return _Page(status, render_message(title, f"{said[:1].upper()}{said[1:]}." if text is None else text))
+    return _ApprovalPage(status, render_message(title, f"{said[:1].upper()}{said[1:]}." if text is None else text))
 
 
-async def _send_page(send: Send, page: _Page) -> None:
+async def _send_page(send: Send, page: _ApprovalPage) -> None:
     body = page.html.encode()
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": page.status, "headers": [*_HEADERS, *page.headers, length]})
