@@ -45,7 +45,8 @@ class StartOver(NamedTuple):
 
 def start_over_in(result: Any) -> StartOver | None:
     """With what the run starts over, if that is how its body ended. A TaskGroup that the body was in has wrapped it."""
-    error = result.error if isinstance(result, Err) else None
+    # By `type`, which no value of the user's can intercept.
+    error = result.error if type(result) is Err else None
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return StartOver(error.new) if isinstance(error, StartingOver) else None
