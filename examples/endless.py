@@ -50,5 +50,6 @@ async def main(store: str) -> None:
         print("shipped:", await run)
 
 
-with tempfile.TemporaryDirectory() as directory:
-    asyncio.run(main(f"sqlite:///{Path(directory) / 'orders.db'}"))
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(main(f"sqlite:///{Path(directory) / 'orders.db'}"))

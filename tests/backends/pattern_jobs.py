@@ -164,6 +164,7 @@ async def _run_noted_step(drive: Drive, step: StepCall) -> Any:
 
 def _prepare(name: str, ledger: EffectLedger) -> Any:
     """The pattern, whose steps write to this ledger."""
+    logging.getLogger("perdure").setLevel(logging.ERROR)  # it would warn of runs that fail, and of a clock that is ahead
     perdure.context.run_step = _run_noted_step  # type: ignore[assignment, attr-defined]  # no public name is called for every step
     ProcessLedger.current = ledger
     return import_module(f"{patterns.__name__}.{name}")
@@ -199,7 +200,6 @@ async def take_over(parent: ParentPipe, name: str) -> None:
 
     The answer is how each run ended.
     """
-    logging.getLogger("perdure").setLevel(logging.ERROR)  # it would warn of the clock, which is ahead
     while (place := await parent.receive()) is not None:
         ledger = EffectLedger(place.ledger, "survivor")
         pattern = _prepare(name, ledger)

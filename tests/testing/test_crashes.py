@@ -151,6 +151,17 @@ async def test_a_random_value_that_reaches_the_next_step_is_found() -> None:
         await testing.crash_everywhere(unstable, effects=sent)
 
 
+async def test_a_body_that_cleans_up_with_steps_passes() -> None:
+    @workflow
+    async def tidy(ctx: Context) -> str:
+        try:
+            return await ctx.step(reserve, "room")
+        finally:
+            await ctx.step(charge, 300)
+
+    assert (await testing.crash_everywhere(tidy, effects=sent)).outcome == Ok("room is reserved")
+
+
 async def test_a_mock_counts_effects_and_stubs_are_prepared() -> None:
     gateway = Mock()
     gateway.charge.return_value = 5

@@ -87,3 +87,28 @@ async def test_sagas(example: Any, is_free: bool, capsys: pytest.CaptureFixture[
     report = await testing.crash_everywhere(example.trip)
     assert isinstance(report.outcome, Ok) is is_free
     assert report.crash_points > 20
+
+
+@using("endless")
+async def test_endless(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    shipped: list[str] = []
+
+    def ship(number: int, what: str, key: str) -> str:
+        shipped.append(f"{number} {what} {key}")
+        return what
+
+    def prepare(rt: testing.VirtualRuntime) -> None:
+        rt.stub(example.ship, calls=ship)
+        for what in ("tea", "rice", example.LAST):
+            rt.signal_when_waiting("order", what)
+
+    report = await testing.crash_everywhere(example.orders, [], effects=shipped, prepare=prepare)
+    assert report.outcome == Ok("tea, rice, salt")
+    assert report.by_verb["continue_as"] == 4
+    assert len(set(shipped)) == 3
+
+
+@using("testing_workflows")
+async def test_testing_workflows(example: Any) -> None:
+    for test in example.TESTS:
+        await test()
