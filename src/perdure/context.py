@@ -41,7 +41,7 @@ from perdure.engine.ctx_waits import (
 from perdure.engine.drive import Drive
 from perdure.engine.fanout import OnError, run_map, run_race
 from perdure.engine.steps import StepCall, replay_step, run_step
-from perdure.model.approvals import check_assignees, check_signal_name
+from perdure.model.approvals import check_assignees, check_signal_name, default_key
 from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds, moment
 from perdure.model.ids import check_id
 from perdure.model.records import check_positive
@@ -378,7 +378,8 @@ class Context(Generic[D]):
 
         Decided by `runtime.approve` and `runtime.reject`, or through a link with an approval token, and only once. With
         `assignees`, only these people may decide. `returns=` is the type of the payload, also when it was edited; by default that
-        of `payload`. With `expires_in`, the approval expires when no decision came in time.
+        of `payload`. With `expires_in`, the approval expires when no decision came in time. The key defaults to `approve:NAME`: the
+        step that is approved may have the name itself.
         """
         check_id(name, "an approval's name")
         deadline: Callable[[], int] | None = None
@@ -387,7 +388,7 @@ class Context(Generic[D]):
             deadline = lambda: min(self._drive.clock.now() + length, MAX_INSTANT)  # noqa: E731
         hint = returns if returns is not MISSING else Any if payload is None else type(payload)
         request = ApprovalRequest(payload, check_assignees(assignees), hint)
-        return await wait_for_approval(self._drive, self._key(name if key is None else key), name, deadline, request)
+        return await wait_for_approval(self._drive, self._key(default_key(name) if key is None else key), name, deadline, request)
 
     def timeout(self, name: str, duration: Duration, *, key: str | None = None) -> TimeLimit:
         """`async with ctx.timeout("review", "2d"):` cancels the block and raises `TimeoutError` when the time is up."""

@@ -437,7 +437,7 @@ def test_approvals_are_listed_and_decided_once(perdure: Command, sweep: Sweep) -
     assert again.code == 1
     assert "was approved by 'ada'" in again.err
     assert perdure("reject", "two", "other", "--by", "ada").code == 1
-    rejected = perdure("reject", "two", "refund", "--by", "ada", "--key", "refund", "--reason", "no", "--json").document
+    rejected = perdure("reject", "two", "refund", "--by", "ada", "--key", "approve:refund", "--reason", "no", "--json").document
     assert rejected == {"id": "two", "approval": "refund", "decision": "rejected", "by": "ada"}
     sweep()
     assert "'order': 'half'" in perdure("show", "one", "--json").document["value"]

@@ -56,7 +56,10 @@ FAILURES = [
     (["unhold", "nope"], "there is no run 'nope'"),
     (["delete", "nope", "--yes"], "there is no run 'nope'"),
     (["retry", "order-1"], "it is pending"),
-    (["start", "app:runtime", "nosuch"], "workflow 'nosuch' is not registered here (registered: broken, checkout, retried)"),
+    (
+        ["start", "app:runtime", "nosuch"],
+        "workflow 'nosuch' is not registered here (registered: broken, checkout, refund, retried)",
+    ),
     (["start", "app:runtime", "checkout"], "missing a required argument: 'order'"),
     (["start", "nosuch:runtime", "checkout"], "there is no module 'nosuch'"),
     (["start", "app:nothing", "checkout"], "app has no 'nothing'"),

@@ -33,6 +33,7 @@ MASKS: Final = (
     (re.compile(r"^perdure +\S+ on Python .*", re.MULTILINE), "VERSIONS"),
     (re.compile(r'File "[^"]*/'), 'File "'),
     (re.compile(r" +"), " "),
+    (re.compile(r"\{[^{…\n]*…"), "{…"),  # where a value is cut depends on how wide the other columns are
 )
 # Of the frames of a traceback only those of the program are shown.
 _FOREIGN_FRAMES: Final = re.compile(r'(?:^ +File "(?!/srv/).*\n(?:^ {4,}(?! |File ").*\n)*)+', re.MULTILINE)

@@ -51,7 +51,9 @@ async def test_what_is_approved_is_done_once_and_who_and_when_is_recorded() -> N
         await here.runtime.approve("run", "publish", by="ada")
         assert await here.runtime.sweep() == {"run": Ok("ada approved news of run at 00:10")}
         assert here.press.published == [Draft("news of run", 3)]
-        recorded = (await (await here.runtime.start(here.press.workflow, "news of run", id="run")).snapshot()).steps["publish"]
+        recorded = (await (await here.runtime.start(here.press.workflow, "news of run", id="run")).snapshot()).steps[
+            "approve:publish"
+        ]
         assert (recorded.ok, recorded.value["decision"], recorded.value["by"]) == (True, "approved", "ada")
         assert recorded.value["at"] == "2026-01-01T00:10:00Z"
 
@@ -363,11 +365,11 @@ async def test_two_approvals_of_one_name_need_keys() -> None:
     async with world(same, flow) as here:
         assert isinstance((await here.runtime.run(same, id="same")).error, DuplicateStep)  # type: ignore[union-attr]
         await here.runtime.run(flow, id="run")
-        with pytest.raises(ApprovalAmbiguous, match="waits for 2 approvals 'it'; pass key= with one of 'a', '/b/it'"):
+        with pytest.raises(ApprovalAmbiguous, match="waits for 2 approvals 'it'; pass key= with one of 'a', '/b/approve:it'"):
             await here.runtime.approve("run", "it", by="ada")
         with pytest.raises(ApprovalNotFound):
             await here.runtime.approve("run", "it", by="ada", key="b")
-        await here.runtime.approve("run", "it", by="ada", key="/b/it", payload=20)
+        await here.runtime.approve("run", "it", by="ada", key="/b/approve:it", payload=20)
         await here.runtime.approve("run", "it", by="ada", payload=10)  # one is left
         await here.runtime.reject("run", "other", by="bob")
         outcome = (await here.runtime.sweep())["run"].unwrap()
@@ -403,7 +405,7 @@ async def test_pending_approvals_are_listed_until_they_are_decided_or_expire() -
                 run_id="one",
                 workflow="press",
                 name="publish",
-                key="publish",
+                key="approve:publish",
                 payload={"$class": ["tests.engine.approving:Draft", {"title": "news of one", "words": 3}]},
                 assignees=("ada",),
                 requested_at=EPOCH,
@@ -525,7 +527,7 @@ async def test_a_fork_asks_anew() -> None:
         await here.runtime.approve("run", "it", by="ada")
         await here.runtime.sweep()
         here.clock.advance("1d")
-        await here.runtime.fork("run", from_step="it", id="fork")
+        await here.runtime.fork("run", from_step="approve:it", id="fork")
         assert isinstance((await here.runtime.sweep())["fork"], Suspended)
         await here.runtime.reject("fork", "it", by="bob")
         assert await here.runtime.sweep() == {"fork": Ok("Rejected")}

@@ -8,6 +8,7 @@ from cyclopts import App, Parameter
 
 from perdure.cli.options import FilterOptions, StoreOptions, UsageError, parse_json
 from perdure.cli.output import in_utc, preview, print_json_lines, print_table, print_text, report
+from perdure.model.approvals import default_key
 from perdure.operations.approvals import UNCHANGED
 
 _DEFAULT: Final = StoreOptions()
@@ -43,7 +44,7 @@ def approvals(
         [
             each.run_id,
             each.workflow,
-            each.name if each.key == each.name else f"{each.name} ({each.key})",
+            each.name if each.key == default_key(each.name) else f"{each.name} ({each.key})",
             in_utc(each.expires_at),
             ", ".join(each.assignees),
             preview(each.payload),

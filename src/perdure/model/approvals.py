@@ -62,6 +62,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str | None = None
 
 
+def default_key(name: str) -> str:
+    """The key of an approval that was asked for without one."""
+    return f"approve:{name}"
+
+
 def new_nonce() -> str:
     """A random text: the id of an approval, or what tells one decision from another."""
     return random_bytes().hex()

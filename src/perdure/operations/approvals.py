@@ -169,7 +169,7 @@ async def find_approval(
         return found[-1]
     if view.row.ended:
         raise RunFinished(run_id, view.row.status)
-    raise ApprovalNotFound(run_id, name if key is None else key, [each.opened.key for each in approvals if each.is_open])
+    raise ApprovalNotFound(run_id, name if key is None else key, [each.opened.name for each in approvals if each.is_open])
 
 
 async def decide(
