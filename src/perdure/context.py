@@ -378,8 +378,8 @@ class Context(Generic[D]):
 
         Decided by `runtime.approve` and `runtime.reject`, or through a link with an approval token, and only once. With
         `assignees`, only these people may decide. `returns=` is the type of the payload, also when it was edited; by default that
-        of `payload`. With `expires_in`, the approval expires when no decision came in time. The key defaults to `approve:NAME`: the
-        step that is approved may have the name itself.
+        of `payload`. With `expires_in`, the approval expires when no decision came in time. The key defaults to `approve:NAME`:
+        the step that is approved may have the name itself.
         """
         check_id(name, "an approval's name")
         deadline: Callable[[], int] | None = None
