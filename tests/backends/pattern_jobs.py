@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -29,22 +30,26 @@ from tests.backends.skewed import SkewedStore
 LEASE_TTL: Final = 60.0
 # What is no verb, or sends nothing.
 NOT_COUNTED: Final = frozenset({"close", "sibling", "setup", "watch"})
-# What changes nothing, or may have nothing to change, called as often as a worker happens to look. Counted apart from the other
-# verbs, so that the n-th of those is the same one in every run-through.
+# What changes nothing, or may have nothing to change, called as often as a worker happens to look. Counted apart from what is
+# written for each run, so that the n-th write of a run is the same one in every run-through.
 LOOKS: Final = frozenset(
     {"claim", "get", "list", "count", "due", "journal", "inbox", "items", "schedules", "queue_limits", "workers", "put_worker"}
 )
 
 
 class KillPoint(NamedTuple):
-    """The n-th call of the store, among those that look or among the others: just before it, or when it has taken effect."""
+    """The n-th call that writes for this run, or, where `run` is empty, the n-th of all others.
+
+    The process dies just before the call, or when it has taken effect and the reply is still to come.
+    """
 
     n: int
-    is_look: bool
+    run: str
     after: bool
 
     def __str__(self) -> str:
-        return f"{'after' if self.after else 'before'} call {self.n} {'that looks' if self.is_look else 'that writes'}"
+        of_run = f"for run {self.run}" if self.run else "for no run"
+        return f"{'after' if self.after else 'before'} call {self.n} {of_run}"
 
 
 class Place(NamedTuple):
@@ -69,14 +74,17 @@ class NotingStore:
             return method
         if name == "transaction":
             return lambda lease: self._transaction(lease.run_id, method(lease))
+        is_look = name in LOOKS
 
         def call(*args: Any, **options: Any) -> Any:
-            return self._call(name, method, args, options)
+            return self._call("" if is_look else _run_of(args), name, method, args, options)
 
         return call
 
-    def _call(self, name: str, method: Callable[..., Awaitable[Any]], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        is_last = self._count(name)
+    def _call(
+        self, run: str, name: str, method: Callable[..., Awaitable[Any]], args: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        is_last = self._count(run, name)
         reply = method(*args, **options)
 
         async def wait() -> Any:
@@ -88,10 +96,10 @@ class NotingStore:
 
         return wait()
 
-    def _count(self, name: str) -> bool:
+    def _count(self, run: str, name: str) -> bool:
         """Whether the process is to die after this call; it dies here if that is before it."""
         point = self._dies_at
-        if point is None or point.is_look != (name in LOOKS):
+        if point is None or point.run != run:
             return False
         self._calls += 1
         if self._calls == point.n + 1 and not point.after:
@@ -117,16 +125,22 @@ class NotingStore:
     @asynccontextmanager
     async def _transaction(self, run_id: str, entered: AbstractAsyncContextManager[Transaction]) -> AsyncIterator[Any]:
         """A transaction whose statements are calls too, and its begin and its end."""
-        is_last = self._count("begin")
+        is_last = self._count(run_id, "begin")
         recorded: list[Entry] = []
         async with entered as transaction:
             if is_last:
                 self._die("begin")
-            yield _CountedTransaction(transaction, self._call, recorded)
-            is_last = self._count("commit")
+            yield _CountedTransaction(transaction, partial(self._call, run_id), recorded)
+            is_last = self._count(run_id, "commit")
         self.note_entries(run_id, recorded)
         if is_last:
             self._die("commit")
+
+
+def _run_of(args: tuple[Any, ...]) -> str:
+    """The run that a verb writes for: it is given first, as an id, a lease or a new run. Empty if there is none."""
+    first = args[0] if args else ""
+    return first if isinstance(first, str) else getattr(first, "run_id", "") or getattr(first, "id", "")
 
 
 class _CountedTransaction:

@@ -1,6 +1,6 @@
 """Patterns: small programs whose worker is killed at every store call (`tests/backends/test_patterns_killed.py`).
 
-A pattern is a module of this package; the tests find it by itself. It has
+A pattern is a module of this package; the tests find it by itself. It has few runs: the calls of each are gone through. It has
 
     WORKFLOWS               the workflows that the workers know
     start(runtime, ledger)  starts the runs, under fixed ids, and returns them. It is called in the worker that will be killed and
