@@ -36,8 +36,8 @@ PLAIN: Final = object()
 class StreamReader(Generic[T_co]):
     """An async iterator over a stream of a run, and where it stands.
 
-    `position` is that of the next item: `run.stream(name, start=reader.position)` goes on there, in any process. After a
-    `TimeoutError`, or an error of the store, the same reader goes on too.
+    `run.stream(name, start=reader.position)` goes on where this one stands, in any process. After a `TimeoutError`, or an error
+    of the store, the same reader goes on too.
     """
 
     def __init__(
@@ -54,7 +54,6 @@ class StreamReader(Generic[T_co]):
     ) -> None:
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
             raise ValueError(f"start must be a whole number of at least 0, not {start!r}")
-        self.position = start
         self._store: StreamStore = require(host.store, "streams")
         self._codec: Codec = host.settings.codec
         self._run_id = run_id
@@ -68,6 +67,11 @@ class StreamReader(Generic[T_co]):
         self._next = start
         self._is_ended = False
 
+    @property
+    def position(self) -> int:
+        """The position of the next item; at the end of the stream that of its mark, by which another reader finds the end."""
+        return self._read[0][0] if self._read else self._next - self._is_ended
+
     def __aiter__(self) -> Self:
         return self
 
@@ -79,7 +83,6 @@ class StreamReader(Generic[T_co]):
         position, record = self._read[0]
         value = self._load(position, record)
         self._read.popleft()
-        self.position = position + 1
         if self._details:
             value = StreamItem(
                 position=position,
@@ -127,8 +130,6 @@ class StreamReader(Generic[T_co]):
         self._is_ended = bool(records) and records[-1][1].is_end
         self._next = items[-1].n + 1
         self._read.extend(entry for entry in records if not entry[1].is_end)
-        if not self._read:
-            self.position = self._next
         return True
 
     def _record_of(self, item: Item) -> StreamRecord:
