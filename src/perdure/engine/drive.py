@@ -439,7 +439,7 @@ class Drive:
             self._stop_misfit(self._unreadable)
         else:
             if self._streams is not None and self._store is not None:
-                await self._streams.load(require(self._store, "streams"), self.run.id, self.recorder.journal)
+                await self._streams.load(require(self._store, "streams"), self.run, self.recorder.journal)
             self._start_body()
         while True:
             await self._attention

@@ -265,7 +265,9 @@ class _Attempts(msgspec.Struct):
                 # The function's own code, and what it starts, runs outside the body, and in a copy of its context: variables that
                 # it sets reach the body neither on the first run nor on a replay.
                 context = contextvars.copy_context()
-                info = StepInfo(drive.run.id, step.key, self._attempt, step.oldest_key, False, drive.run.generation, drive.reference)
+                info = StepInfo(
+                    drive.run.id, step.key, self._attempt, step.oldest_key, False, drive.run.generation, drive.reference
+                )
                 context.run(current.set, info)
                 drive.executing[step.key] = started_at
                 try:

@@ -11,7 +11,8 @@ after every so many items, counted on a replay too: it goes on when the body res
 (`ResultQueue.wait_to_emit`), and on the first run not before there is room.
 
 After `runtime.retry` the body goes another way from the first result that was dropped. What it had emitted after that stays in
-the stream, but does not count as emitted: the stream is read once to find out how many items do.
+the stream, but does not count as emitted: the stream is read once to find out how many items do. A run that starts over with
+another input goes on with its streams, and its body counts from 0 again.
 """
 
 from __future__ import annotations
@@ -118,16 +119,19 @@ class Streams:
         self._is_closed = False
         drive.recorder.on_items_written = self._take_acknowledgement
 
-    async def load(self, store: StreamStore, run_id: str, journal: Iterable[Entry]) -> None:
+    async def load(self, store: StreamStore, run: RunRow, journal: Iterable[Entry]) -> None:
         """Find out how many items of the body each stream has. Nothing may be emitted before."""
         for name, stream in self._streams.items():
-            items = await store.items(run_id, name, after=stream.length - 2, limit=1)
-            last = _record_of(run_id, items[-1])
-            dropped_from = _first_dropped(journal, last.epoch)
+            items = await store.items(run.id, name, after=stream.length - 2, limit=1)
+            last = _record_of(run.id, items[-1])
+            drops = [entry for entry in journal if entry.phase == "drop" and entry.epoch > last.epoch]
+            if last.continued_at != run.continued_at or (last.generation != run.generation and not drops):
+                continue  # the run has started over since, and emitted nothing
+            dropped_from = _first_dropped(journal, drops)
             if dropped_from is None:
                 stream.stored = last.body_count
             else:
-                stream.stored = await _count_before(store, run_id, name, dropped_from)
+                stream.stored = await _count_before(store, run, name, dropped_from)
 
     def add_of_body(self, name: str, value: bytes, max_items: int, *, is_end: bool = False) -> None:
         """The next item of the body, which the store may have already."""
@@ -195,8 +199,9 @@ class Streams:
     ) -> None:
         drive = self._drive
         body_count = max(stream.stored, stream.emitted)
-        seq, epoch = drive.results.last_seq, drive.epoch
-        record = StreamRecord(body_count, seq, epoch, key, attempt, index, is_end, msgspec.Raw(value))
+        seq, epoch, run = drive.results.last_seq, drive.epoch, drive.run
+        origin = (epoch, run.generation, run.continued_at, key, attempt, index)
+        record = StreamRecord(body_count, seq, *origin, is_end, msgspec.Raw(value))
         item = Item(stream=name, n=stream.length, payload=encode_record(record))
         stream.length += 1
         self._count += 1
@@ -337,25 +342,24 @@ def _call_on_loop(drive: StreamOwner, info: StepInfo, name: str, payload: bytes,
     queued.result()
 
 
-def _first_dropped(journal: Iterable[Entry], epoch: int) -> int | None:
-    """The seq of the first result that was dropped after this epoch, or None."""
-    entries = list(journal)
+def _first_dropped(journal: Iterable[Entry], drops: Iterable[Entry]) -> int | None:
+    """The seq of the first result that these entries have dropped, or None."""
+    closes = [entry for entry in journal if entry.phase == "close"]
     found: list[int] = []
-    for drop in entries:
-        if drop.phase == "drop" and drop.epoch > epoch:
-            dropped = frozenset(msgspec.json.decode(drop.payload, type=list[str]))
-            found += [entry.seq for entry in entries if entry.phase == "close" and entry.key in dropped and entry.seq < drop.seq]
+    for drop in drops:
+        dropped = frozenset(msgspec.json.decode(drop.payload, type=list[str]))
+        found += [entry.seq for entry in closes if entry.key in dropped and entry.seq < drop.seq]
     return min(found, default=None)
 
 
-async def _count_before(store: StreamStore, run_id: str, name: str, seq: int) -> int:
+async def _count_before(store: StreamStore, run: RunRow, name: str, seq: int) -> int:
     """How many items of the body were emitted before the record with this seq had reached it."""
     seqs: list[int] = []
     after = -1
-    while items := await store.items(run_id, name, after=after, limit=_PAGE):
+    while items := await store.items(run.id, name, after=after, limit=_PAGE):
         for item in items:
-            record = _record_of(run_id, item)
-            if record.key is None:
+            record = _record_of(run.id, item)
+            if record.key is None and record.continued_at == run.continued_at:
                 del seqs[record.body_count - 1 :]  # since an earlier retry the body went another way
                 seqs.append(record.seq)
         after = items[-1].n

@@ -19,12 +19,15 @@ class StreamRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `body_count` is how many of the body's own items the stream has, this one included; what `runtime.retry` made the body go
     another way from does not count. `seq` is the last record that had reached the body. `key` is that of the step, None for an
-    item of the body. `index` counts from 0 in each attempt of the step, which `epoch` and `attempt` name together.
+    item of the body. `index` counts from 0 in each attempt of the step, which `epoch` and `attempt` name together. `generation`
+    and `continued_at` are those of the run at that time.
     """
 
     body_count: int
     seq: int
     epoch: int
+    generation: int
+    continued_at: int | None
     key: str | None
     attempt: int
     index: int

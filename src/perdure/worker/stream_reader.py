@@ -154,8 +154,12 @@ class AttemptsOfSteps:
     def __init__(self, store: StreamStore, run_id: str) -> None:
         self._store = store
         self._run_id = run_id
-        self._seq = 0
+        self._start_over(None)
         self._epoch = 0
+
+    def _start_over(self, continued_at: int | None) -> None:
+        self._continued_at = continued_at
+        self._seq = 0
         # By the step's key: the attempt whose result is recorded (None if that failed), and the first that has not failed.
         self._succeeded: dict[str, tuple[int, int] | None] = {}
         self._next: dict[str, tuple[int, int]] = {}
@@ -169,7 +173,11 @@ class AttemptsOfSteps:
     async def _refresh(self) -> None:
         # The row first: what was recorded under an earlier epoch than it shows is all there by then.
         run = await self._store.get(self._run_id)
-        self._epoch = self._epoch if run is None else run.epoch
+        if run is None:
+            return
+        self._epoch = run.epoch
+        if run.continued_at != self._continued_at:
+            self._start_over(run.continued_at)
         for entry in await self._store.journal(self._run_id, after=self._seq):
             self._seq = entry.seq
             self._take(entry)
@@ -185,8 +193,8 @@ class AttemptsOfSteps:
             self._next[entry.key] = (entry.epoch, entry.attempt)
 
     def _has_failed(self, record: StreamRecord) -> bool:
-        if record.key is None:
-            return False
+        if record.key is None or record.continued_at != self._continued_at:
+            return False  # of a run that has started over since, nothing is known any more
         attempt = record.epoch, record.attempt
         if record.key in self._succeeded:
             return attempt != self._succeeded[record.key]

@@ -49,7 +49,7 @@ class PurgeLeavesItems(MemoryStore):
 
 @breaks("a_reopened_run_keeps_its_items")
 class ReopenDropsItems(MemoryStore):
-    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
-        await super().reopen(run_id, drop, now=now)
+    async def reopen(self, run_id: str, drop: Collection[str], **options: Any) -> None:
+        await super().reopen(run_id, drop, **options)
         with self._lock() as namespace:
             namespace.runs[run_id].items.clear()
