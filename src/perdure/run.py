@@ -74,7 +74,14 @@ class Run(Generic[T_co]):
 
     @overload
     def stream(
-        self, name: str, *, start: int = 0, timeout: Duration | None = None, drop_failed: bool = False, details: Literal[True]
+        self,
+        name: str,
+        *,
+        start: int = 0,
+        timeout: Duration | None = None,
+        returns: Any = Any,
+        drop_failed: bool = False,
+        details: Literal[True],
     ) -> StreamReader[StreamItem]: ...
     @overload
     def stream(

@@ -198,7 +198,14 @@ class SyncRun(Generic[T_co]):
 
     @overload
     def stream(
-        self, name: str, *, start: int = 0, timeout: Duration | None = None, drop_failed: bool = False, details: Literal[True]
+        self,
+        name: str,
+        *,
+        start: int = 0,
+        timeout: Duration | None = None,
+        returns: Any = Any,
+        drop_failed: bool = False,
+        details: Literal[True],
     ) -> SyncStreamReader[StreamItem]: ...
     @overload
     def stream(

@@ -528,6 +528,50 @@ async def test_a_retried_run_keeps_its_items_and_emits_what_is_new() -> None:
         assert await read(here.runtime) == [*once, "sorry", "really", "charged"]
 
 
+async def test_a_run_that_starts_over_goes_on_with_its_streams() -> None:
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        await ctx.emit("out", "one")
+        await ctx.emit("out", "two")
+        await ctx.step("talk", emit_all, "out", ["step"])
+        await ctx.wait_for_signal("go")
+
+    async with world(flow) as here:
+        await here.runtime.run(flow, id="run")
+        for generation in (1, 2):  # as `continue_as` leaves it
+            here.clock.advance("1s")
+            run = stored(here)
+            run.change(generation=generation, continued_at=here.clock.now(), status="pending", wake_at=0, waiting_for=())
+            run.entries.clear()
+            await here.runtime.sweep()
+        run.change(cancel_requested=True, status="pending", wake_at=0, waiting_for=())
+        await here.runtime.sweep()
+        assert await read(here.runtime) == ["one", "two", "step"] * 3
+        assert await read(here.runtime, drop_failed=True) == ["one", "two", "step"] * 3
+
+
+async def test_changed_code_that_emits_much_stops_as_any_other() -> None:
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        if is_changed:
+            for n in range(3 * engine_streams.MOST_ITEMS):
+                await ctx.emit("out", n)
+            await ctx.step("new", asyncio.sleep, 0)
+        else:
+            await ctx.step("old", asyncio.sleep, 0)
+        await ctx.wait_for_signal("go")
+
+    is_changed = False
+    async with world(flow) as here:
+        await here.runtime.run(flow, id="run")
+        is_changed = True
+        await here.runtime.signal("run", "go")
+        async with asyncio.timeout(20):
+            (outcome,) = (await here.runtime.sweep()).values()
+        assert "RunDiverged" in repr(outcome)
+        assert stored(here).items == {}, "nothing that diverged code emits is stored"
+
+
 async def test_a_fork_begins_with_empty_streams_and_its_body_emits_again() -> None:
     @workflow
     async def flow(ctx: Context[Any]) -> None:

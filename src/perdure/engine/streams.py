@@ -167,8 +167,8 @@ class Streams:
 
     @property
     def has_room(self) -> bool:
-        """Whether an item may be added without waiting for the store."""
-        return self._count < MOST_ITEMS and self._bytes < MOST_BYTES
+        """Whether an item may be added without waiting for the store. Nothing is waited for while nothing may be sent."""
+        return (self._count < MOST_ITEMS and self._bytes < MOST_BYTES) or not self._drive.may_record
 
     async def wait_for_room(self) -> None:
         """Return when there is room. Raises when the run has left memory or ended meanwhile."""
@@ -209,7 +209,7 @@ class Streams:
         drive.recorder.items.append(item)
         if not self.has_room:
             self._send()
-        elif self._timer is None and not self._is_closed:
+        if self._timer is None and not self._is_closed:
             # Not the context of a body or of a step: what is created there is theirs.
             self._timer = self._loop.call_later(SEND_WITHIN, self._time_is_up, context=contextvars.Context())
 

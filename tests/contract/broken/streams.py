@@ -30,6 +30,12 @@ class WakesReadersByItemsAlone(MemoryStore):
             return run.pulse()
 
 
+@breaks("a_record_takes_thousands_of_items")
+class TakesAThousandItems(MemoryStore):
+    async def record(self, lease: Lease, entries: Sequence[Entry] = (), *, items: Sequence[Item] = (), **options: Any) -> Pulse:
+        return await super().record(lease, entries, items=items[:1000], **options)
+
+
 @breaks("a_purged_run_leaves_no_items")
 class PurgeLeavesItems(MemoryStore):
     _left: dict[str, dict[tuple[str, int], Item]]

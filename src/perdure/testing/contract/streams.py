@@ -27,6 +27,17 @@ async def items_come_in_order_and_in_pages(world: FullWorld) -> None:
 
 
 @promise_with("streams")
+async def a_record_takes_thousands_of_items(world: FullWorld) -> None:
+    """One record takes as many items as the engine lets wait in memory, and is idempotent as any other."""
+    lease = await world.lease()
+    written = [Item(stream="log", n=n, payload=b"%d" % n * 100) for n in range(2500)]
+    for _ in range(2):
+        await world.a.record(lease, [entry(1)], items=written, now=NOW)
+    equal(await world.b.items("run", "log", limit=3000), written, "the items")
+    equal(await world.b.items("run", "log", after=2498, limit=1), written[2499:], "the last item, by its number")
+
+
+@promise_with("streams")
 async def streams_are_counted_apart(world: FullWorld) -> None:
     """Each stream of each run has its own numbers from 0, and an unknown run or stream has no items."""
     for run_id in ("run", "other"):
