@@ -58,7 +58,7 @@ async def writer(parent: ParentPipe, dsn: str, ledger: Path, lease_ttl: float, t
     """Drive the run to its end, or be killed on the way."""
     async with store_at(dsn) as store:
         await store.setup()
-        async with Runtime(MortalWriter(store, ledger, dies_after), [talk], lease_ttl=lease_ttl) as runtime:  # type: ignore[arg-type]
+        async with Runtime(MortalWriter(store, ledger, dies_after), [talk], lease_ttl=lease_ttl) as runtime:
             assert await (await runtime.start(talk, total, id=RUN)) == total
     parent.send("done")
 

@@ -528,26 +528,52 @@ async def test_a_retried_run_keeps_its_items_and_emits_what_is_new() -> None:
         assert await read(here.runtime) == [*once, "sorry", "really", "charged"]
 
 
-async def test_a_run_that_starts_over_goes_on_with_its_streams() -> None:
-    @workflow
-    async def flow(ctx: Context[Any]) -> None:
-        await ctx.emit("out", "one")
-        await ctx.emit("out", "two")
-        await ctx.step("talk", emit_all, "out", ["step"])
-        await ctx.wait_for_signal("go")
+async def pour(ctx: Context[Any], round_: int) -> str:
+    await ctx.emit("out", f"begin {round_}")
+    await ctx.step("talk", emit_all, "tokens", [round_, "x"])
+    await ctx.emit("out", f"end {round_}")
+    if round_ < 3:
+        await ctx.continue_as(round_ + 1)
+    return "done"
 
+
+async def test_a_run_that_starts_over_goes_on_with_its_streams() -> None:
+    flow = Workflow("flow", pour)
     async with world(flow) as here:
-        await here.runtime.run(flow, id="run")
-        for generation in (1, 2):  # as `continue_as` leaves it
-            here.clock.advance("1s")
-            run = stored(here)
-            run.change(generation=generation, continued_at=here.clock.now(), status="pending", wake_at=0, waiting_for=())
-            run.entries.clear()
-            await here.runtime.sweep()
-        run.change(cancel_requested=True, status="pending", wake_at=0, waiting_for=())
-        await here.runtime.sweep()
-        assert await read(here.runtime) == ["one", "two", "step"] * 3
-        assert await read(here.runtime, drop_failed=True) == ["one", "two", "step"] * 3
+        assert await here.runtime.run(flow, 1, id="run") == Ok("done")
+        assert await read(here.runtime) == [f"{word} {n}" for n in (1, 2, 3) for word in ("begin", "end")]
+
+
+@pytest.mark.parametrize("after_commit", [False, True])
+def test_no_crash_of_a_run_that_starts_over_loses_or_repeats_an_item(after_commit: bool) -> None:
+    flow = Workflow("flow", pour)
+
+    async def main(dies_at: int) -> bool:
+        store = stores.memory()
+        is_done = await go(MortalStore(store, dies_at, after_commit=after_commit))
+        if not is_done:
+            await asyncio.sleep(100)  # its lease expires
+            assert await go(store)
+        runtime = Runtime(store, concurrency=0)
+        assert await read(runtime) == [f"{word} {n}" for n in (1, 2, 3) for word in ("begin", "end")], f"died at {dies_at}"
+        tokens = await read(runtime, "tokens", drop_failed=True)
+        await runtime.close()
+        assert tokens[-2:] == [3, "x"]
+        assert sorted(set(map(str, tokens))) == ["1", "2", "3", "x"]
+        return is_done
+
+    async def go(store: Any) -> bool:
+        runtime = Runtime(store, [flow], clock=LoopClock(), concurrency=0, lease_ttl=30)
+        try:
+            return await runtime.run(flow, 1, id="run") == Ok("done")
+        except PersistenceError:
+            return False
+        finally:
+            await runtime.close()
+
+    done = [simulate(main(dies_at)) for dies_at in range(1, 20)]
+    assert (done[0], done[-1]) == (False, True)
+    assert done.count(False) >= 9
 
 
 async def test_changed_code_that_emits_much_stops_as_any_other() -> None:

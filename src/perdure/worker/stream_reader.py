@@ -154,12 +154,14 @@ class AttemptsOfSteps:
     def __init__(self, store: StreamStore, run_id: str) -> None:
         self._store = store
         self._run_id = run_id
-        self._start_over(None)
         self._epoch = 0
+        self._start_over(0, None)
 
-    def _start_over(self, continued_at: int | None) -> None:
-        self._continued_at = continued_at
+    def _start_over(self, generation: int, continued_at: int | None) -> None:
+        self._generation, self._continued_at = generation, continued_at
         self._seq = 0
+        # The epoch of the last retry that set results aside.
+        self._retried_at_epoch = 0
         # By the step's key: the attempt whose result is recorded (None if that failed), and the first that has not failed.
         self._succeeded: dict[str, tuple[int, int] | None] = {}
         self._next: dict[str, tuple[int, int]] = {}
@@ -176,14 +178,15 @@ class AttemptsOfSteps:
         if run is None:
             return
         self._epoch = run.epoch
-        if run.continued_at != self._continued_at:
-            self._start_over(run.continued_at)
+        if (run.generation, run.continued_at) != (self._generation, self._continued_at):
+            self._start_over(run.generation, run.continued_at)
         for entry in await self._store.journal(self._run_id, after=self._seq):
             self._seq = entry.seq
             self._take(entry)
 
     def _take(self, entry: Entry) -> None:
         if entry.phase == "drop":
+            self._retried_at_epoch = entry.epoch
             for key in msgspec.json.decode(entry.payload, type=list[str]):
                 self._succeeded.pop(key, None)
                 self._next.pop(key, None)
@@ -193,9 +196,14 @@ class AttemptsOfSteps:
             self._next[entry.key] = (entry.epoch, entry.attempt)
 
     def _has_failed(self, record: StreamRecord) -> bool:
-        if record.key is None or record.continued_at != self._continued_at:
-            return False  # of a run that has started over since, nothing is known any more
+        if record.key is None or self._is_left_behind(record):
+            return False
         attempt = record.epoch, record.attempt
         if record.key in self._succeeded:
             return attempt != self._succeeded[record.key]
         return record.epoch < self._epoch or attempt < self._next.get(record.key, (0, 0))
+
+    def _is_left_behind(self, record: StreamRecord) -> bool:
+        """Whether the run has started over since, so that nothing is known of the step any more. A retry is no such start."""
+        is_retried = record.epoch < self._retried_at_epoch
+        return record.continued_at != self._continued_at or (record.generation != self._generation and not is_retried)
