@@ -61,7 +61,8 @@ def simulate(main: Coroutine[Any, Any, T]) -> T:
 
 # Reads are left alone: a process that dies while it reads has changed nothing.
 WRITES = frozenset({
-    "create", "claim", "acquire", "renew", "release", "record", "suspend", "finish", "signal", "cancel", "report", "fire", "continue_as",
+    "create", "claim", "acquire", "renew", "release", "record", "suspend", "finish", "signal", "cancel", "report", "fire",
+    "continue_as",
 })  # fmt: skip
 
 
