@@ -60,9 +60,10 @@ def simulate(main: Coroutine[Any, Any, T]) -> T:
 
 
 # Reads are left alone: a process that dies while it reads has changed nothing.
-WRITES = frozenset(
-    {"create", "claim", "acquire", "renew", "release", "record", "suspend", "finish", "signal", "cancel", "report", "fire"}
-)
+WRITES = frozenset({
+    "create", "claim", "acquire", "renew", "release", "record", "suspend", "finish", "signal", "cancel", "report", "fire",
+    "continue_as",
+})  # fmt: skip
 
 
 class _Proxy:

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from perdure.errors import StepTimeout as StepTimeout
     from perdure.errors import StoreCapabilityError as StoreCapabilityError
     from perdure.errors import StoreClosed as StoreClosed
+    from perdure.errors import StreamEnded as StreamEnded
     from perdure.errors import StreamFull as StreamFull
     from perdure.errors import TokenError as TokenError
     from perdure.errors import TokenExpired as TokenExpired
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
     from perdure.model.records import RunRow as RunRow
     from perdure.model.records import Signal as Signal
     from perdure.model.records import Status as Status
+    from perdure.model.stream_items import StreamItem as StreamItem
     from perdure.operations.approvals import PendingApproval as PendingApproval
     from perdure.operations.check_runs import CheckReport as CheckReport
     from perdure.operations.describe_run import RunDescription as RunDescription
@@ -151,8 +153,10 @@ if TYPE_CHECKING:
     from perdure.stores import open_store as open_store
     from perdure.sync import SyncRun as SyncRun
     from perdure.sync import SyncRuntime as SyncRuntime
+    from perdure.sync import SyncStreamReader as SyncStreamReader
     from perdure.worker.queues import Queue as Queue
     from perdure.worker.schedules import ScheduleInfo as ScheduleInfo
+    from perdure.worker.stream_reader import StreamReader as StreamReader
     from perdure.worker.worker_registry import WorkerInfo as WorkerInfo
 
 __version__ = "0.1.0"
@@ -242,6 +246,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "StepTimeout",
         "StoreCapabilityError",
         "StoreClosed",
+        "StreamEnded",
         "StreamFull",
         "TokenError",
         "TokenExpired",
@@ -293,6 +298,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "model.clock": ("Clock",),
     "model.journal": ("Entry",),
+    "model.stream_items": ("StreamItem",),
     "model.records": (
         "Lease",
         "RunInfo",
@@ -321,6 +327,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "sync": (
         "SyncRun",
         "SyncRuntime",
+        "SyncStreamReader",
     ),
     "operations.approvals": ("PendingApproval",),
     "operations.check_runs": ("CheckReport",),
@@ -332,6 +339,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "operations.replay_check": ("RunCheck",),
     "worker.schedules": ("ScheduleInfo",),
+    "worker.stream_reader": ("StreamReader",),
     "worker.worker_registry": ("WorkerInfo",),
 }
 

@@ -41,10 +41,12 @@ from perdure.engine.ctx_waits import (
 from perdure.engine.drive import Drive
 from perdure.engine.fanout import OnError, run_map, run_race
 from perdure.engine.steps import StepCall, replay_step, run_step
+from perdure.engine.streams import emit_in_body, end_stream
 from perdure.model.approvals import check_assignees, check_signal_name, default_key
 from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds, moment
 from perdure.model.ids import check_id
 from perdure.model.records import check_positive
+from perdure.model.stream_items import MAX_STREAM_ITEMS
 from perdure.result import Approved, Err, Expired, Ok, Rejected
 from perdure.stepspec import StepDefaults, StepInfo, StepOptions, StepPlan, StepSpec, current, is_mock, spec_of
 
@@ -412,6 +414,21 @@ class Context(Generic[D]):
         `StoreCapabilityError` when the store keeps no progress.
         """
         self._drive.set_progress(value)
+
+    async def emit(self, stream: str, item: Any, *, max_items: int = MAX_STREAM_ITEMS) -> None:
+        """Queue an item for the readers of `run.stream(stream)`: any value that can be stored, of at most 1 MiB.
+
+        It is sent with the next record or within 50 ms; the call waits only while the store does not keep up. A replay emits
+        nothing twice: the body's items are counted in each stream, so code that is changed should not emit more or fewer of them
+        before what is recorded. In a step's function use `current_step().emit`. Raises `StreamFull` when the stream has
+        `max_items`, `StreamEnded`, `ValueNotStorable`, and `StoreCapabilityError` when the store keeps no streams. Without a
+        store nothing is kept, since nothing could read it.
+        """
+        await emit_in_body(self._drive, stream, item, max_items)
+
+    async def end_stream(self, stream: str) -> None:
+        """End a stream: its readers stop there, and nothing more can be emitted to it. The end of the run ends every stream."""
+        await end_stream(self._drive, stream)
 
     def now(self) -> datetime:
         """The time of the last recorded result that reached the body: the same on every replay."""

@@ -36,6 +36,7 @@
     │   │   └── StoreClosed        the store was closed, and will not answer again
     │   ├── StoreCapabilityError   the store cannot do this, and says so rather than pretend
     │   ├── StreamFull             a stream holds as many items as it may
+    │   ├── StreamEnded            something was emitted to a stream after its end
     │   └── SnapshotError
     │       ├── SnapshotFormatError  a document is no snapshot and no resume state, and where it is not
     │       ├── SnapshotMismatch   recorded state does not belong to this workflow, or to this version of it
@@ -536,7 +537,19 @@ class StreamFull(PerdureError):
         super().__init__(run_id, stream, limit)
 
     def __str__(self) -> str:
-        return f"stream {self.args[1]!r} of run {self.args[0]!r} holds {self.args[2]} items, which is its limit"
+        run_id, stream, limit = self.args
+        return f"stream {stream!r} of run {run_id!r} holds {limit} items, which is its limit; emit fewer, or raise max_items="
+
+
+class StreamEnded(PerdureError):
+    """Something was emitted to a stream of a run after `ctx.end_stream`."""
+
+    def __init__(self, run_id: str, stream: str) -> None:
+        super().__init__(run_id, stream)
+
+    def __str__(self) -> str:
+        run_id, stream = self.args
+        return f"stream {stream!r} of run {run_id!r} was ended by ctx.end_stream; emit before that, or to another stream"
 
 
 class SnapshotError(PerdureError):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from perdure.engine.subscriptions import Coalesce, Mode, Subscription, subscriptions_of
 from perdure.events import Listener
+from perdure.model.durations import Duration
 from perdure.model.records import Status
+from perdure.model.stream_items import StreamItem
 from perdure.result import Outcome
 from perdure.snapshots.consistent_view import Include, Selection
 from perdure.snapshots.resume_state import ResumeState
@@ -15,7 +17,9 @@ from perdure.snapshots.snapshot import Snapshot
 from perdure.worker.active_runs import drive_key
 from perdure.worker.host import Host
 from perdure.worker.outcomes import wait_for_outcome
+from perdure.worker.stream_reader import StreamReader
 
+V = TypeVar("V")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -67,6 +71,67 @@ class Run(Generic[T_co]):
     async def resume_state(self) -> ResumeState:
         """The results of the run's steps, from which another run can go on."""
         return (await self._host.view(self.id)).resume_state()
+
+    @overload
+    def stream(
+        self,
+        name: str,
+        *,
+        start: int = 0,
+        timeout: Duration | None = None,
+        returns: Any = Any,
+        drop_failed: bool = False,
+        details: Literal[True],
+    ) -> StreamReader[StreamItem]: ...
+    @overload
+    def stream(
+        self,
+        name: str,
+        *,
+        start: int = 0,
+        timeout: Duration | None = None,
+        returns: type[V],
+        drop_failed: bool = False,
+        details: Literal[False] = False,
+    ) -> StreamReader[V]: ...
+    @overload
+    def stream(
+        self,
+        name: str,
+        *,
+        start: int = 0,
+        timeout: Duration | None = None,
+        returns: Any = Any,
+        drop_failed: bool = False,
+        details: bool = False,
+    ) -> StreamReader[Any]: ...
+    def stream(
+        self,
+        name: str,
+        *,
+        start: int = 0,
+        timeout: Duration | None = None,
+        returns: Any = Any,
+        drop_failed: bool = False,
+        details: bool = False,
+    ) -> StreamReader[Any]:
+        """`async for item in run.stream("tokens")`: what the run emits to this stream, from `start` on, until it ends.
+
+        `timeout=` is how long each read waits: then `TimeoutError` is raised, and the reader can go on. `returns=` is the type of
+        the values. With `details` items are `StreamItem`s, which tell position, step and attempt. `drop_failed` leaves out items
+        of attempts that, when they are read, are known to have failed. Raises `StoreCapabilityError` when the store keeps no
+        streams.
+        """
+        return StreamReader(
+            self._host,
+            self.id,
+            name,
+            start=start,
+            timeout=timeout,
+            returns=returns,
+            details=details,
+            drop_failed=drop_failed,
+        )
 
     def subscribe(self, listener: Listener, *, mode: Mode = "sync", coalesce: Coalesce = "none") -> Subscription:
         """Call `listener` with what happens to this run while this process drives it. Call the subscription to unsubscribe.

@@ -20,6 +20,7 @@ import msgspec
 
 from perdure.model.durations import Duration, seconds
 from perdure.model.ids import check_id
+from perdure.model.stream_items import MAX_STREAM_ITEMS
 from perdure.result import Err, Ok
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -357,6 +358,24 @@ class StepInfo(msgspec.Struct, frozen=True, gc=False):
     oldest_key: str | None = None
     is_cancelled: bool = False
     generation: int = 0
+    # The drive of the run, where it is in this process.
+    drive: ref[Any] | None = None
+
+    def emit(self, stream: str, item: Any, *, max_items: int = MAX_STREAM_ITEMS) -> Awaitable[None]:
+        """Queue an item for the readers of `run.stream(stream)`, marked with this step and attempt.
+
+        In an async function, await it: it waits while the store does not keep up. In a plain function's thread it blocks for that
+        long. Raises `StreamFull`, `StreamEnded`, `ValueNotStorable`, and `StoreCapabilityError` when the store keeps no streams.
+        In a process of an executor it is a RuntimeError.
+        """
+        drive = None if self.drive is None else self.drive()
+        if drive is None:
+            raise RuntimeError(
+                f"step {self.key!r} of run {self.run_id!r} cannot emit here: its run is driven in another process, or has left "
+                "memory; emit in an async function or in a plain one without executor=, or return the items"
+            )
+        emitted: Awaitable[None] = drive.emit_in_step(self, stream, item, max_items)
+        return emitted
 
     @property
     def idempotency_key(self) -> str:

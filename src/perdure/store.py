@@ -397,6 +397,12 @@ class StreamStore(Store, Protocol):
     async def items(self, run_id: str, stream: str, *, after: int = -1, limit: int = 100) -> list[Item]:
         """Items of a stream numbered above `after`, in order."""
 
+    async def watch(self, timeout: float, *, items: bool = False) -> None:
+        """As `Store.watch`, and with `items` also when a run may have new items since the call.
+
+        Without it new items need not wake anything: workers would claim in vain many times a second.
+        """
+
     async def report(self, lease: Lease, progress: bytes) -> None:
         """Replace the run's progress. Raises `LeaseLost`."""
 

@@ -11,7 +11,7 @@ import builtins
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar, TypeVarTuple, Unpack, overload
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from perdure.aio.loop_thread import block_on
 from perdure.definition import Workflow
@@ -19,6 +19,7 @@ from perdure.engine.subscriptions import Coalesce, Mode, Subscription
 from perdure.events import Listener
 from perdure.model.durations import Duration
 from perdure.model.records import EndStatus, RunInfo, Status
+from perdure.model.stream_items import StreamItem
 from perdure.operations.approval_tokens import DecidingAction, TokenAction
 from perdure.operations.approvals import UNCHANGED, PendingApproval
 from perdure.operations.check_runs import CheckReport
@@ -35,9 +36,11 @@ from perdure.snapshots.snapshot import Snapshot
 from perdure.stepspec import name_caller
 from perdure.worker.queues import Queue
 from perdure.worker.schedules import CatchUp, Overlap, ScheduleInfo
+from perdure.worker.stream_reader import StreamReader
 from perdure.worker.worker_registry import WorkerInfo
 
 T = TypeVar("T")
+V = TypeVar("V")
 T_co = TypeVar("T_co", covariant=True)
 Ts = TypeVarTuple("Ts")
 
@@ -112,6 +115,34 @@ class AsyncRuntime(Protocol):
     def queues(self) -> Callable[[], Coroutine[Any, Any, builtins.list[Queue]]]: ...
 
 
+class SyncStreamReader(Generic[T_co]):
+    """A `StreamReader` whose reads block: an iterator over a stream of a run. `position` is that of the next item."""
+
+    def __init__(self, reader: StreamReader[T_co]) -> None:
+        self._reader = reader
+
+    @property
+    def position(self) -> int:
+        """Where the reader stands: `start=` of a reader that goes on here."""
+        return self._reader.position
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T_co:
+        """The next item; `TimeoutError` when none came in time."""
+        items = block_on(self._next(), name_caller())
+        if not items:
+            raise StopIteration
+        return items[0]
+
+    async def _next(self) -> tuple[T_co] | None:
+        try:
+            return (await anext(self._reader),)
+        except StopAsyncIteration:
+            return None
+
+
 class SyncRun(Generic[T_co]):
     """A `Run` whose methods block."""
 
@@ -164,6 +195,43 @@ class SyncRun(Generic[T_co]):
     def resume_state(self) -> ResumeState:
         """The results of the run's steps, from which another run can go on."""
         return block_on(self._run.resume_state())
+
+    @overload
+    def stream(
+        self,
+        name: str,
+        *,
+        start: int = 0,
+        timeout: Duration | None = None,
+        returns: Any = Any,
+        drop_failed: bool = False,
+        details: Literal[True],
+    ) -> SyncStreamReader[StreamItem]: ...
+    @overload
+    def stream(
+        self,
+        name: str,
+        *,
+        start: int = 0,
+        timeout: Duration | None = None,
+        returns: type[V],
+        drop_failed: bool = False,
+        details: Literal[False] = False,
+    ) -> SyncStreamReader[V]: ...
+    @overload
+    def stream(
+        self,
+        name: str,
+        *,
+        start: int = 0,
+        timeout: Duration | None = None,
+        returns: Any = Any,
+        drop_failed: bool = False,
+        details: bool = False,
+    ) -> SyncStreamReader[Any]: ...
+    def stream(self, name: str, **options: Any) -> SyncStreamReader[Any]:
+        """`for item in run.stream("tokens")`: as `Run.stream`, blocking."""
+        return SyncStreamReader(self._run.stream(name, **options))
 
     def subscribe(self, listener: Listener, *, mode: Mode = "sync", coalesce: Coalesce = "none") -> Subscription:
         """Call `listener`, on the background loop, with what happens to this run. Call the subscription to unsubscribe."""

@@ -172,6 +172,32 @@ def test_signal_delivers_its_payload(perdure: Command, sweep: Sweep) -> None:
     assert perdure("show", "order-1", "--json").document["value"] == "o paid 500 yes"
 
 
+def test_stream_shows_items_and_follows_them_to_the_end(perdure: Command, directory: Path, sweep: Sweep) -> None:
+    emits = """
+
+@workflow
+async def emits(ctx: Context) -> None:
+    await ctx.emit("log", "one")
+    await ctx.emit("log", {"n": 2})
+    await ctx.wait_for_signal("go")
+    await ctx.emit("log", "three")
+
+
+runtime.register(emits)
+"""
+    (directory / "app.py").write_text((directory / "app.py").read_text() + emits)
+    perdure("start", "app:runtime", "emits", "--id", "run")
+    sweep()
+    assert perdure("stream", "run", "log") == (0, 'one\n{"n":2}\n', "")
+    assert perdure("stream", "run", "log", "--start", "2") == (0, "", "")
+    lines = perdure("stream", "run", "log", "--start", "1", "--json").documents
+    assert [(line["position"], line["value"], line["key"], line["attempt"]) for line in lines] == [(1, {"n": 2}, None, 0)]
+    perdure("signal", "run", "go")
+    sweep()
+    assert perdure("stream", "run", "log", "--start", "1", "--follow").out == '{"n":2}\nthree\n'
+    assert perdure("stream", "none", "log").code == 1
+
+
 @pytest.mark.usefixtures("started")
 def test_fork_starts_a_run_from_a_step(perdure: Command, sweep: Sweep) -> None:
     assert perdure("fork", "order-1", "--from", "approve", "--id", "again", "--json").document == {

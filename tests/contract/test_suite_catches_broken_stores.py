@@ -36,6 +36,7 @@ from tests.contract.broken import (
     reading,
     restoring,
     saving,
+    streams,
     table,
     transactions,
     versions,
@@ -56,6 +57,7 @@ PARTS = (
     restoring,
     late_inputs,
     saving,
+    streams,
     problems,
     versions,
     generations,
@@ -152,7 +154,8 @@ def test_every_verb_is_refused_by_a_closed_store() -> None:
     assert awaited_verbs_of(Store) - {"close"} == set(capabilities.CORE_VERBS)
     assert capabilities.PART_VERBS.keys() == STANDARD_PARTS
     for part, protocol in (("operators", OperatorStore), ("schedules", ScheduleStore), ("streams", StreamStore)):
-        assert awaited_verbs_of(protocol) == set(capabilities.PART_VERBS[part])  # type: ignore[index]
+        # `watch` with items is the core's verb, and a store without streams may take that too: nothing comes of it.
+        assert awaited_verbs_of(protocol) - {"watch"} == set(capabilities.PART_VERBS[part])  # type: ignore[index]
 
 
 def test_every_verb_that_takes_a_lease_is_fenced() -> None:

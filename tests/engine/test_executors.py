@@ -654,3 +654,22 @@ def test_step_info_can_be_pickled() -> None:
     copy = pickle.loads(pickle.dumps(info))  # noqa: S301 - its own bytes
     assert copy == info
     assert copy.idempotency_key == "run/old"
+
+
+def emit_there() -> str:
+    try:
+        current_step().emit("out", 1)
+    except RuntimeError as error:
+        return str(error)
+    return "emitted"
+
+
+async def test_a_step_in_another_process_cannot_emit_and_says_so(pool: Executor) -> None:
+    @workflow
+    async def flow(ctx: Context[Any]) -> str:
+        return await ctx.step(emit_there, executor=pool)
+
+    async with world(flow) as here:
+        outcome = await here.runtime.run(flow, id="run")
+    assert isinstance(outcome, Ok)
+    assert "step 'emit_there' of run 'run' cannot emit here: its run is driven in another process" in outcome.value

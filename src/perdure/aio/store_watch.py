@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import islice
 from typing import Final, Protocol
 
@@ -27,11 +29,18 @@ class Watchable(Protocol):
         """Return when something may have changed since the call, at the latest after `timeout` seconds."""
 
 
+class WatchableForItems(Watchable, Protocol):
+    """A store that keeps streams."""
+
+    async def watch(self, timeout: float, *, items: bool = False) -> None:
+        """As above, and with `items` also when a run may have new items."""
+
+
 class StoreWatch:
     """The watch of one store on the running event loop. It exists while something expects a change."""
 
-    def __init__(self, store: Watchable, key: tuple[int, int]) -> None:
-        self._store = store
+    def __init__(self, watch: Callable[[float], Awaitable[None]], key: tuple[int, int, bool]) -> None:
+        self._watch_store = watch
         self._key = key
         self._loop = asyncio.get_running_loop()
         # Since when each waits; the one that has waited longest is first.
@@ -79,7 +88,7 @@ class StoreWatch:
 
     async def _watch(self) -> None:
         try:
-            await self._store.watch(POLL_SECONDS)
+            await self._watch_store(POLL_SECONDS)
         except Exception:  # noqa: BLE001 - a user's own store may raise anything; what is read next reports it
             await asyncio.sleep(POLL_SECONDS)
 
@@ -110,7 +119,8 @@ class StoreWatch:
             self._give_turns()
 
 
-_watches: Final[dict[tuple[int, int], StoreWatch]] = {}
+# By event loop, store, and whether new items matter.
+_watches: Final[dict[tuple[int, int, bool], StoreWatch]] = {}
 
 
 def expect_change(store: Watchable) -> asyncio.Future[None]:
@@ -118,8 +128,17 @@ def expect_change(store: Watchable) -> asyncio.Future[None]:
 
     The watch starts with the next turn of the loop: what is read after one `await asyncio.sleep(0)` misses no change.
     """
-    key = id(asyncio.get_running_loop()), id(store)
+    return _expect(store, store.watch, items=False)
+
+
+def expect_items(store: WatchableForItems) -> asyncio.Future[None]:
+    """As `expect_change`; it is also done when a run may have new items."""
+    return _expect(store, partial(store.watch, items=True), items=True)
+
+
+def _expect(store: Watchable, watch_store: Callable[[float], Awaitable[None]], *, items: bool) -> asyncio.Future[None]:
+    key = id(asyncio.get_running_loop()), id(store), items
     watch = _watches.get(key)
     if watch is None:
-        watch = _watches[key] = StoreWatch(store, key)
+        watch = _watches[key] = StoreWatch(watch_store, key)
     return watch.expect()

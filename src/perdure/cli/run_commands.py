@@ -1,12 +1,14 @@
-"""Commands that look at runs of a store, and the one that sends a signal to a run."""
+"""Commands that look at runs of a store and read their streams, and the one that sends a signal to a run."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated, Final
 
+import msgspec
 from cyclopts import App, Parameter
 from rich.live import Live
 
@@ -22,8 +24,10 @@ from perdure.cli.output import (
     report,
 )
 from perdure.cli.show_run import print_run
+from perdure.errors import RunNotFound
 from perdure.model.records import RunInfo
 from perdure.runtime import Runtime
+from perdure.worker.stream_reader import PLAIN
 
 _DEFAULT: Final = StoreOptions()
 _EVERY_RUN: Final = FilterOptions()
@@ -35,7 +39,7 @@ _WATCH_PAUSE: Final = 0.25
 
 def add_commands(app: App) -> None:
     """Add the commands of this module."""
-    for command in (runs, show, signal):
+    for command in (runs, show, signal, stream):
         app.command(command)
 
 
@@ -132,3 +136,33 @@ def signal(
     value = parse_json(payload, "--payload")
     options.call(lambda runtime: runtime.signal(run_id, name, value, dedupe=dedupe))
     report(options.json, f"sent {name!r} to run {run_id!r}", {"id": run_id, "signal": name})
+
+
+def stream(
+    run_id: str,
+    name: str,
+    /,
+    *,
+    start: Annotated[int, Parameter(help="The position of the first item.")] = 0,
+    follow: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Go on until the stream ends, and show items as they come.")
+    ] = False,
+    options: StoreOptions = _DEFAULT,
+) -> None:
+    """Show the items of a run's stream: the values, or with --json also position, step and attempt."""
+
+    async def show_items(runtime: Runtime) -> None:
+        run = await runtime.get(run_id)
+        if run is None:
+            raise RunNotFound(run_id)
+        reader = run.stream(name, start=start, timeout=None if follow else 0, returns=PLAIN, details=True)
+        with contextlib.suppress(TimeoutError):  # without --follow, when everything that is there was read
+            async for item in reader:
+                if options.json:
+                    print_json(item)
+                else:
+                    print_text(item.value if isinstance(item.value, str) else msgspec.json.encode(item.value).decode())
+                if follow:
+                    sys.stdout.flush()
+
+    options.call(show_items)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
 from typing import Any, Final, Literal, NoReturn, Protocol
@@ -46,6 +47,7 @@ from perdure.engine.progress import ProgressReporter
 from perdure.engine.recorder import Recorder, Unrecorded
 from perdure.engine.replay_order import ResultQueue
 from perdure.engine.step_cache import CachedKeys, StepCaching
+from perdure.engine.streams import Streams, emit_in_step
 from perdure.engine.subscriptions import Subscriptions
 from perdure.engine.timers_and_signals import Waits
 from perdure.errors import (
@@ -78,7 +80,7 @@ from perdure.model.records import (
 from perdure.options import EngineSettings, Options
 from perdure.result import Err, Outcome, Suspended
 from perdure.snapshots.consistent_view import View
-from perdure.stepspec import current
+from perdure.stepspec import StepInfo, current
 from perdure.store import Store, StreamStore, require
 
 # How soon the inbox is read again if that failed.
@@ -130,6 +132,7 @@ class Drive:
         "_must_suspend",
         "_progress",
         "_store",
+        "_streams",
         "_unreadable",
         "cached_keys",
         "caching",
@@ -148,6 +151,7 @@ class Drive:
         "problem",
         "publisher",
         "recorder",
+        "reference",
         "results",
         "run",
         "settings",
@@ -250,8 +254,16 @@ class Drive:
         self._closing_task: asyncio.Task[None] | None = None
         # When a body that was cancelled has no more time to clean up.
         self._cancel_timer: asyncio.TimerHandle | None = None
+        self._prepare_to_show(claim)
+
+    def _prepare_to_show(self, claim: Claim) -> None:
         # Made by the first `set_progress`.
         self._progress: ProgressReporter | None = None
+        # Made by the first item that is emitted, or because an earlier drive has emitted some.
+        has_items = bool(claim.item_counts) and self._store is not None
+        self._streams: Streams | None = Streams(self, claim.item_counts) if has_items else None
+        # What a step's function knows of the drive. Weak: the context of a step may outlive the run.
+        self.reference = weakref.ref(self)
 
     def _look_at_requests(self, claim: Claim, recorded: JournalIndex) -> None:
         """Whether the run is to be cancelled: on request, or because its deadline has passed (then it `_is_late`)."""
@@ -346,6 +358,37 @@ class Drive:
             self._progress = ProgressReporter(store, self._lease, self.run, is_replaying)
         self._progress.set(payload)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the lease."""
+        return self._lease.epoch
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that drives the run."""
+        return self._loop
+
+    @property
+    def may_record(self) -> bool:
+        """Whether what the body has done may be written. Not while results are missing: the code may have diverged."""
+        return self.results.is_live and not self.calls.owed.missing
+
+    def check_open(self) -> None:
+        """Raise `Unloaded` or `RunFinished` when the run has left memory or ended."""
+        if self.is_closed:
+            self.calls.refuse()
+
+    def open_streams(self) -> Streams | None:
+        """The streams of the run; None without a store. Raises `StoreCapabilityError`."""
+        if self._streams is None and self._store is not None:
+            require(self._store, "streams")
+            self._streams = Streams(self, {})
+        return self._streams
+
+    def emit_in_step(self, info: StepInfo, stream: str, item: Any, max_items: int) -> Awaitable[None]:
+        """`current_step().emit`, in any thread."""
+        return emit_in_step(self, info, stream, item, max_items)
+
     def view(self) -> View:
         """The run as it stands: everything that is recorded for certain."""
         return View(self.run, self.recorder.journal, self.recorder.acknowledged_length, self.waits.inbox)
@@ -381,7 +424,7 @@ class Drive:
             if self._progress is not None:
                 self._progress.stop()
             # Break the reference cycles, so that the drive is freed without the garbage collector.
-            self._held = self._progress = None
+            self._held = self._progress = self._streams = None
             self.tasks.forget_owner()
             self.recorder.forget_owner()
         await self.publisher.publish_end(outcome)
@@ -395,6 +438,8 @@ class Drive:
         if self._unreadable is not None:
             self._stop_misfit(self._unreadable)
         else:
+            if self._streams is not None and self._store is not None:
+                await self._streams.load(require(self._store, "streams"), self.run, self.recorder.journal)
             self._start_body()
         while True:
             await self._attention
@@ -766,6 +811,8 @@ class Drive:
             if self.is_replaying:
                 self._progress.stop()  # what a replay has set is older than what is stored
             await self._progress.flush()
+        if not self.may_record:
+            self.recorder.items.clear()  # the next replay emits them again
         await self.recorder.release()
         self._stands(status="pending", wake_at=self.clock.now())
         self.publisher.publish_release()
@@ -791,6 +838,8 @@ class Drive:
             if self._listening is not None:
                 self._listening.cancel()
                 self._listening = None
+            if self._streams is not None:
+                self._streams.close()
 
     # What the parts of the drive report to it.
 
@@ -836,7 +885,7 @@ class Drive:
 
         Not while results are missing, since the code may have diverged, and then nothing that it did is to be recorded.
         """
-        if self.results.is_live and not self.calls.owed.missing:
+        if self.may_record:
             self.recorder.flush()
         if self._listening is None and self._store is not None and self.waits.has_address and self.calls.closed is None:
             self._listening = self._loop.call_later(self.watches_after, self._listen, self._store)

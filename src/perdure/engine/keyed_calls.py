@@ -125,6 +125,13 @@ class CtxCall(msgspec.Struct, eq=False):
         """Whether it waits for something; not any more when it was cancelled."""
         return self.future is not None and not self.future.done()
 
+    def resume(self) -> None:
+        """Let the call go on, without a record."""
+        if self.branch is not None:
+            self.branch.leave()
+        if self.future is not None:
+            self.future.set_result(None)
+
     def deliver(self, entry: Entry) -> bool:
         """Let the call go on, and its branch with it; False when it was cancelled."""
         if self.future is None or self.future.done():

@@ -3,7 +3,8 @@
 Entries are numbered when they are appended and sent in that order, one write at a time; what is appended while a write is in
 flight goes with the next. A result is sent at once, or, where other branches may have one too, in the next turn of the loop, so
 that results which are ready together share a commit. Open entries go with the next write, with `suspend` or `finish`, or at the
-latest when the body rests; cancellations only before something else. `on_written` is told what the store has acknowledged.
+latest when the body rests; cancellations only before something else. Items of streams go with every write, or alone: none comes
+after an entry that was appended later (`Streams`). `on_written` is told what the store has acknowledged.
 A write that fails is never retried here and never skipped: it ends the drive. There is one exception: when the store says that it
 can never hold a value, the longest result of the write becomes its step's recorded failure. The same write would fail for ever.
 """
@@ -14,6 +15,7 @@ import asyncio
 import contextvars
 import weakref
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import ClassVar, Final, TypeVar
 
 import msgspec
@@ -24,8 +26,8 @@ from perdure.engine.body_tasks import BodyTasks, nothing
 from perdure.errors import LeaseLost, PerdureError, PersistenceError, ValueNotStorable
 from perdure.model.clock import Clock
 from perdure.model.journal import Entry, Kind, Phase
-from perdure.model.records import Awaited, EndStatus, Lease, NewInput, Pulse, Signal
-from perdure.store import Store
+from perdure.model.records import Awaited, EndStatus, Item, Lease, NewInput, Pulse, Signal
+from perdure.store import Store, require
 
 T = TypeVar("T")
 
@@ -47,6 +49,9 @@ class Unrecorded:
         self.unacknowledged_open = 0
         # Inbox rows whose consumption is not acknowledged.
         self.consuming: set[int] = set()
+        # Items of streams that go with the next write, and what is told of those that the store has acknowledged.
+        self.items: list[Item] = []
+        self.on_items_written: Callable[[list[Item]], None] = nothing
         self._next_seq = journal[-1].seq + 1 if journal else 1
         self._epoch = epoch
 
@@ -96,6 +101,9 @@ class Unrecorded:
 
     def flush(self) -> None:
         """Send what was appended and not sent."""
+
+    def flush_items(self) -> None:
+        """Send items, and what was appended and not sent; soon after the write in flight, if there is one."""
 
     async def acknowledged(self) -> None:
         """Return when all that was appended, but cancellations, is in the store. Cancelled, not failed, when the drive ends."""
@@ -168,8 +176,10 @@ class Recorder(Unrecorded):
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         # The write in flight, and what it writes.
         self._writing: PendingWrite[Pulse] | asyncio.Future[Pulse] | None = None
-        self._written: tuple[list[Entry], list[int]]
+        self._written: tuple[list[Entry], list[int], list[Item]]
         self._is_write_due = False
+        # Whether the items that are there are to be sent as soon as the write in flight has its reply.
+        self._are_items_due = False
         # Whether `finish`, `suspend` or `release` takes what is left, so nothing more is sent by `flush`.
         self._is_closing = False
         self._failure: PerdureError | None = None
@@ -270,16 +280,27 @@ class Recorder(Unrecorded):
             self._take_reply(writing)
 
     def forget_owner(self) -> None:
-        self._on_pulse = self._on_failure = self._on_written = self._on_replaced = nothing
+        self._on_pulse = self._on_failure = self._on_written = self._on_replaced = self.on_items_written = nothing
 
     async def _what_is_left(self) -> tuple[list[Entry], list[int]]:
-        """The entries and inbox rows that go with the last write of the drive, once the write in flight has its reply."""
+        """The entries and inbox rows that go with the last write of the drive, once the write in flight has its reply.
+
+        Items that are left are in the store by then.
+        """
         self._is_closing = True
         if self._writing is not None:
             await self.abandon()
         if self._failure is not None:
             raise self._failure
+        if self.items:
+            await self._record_items()
         return self._take()
+
+    async def _record_items(self) -> None:
+        items, self.items = self.items, []
+        now = self._clock.store_now()
+        recording = require(self._store, "streams").record(self._lease, items=items, now=now)
+        await self._await_reply(recording, lambda _: self.on_items_written(items))
 
     def _take(self) -> tuple[list[Entry], list[int]]:
         taken = self._entries, self._consume
@@ -293,13 +314,17 @@ class Recorder(Unrecorded):
         """
         self._is_write_due = False
         count = self._last_to_send - self._entries[0].seq + 1 if self._entries else 0
-        if count > 0 and self._writing is None and not self._is_closing and self._failure is None:
-            rest = self._entries[count:]
-            self._written = entries, consume = self._take()
+        if (count > 0 or self._are_items_due) and self._writing is None and not self._is_closing and self._failure is None:
+            rest = self._entries[count:] if count > 0 else self._entries[:]
+            entries, consume = self._take()
             if rest:
-                del entries[count:]
+                del entries[max(count, 0) :]
                 self._entries = rest
+            items, self.items, self._are_items_due = self.items, [], False
+            self._written = entries, consume, items
             record, now = self._store.record, self._clock.store_now()
+            if items:
+                record = partial(require(self._store, "streams").record, items=items)
             try:
                 write = self._context.run(record, self._lease, entries, consume=consume, now=now)
             except Exception as error:  # noqa: BLE001 - it ends the drive as a failed reply does, not the code that has appended
@@ -317,12 +342,12 @@ class Recorder(Unrecorded):
         if writing is not self._writing:
             return
         self._writing = None
-        entries, consume = self._written
+        entries, consume, items = self._written
         if is_unknown(writing):
             # The loop is being shut down. Whether it was committed is unknown, but sent twice it is recorded once.
-            self._entries, self._consume = entries + self._entries, consume + self._consume
+            self._put_back(entries, consume, items)
         elif isinstance(error := writing.exception(), ValueNotStorable) and self._replace_longest(entries, error):
-            self._entries, self._consume = entries + self._entries, consume + self._consume
+            self._put_back(entries, consume, items)
             self.flush()
         elif error is not None:
             self._failure = failure = self._as_failure(error)
@@ -330,9 +355,19 @@ class Recorder(Unrecorded):
         else:
             self._on_pulse(writing.result())
             self._wrote(entries)
+            if items:
+                self.on_items_written(items)
             self.report_written()
-            if self._entries:
+            if self._entries or self._are_items_due:
                 self.flush()
+
+    def _put_back(self, entries: list[Entry], consume: list[int], items: list[Item]) -> None:
+        """Let this go with the next write, before what has come since."""
+        self._entries, self._consume, self.items = entries + self._entries, consume + self._consume, items + self.items
+
+    def flush_items(self) -> None:
+        self._are_items_due = bool(self.items)
+        self.flush()
 
     def _replace_longest(self, entries: list[Entry], refusal: ValueNotStorable, *, longer_than: int = 0) -> bool:
         """Put a recorded failure in the place of the longest result of these, and of its step.

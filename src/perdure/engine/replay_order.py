@@ -52,6 +52,19 @@ class Receiver(Protocol):
         ...
 
 
+class EmitCall(Protocol):
+    """A call of `ctx.emit` that waits for its turn."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it was not cancelled."""
+        ...
+
+    def resume(self) -> None:
+        """Let the body go on."""
+        ...
+
+
 class ResultQueue:
     """Delivers records to the calls that wait for them; tells its owner when the run is live and when it is idle."""
 
@@ -102,6 +115,10 @@ class ResultQueue:
         # Calls that do something live and have no record yet, so the run is not idle.
         self.running = 0
         self.last_at = 0
+        # The highest seq of a record that has reached the body.
+        self.last_seq = 0
+        # Calls of ctx.emit that wait for their turn, in order, each with what says whether the store keeps up.
+        self._emits: deque[tuple[EmitCall, Callable[[], bool]]] = deque()
         # Called once, when the queue is empty.
         self.when_empty: Callable[[], None] | None = None
         self._calls = 0
@@ -136,6 +153,7 @@ class ResultQueue:
             and queue[0].key == key
             and queue[0].seq <= self._acknowledged
             and not self._asked
+            and not self._emits
             and self._branches.only_one_moves()
         )
 
@@ -171,9 +189,11 @@ class ResultQueue:
 
     def reaches_body_at_once(self, entry: Entry) -> bool:
         """Whether this new record may go to the running branch at once: acknowledged, first in the queue, and nothing moves."""
-        if entry.seq > self._acknowledged or self.queue or not self._branches.only_one_moves():
+        if entry.seq > self._acknowledged or self.queue or self._emits or not self._branches.only_one_moves():
             return False
         self.last_at = max(self.last_at, entry.ended_at)
+        if entry.seq > self.last_seq:  # noqa: PLR1730 - `max` would be one more call for each step
+            self.last_seq = entry.seq
         return True
 
     def add(self, entry: Entry, receiver: Receiver) -> None:
@@ -205,6 +225,20 @@ class ResultQueue:
         self.queue.extendleft(reversed(entries))
         self.look_soon()
 
+    def wait_to_emit(self, call: EmitCall, has_room: Callable[[], bool]) -> None:
+        """Let this call of `ctx.emit` go on when the body rests, one at a time and before any record is delivered.
+
+        That is so on a replay too, so that the branches of the body go on in the same order. When the run is live the call also
+        waits until there is room for more items.
+        """
+        self._emits.append((call, has_room))
+        self.note_call()
+
+    def look_for_emits(self) -> None:
+        """There may be room for more items."""
+        if self._emits:
+            self.look_soon()
+
     def note_call(self) -> None:
         """There was a ctx call, so the grace starts again."""
         self._calls += 1
@@ -234,6 +268,8 @@ class ResultQueue:
 
     def _note_delivery(self, entry: Entry) -> None:
         self.last_at = max(self.last_at, entry.ended_at)
+        if entry.seq > self.last_seq:  # noqa: PLR1730 - `max` would be one more call for each step
+            self.last_seq = entry.seq
         if not self.queue:
             self._note_empty()
 
@@ -268,6 +304,8 @@ class ResultQueue:
             self._ended = self._branches.ended
             self._branches.let_leave()
             self.look_soon()
+        elif self._emits:
+            self._let_emit()
         elif (entry := self._next()) is not None:
             self._deliver(entry)
         elif not self._is_unacknowledged():
@@ -275,12 +313,22 @@ class ResultQueue:
 
     def _has_something_to_do(self) -> bool:
         """Whether there is a reason to wait until tasks of the body that can move, or a step that was cancelled, are quiet."""
-        if self._branches.leaving:
+        if self._branches.leaving or self._emits:
             return True
         if self._is_waiting_for_steps():
             self._on_rest()
             return False
         return not self._is_unacknowledged()  # `acknowledge` looks again
+
+    def _let_emit(self) -> None:
+        """Let the first call of `ctx.emit` go on, unless the store has to catch up first: then `look_for_emits` looks again."""
+        call, has_room = self._emits[0]
+        if self.is_live and call.is_waiting and not has_room():
+            return
+        self._emits.popleft()
+        if call.is_waiting:
+            call.resume()
+        self.look_soon()
 
     def _is_unacknowledged(self) -> bool:
         """Whether the next record is not in the store yet."""

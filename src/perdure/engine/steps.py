@@ -265,9 +265,10 @@ class _Attempts(msgspec.Struct):
                 # The function's own code, and what it starts, runs outside the body, and in a copy of its context: variables that
                 # it sets reach the body neither on the first run nor on a replay.
                 context = contextvars.copy_context()
-                context.run(
-                    current.set, StepInfo(drive.run.id, step.key, self._attempt, step.oldest_key, generation=drive.run.generation)
+                info = StepInfo(
+                    drive.run.id, step.key, self._attempt, step.oldest_key, False, drive.run.generation, drive.reference
                 )
+                context.run(current.set, info)
                 drive.executing[step.key] = started_at
                 try:
                     called = context.run(step.fn, *step.args) if step.plan.is_bare else self._called()

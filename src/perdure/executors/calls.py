@@ -16,6 +16,8 @@ from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import Any, Final
 
+import msgspec
+
 from perdure.aio.interrupts import InterruptInThread
 from perdure.aio.threads import ThreadPool, ThreadsClosed
 from perdure.errors import StepFailed, StepNotPicklable
@@ -47,7 +49,7 @@ class ExecutorCall:
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
 
     def __reduce__(self) -> tuple[type[ExecutorCall], tuple[Any, ...]]:
-        return ExecutorCall, (self._info, self._fn, self._args)
+        return ExecutorCall, (msgspec.structs.replace(self._info, drive=None), self._fn, self._args)
 
     def __call__(self) -> Any:
         if self._context is not None:

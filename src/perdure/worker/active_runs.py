@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from perdure.aio.own_tasks import own_context
-from perdure.aio.store_watch import expect_change
+from perdure.aio.store_watch import expect_change, expect_items
 from perdure.engine.drive import Drive
 from perdure.engine.subscriptions import DriveKey
 from perdure.model.records import SUSPECT_ATTEMPTS
 from perdure.result import Outcome
-from perdure.store import Store
+from perdure.store import Store, require
 
 log: Final = logging.getLogger("perdure")
 
@@ -169,9 +169,12 @@ class ActiveRuns:
             self._resolve(run.key)
 
     @contextmanager
-    def expect_change(self, store: Store, run_id: str) -> Iterator[asyncio.Future[None]]:
-        """A future that is done when the store may have changed, or at once when something happened to this run here."""
-        key, change = drive_key(store, run_id), expect_change(store)
+    def expect_change(self, store: Store, run_id: str, *, items: bool = False) -> Iterator[asyncio.Future[None]]:
+        """A future that is done when the store may have changed, or at once when something happened to this run here.
+
+        With `items` also when a run may have new items.
+        """
+        key, change = drive_key(store, run_id), expect_items(require(store, "streams")) if items else expect_change(store)
         expecting = self._expecting.setdefault(key, set())
         expecting.add(change)
         try:

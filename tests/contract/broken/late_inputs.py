@@ -110,7 +110,7 @@ class WaitsForItsStartThoughCancelled(NoInputIsAnotherInput):
 @breaks("watch_is_woken_by_input")
 class IsNeverDue(NoInputIsAnotherInput):
     async def bring(self, found: RunRow, run: NewRun, **options: Any) -> Created:
-        watchers, self._database.watchers = self._database.watchers, set()
+        watchers, self._database.watchers = self._database.watchers, {}
         await MemoryStore.create(self, run, **options)
         self._database.watchers |= watchers
         with self._lock() as namespace:

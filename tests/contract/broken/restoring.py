@@ -291,6 +291,6 @@ class RestoresPieceByPiece(MemoryStore):
 @breaks("watch_is_woken_by_restore")
 class RestoresQuietly(MemoryStore):
     async def restore(self, *what: Any, **options: Any) -> None:
-        watchers, self._database.watchers = self._database.watchers, set()
+        watchers, self._database.watchers = self._database.watchers, {}
         await super().restore(*what, **options)
         self._database.watchers |= watchers

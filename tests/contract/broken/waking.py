@@ -200,13 +200,13 @@ class PurgesEverything(MemoryStore):
 @breaks("watch_is_woken_by_create")
 @breaks("watch_is_woken_by_signal")
 class HearsNothing(MemoryStore):
-    async def watch(self, timeout: float) -> None:
+    async def watch(self, timeout: float, *, items: bool = False) -> None:
         await asyncio.sleep(timeout)
 
 
 @breaks("watch_returns_at_the_latest_after_its_timeout")
 class NeverWaits(MemoryStore):
-    async def watch(self, timeout: float) -> None:
+    async def watch(self, timeout: float, *, items: bool = False) -> None:
         with self._lock():
             pass
 

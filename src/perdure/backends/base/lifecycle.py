@@ -19,10 +19,12 @@ T = TypeVar("T")
 class Watcher:
     """A wait on an event loop that any thread can end."""
 
-    __slots__ = ("_loop", "future")
+    __slots__ = ("_loop", "future", "wants_items")
 
-    def __init__(self) -> None:
+    def __init__(self, *, wants_items: bool = False) -> None:
         self._loop = asyncio.get_running_loop()
+        # Whether new items of a stream wake it too.
+        self.wants_items = wants_items
         self.future: asyncio.Future[None] = self._loop.create_future()
 
     def wake(self) -> None:
@@ -86,9 +88,9 @@ class Lifecycle:
                 self._check()
             put(message)
 
-    def watch(self) -> Watcher:
+    def watch(self, *, items: bool = False) -> Watcher:
         """A watcher that `wake` and `close` wake. Raises `StoreClosed` when the store was closed."""
-        watcher = Watcher()
+        watcher = Watcher(wants_items=items)
         with self._lock:
             self._check()
             self._watchers.add(watcher)
@@ -99,10 +101,11 @@ class Lifecycle:
         with self._lock:
             self._watchers.discard(watcher)
 
-    def wake(self) -> None:
-        """Wake all watchers."""
+    def wake(self, *, only_items: bool = False) -> None:
+        """Wake all watchers; with `only_items` those that want to know of new items."""
         with self._lock:
-            watchers, self._watchers = self._watchers, set()
+            watchers = {watcher for watcher in self._watchers if watcher.wants_items} if only_items else self._watchers
+            self._watchers = self._watchers - watchers
         for watcher in watchers:
             watcher.wake()
 

@@ -172,9 +172,9 @@ class ServerStore(ServerBacked[H], ChecksIds, SavesSnapshots):
 
         return await self._submit(on_time)
 
-    async def _watch(self, listener: ChangeListener, timeout: float) -> None:
+    async def _watch(self, listener: ChangeListener, timeout: float, *, items: bool) -> None:
         """Return when something may be due, at the latest after `timeout` seconds; where nothing is heard, after a short one."""
-        watcher = self._lifecycle.watch()  # from here on closing the store ends the wait
+        watcher = self._lifecycle.watch(items=items)  # from here on closing the store ends the wait
         try:
             if listener.is_live:
                 await asyncio.wait([watcher.future], timeout=max(0.0, timeout))

@@ -214,7 +214,7 @@ class FilesStore(ChecksIds, SavesSnapshots):
     ) -> Pulse:
         """Append to the journal: one frame and one sync, or a share of them."""
         verb = partial(verbs.record, lease=lease, entries=tuple(entries), consume=tuple(consume), items=tuple(items))
-        return await self._change(lease.run_id, verb)
+        return await self._change(lease.run_id, verb, wakes=bool(items))
 
     async def suspend(
         self,
@@ -331,9 +331,9 @@ class FilesStore(ChecksIds, SavesSnapshots):
         """Delete ended runs, oldest first."""
         return await self._do(partial(listing.purge, self._files, older_than, status, workflow, limit, now))
 
-    async def watch(self, timeout: float) -> None:
+    async def watch(self, timeout: float, *, items: bool = False) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
-        watcher, woken_at = self._lifecycle.watch(), self._files.woken_at
+        watcher, woken_at = self._lifecycle.watch(items=items), self._files.woken_at
         ends_at = time.monotonic() + timeout
         try:
             await self.setup()

@@ -197,7 +197,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
     ) -> Pulse:
         """Append to the journal: one conditional write, or a share of one."""
         records = PackedRecords.of(lease, entries, consume, items)
-        return await self._change(lease.run_id, partial(verbs.record, lease=lease, records=records))
+        return await self._change(lease.run_id, partial(verbs.record, lease=lease, records=records), wakes=bool(items))
 
     async def suspend(
         self,
@@ -348,10 +348,10 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
             lambda services: lookup.purge(services.claimer.lookup, services.writer, older_than, status, workflow, limit, at)
         )
 
-    async def watch(self, timeout: float) -> None:
+    async def watch(self, timeout: float, *, items: bool = False) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
         self._reopen_if_forked()
-        watcher = self._lifecycle.watch()
+        watcher = self._lifecycle.watch(items=items)
         ends_at = time.monotonic() + timeout
         try:
             while (left := ends_at - time.monotonic()) > 0:

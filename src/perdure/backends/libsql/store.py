@@ -146,13 +146,13 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
         large = self._connections.large_values
         return await self._write(lambda db: large_values.purge(db, large, age, status, workflow, limit, now))
 
-    async def watch(self, timeout: float) -> None:
+    async def watch(self, timeout: float, *, items: bool = False) -> None:
         """Return when this or another process has changed anything, at the latest after `timeout` seconds.
 
         The server does not notify of changes, so its count of changes is read now and then.
         """
         self._reopen_if_forked()
-        watcher = self._lifecycle.watch()  # from here on closing the store ends the wait
+        watcher = self._lifecycle.watch(items=items)  # from here on closing the store ends the wait
         before = self._connections.known_change
         try:
             async with asyncio.timeout(max(0.0, timeout)):

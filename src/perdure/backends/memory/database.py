@@ -74,12 +74,18 @@ class MemoryDatabase:
         self.id = secrets.token_hex(8)
         self.lock = new_fork_lock()  # guards everything below; nothing waits and no callback runs while it is held
         self.namespaces: defaultdict[str, Namespace] = defaultdict(Namespace)
-        self.watchers: set[asyncio.Future[None]] = set()
+        # Each with whether new items of a stream wake it too.
+        self.watchers: dict[asyncio.Future[None], bool] = {}
 
-    def wake_watchers(self) -> None:
-        """Resolve the futures of all watchers. Takes the lock, and releases it before it wakes anything."""
+    def wake_watchers(self, *, only_items: bool = False) -> None:
+        """Resolve the futures of all watchers, or of those that want to know of new items.
+
+        Takes the lock, and releases it before it wakes anything.
+        """
         with self.lock:
-            watchers, self.watchers = self.watchers, set()
+            watchers = [watcher for watcher, wants_items in self.watchers.items() if wants_items or not only_items]
+            for watcher in watchers:
+                del self.watchers[watcher]
         for watcher in watchers:
             with suppress(RuntimeError):  # its event loop was closed, so nothing waits there any more
                 watcher.get_loop().call_soon_threadsafe(_resolve, watcher)

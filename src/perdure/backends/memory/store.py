@@ -194,7 +194,10 @@ class MemoryStore(ChecksIds, SavesSnapshots):
         with self._lock() as namespace:
             run = self._find_leased(namespace, lease)
             run.write(lease, entries, consume, items)
-            return run.pulse()
+            pulse = run.pulse()
+        if items:
+            self._database.wake_watchers(only_items=True)
+        return pulse
 
     async def suspend(
         self,
@@ -337,15 +340,15 @@ class MemoryStore(ChecksIds, SavesSnapshots):
         with self._lock() as namespace:
             namespace.workers.pop(worker_id, None)
 
-    async def watch(self, timeout: float) -> None:
+    async def watch(self, timeout: float, *, items: bool = False) -> None:
         watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._lock():
-            self._database.watchers.add(watcher)
+            self._database.watchers[watcher] = items
         try:
             await asyncio.wait([watcher], timeout=timeout)
         finally:
             with self._database.lock:
-                self._database.watchers.discard(watcher)
+                self._database.watchers.pop(watcher, None)
 
     async def put_schedule(self, schedule: Schedule) -> None:
         with self._lock_and_wake() as namespace:

@@ -1,6 +1,7 @@
 """The change stream by which a store hears that something may be due.
 
-The server sends only changes that can make a run due, or end one; records and renewals are not among them.
+The server sends only changes that can make a run due, or end one, and records with items; other records and renewals are not
+among them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _MATTERS: Final[list[Document]] = [
     {f"{_CHANGED}.status": {"$exists": True, "$ne": "running"}},
     {f"{_CHANGED}.wake_at": {"$exists": True}, f"{_CHANGED}.lease_until": {"$exists": False}},
     {f"{_CHANGED}.held": False},
+    {f"{_CHANGED}.items_mark": {"$exists": True}},
     {f"{_CHANGED}.concurrency": {"$exists": True}},
     {f"{_CHANGED}.per_key": {"$exists": True}},
     {f"{_CHANGED}.start_interval": {"$exists": True}},
@@ -44,7 +46,8 @@ class ChangeStream(ChangeListener):
     async def _open(self) -> None:
         db = self._connections.collections("")
         names = [f"{db.stem}_{part}" for part in ("runs", "queues", "schedules")]
-        matters: list[Any] = [{"$match": {"ns.coll": {"$in": names}, "$or": _MATTERS}}, {"$project": {"_id": 1}}]
+        shown = {"_id": 1, "items_mark": f"${_CHANGED}.items_mark"}
+        matters: list[Any] = [{"$match": {"ns.coll": {"$in": names}, "$or": _MATTERS}}, {"$project": shown}]
         with self._connections.time_limit():
             self._stream = await db.database.watch(matters, max_await_time_ms=_REPLY_AFTER_MS)
 
@@ -56,4 +59,4 @@ class ChangeStream(ChangeListener):
                 with self._connections.time_limit():
                     change = await stream.try_next()
                 if change is not None:
-                    self._lifecycle.wake()
+                    self._lifecycle.wake(only_items="items_mark" in change)

@@ -305,10 +305,10 @@ class MongoStore(ServerStore[MongoConnections]):
         age = microseconds(older_than, what="older_than")
         return await self._do(runs.purge, age, status, workflow, limit, now)
 
-    async def watch(self, timeout: float) -> None:
+    async def watch(self, timeout: float, *, items: bool = False) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
         self._reopen_if_forked()
-        await self._watch(self._change_stream, timeout)
+        await self._watch(self._change_stream, timeout, items=items)
 
     async def put_worker(self, worker_id: str, info: bytes, *, now: int | None = None) -> None:
         """Insert or replace the worker, seen now."""

@@ -193,6 +193,8 @@ def pipeline_of(db: Collections, write: RunUpdate) -> list[Expression]:
         **_consume_changes(write),
         **spilled_flag(*(entry.payload for entry in write.entries), *write.kept_payloads),
     }
+    if write.items:
+        changes["items_mark"] = write.mark  # for the change stream: it cannot match a change inside an array
     if write.status == "suspended":
         changes |= _suspend_changes(write)
     elif write.status is not None:

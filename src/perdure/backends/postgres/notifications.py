@@ -1,14 +1,14 @@
 """LISTEN on a connection of its own, which wakes watchers.
 
-Whatever makes a run due or ends it sends a NOTIFY in the same transaction. Behind a pooler no notification arrives, and a
-borrowed pool lends no connection for ever: there the watchers poll.
+Whatever makes a run due or ends it sends a NOTIFY in the same transaction, and so do new items of streams. Behind a pooler no
+notification arrives, and a borrowed pool lends no connection for ever: there the watchers poll.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from perdure.backends.base import change_listener
 from perdure.backends.base.change_listener import ChangeListener
@@ -19,6 +19,10 @@ from perdure.backends.sql.dialect import Tables
 def channel_name(tables: Tables) -> str:
     """The channel on which the users of these tables notify each other that a run may be due or has ended."""
     return f"{tables.stem}_due"
+
+
+# The payload of a notification that says of new items only.
+NEW_ITEMS: Final = "items"
 
 
 class NotificationListener(ChangeListener):
@@ -42,8 +46,8 @@ class NotificationListener(ChangeListener):
             raise
         self._connection, self._is_lost = connection, is_lost
 
-    def _on_notification(self, *_: object) -> None:
-        self._lifecycle.wake()
+    def _on_notification(self, _connection: object, _pid: int, _channel: str, payload: str) -> None:
+        self._lifecycle.wake(only_items=payload == NEW_ITEMS)
 
     async def _listen(self) -> None:
         connection = self._connection

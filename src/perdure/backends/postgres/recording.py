@@ -19,7 +19,7 @@ from typing import Any, Final
 from perdure.backends.base.batching import SEND_AGAIN, Reply
 from perdure.backends.base.duplicate_records import refuse_write
 from perdure.backends.postgres.channel import columns, fetch, fetch_each
-from perdure.backends.postgres.notifications import channel_name
+from perdure.backends.postgres.notifications import NEW_ITEMS, channel_name
 from perdure.backends.sql.recording import Write
 from perdure.backends.sql.rows import (
     ENTRY_COLUMNS,
@@ -113,7 +113,8 @@ RECORD: Final = f"""
     ),
     {_WRITTEN}
     SELECT requested.request, held.request IS NOT NULL, held.inbox_seq, held.cancel_requested,
-        (SELECT min(reason) FROM refused WHERE refused.request = requested.request)
+        (SELECT min(reason) FROM refused WHERE refused.request = requested.request),
+        (SELECT pg_notify($25, '{NEW_ITEMS}') WHERE EXISTS (SELECT FROM item))::text
     FROM requested LEFT JOIN held USING (request) ORDER BY requested.request
 """
 # What nearly every record is: a new entry and nothing else. One that is there already is a unique violation, by which nothing is
@@ -275,12 +276,12 @@ def _run_id(write: Write) -> str:
 
 async def record_all(db: Session, writes: Sequence[Write]) -> list[Reply[Pulse]]:
     """Append what each write has; one that is refused is answered with its error, alone."""
-    rows = await fetch(db, RECORD, *_arrays(writes))
+    rows = await fetch(db, RECORD, *_arrays(writes), channel_name(db.tables))
     return [_pulse(write, row) for write, row in zip(writes, rows, strict=True)]
 
 
 def _pulse(write: Write, row: Sequence[Any]) -> Reply[Pulse]:
-    _, is_held, inbox_seq, cancel_requested, reason = row
+    _, is_held, inbox_seq, cancel_requested, reason, _ = row
     if not is_held:
         return LeaseLost(write.run_id, write.lease.epoch)
     return Pulse(inbox_seq, bool(cancel_requested)) if reason is None else refuse_write(write.run_id, reason)

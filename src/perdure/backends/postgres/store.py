@@ -113,10 +113,10 @@ class PostgresStore(SqlStore[PostgresConnections]):
     def _new_transaction(self, lease: Lease) -> PostgresTransaction:
         return PostgresTransaction(self._connections, self._namespace, lease)
 
-    async def watch(self, timeout: float) -> None:
+    async def watch(self, timeout: float, *, items: bool = False) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
         self._reopen_if_forked()
-        await self._watch(self._listener, timeout)
+        await self._watch(self._listener, timeout, items=items)
 
 
 class PostgresTransaction(SqlTransaction):

@@ -373,10 +373,10 @@ class RedisStore(ServerStore[RedisConnections]):
         args = [optional(now), age, max(limit, 0), len(status), *status, int(workflow is not None), optional(workflow)]
         return int(await self._call("purge", (), args))
 
-    async def watch(self, timeout: float) -> None:
+    async def watch(self, timeout: float, *, items: bool = False) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
         self._reopen_if_forked()
-        await self._watch(self._subscription, timeout)
+        await self._watch(self._subscription, timeout, items=items)
 
     async def put_worker(self, worker_id: str, info: bytes, *, now: int | None = None) -> None:
         """Insert or replace the worker, seen now."""

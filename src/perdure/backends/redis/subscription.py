@@ -1,6 +1,7 @@
 """The subscription by which a store hears that something may be due.
 
-Every script after which a run may be due or has ended publishes to the namespace's channel.
+Every script after which a run may be due or has ended publishes to the namespace's channel, and so
+does a record with items.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from perdure.errors import PersistenceError
 
 # The time in which a server has to confirm the subscription.
 _CONFIRMS_WITHIN: Final = 5.0
+# What `record.lua` publishes, as a client gives it: as text or as bytes.
+_NEW_ITEMS: Final = ("items", b"items")
 
 
 class RedisSubscription(ChangeListener):
@@ -46,7 +49,7 @@ class RedisSubscription(ChangeListener):
             while not self._is_closed:
                 message = await pubsub.get_message(timeout=change_listener.CHECK_EVERY)
                 if message is not None and message["type"] != "pong":
-                    self._lifecycle.wake()
+                    self._lifecycle.wake(only_items=message["data"] in _NEW_ITEMS)
                 elif message is None:  # also for redis-py's own check, whose reply it hides
                     await self._check(pubsub)
                 self._asked_at = self._asked_at if message is None else None

@@ -69,7 +69,9 @@ class SqlStore(ServerStore[H], SqlVerbs):
     def _on_attach(self) -> None:
         culprit = self._connections.is_caused_by_one_request
         self._batchers = Batchers(
-            Batcher(self._record_all, culprit), Batcher(self._close_and_wake, culprit), Batcher(self._create_or_find, culprit)
+            Batcher(self._record_and_wake, culprit),
+            Batcher(self._close_and_wake, culprit),
+            Batcher(self._create_or_find, culprit),
         )
 
     def _batch(self, batcher: Callable[[Batchers], Batcher[Q, A]], request: Q) -> Awaitable[A]:
@@ -232,10 +234,10 @@ class SqlStore(ServerStore[H], SqlVerbs):
         """Ids of the runs that may be claimed now."""
         return await self._read(lambda db: reading.due(db, limit, now))
 
-    async def watch(self, timeout: float) -> None:
+    async def watch(self, timeout: float, *, items: bool = False) -> None:
         """Return when this handle changed what may be due, after `timeout` seconds, or after `POLL_EVERY`: others may have."""
         self._reopen_if_forked()
-        watcher = self._lifecycle.watch()  # from here on closing the store ends the wait
+        watcher = self._lifecycle.watch(items=items)  # from here on closing the store ends the wait
         try:
             pause = POLL_EVERY * random.uniform(0.9, 1.0)  # noqa: S311 - to spread out, not to hide
             await asyncio.wait([watcher.future], timeout=max(0.0, min(timeout, pause)))
@@ -266,6 +268,12 @@ class SqlStore(ServerStore[H], SqlVerbs):
         result = await self._submit(lambda: self._connections.perform(self._namespace, lambda db, _: verb(db), notify=True))
         self._wake_watchers()
         return result
+
+    async def _record_and_wake(self, writes: Sequence[Write]) -> Sequence[Reply[Pulse]]:
+        replies = await self._record_all(writes)
+        if any(write.items for write in writes):
+            self._lifecycle.wake(only_items=True)
+        return replies
 
     async def _record_all(self, writes: Sequence[Write]) -> Sequence[Reply[Pulse]]:
         return await self._connections.perform(self._namespace, lambda db, _: recording.record_all(db, writes))

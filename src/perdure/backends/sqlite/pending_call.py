@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from perdure.aio.pending_write import PendingWrite
 from perdure.backends.sqlite.connection import map_error
@@ -20,8 +20,9 @@ T = TypeVar("T")
 class PendingCall(PendingWrite[T]):
     """A verb in flight, and its result. `probe` may find the result by a plain read, without a transaction.
 
-    A call that `is_certain` shields its waiter: cancelling takes effect only after the result has arrived. One that
-    `keeps_fences` updates the connection's fences itself; after any other call they are cleared.
+    One that `wakes` wakes the watchers; with "items" those that want to know of new items. A call that `is_certain` shields its
+    waiter: cancelling takes effect only after the result has arrived. One that `keeps_fences` updates the connection's fences
+    itself; after any other call they are cleared.
     """
 
     __slots__ = ("is_certain", "keeps_fences", "needs_transaction", "probe", "verb", "wakes")
@@ -30,7 +31,7 @@ class PendingCall(PendingWrite[T]):
         self,
         verb: Callable[[WriterConnection], T],
         *,
-        wakes: bool = False,
+        wakes: bool | Literal["items"] = False,
         alone: bool = False,
         is_certain: bool = False,
         keeps_fences: bool = False,

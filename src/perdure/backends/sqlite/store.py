@@ -225,7 +225,7 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
     ) -> Awaitable[Pulse]:
         """Append to the journal: one fence, one insert per row, and a share of one commit."""
         record = recording.Record(self._tables, self._namespace, lease, tuple(entries), tuple(consume), tuple(items))
-        return self._hand_over(PendingCall(record, is_certain=True, keeps_fences=True))
+        return self._hand_over(PendingCall(record, wakes="items" if items else False, is_certain=True, keeps_fences=True))
 
     def suspend(
         self,
@@ -265,9 +265,9 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
         """Ids of the runs that may be claimed now."""
         return await self._read_at_one_moment(lambda db: process_leases.due(db, limit, self._owners, now))
 
-    async def watch(self, timeout: float) -> None:
+    async def watch(self, timeout: float, *, items: bool = False) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""
-        watcher = self._lifecycle.watch()  # from here on closing the store ends the wait
+        watcher = self._lifecycle.watch(items=items)  # from here on closing the store ends the wait
         try:
             with self._lifecycle:
                 if not self._is_ready:

@@ -59,9 +59,12 @@ class Writer(ConnectionThread):
             self._write(together)
         deliver(calls)
         if self._watchers:
-            if any(call.wakes and call.error is None for call in calls):
+            wakes = {call.wakes for call in calls if call.error is None}
+            if True in wakes:
                 self._wake_watchers()
             else:
+                if "items" in wakes:
+                    self._wake_watchers(only_items=True)
                 self._poll()
 
     def _runs_without_transaction(self, call: PendingCall[Any]) -> bool:
@@ -162,7 +165,10 @@ class Writer(ConnectionThread):
         if changed:
             self._wake_watchers()
 
-    def _wake_watchers(self) -> None:
+    def _wake_watchers(self, *, only_items: bool = False) -> None:
         watchers, self._watchers = self._watchers, []
         for watcher in watchers:
-            watcher.wake()
+            if only_items and not watcher.wants_items:
+                self._watchers.append(watcher)
+            else:
+                watcher.wake()

@@ -54,9 +54,9 @@ class WorkflowStateStore(StateStore):
     def sibling(self) -> MemoryStore:
         return self if self._leases.are_needed else super().sibling()
 
-    async def watch(self, timeout: float) -> None:
+    async def watch(self, timeout: float, *, items: bool = False) -> None:
         """As the contract says; it ends soon, since nothing reports what other processes change in the user's store."""
-        await super().watch(min(timeout, POLL_EVERY))
+        await super().watch(min(timeout, POLL_EVERY), items=items)
 
     async def create(
         self,

@@ -9,7 +9,7 @@ from perdure.model.records import Item, Pulse
 from perdure.testing.contract.cases import promise_with
 from perdure.testing.contract.identity import NAMES
 from perdure.testing.contract.recording import PAYLOADS
-from perdure.testing.contract.world import EXPIRED, ITEM, NOW, TTL, FullWorld, at, entry, equal, refused
+from perdure.testing.contract.world import EXPIRED, ITEM, NOW, TTL, FullWorld, at, entry, equal, new_run, refused
 
 OTHER = Item(stream="log", n=0, payload=b"other")
 
@@ -24,6 +24,17 @@ async def items_come_in_order_and_in_pages(world: FullWorld) -> None:
     equal(await world.b.items("run", "log", after=99), written[100:], "the second page")
     equal(await world.b.items("run", "log", after=3, limit=2), written[4:6], "a small page")
     equal(await world.b.items("run", "log", after=104), [], "the page after the last item")
+
+
+@promise_with("streams")
+async def a_record_takes_thousands_of_items(world: FullWorld) -> None:
+    """One record takes as many items as the engine lets wait in memory, and is idempotent as any other."""
+    lease = await world.lease()
+    written = [Item(stream="log", n=n, payload=b"%d" % n * 100) for n in range(2500)]
+    for _ in range(2):
+        await world.a.record(lease, [entry(1)], items=written, now=NOW)
+    equal(await world.b.items("run", "log", limit=3000), written, "the items")
+    equal(await world.b.items("run", "log", after=2498, limit=1), written[2499:], "the last item, by its number")
 
 
 @promise_with("streams")
@@ -167,3 +178,28 @@ async def a_deleted_run_leaves_no_items(world: FullWorld) -> None:
         await world.a.record(await world.lease(run_id), items=[ITEM], now=NOW)
     await world.a.delete("other")
     equal((await world.b.items("other", "log"), await world.b.items("run", "log")), ([], [ITEM]), "items after a run was deleted")
+
+
+@promise_with("streams", "operators")
+async def a_purged_run_leaves_no_items(world: FullWorld) -> None:
+    """`purge` removes the items of the runs that it deletes: a new run with the same id begins with empty streams."""
+    for run_id in ("run", "other"):
+        await world.a.record(await world.lease(run_id), items=[ITEM], now=NOW)
+    lease = (await world.take("other", now=EXPIRED)).lease
+    await world.a.finish(lease, "completed", b"1", now=EXPIRED)
+    equal(await world.a.purge(0, now=at(99)), 1, "the runs that were purged")
+    equal((await world.b.items("other", "log"), await world.b.items("run", "log")), ([], [ITEM]), "items after a run was purged")
+    again = (await world.a.create(new_run("other"), ttl=TTL, now=at(99))).claim
+    equal(None if again is None else again.item_counts, {}, "item_counts of a new run with the same id")
+
+
+@promise_with("streams")
+async def a_reopened_run_keeps_its_items(world: FullWorld) -> None:
+    """`reopen` leaves the items alone, and the next claim has the length of each stream."""
+    lease = await world.lease()
+    items = [Item(stream="log", n=n, payload=b"%d" % n) for n in range(3)]
+    await world.a.record(lease, [entry(1)], items=items, now=NOW)
+    await world.a.finish(lease, "failed", b"1", now=NOW)
+    await world.a.reopen("run", ["step-1"], now=at(1))
+    claim = await world.take(now=at(2))
+    equal((await world.b.items("run", "log"), claim.item_counts), (items, {"log": 3}), "items and item_counts after reopen")

@@ -10,10 +10,22 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from perdure.model.records import Awaited, QueueLimits, Schedule
+from perdure.model.records import Awaited, Item, QueueLimits, Schedule
 from perdure.store import Capability, FullStore, Store
-from perdure.testing.contract.cases import Check, add, promise
-from perdure.testing.contract.world import TTL, FullWorld, World, holds, in_another_loop, new_input, new_run, run_row, signals
+from perdure.testing.contract.cases import Check, add, promise, promise_with
+from perdure.testing.contract.world import (
+    ITEM,
+    TTL,
+    FullWorld,
+    World,
+    entry,
+    holds,
+    in_another_loop,
+    new_input,
+    new_run,
+    run_row,
+    signals,
+)
 
 PATIENCE: Final = 20.0
 
@@ -163,6 +175,23 @@ for _name, (_stage, _sentence) in STAGES.items():
     add(_wake_case(_stage), f"watch_is_woken_by_{_name}", _sentence)
 for _name, (_part, _stage, _sentence) in PART_STAGES.items():
     add(_wake_case(_stage), f"watch_is_woken_by_{_name}", _sentence, needs=[_part])
+
+
+@promise_with("streams")
+async def a_watch_for_items_is_woken_by_new_items(world: FullWorld) -> None:
+    """A reader that watches with `items` is woken when another process records items, and when it creates a run."""
+    lease = await world.lease()
+    await world.b.setup()
+    events: list[Event] = [
+        lambda store: store.record(lease, items=[ITEM]),
+        lambda store: store.record(lease, [entry(1)], items=[Item(stream="log", n=1, payload=b"1")]),
+        lambda store: store.create(new_run("other")),
+    ]
+    for event in events:
+        watching = asyncio.create_task(world.b.watch(60, items=True))
+        await asyncio.sleep(0)
+        await event(world.a)
+        await _woken(watching)
 
 
 @promise

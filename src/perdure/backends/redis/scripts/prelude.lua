@@ -451,9 +451,10 @@ local function insert_run(id, pairs_, entries, inbox, dedupes)
   reindex(id, {}, indexed_columns(id))
 end
 
--- Publish that a run may be due or has ended. A user without the right to publish can still write; the watchers poll then.
-local function publish_change()
-  redis.pcall('PUBLISH', root .. ':changed', '')
+-- Publish that a run may be due or has ended, or has new `items`. A user without the right to publish can still write; the
+-- watchers poll then.
+local function publish_change(what)
+  redis.pcall('PUBLISH', root .. ':changed', what or '')
 end
 
 -- Keep for a minute what a call did, under the call's token: when its reply is lost and the call is sent again, it finds this.
