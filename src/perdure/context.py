@@ -448,10 +448,10 @@ class Context(Generic[D]):
         name, racers = (call[0], call[1:]) if call and isinstance(call[0], str) else ("race", call)
         if not racers or not all(asyncio.iscoroutine(racer) for racer in racers):
             raise TypeError("ctx.race takes coroutines: ctx.race(ctx.step(a), ctx.step(b))")
-        if wins is not None and check_positive(wins, "wins") > len(racers):
+        if wins is not None and not (type(wins) is int and 1 <= wins <= len(racers)):
             for racer in racers:
                 racer.close()
-            raise ValueError(f"wins={wins} of a race between {len(racers)}; at most all of them can win")
+            raise ValueError(f"wins={wins!r} of a race between {len(racers)}; one at least can win, and at most all of them")
         values = await run_race(self._drive, self._key(name if key is None else key), name, racers, wins or 1)
         return values[0] if wins is None else values
 

@@ -33,7 +33,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 def is_idle(worker: Child) -> bool:
     """Whether the worker has no run in its memory."""
     worker.send("how many")
-    return worker.receive() == 0
+    return bool(worker.receive() == 0)
 
 
 def check_once(ledger: Path, killed: str) -> int:
