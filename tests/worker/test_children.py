@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure import Context, Err, Ok, Runtime, Suspended, Workflow, stores, workflow
+from perdure import Context, Err, Ok, Runtime, Suspended, Workflow, open_store, stores, workflow
 from perdure.errors import RunCancelled
 from perdure.snapshots.snapshot import Snapshot
 from perdure.worker.active_runs import active_runs
@@ -52,6 +54,13 @@ async def parent(ctx: Context) -> list[Any]:
     with contextlib.suppress(PermissionError):
         await ctx.child(refusing)
     return [done, await ctx.child(told)]
+
+
+@workflow
+async def waits(ctx: Context) -> str:
+    ctx.start_child(told, key="later")
+    answer, _ = await asyncio.gather(ctx.child(told), asyncio.sleep(60))  # which keeps the run in memory for a second
+    return answer
 
 
 FLOWS: list[Workflow[Any, Any]] = [leaf, told, middle, top, refusing, parent]
@@ -121,6 +130,54 @@ async def test_a_parent_stays_a_moment_for_the_children_that_follow() -> None:
     async with Runtime(stores.memory(), [leaf, flow], concurrency=3, unload_grace="500ms") as runtime, asyncio.timeout(30):
         assert await (await runtime.start(flow, id="run")) == sum(range(40))
     assert drives["run"] <= 4
+
+
+def test_a_process_that_shuts_down_cancels_no_child(tmp_path: Path) -> None:
+    """The event loop then cancels every task, also those that wait for children."""
+    store = f"sqlite:///{tmp_path}/runs.db"
+
+    async def begin() -> None:
+        async with asyncio.timeout(30):
+            run = await waits.start(id="run", store=store)
+            while not await is_suspended("run/told") or not await is_suspended("run/later"):  # noqa: ASYNC110 - of a store
+                await asyncio.sleep(0.01)
+            assert await run.status() == "running"
+
+    async def row_of(run_id: str) -> Any:
+        opened = open_store(store)
+        try:
+            return await opened.get(run_id)
+        finally:
+            await opened.close()
+
+    async def is_suspended(run_id: str) -> bool:
+        row = await row_of(run_id)
+        return row is not None and row.status == "suspended"
+
+    async def look() -> list[Any]:
+        rows = [await row_of(run_id) for run_id in ("run", "run/told", "run/later")]
+        return [(row.status in ("pending", "suspended", "running"), row.cancel_requested) for row in rows]
+
+    asyncio.run(begin())
+    assert asyncio.run(look()) == [(True, False)] * 3
+
+
+async def test_an_error_that_is_not_awaited_yet_is_no_complaint_of_asyncio(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(ctx: Context) -> str:
+        failing = ctx.start_child(refusing)
+        await ctx.sleep("nap", "1h")
+        with contextlib.suppress(PermissionError):
+            await failing
+        return "done"
+
+    flow = Workflow("patient", body)
+    async with world(*FLOWS, flow) as here:
+        await here.runtime.start(flow, id="run")
+        for _ in range(4):
+            await here.later("1s")
+        gc.collect()
+        assert "never retrieved" not in caplog.text
+        assert (await here.later("1h"))["run"] == Ok("done")
 
 
 async def test_a_description_shows_the_children() -> None:

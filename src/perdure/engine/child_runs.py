@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -90,7 +89,7 @@ class Children:
         self.runs = runs
         self.started: list[StartedChild] = []
         self._run = run
-        self._uses: Counter[str] = Counter()
+        self._uses: dict[str, int] = {}
         self._dropped: frozenset[str] | None = None
         # The ids of children under these keys.
         self._earlier_ids: set[str] = set()
@@ -104,8 +103,7 @@ class Children:
 
         No key of a user begins with `%~`: `full_key` escapes it.
         """
-        self._uses[key] += 1
-        use = self._uses[key]
+        use = self._uses[key] = self._uses.get(key, 0) + 1
         return key if use == 1 else _shorten(f"%~{use}/{key}")
 
     def default_id(self, parent_key: str, journal: Sequence[Entry]) -> str:

@@ -125,6 +125,7 @@ class Child(Generic[T_co]):
         self._drive = drive
         self._started = waiter.started
         self._started.task = asyncio.get_running_loop().create_task(waiter.wait_in_task(), name=f"perdure-child:{self.id}")
+        self._started.task.add_done_callback(_retrieve)
 
     @property
     def id(self) -> str:
@@ -177,6 +178,12 @@ class Child(Generic[T_co]):
         if not cancelling.cancelled() and isinstance(error := cancelling.exception(), PerdureError):
             with contextlib.suppress(asyncio.CancelledError):  # there is no body here to be told
                 drive.stop_because(error)
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Take the error of a handle, so that asyncio does not report it: it is recorded, and the end of the body looks at it."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _is_given_up(drive: Drive) -> bool:
@@ -507,9 +514,6 @@ async def end_children(drive: Drive, *, must_cancel: bool) -> BaseException | No
     for task in pending:
         cancel_by_ctx(task)
     await join(drive, pending, asyncio.ALL_COMPLETED)
-    for _, task in attached:
-        if not task.cancelled():
-            task.exception()  # retrieved
     if children.requests:
         await join(drive, list(children.requests), asyncio.ALL_COMPLETED)
     left = [child for child in children.started if not child.is_over and not child.is_detached]
