@@ -11,8 +11,18 @@ import msgspec
 import pytest
 
 from perdure import Context, Err, Ok, Suspended, Workflow, workflow
+from perdure.backends.memory.store import MemoryStore
 from perdure.engine.child_runs import child_id
-from perdure.errors import DuplicateStep, InvalidInput, RunCancelled, RunConflict, RunDead, RunNotFound, StepFailed
+from perdure.errors import (
+    DuplicateStep,
+    InvalidInput,
+    PersistenceError,
+    RunCancelled,
+    RunConflict,
+    RunDead,
+    RunNotFound,
+    StepFailed,
+)
 from perdure.model.ids import MAX_ID_BYTES
 from perdure.model.records import Awaited
 from perdure.result import Outcome
@@ -369,6 +379,43 @@ async def test_a_retry_lets_a_failed_child_go_on_and_keeps_a_completed_one() -> 
         await here.runtime.signal("run/wait", "go", 3)
         assert await settle(here) == Ok([1, 2, 3])
         assert ran == {"first 1": 1, "first 2": 1, "wait go": 1, "told go": 1}
+
+
+class FailsOnce(MemoryStore):
+    """A store that is down when a child is reopened for the first time."""
+
+    is_down = False
+
+    async def reopen(self, run_id: str, *args: Any, **options: Any) -> None:
+        if self.is_down and "/" in run_id:
+            self.is_down = False
+            raise PersistenceError("the child could not be reopened", "down")
+        await super().reopen(run_id, *args, **options)
+
+
+async def test_a_retry_that_was_interrupted_reopens_the_child_all_the_same() -> None:
+    fails, store = [True], FailsOnce()
+
+    async def work(ctx: Context) -> str:
+        if fails:
+            raise OSError("down")
+        return "up"
+
+    part = Workflow("work", work)
+    async with world(part, store=store) as here:
+
+        async def body(ctx: Context) -> str:
+            return await ctx.child(part)
+
+        assert isinstance(await parent_of(body, here), Err)
+        fails.clear()
+        store.is_down = True
+        await here.runtime.retry("run")
+        assert isinstance((await here.runtime.sweep())["run"], Err)  # the attempt, not the run
+        opened = [entry for entry in await store.journal("run") if entry.phase == "open"]
+        assert len(opened) == 2  # the intent to start it again is recorded, and nothing was reopened
+        assert (await statuses(here))["run/work"] == "failed"
+        assert await settle(here, seconds=5) == Ok("up")
 
 
 async def test_a_retry_lets_the_children_of_a_map_go_on_that_the_failure_stopped() -> None:
