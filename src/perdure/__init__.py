@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from perdure.context import Context as Context
     from perdure.definition import Workflow as Workflow
     from perdure.definition import workflow as workflow
+    from perdure.engine.children import Child as Child
     from perdure.engine.subscriptions import Subscription as Subscription
     from perdure.errors import ApprovalAmbiguous as ApprovalAmbiguous
     from perdure.errors import ApprovalDecided as ApprovalDecided
@@ -210,6 +211,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "MemoryCache",
         "StepCache",
     ),
+    "engine.children": ("Child",),
     "engine.subscriptions": ("Subscription",),
     "errors": (
         "ApprovalAmbiguous",

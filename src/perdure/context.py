@@ -28,6 +28,7 @@ from typing import (
 )
 
 from perdure.engine.body_tasks import BodyTasks
+from perdure.engine.children import Child, child_call, is_workflow, run_child
 from perdure.engine.closing import closing_of
 from perdure.engine.ctx_waits import (
     MISSING,
@@ -39,7 +40,7 @@ from perdure.engine.ctx_waits import (
     wait_for_signal,
 )
 from perdure.engine.drive import Drive
-from perdure.engine.fanout import OnError, run_map, run_race
+from perdure.engine.fanout import MapPolicy, OnError, run_map, run_race
 from perdure.engine.steps import StepCall, replay_step, run_step
 from perdure.engine.streams import emit_in_body, end_stream
 from perdure.model.approvals import check_assignees, check_signal_name, default_key
@@ -47,6 +48,7 @@ from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds
 from perdure.model.ids import check_id
 from perdure.model.records import check_positive
 from perdure.model.stream_items import MAX_STREAM_ITEMS
+from perdure.options import StoredOptions
 from perdure.result import Approved, Err, Expired, Ok, Rejected
 from perdure.stepspec import StepDefaults, StepInfo, StepOptions, StepPlan, StepSpec, current, is_mock, spec_of
 
@@ -68,11 +70,27 @@ Result: TypeAlias = Ok[T] | Err[Any]
 Racer: TypeAlias = Coroutine[Any, Any, T]
 
 
+class ChildOptions(StoredOptions, total=False):
+    """Options of `ctx.child`: the key under which the child is recorded, and what is stored with its run."""
+
+    key: str
+
+
+class StartChildOptions(ChildOptions, total=False):
+    """Options of `ctx.start_child`. A detached child goes on when its parent has ended, and is not cancelled with it."""
+
+    detached: bool
+
+
 class _EachOptions(StepDefaults, total=False):
-    """The options of a step, with a key made from each item, and how many may run at once."""
+    """The options of a step, with a key made from each item, and how many may run at once. The last four are for children."""
 
     key: Callable[[Any], str]
     concurrency: int
+    queue: str
+    priority: int
+    deadline: Duration | datetime
+    metadata: dict[str, Any]
 
 
 class MapOptions(_EachOptions, total=False):
@@ -85,6 +103,18 @@ class CollectOptions(_EachOptions, total=False):
     """Options of `ctx.map` when errors are results."""
 
     on_error: Required[Literal["collect"]]
+
+
+class ToleratingOptions(_EachOptions, total=False):
+    """Options of `ctx.map` when so many errors are results, and one more is raised."""
+
+    max_failures: Required[int]
+
+
+class EnoughOptions(_EachOptions, total=False):
+    """Options of `ctx.map` when so many results are enough, and the rest is cancelled."""
+
+    enough: Required[int]
 
 
 class Context(Generic[D]):
@@ -174,6 +204,8 @@ class Context(Generic[D]):
         can set them too. A cache shares only steps with `key=`.
         """
         name, fn, args = _split_name(call)
+        if is_workflow(fn):
+            raise TypeError(f"{fn!r} is a workflow, not a step; start it as a child: await ctx.child({fn.__name__}, ...)")
         spec, drive = spec_of(fn), self._drive
         plan = spec.plan_with(options) if options else spec.plan
         if name is None:
@@ -189,6 +221,52 @@ class Context(Generic[D]):
         return await run_step(drive, self._step_call(name, fn, args, key, plan, aliases))
 
     @overload
+    async def child(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, Result[T]]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[ChildOptions],
+    ) -> T: ...
+    @overload
+    async def child(
+        self, workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]], /, *args: Unpack[Ts], **options: Unpack[ChildOptions]
+    ) -> T: ...
+    async def child(self, workflow: Any, /, *args: Any, key: str | None = None, **options: Any) -> Any:  # type: ignore[misc]  # mypy holds ** against required arguments
+        """What a run of `workflow` gives that is started here and belongs to this run; its error is raised.
+
+        The key defaults to the workflow's name, and the id of the run to `parent/key`. A cancelled child raises `RunCancelled`, a
+        dead one `RunDead`. Options that are stored with a run hold for the child (`id=`, `queue=`, `priority=`, ...); queue and
+        priority default to those of this run. A child whose wait is cancelled is cancelled too.
+        """
+        return await run_child(self._drive, child_call(workflow, args, {}, self._child_key(workflow, key), options))
+
+    @overload
+    def start_child(
+        self,
+        workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, Result[T]]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[StartChildOptions],
+    ) -> Child[T]: ...
+    @overload
+    def start_child(
+        self, workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]], /, *args: Unpack[Ts], **options: Unpack[StartChildOptions]
+    ) -> Child[T]: ...
+    def start_child(  # type: ignore[misc]  # mypy holds ** against required arguments
+        self, workflow: Any, /, *args: Any, key: str | None = None, detached: bool = False, **options: Any
+    ) -> Child[Any]:
+        """As `ctx.child`, without waiting: a handle that can be awaited, and cancelled. It has the child's `id`.
+
+        A child that was not awaited is awaited at the end of the body, and its error fails this run. When this run fails or is
+        cancelled, the child is cancelled. A `detached` one is left alone.
+        """
+        return Child(self._drive, child_call(workflow, args, {}, self._child_key(workflow, key), options, detached=detached))
+
+    def _child_key(self, workflow: Any, key: str | None) -> str:
+        return self._key(getattr(workflow, "name", "") or "child" if key is None else key)
+
+    @overload
     async def map(
         self, fn: Callable[[I], Awaitable[Result[T]] | Result[T]], items: Iterable[I], /, **options: Unpack[MapOptions]
     ) -> list[T]: ...
@@ -197,23 +275,40 @@ class Context(Generic[D]):
         self, fn: Callable[[I], Awaitable[Result[T]] | Result[T]], items: Iterable[I], /, **options: Unpack[CollectOptions]
     ) -> list[Result[T]]: ...
     @overload
+    async def map(
+        self, fn: Callable[[I], Awaitable[Result[T]] | Result[T]], items: Iterable[I], /, **options: Unpack[ToleratingOptions]
+    ) -> list[Result[T]]: ...
+    @overload
+    async def map(
+        self, fn: Callable[[I], Awaitable[Result[T]] | Result[T]], items: Iterable[I], /, **options: Unpack[EnoughOptions]
+    ) -> list[Result[T] | None]: ...
+    @overload
     async def map(self, fn: Callable[[I], Awaitable[T]], items: Iterable[I], /, **options: Unpack[MapOptions]) -> list[T]: ...
     @overload
     async def map(
         self, fn: Callable[[I], Awaitable[T]], items: Iterable[I], /, **options: Unpack[CollectOptions]
     ) -> list[Result[T]]: ...
     @overload
+    async def map(
+        self, fn: Callable[[I], Awaitable[T]], items: Iterable[I], /, **options: Unpack[ToleratingOptions]
+    ) -> list[Result[T]]: ...
+    @overload
+    async def map(
+        self, fn: Callable[[I], Awaitable[T]], items: Iterable[I], /, **options: Unpack[EnoughOptions]
+    ) -> list[Result[T] | None]: ...
+    @overload
     async def map(self, fn: Callable[[I], T], items: Iterable[I], /, **options: Unpack[MapOptions]) -> list[T]: ...
     @overload
     async def map(self, fn: Callable[[I], T], items: Iterable[I], /, **options: Unpack[CollectOptions]) -> list[Result[T]]: ...
     @overload
+    async def map(self, fn: Callable[[I], T], items: Iterable[I], /, **options: Unpack[ToleratingOptions]) -> list[Result[T]]: ...
+    @overload
     async def map(
-        self,
-        name: str,
-        fn: Callable[[I], Awaitable[Result[T]] | Result[T]],
-        items: Iterable[I],
-        /,
-        **options: Unpack[MapOptions],
+        self, fn: Callable[[I], T], items: Iterable[I], /, **options: Unpack[EnoughOptions]
+    ) -> list[Result[T] | None]: ...
+    @overload
+    async def map(
+        self, name: str, fn: Callable[[I], Awaitable[Result[T]] | Result[T]], items: Iterable[I], /, **options: Unpack[MapOptions]
     ) -> list[T]: ...
     @overload
     async def map(
@@ -226,6 +321,24 @@ class Context(Generic[D]):
     ) -> list[Result[T]]: ...
     @overload
     async def map(
+        self,
+        name: str,
+        fn: Callable[[I], Awaitable[Result[T]] | Result[T]],
+        items: Iterable[I],
+        /,
+        **options: Unpack[ToleratingOptions],
+    ) -> list[Result[T]]: ...
+    @overload
+    async def map(
+        self,
+        name: str,
+        fn: Callable[[I], Awaitable[Result[T]] | Result[T]],
+        items: Iterable[I],
+        /,
+        **options: Unpack[EnoughOptions],
+    ) -> list[Result[T] | None]: ...
+    @overload
+    async def map(
         self, name: str, fn: Callable[[I], Awaitable[T]], items: Iterable[I], /, **options: Unpack[MapOptions]
     ) -> list[T]: ...
     @overload
@@ -233,30 +346,64 @@ class Context(Generic[D]):
         self, name: str, fn: Callable[[I], Awaitable[T]], items: Iterable[I], /, **options: Unpack[CollectOptions]
     ) -> list[Result[T]]: ...
     @overload
+    async def map(
+        self, name: str, fn: Callable[[I], Awaitable[T]], items: Iterable[I], /, **options: Unpack[ToleratingOptions]
+    ) -> list[Result[T]]: ...
+    @overload
+    async def map(
+        self, name: str, fn: Callable[[I], Awaitable[T]], items: Iterable[I], /, **options: Unpack[EnoughOptions]
+    ) -> list[Result[T] | None]: ...
+    @overload
     async def map(self, name: str, fn: Callable[[I], T], items: Iterable[I], /, **options: Unpack[MapOptions]) -> list[T]: ...
     @overload
     async def map(
         self, name: str, fn: Callable[[I], T], items: Iterable[I], /, **options: Unpack[CollectOptions]
     ) -> list[Result[T]]: ...
-    async def map(self, *call: Any, on_error: OnError = "raise", **options: Any) -> list[Any]:
+    @overload
+    async def map(
+        self, name: str, fn: Callable[[I], T], items: Iterable[I], /, **options: Unpack[ToleratingOptions]
+    ) -> list[Result[T]]: ...
+    @overload
+    async def map(
+        self, name: str, fn: Callable[[I], T], items: Iterable[I], /, **options: Unpack[EnoughOptions]
+    ) -> list[Result[T] | None]: ...
+    async def map(
+        self,
+        *call: Any,
+        on_error: OnError = "raise",
+        max_failures: int | None = None,
+        enough: int | None = None,
+        **options: Any,
+    ) -> list[Any]:
         """`fn(item)` as a step for every item, at most `concurrency` at a time, results in the order of the items.
 
-        Items are keyed `name[i]`, or by `key(item)`, and must come from the input or from a step. With `on_error="collect"` the
-        list holds `Ok` and `Err`; otherwise the first error cancels the rest.
+        Items are keyed `name[i]`, or by `key(item)`, and must come from the input or from a step. A workflow as `fn` starts a
+        child for every item, all at once unless `concurrency=` is given, with `queue=`, `priority=`, `deadline=` and `metadata=`.
+
+        The first error cancels the rest and is raised. With `on_error="collect"` the list holds `Ok` and `Err` instead;
+        `max_failures=2` does so for two errors and raises the third. With `enough=5` the map returns when five items have
+        succeeded, and cancels the rest: the list holds `Ok`, `Err`, and None where an item had not ended.
         """
         name, fn, items = _split_map_call(call)
-        spec = spec_of(fn)
-        if on_error not in ("raise", "collect"):
-            raise ValueError(f'on_error is "raise" or "collect", not {on_error!r}')
-        concurrency = check_positive(options.pop("concurrency", 32), "concurrency")
+        policy = MapPolicy.of(len(items), on_error, max_failures, enough)
+        has_children = is_workflow(fn)
+        concurrency = check_positive(options.pop("concurrency", max(1, len(items)) if has_children else 32), "concurrency")
         key = options.pop("key", None)
         if key is not None and not callable(key):
             raise TypeError(f"key= of ctx.map is a function that makes a key from an item, not {key!r}")
-        plan = spec.plan_with(options) if options else spec.plan
+        each, former = self._map_children(name, fn, key, options) if has_children else self._map_steps(name, fn, key, options)
         self._drive.calls.check_place(name)
         if self._drive.calls.owed.missing:
             with contextlib.suppress(Exception):  # what `key` raises for an item is raised by that item's call
-                self._drive.calls.owed.expect(self._key(each) for each in _map_keys((name, *plan.aliases), items, key))
+                self._drive.calls.owed.expect(self._key(each) for each in _map_keys((name, *former), items, key))
+        return await run_map(self._drive, items, each, concurrency, policy)
+
+    def _map_steps(
+        self, name: str, fn: Any, key: Callable[[Any], str] | None, options: dict[str, Any]
+    ) -> tuple[Callable[[int, Any], Awaitable[Any]], tuple[str, ...]]:
+        """What makes a step of an item, and the former names of the step."""
+        spec = spec_of(fn)
+        plan = spec.plan_with(options) if options else spec.plan
 
         async def each(index: int, item: Any) -> Any:
             if key is not None:
@@ -265,25 +412,50 @@ class Context(Generic[D]):
             call = self._step_call(name, fn, (item,), f"{name}[{index}]", plan, aliases, may_share=False)
             return await run_step(self._drive, call)
 
-        return await run_map(self._drive, items, each, concurrency, on_error)
+        return each, plan.aliases
+
+    def _map_children(
+        self, name: str, workflow: Any, key: Callable[[Any], str] | None, options: dict[str, Any]
+    ) -> tuple[Callable[[int, Any], Awaitable[Any]], tuple[str, ...]]:
+        """What makes a child of an item. Children have no former names."""
+        if "id" in options:
+            raise TypeError("id= is for one child; the children of ctx.map have ids made from their keys: pass key=")
+
+        async def each(index: int, item: Any) -> Any:
+            item_key = self._key(f"{name}[{index}]" if key is None else key(item))
+            return await run_child(self._drive, child_call(workflow, (item,), {}, item_key, options))
+
+        return each, ()
 
     @overload
     async def race(self, a: Racer[T], b: Racer[U], /, *, key: str | None = None) -> T | U: ...
     @overload
     async def race(self, *racers: Racer[T], key: str | None = None) -> T: ...
     @overload
+    async def race(self, *racers: Racer[T], wins: int, key: str | None = None) -> list[T]: ...
+    @overload
     async def race(self, name: str, a: Racer[T], b: Racer[U], /, *, key: str | None = None) -> T | U: ...
     @overload
     async def race(self, name: str, /, *racers: Racer[T], key: str | None = None) -> T: ...
-    async def race(self, *call: Any, key: str | None = None) -> Any:
+    @overload
+    async def race(self, name: str, /, *racers: Racer[T], wins: int, key: str | None = None) -> list[T]: ...
+    async def race(self, *call: Any, wins: int | None = None, key: str | None = None) -> Any:
         """What the first of these coroutines to end gives, or raises; the others are cancelled.
+
+        With `wins=2` it waits for two, and gives a list of what they gave, in the order in which they ended; an error of one of
+        them is raised.
 
         `await ctx.race(ctx.wait_for_signal("paid"), remind_every_day(ctx))`
         """
         name, racers = (call[0], call[1:]) if call and isinstance(call[0], str) else ("race", call)
         if not racers or not all(asyncio.iscoroutine(racer) for racer in racers):
             raise TypeError("ctx.race takes coroutines: ctx.race(ctx.step(a), ctx.step(b))")
-        return await run_race(self._drive, self._key(name if key is None else key), name, racers)
+        if wins is not None and not (type(wins) is int and 1 <= wins <= len(racers)):
+            for racer in racers:
+                racer.close()
+            raise ValueError(f"wins={wins!r} of a race between {len(racers)}; one at least can win, and at most all of them")
+        values = await run_race(self._drive, self._key(name if key is None else key), name, racers, wins or 1)
+        return values[0] if wins is None else values
 
     async def sleep(self, name: str, duration: Duration, *, key: str | None = None) -> None:
         """Return when `duration` has passed since the first time this was reached, whatever happened meanwhile."""
@@ -534,7 +706,9 @@ def _split_map_call(call: tuple[Any, ...]) -> tuple[str, Any, list[Any]]:
     name, fn, rest = _split_name(call)
     if len(rest) != 1 or not isinstance(rest[0], Iterable):
         raise TypeError("ctx.map takes a function and the items: ctx.map(fn, items) or ctx.map(name, fn, items)")
-    return name or _step_name(spec_of(fn), fn), fn, list(rest[0])
+    if name is None:
+        name = fn.name if is_workflow(fn) else _step_name(spec_of(fn), fn)
+    return str(name), fn, list(rest[0])
 
 
 def _map_keys(names: tuple[str, ...], items: list[Any], key: Callable[[Any], str] | None) -> list[str]:

@@ -17,8 +17,10 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, TypeVar
 from perdure.aio.loop_thread import block_on
 from perdure.codec import Codec
 from perdure.codec.outcomes import Hints
-from perdure.context import Context
+from perdure.context import Context, full_key
 from perdure.engine.body_tasks import BodyTasks
+from perdure.engine.children import child_call, run_child
+from perdure.engine.closing import closing_of
 from perdure.engine.drive import Drive
 from perdure.errors import InvalidInput, ValueNotStorable
 from perdure.model.ids import check_id, random_bytes
@@ -83,12 +85,13 @@ class Workflow(Generic[P, T_co]):
         return f"<Workflow {self.name}>" if self.version == 1 else f"<Workflow {self.name} version {self.version}>"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T_co]:
-        """Run it here and now, in memory: the value, or the exception."""
-        if isinstance(current.get(), BodyTasks):
-            raise RuntimeError(
-                f"workflow {self.name!r} was called in another workflow's body, where it would not be recorded; "
-                "start it as a run of its own from a step"
-            )
+        """Run it here and now, in memory: the value, or the exception. In the body of a workflow, run it as a child.
+
+        The key of the child is the workflow's name; a second one needs `ctx.child(wf, ..., key=)`.
+        """
+        here = current.get()
+        if isinstance(here, BodyTasks) and here.drive is not None:
+            return run_child(here.drive, child_call(self, args, kwargs, full_key((), self.name), {}))
         positional, named = self.check_arguments(Codec(), args, kwargs)
         return call_in_memory(self, tuple(positional), named)
 
@@ -163,6 +166,7 @@ class Workflow(Generic[P, T_co]):
         drive.encode_input = partial(self._new_input, drive.codec)
         context: Context[Any] = Context(drive)
         call: Callable[..., Coroutine[Any, Any, Any]] = self.fn
+        closing_of(drive)
         return call(context, *args, **kwargs)
 
     def check_arguments(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -176,6 +176,7 @@ class Runtime:
             process_options=process_options,
             is_implicit=is_implicit,
         )
+        self._host.find_worker = self._worker_serving
         self._schedules = RuntimeSchedules(self._host)
         self._health = HealthCheck(self._store, self._started_worker)
         self._retention = check_retention(retention)
@@ -770,9 +771,12 @@ class Runtime:
 
     def _worker_for(self, start: RunStart) -> Worker | None:
         """The worker, if it has room for this run. Then the run is leased as it is created, which saves a write."""
-        worker = self._worker
-        is_served = self._queues is None or start.new.queue in self._queues
-        return worker if worker is not None and worker.has_room() and is_served else None
+        worker = self._worker_serving(start.new.queue)
+        return worker if worker is not None and worker.has_room() else None
+
+    def _worker_serving(self, queue: str) -> Worker | None:
+        """The worker, if it drives runs of this queue."""
+        return self._worker if self._queues is None or queue in self._queues else None
 
     def _run_filter(self, selection: RunSelection) -> RunFilter:
         return run_filter(selection, self._host.clock.now())

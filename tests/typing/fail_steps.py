@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import assert_type
 
-from perdure import Context, Err, Ok, Retry, step
+from perdure import Context, Err, Ok, Retry, step, workflow
 
 
 async def fetch(user_id: int, name: str) -> str:
@@ -130,3 +130,18 @@ async def waits(ctx: Context) -> None:
     await ctx.wait_for_signal("decision", "2d")  # error
     await ctx.wait_for_signal("decision", time_out="2d")  # error
     ctx.timeout("2d")  # error
+
+
+@workflow
+async def ship(ctx: Context, item: str) -> int:
+    return len(item)
+
+
+async def wrong_children(ctx: Context) -> None:
+    await ctx.child(ship, 1)  # error
+    await ctx.child(ship)  # error
+    await ctx.child(ship, "book", retry=3)  # error
+    ctx.start_child(ship, 1)  # error
+    ctx.start_child(ship, "book", timeout=3)  # error
+    await ctx.map(ship, [1])  # error
+    await ctx.race(ctx.child(ship, "book"), wins="2")  # error

@@ -59,6 +59,14 @@ async def errors_can_be_collected(ctx: Context[Any]) -> None:
     assert_type(await ctx.map(fetch, [1, 2], on_error="raise"), list[str])
 
 
+async def failures_can_be_tolerated(ctx: Context[Any]) -> None:
+    assert_type(await ctx.map(fetch, [1, 2], max_failures=1), list[Ok[str] | Err[Any]])
+    assert_type(await ctx.map(charge, [1, 2], max_failures=1), list[Ok[str] | Err[Any]])
+    assert_type(await ctx.map("plain", plain, [1, 2], max_failures=1), list[Ok[str] | Err[Any]])
+    assert_type(await ctx.map(fetch, [1, 2], enough=1), list[Ok[str] | Err[Any] | None])
+    assert_type(await ctx.map("reserve", reserve, [1, 2], enough=1, key=str), list[Ok[str] | Err[Any] | None])
+
+
 async def map_options(ctx: Context[Any]) -> None:
     assert_type(await ctx.map(fetch, [1, 2], key=str, concurrency=4), list[str])
     assert_type(await ctx.map(fetch, [1, 2], key=lambda number: f"fetch:{number}", retry=3), list[str])
@@ -73,3 +81,5 @@ async def races_give_what_the_first_gives(ctx: Context[Any]) -> None:
     assert_type(await ctx.race(ctx.step(fetch, 1), ctx.step("again", fetch, 2), key="race:1"), str)
     assert_type(await ctx.race(ctx.step(fetch, 1), ctx.sleep("nap", "1h")), str | None)
     assert_type(await ctx.race("paid", ctx.step(fetch, 1), ctx.step("bytes", Client().get, 1)), str | bytes)
+    assert_type(await ctx.race(ctx.step(fetch, 1), ctx.step(fetch, 2), ctx.step(fetch, 3), wins=2), list[str])
+    assert_type(await ctx.race("paid", ctx.step(fetch, 1), ctx.step(fetch, 2), wins=1, key="one"), list[str])

@@ -96,6 +96,8 @@ def _result(step: StepDescription) -> str:
         return _asked(step)
     if step.error is not None and step.status == "failed":
         return f"{step.error.type}: {step.error.message}"
+    if step.child_id is not None:
+        return f"run {step.child_id}"
     if step.until is not None:
         return f"{'next try' if step.status == 'retrying' else 'until'} {in_utc(step.until)}"
     return ""

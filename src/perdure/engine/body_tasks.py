@@ -48,6 +48,7 @@ class BodyTasks(TaskCreator):
         "are_exits_open",
         "cancelled_by",
         "changed",
+        "drive",
         "ended",
         "joining",
         "leaving",
@@ -70,6 +71,8 @@ class BodyTasks(TaskCreator):
         # Called when one of these tasks calls `sys.exit` and `may_survive_exit`: only the run's attempt ends, not the process.
         self.note_exit: Callable[[BaseException], None] = nothing
         self.may_survive_exit = False
+        # The drive of this body: another workflow that the body calls becomes a child of its run.
+        self.drive: Any = None
         # What passes a cancellation on right now: a task's cancel reaches what it waits for before it returns.
         self.cancelled_by: CancelledBy | None = None
         self.alive: set[BodyTask] = set()
@@ -158,6 +161,7 @@ class BodyTasks(TaskCreator):
 
     def forget_owner(self) -> None:
         """Drop the reference to the drive, so that it is freed without the garbage collector."""
+        self.drive = None
         self.changed = self.note_time_limit = self.note_exit = nothing
 
 
@@ -176,9 +180,11 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
         "deferred_cancel",
         "exit",
         "has_result",
+        "is_cancelled_by_body",
         "is_cancelled_by_ctx",
         "is_leaving",
         "is_ours",
+        "outlives_function",
         "task",
     )
 
@@ -194,6 +200,10 @@ class BodyTask(TaskCreator, Coroutine[Any, Any, Any]):
         self.has_result = False
         # Whether ctx.race, ctx.map or ctx.timeout cancelled it last, which a replay does as well.
         self.is_cancelled_by_ctx = False
+        # Whether the body's own code did, or one of these, and not a clock or the end of the process.
+        self.is_cancelled_by_body = False
+        # Whether it may use ctx when the workflow's function has ended: it waits for a child.
+        self.outlives_function = False
         self._cancel_requests_before = 0
         # How many cancellations were requested when one was deferred; 0 when none is.
         self.deferred_cancel = 0
@@ -367,6 +377,7 @@ class ReplayableTask(asyncio.Task[Any]):
         is_requested = super().cancel(msg)
         if is_requested:
             self.branch.is_cancelled_by_ctx = self.branch.branches.cancelled_by == "ctx"
+            self.branch.is_cancelled_by_body = self.branch.branches.cancelled_by != "clock"
             self.branch.note_cancel()
         return is_requested
 

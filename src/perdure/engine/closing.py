@@ -1,4 +1,4 @@
-"""What happens between the end of a workflow's function and the end of its run: compensations.
+"""What happens between the end of a workflow's function and the end of its run: its children end, then compensations run.
 
 A step with `compensate=` records an intent before its function is called. When the function fails or the run is cancelled, every
 such step that was done, or may have been done, is compensated: in reverse order of their intents, one at a time. A compensation
@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from perdure.engine.body_tasks import BodyTask, cancel_by_ctx
+from perdure.engine.children import are_over, end_children
 from perdure.engine.drive import Drive
 from perdure.engine.steps import OUTCOME_UNKNOWN, StepCall, run_step
 from perdure.errors import CompensationFailed, StepFailed, StepTimeout
@@ -40,7 +41,7 @@ class _Done(NamedTuple):
 
 
 class Closing:
-    """The steps of one drive that have a compensation, and what is done with them in the end."""
+    """The steps of one drive that have a compensation, its children, and what is done with them in the end."""
 
     def __init__(self, drive: Drive) -> None:
         self._drive = drive
@@ -52,10 +53,18 @@ class Closing:
 
     def is_needed(self, result: Any) -> bool:
         """Whether there is something to do before the run ends with this result."""
-        return bool(self._steps) and (isinstance(result, Err) or self._drive.calls.is_cancelling)
+        return (bool(self._steps) and self._must_undo(result)) or not are_over(self._drive)
+
+    def _must_undo(self, result: Any) -> bool:
+        return isinstance(result, Err) or self._drive.calls.is_cancelling
 
     async def close(self, own: BodyTask, result: Any) -> Any:
-        """Compensate, and give the result of the run: the function's own, or `Err(CompensationFailed)`."""
+        """End children and compensate; the result of the run: the function's own, a child's error or `CompensationFailed`."""
+        failed_child = await end_children(self._drive, must_cancel=self._must_undo(result))
+        if failed_child is not None:
+            result = Err(failed_child)
+        if not self._must_undo(result) or not self._steps:
+            return result
         await _end_leftovers(self._drive, own)
         failures: dict[str, Exception] = {}
         for done in _steps_to_compensate(self._drive, self._steps):

@@ -30,6 +30,7 @@ from perdure.aio.pending_write import await_reply, run_to_end
 from perdure.aio.store_watch import POLL_SECONDS, expect_change
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
 from perdure.engine.body_tasks import BodyTask, BodyTasks, begun, cancel_by_ctx, first_step, note_tasks
+from perdure.engine.child_runs import Children, ChildRuns, cancel_open_children
 from perdure.engine.endings import (
     StartingOver,
     StartOver,
@@ -83,6 +84,8 @@ from perdure.snapshots.consistent_view import View
 from perdure.stepspec import StepInfo, current
 from perdure.store import Store, StreamStore, require
 
+# After how many microseconds a cancelled run looks again whether its children have ended.
+_LOOK_AT_CHILDREN_AGAIN: Final = MICROSECOND // 2
 # How soon the inbox is read again if that failed.
 _READ_INBOX_AGAIN_SECONDS: Final = 1.0
 # Tasks that fetch inboxes: an event loop refers to its tasks weakly.
@@ -126,6 +129,7 @@ class Drive:
         "_is_misfit",
         "_is_time_limit_noted",
         "_lease",
+        "_linger_timer",
         "_listening",
         "_loop",
         "_main",
@@ -137,6 +141,7 @@ class Drive:
         "cached_keys",
         "caching",
         "calls",
+        "children",
         "clock",
         "closing",
         "codec",
@@ -175,8 +180,10 @@ class Drive:
         subscriptions: Subscriptions | None = None,
         retired: Collection[str] = (),
         clock: Clock | None = None,
+        child_runs: ChildRuns | None = None,
     ) -> None:
         self.run = claim.run
+        self.children = Children(claim.run, child_runs)
         self.settings = settings
         self.options = options
         self.codec = settings.codec
@@ -271,6 +278,7 @@ class Drive:
         self._is_cancel_recorded = cancel is not None
         self._deadline = None if self._store is None else deadline_in_force(claim.run, claim.journal)
         self._deadline_timer: Timer | None = None
+        self._linger_timer: Timer | None = None
         self._is_late = self._deadline is not None and self._deadline <= self.clock.now() and not claim.run.cancel_requested
         if cancel is not None:
             self._is_late = cancel.payload != b"null"
@@ -287,6 +295,7 @@ class Drive:
         tasks.may_survive_exit = self._store is not None
         tasks.note_exit = self._note_exit
         tasks.note_time_limit = self._note_time_limit
+        tasks.drive = self
         return tasks
 
     def _new_results(self, recorded: JournalIndex) -> ResultQueue:
@@ -425,6 +434,7 @@ class Drive:
                 self._progress.stop()
             # Break the reference cycles, so that the drive is freed without the garbage collector.
             self._held = self._progress = self._streams = None
+            self.children.runs = self.closing = None
             self.tasks.forget_owner()
             self.recorder.forget_owner()
         await self.publisher.publish_end(outcome)
@@ -434,6 +444,7 @@ class Drive:
     async def _until_over(self) -> Outcome[Any]:
         await self.publisher.publish_start()
         if self.run.attempts > self.settings.max_attempts:
+            await cancel_open_children(self.children.runs, self.calls.opened, self.calls.is_recorded)
             return await self._finish(ending_of_dead_run(self.run, self.codec, self._hints))
         if self._unreadable is not None:
             self._stop_misfit(self._unreadable)
@@ -723,10 +734,10 @@ class Drive:
                 self.is_continued = True
         return Suspended(self.run.id, moment(self.run.updated_at))
 
-    async def _give_back(self) -> Outcome[Any]:
+    async def _give_back(self, wake_at: int | None = None) -> Outcome[Any]:
         await self._end_body()
-        await self._release()
-        return Suspended(self.run.id, moment(self.clock.now()))
+        await self._release(wake_at)
+        return Suspended(self.run.id, moment(self.clock.now() if wake_at is None else wake_at))
 
     async def _suspend(self) -> Outcome[Any] | None:
         if self._progress is not None:
@@ -735,6 +746,9 @@ class Drive:
                 return None  # something happened meanwhile
         if not self.results.is_idle or self.waits.has_due():
             return None
+        if self._cancel_requested:
+            # Suspended it would be due at once: it waits for its children, and they may need its place in the worker.
+            return await self._give_back(self.clock.now() + _LOOK_AT_CHILDREN_AGAIN)
         # Until the store replies no wait is resolved and no call goes ahead: what the run waits for must not change meanwhile.
         self.waits.is_live = False
         wake_at, awaited = self._wake_at(), self.waits.addresses()
@@ -757,8 +771,9 @@ class Drive:
 
     def _wake_at(self) -> int | None:
         """When the run must be in memory again: at the earliest deadline of its waits, or at its own."""
-        wake_at = self.waits.wake_at()
-        return wake_at if self._deadline is None else self._deadline if wake_at is None else min(wake_at, self._deadline)
+        child_at = None if self.children.runs is None else self.children.runs.wake_at()
+        instants = [at for at in (self.waits.wake_at(), self._deadline, child_at) if at is not None]
+        return min(instants, default=None)
 
     async def _let_go(self) -> None:
         """After a failure: nothing more is written; the run is given back, due after a pause, if the store lets us."""
@@ -805,16 +820,16 @@ class Drive:
             with contextlib.suppress(PerdureError):  # its lease expires by itself
                 await self._release()
 
-    async def _release(self) -> None:
-        """Give the run back, due at once."""
+    async def _release(self, wake_at: int | None = None) -> None:
+        """Give the run back, due at this instant or at once."""
         if self._progress is not None:
             if self.is_replaying:
                 self._progress.stop()  # what a replay has set is older than what is stored
             await self._progress.flush()
         if not self.may_record:
             self.recorder.items.clear()  # the next replay emits them again
-        await self.recorder.release()
-        self._stands(status="pending", wake_at=self.clock.now())
+        await self.recorder.release(wake_at)
+        self._stands(status="pending", wake_at=self.clock.now() if wake_at is None else wake_at)
         self.publisher.publish_release()
 
     def _stands(self, **changed: Any) -> None:
@@ -831,10 +846,10 @@ class Drive:
         if self.calls.closed is None:
             self.calls.close(why)
             self.waits.close()
-            for timer in (self._deadline_timer, self._cancel_timer):
+            for timer in (self._deadline_timer, self._cancel_timer, self._linger_timer):
                 if timer is not None:
                     timer.cancel()
-            self._deadline_timer = self._cancel_timer = None
+            self._deadline_timer = self._cancel_timer = self._linger_timer = None
             if self._listening is not None:
                 self._listening.cancel()
                 self._listening = None
@@ -874,11 +889,33 @@ class Drive:
             self._record_cancel()
         elif self.calls.is_cancelling and self._closing_task is None:
             self._flush()  # its time to clean up counts in memory
+        elif self._stays_for_children():
+            self._flush()
         elif can_leave_memory(self.tasks, self._wake_at(), self.clock.now(), self.settings.unload_grace):
             self._must_suspend = True
             self._attend()
         else:
             self._flush()
+
+    def _stays_for_children(self) -> bool:
+        """Whether the run stays in memory for its children: one is driven here, or one has ended and others may follow at once.
+
+        Without that a run with a thousand children would be woken and replayed for each of them.
+        """
+        if self.children.runs is None or not self.waits.has_address:
+            return False
+        if self.children.runs.keeps_parent_in_memory():
+            return True
+        until = self.children.lingers_until(self.settings.unload_grace)
+        if until is None or until <= self.clock.now():
+            return False
+        if self._linger_timer is None:
+            self._linger_timer = self.clock.call_at(until, self._stop_lingering)
+        return True
+
+    def _stop_lingering(self) -> None:
+        self._linger_timer = None
+        self.results.look_soon()
 
     def _flush(self) -> None:
         """The body rests and the run stays in memory: what would have gone with `suspend` is written now.

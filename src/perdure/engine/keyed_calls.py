@@ -65,6 +65,8 @@ class CtxCall(msgspec.Struct, eq=False):
     # Whether an earlier attempt recorded that this call was cancelled, so a result under its key is that of a later call.
     was_cancelled: bool = False
     future: Parked | None = None
+    # What has to be done when it is cancelled, before it returns to the body.
+    unwind: Callable[[], Coroutine[Any, Any, None]] | None = None
 
     def __enter__(self) -> None:
         if self.branch is not None:
@@ -335,6 +337,8 @@ class Calls:
             self._results.withdraw(call.key)
             if call in self._live_waiters:
                 self._live_waiters.remove(call)
+            if call.unwind is not None:
+                await call.unwind()
             await call.wait_to_leave()
             if self.closed == "unloaded":
                 self.refuse()
@@ -448,7 +452,7 @@ class Calls:
         self.is_cancelling = True
 
     def admit_only(self, branch: BodyTask) -> None:
-        """Refuse the calls of every other branch from now on: the function has ended, or its time is up."""
+        """Refuse the calls of other branches, but those that wait for children: the function has ended, or its time is up."""
         self.is_refusing, self._closing_branch = True, branch
 
     async def admitted(self) -> None:
@@ -485,7 +489,8 @@ class Calls:
         """Whether a call of the task that runs now is refused."""
         if self.closed is not None or not self.is_refusing:
             return self.is_refusing
-        return self._branches.running is not self._closing_branch
+        running = self._branches.running
+        return running is not self._closing_branch and (running is None or not running.outlives_function)
 
     def check(self) -> None:
         """Raise if calls are refused."""

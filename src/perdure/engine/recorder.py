@@ -99,6 +99,9 @@ class Unrecorded:
     def _send(self, entry: Entry, consume: int | None) -> None:
         """Have the entry written."""
 
+    def consume(self, seq: int) -> None:
+        """Consume an inbox row that no entry is about, together with the next entry."""
+
     def flush(self) -> None:
         """Send what was appended and not sent."""
 
@@ -129,8 +132,8 @@ class Unrecorded:
     def report_written(self) -> None:
         """Report to `on_written` what went with `finish` or `suspend`, now that the drive knows how the run stands."""
 
-    async def release(self) -> None:
-        """Record what is left and give the run back, due at once."""
+    async def release(self, wake_at: int | None = None) -> None:
+        """Record what is left and give the run back, due at this instant or at once."""
 
     async def abandon(self) -> None:
         """Write nothing more; return when the write in flight has its reply."""
@@ -204,6 +207,10 @@ class Recorder(Unrecorded):
             self._is_write_due = True
             next_turn_of(self._loop).call(self._loop, self.flush)
 
+    def consume(self, seq: int) -> None:
+        self._consume.append(seq)
+        self.consuming.add(seq)
+
     async def acknowledged(self) -> None:
         if self._acknowledged_seq < self._last_to_send:
             self.flush()
@@ -246,7 +253,7 @@ class Recorder(Unrecorded):
             self.flush()
         return signals
 
-    async def release(self) -> None:
+    async def release(self, wake_at: int | None = None) -> None:
         entries, consume = await self._what_is_left()
         while entries and entries[-1].phase == "cancel":
             entries.pop()  # the end of the process cancelled these calls, not the body, and nothing followed
@@ -254,7 +261,7 @@ class Recorder(Unrecorded):
         if entries:
             await self._record_rest(entries, consume, now)
             self.report_written()
-        await self._await_reply(self._store.release(self._lease, now=now), lambda _: self._let_go([]))
+        await self._await_reply(self._store.release(self._lease, wake_at=wake_at, now=now), lambda _: self._let_go([]))
 
     async def _record_rest(self, entries: list[Entry], consume: list[int], now: int | None) -> None:
         while True:
@@ -374,7 +381,7 @@ class Recorder(Unrecorded):
 
         False, and nothing changes, when there is none that is longer than this, or it is such a failure already.
         """
-        results = [entry for entry in entries if entry.kind == "step" and entry.phase == "close"]
+        results = [entry for entry in entries if entry.kind in ("step", "child") and entry.phase == "close"]
         longest = max(results, key=lambda entry: len(entry.payload), default=None)
         if longest is None or len(longest.payload) <= max(longer_than, _SHORT):
             return False

@@ -19,6 +19,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final, TypeAlias
 
 from perdure.engine.body_tasks import nothing
@@ -112,6 +113,16 @@ class Waits:
     def has_address(self) -> bool:
         """Whether a wait is open for an inbox row."""
         return bool(self._by_address)
+
+    def has_row(self, address: Awaited) -> bool:
+        """Whether a row with this address was received that no wait has taken."""
+        return address in self._signals
+
+    def take_rows(self, address: Awaited) -> list[Signal]:
+        """The rows with this address that were received and that no wait has taken: they are taken now."""
+        rows = [signal for _, signal in sorted(self._signals.pop(address, ()), key=itemgetter(0))]
+        self._taken += rows
+        return rows
 
     def add(self, wait: Wait) -> None:
         """Open a wait."""

@@ -1,7 +1,7 @@
 """The journal: what a run has recorded, as an append-only list of entries.
 
-An entry opens something that may outlive the process (a wait's deadline, a retry's next try, an intent to run at most
-once), closes it with its outcome, says that the body cancelled it, or drops earlier entries, so that a failed run can go on.
+An entry opens something that may outlive the process (a wait's deadline, a child's id, a retry's next try, an intent to run at
+most once), closes it with its outcome, says that the body cancelled it, or drops earlier entries, so that a failed run can go on.
 Entries are matched by key, never by position; `seq` only says in which order their results reached the body.
 """
 
@@ -55,6 +55,18 @@ class OpenWait(msgspec.Struct, frozen=True):
     """The payload of the open entry of a wait."""
 
     deadline: int | None
+
+
+class OpenChild(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The payload of the open entry of a child: its id, and whether the parent leaves it alone.
+
+    `ended_epoch` is the epoch at which the child had ended when a retry of its parent started it again: while the child still has
+    that epoch, it has to be reopened.
+    """
+
+    id: str
+    detached: bool = False
+    ended_epoch: int | None = None
 
 
 class NextTry(msgspec.Struct, frozen=True):

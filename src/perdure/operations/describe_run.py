@@ -17,7 +17,7 @@ from perdure.errors import RunNotFound, SnapshotCorrupt
 from perdure.model.approvals import OpenApproval, name_in
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.ids import check_id
-from perdure.model.journal import Entry, Kind, NextTry, OpenWait
+from perdure.model.journal import Entry, Kind, NextTry, OpenChild, OpenWait
 from perdure.model.records import Awaited, RunRow, Status, deadline_in_force
 from perdure.model.running_steps import RunningSteps, decode_running_steps
 from perdure.snapshots.consistent_view import View, load_view, user_metadata
@@ -42,9 +42,10 @@ class ErrorText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A step, or a wait, of which something is recorded. `until` says when the next attempt is due, or when the wait ends.
+    """A step, a wait or a child, of which something is recorded. `until` says when the next attempt is due, or the wait ends.
 
     The `value` of an approval that is pending is what it asks about, and `assignees` are those who may decide; none: everyone.
+    `child_id` is the id of a child's run.
     """
 
     key: str
@@ -58,6 +59,7 @@ class StepDescription(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorText | None = None
     until: datetime | None = None
     assignees: tuple[str, ...] = ()
+    child_id: str | None = None
 
 
 class RunningStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,13 +216,17 @@ def _describe_steps(entries: Iterable[Entry]) -> list[StepDescription]:
     """A description for each key: its result, or what it was last known to be doing."""
     last: dict[str, Entry] = {}
     started: dict[str, int] = {}
+    children: dict[str, str] = {}
     for entry in entries:
         if not entry.key:  # it is about the run
             continue
         last[entry.key] = entry
         if entry.phase != "cancel":  # which says when the call was cancelled, not when it began
             started.setdefault(entry.key, entry.started_at)
-    return [_describe_step(entry, started.get(entry.key, 0)) for entry in last.values()]
+        if entry.kind == "child" and entry.phase == "open":
+            children[entry.key] = msgspec.json.decode(entry.payload, type=OpenChild).id
+    described = (_describe_step(entry, started.get(entry.key, 0)) for entry in last.values())
+    return [msgspec.structs.replace(step, child_id=children.get(step.key)) if children else step for step in described]
 
 
 def _describe_step(entry: Entry, started_at: int) -> StepDescription:
@@ -257,6 +263,8 @@ def _describe_open_step(entry: Entry, at: datetime | None) -> StepDescription:
             until=_moment(asked.deadline),
             assignees=asked.assignees,
         )
+    if entry.kind == "child":
+        return StepDescription(key=entry.key, kind=entry.kind, status="waiting", started_at=at)
     if entry.kind != "step":
         deadline = msgspec.json.decode(entry.payload, type=OpenWait | None)
         until = None if deadline is None else _moment(deadline.deadline)

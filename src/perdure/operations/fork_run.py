@@ -10,7 +10,8 @@ and from which it would have gone on after a crash, so a fork replays as every r
 - Signals that the old run consumed later, and those that it has not consumed, are in the inbox of the fork: their senders know
   the old run only.
 - Decisions about approvals that the old run took later, or has not taken, are not: a person approved what that run would do.
-- The fork has no parent. The parent of the old run waits for that one.
+- The fork has no parent. The parent of the old run waits for that one. Children that were under way are started anew: those of
+  the old run belong to it.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def _entries_before(run_id: str, entries: Sequence[Entry], passed: int) -> list[
         if entry.phase != "open":
             over.add(entry.key)
         elif entry.key not in over:
-            if entry.kind == "step":
+            if entry.kind in ("step", "child"):
                 continue
             entry = _with_time_left(run_id, entry, passed)  # noqa: PLW2901 - the same entry, later
         kept.append(entry)

@@ -48,6 +48,8 @@ class StepDetails(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
 
 NO_DETAILS: Final = StepDetails()
+# What fails with an error that is recorded. Other constructs fail in one way only: their time is up.
+FAILING_KINDS: Final[frozenset[Kind]] = frozenset({"step", "child"})
 # Fields of `StepDetails` that are stored bytes in a journal and objects in a snapshot.
 STORED_FIELDS: Final = ("stored", "failure")
 
@@ -71,9 +73,9 @@ def read_own_result(entry: Entry) -> tuple[StepResult, list[Loss]]:
     """The result that a closing entry of perdure's own records, and what was lost of it."""
     if entry.ok:
         return _read_success(entry)
-    if entry.kind != "step":
+    if entry.kind not in FAILING_KINDS:
         return _failure_result(TIMED_OUT, dict(NO_CAUSE), "result", StepDetails(kind=entry.kind)), []
-    return _read_failure(entry.payload)
+    return _read_failure(entry.payload, entry.kind)
 
 
 def _read_success(entry: Entry) -> tuple[StepResult, list[Loss]]:
@@ -83,9 +85,9 @@ def _read_success(entry: Entry) -> tuple[StepResult, list[Loss]]:
     return StepResult(ok=True, value=tree, extra=_extra(details)), losses
 
 
-def _read_failure(payload: bytes) -> tuple[StepResult, list[Loss]]:
+def _read_failure(payload: bytes, kind: Kind) -> tuple[StepResult, list[Loss]]:
     failure = msgspec.json.decode(payload, type=Failure)
-    details = StepDetails(failure=msgspec.Raw(payload))
+    details = StepDetails(kind=kind, failure=msgspec.Raw(payload))
     if failure.origin == "throw":
         return _failure_result(RAISED, _exception_cause(msgspec.json.decode(failure.error)), "throw", details), []
     losses: list[Loss] = []

@@ -16,13 +16,15 @@ from perdure.codec import tree_of
 from perdure.codec.structure import check_structure
 from perdure.errors import SnapshotFormatError, ValueNotStorable
 from perdure.model.approvals import Decision
-from perdure.model.journal import Entry, Kind, name_kind
+from perdure.model.ids import check_id
+from perdure.model.journal import Entry, Kind, OpenChild, name_kind
 from perdure.model.records import OWN_FIELD, Signal
 from perdure.snapshots.json_reader import format_path
 from perdure.snapshots.parts import LossWarning, StepResult
 from perdure.snapshots.run_metadata import Instant, JournalLine, RunMetadata
 from perdure.snapshots.step_results import (
     CODEC,
+    FAILING_KINDS,
     FOREIGN_CODEC,
     NO_DETAILS,
     STORED_FIELDS,
@@ -59,12 +61,13 @@ class _OpenApprovalPayload(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 # The payload of an open entry of each kind. That of a step may also be null: the intent to run it at most once.
-_OPEN_PAYLOADS: Final[Mapping[Kind, type[_OpenWaitPayload | _OpenRetryPayload | _OpenApprovalPayload]]] = {
+_OPEN_PAYLOADS: Final[Mapping[Kind, type[_OpenWaitPayload | _OpenRetryPayload | _OpenApprovalPayload | OpenChild]]] = {
     "step": _OpenRetryPayload,
     "sleep": _OpenWaitPayload,
     "signal": _OpenWaitPayload,
     "approval": _OpenApprovalPayload,
     "timeout": _OpenWaitPayload,
+    "child": OpenChild,
 }
 
 
@@ -130,8 +133,11 @@ def _open_entry(line: JournalLine, seq: int) -> Entry:
         raise _journal_error(f"{line.key!r} is open, which a {line.kind} never is")
     try:
         if line.kind != "step" or payload != b"null":
-            payload = msgspec.json.encode(msgspec.json.decode(payload, type=_OPEN_PAYLOADS[line.kind]))
-    except msgspec.MsgspecError as reason:
+            opened = msgspec.json.decode(payload, type=_OPEN_PAYLOADS[line.kind])
+            if isinstance(opened, OpenChild):
+                check_id(opened.id, "the id of a child")
+            payload = msgspec.json.encode(opened)
+    except (msgspec.MsgspecError, ValueError) as reason:
         raise _journal_error(f"what {line.key!r} waits for: {reason}") from None
     return Entry(seq=seq, key=line.key, phase="open", payload=payload, **line.fields())
 
@@ -181,7 +187,7 @@ def _kind(result: StepResult, details: StepDetails, line: Mapping[str, Any]) -> 
     recorded: Kind = line.get("kind", "foreign")
     if details == NO_DETAILS or (line and recorded == "foreign"):
         return recorded if result.ok else "foreign"
-    return details.kind if result.ok or details.kind != "step" or bytes(details.failure) else "foreign"
+    return details.kind if result.ok or details.kind not in FAILING_KINDS or bytes(details.failure) else "foreign"
 
 
 def _reads_back(entry: Entry, result: StepResult) -> bool:
@@ -192,7 +198,7 @@ def _reads_back(entry: Entry, result: StepResult) -> bool:
 
 def _payload(key: str, result: StepResult, details: StepDetails, kind: Kind) -> bytes:
     if not result.ok:
-        return _failure_payload(key, details) if kind == "step" else b"null"
+        return _failure_payload(key, details) if kind in FAILING_KINDS else b"null"
     try:
         payload = _value_payload(result.value, details)
         if kind == "race" and msgspec.json.decode(payload, type=int) < 0:

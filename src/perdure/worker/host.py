@@ -10,7 +10,7 @@ import contextlib
 import uuid
 import warnings
 import weakref
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
 from perdure.store import Store
 from perdure.worker.active_runs import ActiveRun, active_runs, drive_key, wait_until_over
+from perdure.worker.child_runs import ChildWorker, StoredChildren, no_worker
 from perdure.worker.retry_run import reopen_run
 from perdure.worker.workflow_body import WorkflowDefinition, body_of, call_body
 
@@ -76,6 +77,9 @@ class Host:
         # When each lease that is not driven yet was asked for, by its token: its time-to-live counts from then at the earliest.
         self._asked_at: dict[str, float] = {}
         self._is_implicit = is_implicit
+        # The worker that serves a queue, if there is one here, and how many children are being leased for it right now.
+        self.find_worker: Callable[[str], ChildWorker | None] = no_worker
+        self.leasing = 0
 
     def register(self, workflow: WorkflowDefinition) -> None:
         """Let runs of this workflow be driven here, in its version."""
@@ -304,7 +308,7 @@ class Host:
         is_background: bool = False,
     ) -> ActiveRun:
         """Start driving a claimed run. With `arguments` it was created just now: nothing need be read, nothing has changed."""
-        key = drive_key(self.store, claim.run.id)
+        key, children = drive_key(self.store, claim.run.id), self._children_of_drive()
         asked_at = self._asked_at.pop(claim.lease.token, None)
         drive = Drive(
             body_of(workflow, claim, self.settings.codec) if arguments is None else partial(call_body, workflow, arguments),
@@ -319,12 +323,21 @@ class Host:
             subscriptions=subscriptions_of(key),
             retired=workflow.retired,
             clock=self.clock,
+            child_runs=children,
         )
+        children.attend(drive)
         return active_runs.start(drive, key, self, is_background=is_background)
 
+    def _children_of_drive(self) -> StoredChildren:
+        """What creates the children of one more drive."""
+        return StoredChildren(self)
+
     def on_drive_over(self, run: ActiveRun) -> None:
-        """Let listeners know whether the run may come back, and warn if it is in memory only."""
-        task = run.task
+        """Let listeners and the parent know whether the run may come back, and warn if it is in memory only."""
+        task, parent_id = run.task, run.drive.run.parent_id
+        if parent_id is not None:
+            for parent in active_runs.find_all(self.store, parent_id):
+                parent.call_threadsafe(parent.drive.look_at_inbox)
         outcome = None if task.cancelled() or task.exception() is not None else task.result()
         is_suspended = isinstance(outcome, Suspended)
         run.drive.publisher.subscriptions.remove_drive(has_ended=outcome is not None and not is_suspended)

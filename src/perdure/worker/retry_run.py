@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from perdure.codec.outcomes import failed_keys_of
 from perdure.errors import RunFinished, SnapshotCorrupt
-from perdure.model.journal import COMPENSATION_PREFIX, Entry, compensation_key, entries_in_force
+from perdure.model.journal import COMPENSATION_PREFIX, Entry, OpenChild, compensation_key, entries_in_force
 from perdure.model.records import RunRow
 from perdure.store import Store
 
@@ -26,9 +28,10 @@ async def reopen_run(store: Store, row: RunRow, now: int | None) -> None:
 def keys_to_retry(row: RunRow, entries: list[Entry]) -> set[str]:
     """The keys of what ended the run, of what cancelling it led to, and of what was compensated: none of that counts as done.
 
-    A failure that the body handled stays: other steps may have been taken because of it.
+    A failure that the body handled stays: other steps may have been taken because of it. Children that the end of the run has
+    stopped are started again, and then go on.
     """
-    return _failed_keys(row, entries) | _cancelled_keys(entries) | _compensated_keys(entries)
+    return _failed_keys(row, entries) | _cancelled_keys(entries) | _compensated_keys(entries) | _stopped_children(row.id, entries)
 
 
 def _failed_keys(row: RunRow, entries: list[Entry]) -> set[str]:
@@ -53,3 +56,13 @@ def _compensated_keys(entries: list[Entry]) -> set[str]:
     compensations = {entry.key for entry in entries if entry.key.startswith(COMPENSATION_PREFIX)}
     undone = {entry.key for entry in entries if entry.key in compensations and entry.phase == "close" and entry.ok}
     return compensations | {entry.key for entry in entries if compensation_key(entry.key) in undone} if compensations else set()
+
+
+def _stopped_children(run_id: str, entries: list[Entry]) -> set[str]:
+    """The keys of children whose outcome the body did not get and that it did not give up, without those that are detached."""
+    last = {entry.key: entry for entry in entries if entry.kind == "child"}
+    opened = [entry for entry in last.values() if entry.phase == "open"]
+    try:
+        return {entry.key for entry in opened if not msgspec.json.decode(entry.payload, type=OpenChild).detached}
+    except msgspec.MsgspecError as reason:
+        raise SnapshotCorrupt(run_id, "the id of a child", str(reason)) from reason

@@ -13,14 +13,15 @@ from perdure.engine.drive import Drive
 from perdure.model.ids import random_bytes
 from perdure.model.records import Claim, Lease, RunRow
 from perdure.options import LEASE_TTL, EngineSettings, Options, counts_from_now
-from perdure.result import Outcome
+from perdure.result import Outcome, Suspended
 from perdure.snapshots.importer import Arguments, RunStart, import_state, resolve_state
 from perdure.store import Store
 from perdure.stores import choose_store
 from perdure.worker.active_runs import active_runs
+from perdure.worker.child_runs import ChildrenWithoutWorker, StoredChildren, drive_in_memory
 from perdure.worker.host import Host
-from perdure.worker.outcomes import drive_whenever_due, run_to_outcome
-from perdure.worker.workflow_body import WorkflowDefinition, body_of, body_with
+from perdure.worker.outcomes import drive_whenever_due, resume, run_to_outcome
+from perdure.worker.workflow_body import WorkflowDefinition, body_with
 
 
 async def run_once(
@@ -49,6 +50,7 @@ async def start_once(
     is_private = "id" not in options and options.get("store") is None
     store, _, is_implicit = choose_store(options.get("store"), is_anonymous=is_private)
     host = _host_for(workflow, store, is_implicit=is_implicit and not is_private)
+    host.is_in_background = True
     if counts_from_now(options):
         await host.ask_time()
     start = host.new_run(workflow, args, kwargs, options, state)
@@ -62,8 +64,24 @@ async def start_once(
     return host, run_id
 
 
-def _host_for(workflow: WorkflowDefinition, store: Store, *, is_implicit: bool) -> Host:
-    host = Host(store, _settings(), lease_ttl=LEASE_TTL, process_options={}, is_implicit=is_implicit)
+class _HostOfOne(Host):
+    """A host without a worker: what a run starts is driven here for it."""
+
+    is_in_background = False
+
+    def _children_of_drive(self) -> StoredChildren:
+        return ChildrenWithoutWorker(self, self._drive_child)
+
+    async def _drive_child(self, run_id: str) -> Outcome[Any]:
+        """Drive the child until it ends or suspends; in the background of this process, until it ends."""
+        outcome = await resume(self, run_id, {}, at_once=False)
+        if self.is_in_background and isinstance(outcome, Suspended):
+            active_runs.keep_driving(run_id, drive_whenever_due(self, run_id, {}))
+        return outcome
+
+
+def _host_for(workflow: WorkflowDefinition, store: Store, *, is_implicit: bool) -> _HostOfOne:
+    host = _HostOfOne(store, _settings(), lease_ttl=LEASE_TTL, process_options={}, is_implicit=is_implicit)
     host.register(workflow)
     return host
 
@@ -84,19 +102,7 @@ async def call_in_memory(workflow: WorkflowDefinition, args: tuple[Any, ...], kw
         run = msgspec.structs.replace(claim.run, definition_hash=workflow.definition_hash)
         claim = _claim_from(claim, import_state(run, state, options.on_definition_change))
         body = body_with(workflow, Arguments(args, kwargs), claim.run.definition_hash)
-    while True:
-        drive = Drive(body, workflow.hints, claim, settings, options)
-        outcome = await drive.drive()
-        if not drive.is_continued:
-            return outcome.unwrap()
-        claim = _claim_again(claim, drive)
-        body = body_of(workflow, claim, settings.codec)
-
-
-def _claim_again(claim: Claim, drive: Drive) -> Claim:
-    """The claim on a run that has started over."""
-    run = msgspec.structs.replace(drive.run, status="running", wake_at=None, attempts=1)
-    return msgspec.structs.replace(claim, run=run, journal=[], inbox=list(drive.waits.inbox))
+    return (await drive_in_memory(workflow, body, claim, settings, options)).unwrap()
 
 
 def _claim_without_store(workflow: WorkflowDefinition, now: int) -> Claim:

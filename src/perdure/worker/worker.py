@@ -89,10 +89,10 @@ class Worker:
         """For how long it has had room for another run, and no claim of it was answered."""
         return elapsed() - self._claimed_at if self.count_driven() < self._concurrency else 0.0
 
-    def has_room(self) -> bool:
-        """Whether one more run can be driven on the running event loop, which has to be the worker's own."""
+    def has_room(self, besides: int = 0) -> bool:
+        """Whether one more run, `besides` so many, can be driven on the running event loop, which has to be the worker's own."""
         is_here = asyncio.get_running_loop() is self._loop
-        return is_here and not self._stopping.is_set() and active_runs.count(self) < self._concurrency
+        return is_here and not self._stopping.is_set() and active_runs.count(self) + besides < self._concurrency
 
     def adopt(self, run: ActiveRun) -> None:
         """Count this run against the worker's concurrency."""

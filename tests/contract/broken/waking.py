@@ -98,6 +98,26 @@ class TellsTheParentWithoutWakingIt(MemoryStore):
             parent.change(wake_at=wake_at)
 
 
+@breaks("a_child_has_ended_when_its_parent_is_told")
+class TellsTheParentFirst(MemoryStore):
+    async def finish(self, lease: Lease, *end: Any, **options: Any) -> None:
+        with self._lock() as namespace:
+            run = self._find_leased(namespace, lease)
+            parent = namespace.runs.get(run.row.parent_id or "")
+            if parent is not None and run.row.parent_key is not None:
+                parent.deliver(run.row.parent_key, end[1], "child", now=options["now"])
+                run.change(parent_id=None)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await super().finish(lease, *end, **options)
+
+
+@breaks("a_parent_may_wait_for_a_thousand_children")
+class WaitsForFewNames(MemoryStore):
+    async def suspend(self, lease: Lease, *, waiting_for: Collection[Any] = (), **options: Any) -> list[Signal]:
+        return await super().suspend(lease, waiting_for=list(waiting_for)[:500], **options)
+
+
 @breaks("a_child_without_a_parent_key_notifies_no_parent")
 class InsistsOnAKey(MemoryStore):
     def _notify_parent(self, namespace: Namespace, child: InMemoryRun, now: int) -> None:

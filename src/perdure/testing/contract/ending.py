@@ -79,6 +79,31 @@ async def many_children_notify_one_parent(world: World) -> None:
 
 
 @promise
+async def a_child_has_ended_when_its_parent_is_told(world: World) -> None:
+    """Whoever finds a child's row in the inbox of its parent, while `finish` is under way, finds the child ended."""
+    await world.suspended("parent", waiting_for=[Awaited("child", "pay")])
+    child = await world.lease("child", parent_id="parent", parent_key="pay")
+    ending = asyncio.ensure_future(world.a.finish(child, "failed", b"1", now=at(1)))
+    while not await world.b.inbox("parent"):  # noqa: ASYNC110 - another handle has nothing to wait for
+        await asyncio.sleep(0)
+    row = await world.b.get("child")
+    holds(row is not None and row.ended, "the child that its parent was told of has ended")
+    await ending
+    equal((await world.row("child")).status, "failed", "the child's status")
+
+
+@promise
+async def a_parent_may_wait_for_a_thousand_children(world: World) -> None:
+    """A thousand long names can be waited for; the end of any of these children wakes the parent."""
+    names = [f"child number {n:04} of a thousand, which all have names of some length: {'x' * 40}" for n in range(1000)]
+    await world.suspended("parent", waiting_for=[Awaited("child", name) for name in names])
+    equal({awaited.name for awaited in (await world.row("parent")).waiting_for}, set(names), "what it waits for")
+    last = await world.lease("last child", parent_id="parent", parent_key=names[-1])
+    await world.b.finish(last, "completed", b"1", now=at(1))
+    equal((await world.row("parent")).wake_at, at(1), "wake_at after the end of the last of these children")
+
+
+@promise
 async def a_failed_run_can_be_reopened(world: World) -> None:
     """A failed, cancelled or dead run becomes pending and due, under a new epoch, with no attempts, outcome or cancel request."""
     for status in REOPENABLE:

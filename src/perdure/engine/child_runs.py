@@ -1,0 +1,167 @@
+"""What a drive knows of its children: the runs that its body has started, and how they are created, read and cancelled.
+
+A child is a run of its own, with an id that follows from its parent's id and its key: a repeated start finds it. Its row in the
+store is the truth about it. The inbox row that its end puts into the parent's inbox only says that it is time to read that row,
+so an inbox row that is stale, repeated or lost does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from perdure.model.ids import MAX_ID_BYTES
+from perdure.model.journal import Entry, OpenChild
+from perdure.model.records import Awaited, NewRun, RunRow
+
+# How much of an id that is too long stays readable before its hash.
+_READABLE_BYTES: Final = 900
+
+
+class ChildRuns(Protocol):
+    """Creates the children of one run, and drives those that are to be driven here. The host has one over a store."""
+
+    def create(self, workflow: Any, new: NewRun, arguments: Any) -> Awaitable[RunRow]:
+        """The child, new or found. Raises `RunConflict`, `InvalidInput`."""
+        ...
+
+    def get(self, run_id: str) -> Awaitable[RunRow | None]:
+        """The child as it stands, or None."""
+        ...
+
+    def cancel(self, run_id: str) -> Awaitable[None]:
+        """Ask the child to stop. Nothing changes if it has ended or does not exist."""
+        ...
+
+    def reopen(self, run_id: str) -> Awaitable[None]:
+        """Let a child go on that has failed, was cancelled or is dead."""
+        ...
+
+    def resume(self, workflow: Any, run: RunRow) -> None:
+        """The parent waits for this child, which exists: drive it here if no worker does."""
+        ...
+
+    def keeps_parent_in_memory(self) -> bool:
+        """Whether a child is driven here for its parent only, so that the parent should wait for it in memory."""
+        ...
+
+    def wake_at(self) -> int | None:
+        """When the parent must be in memory again, so that a child goes on which no worker drives."""
+        ...
+
+
+class StartedChild(msgspec.Struct, eq=False):
+    """A child that the body has started. `parent_key` names its inbox row; `seq` is that of its open entry, 0 if it has none."""
+
+    key: str
+    parent_key: str
+    id: str
+    is_detached: bool
+    seq: int = 0
+    # Whether it has ended as far as its parent is concerned: its outcome is recorded, or its row said so.
+    is_over: bool = False
+    # Of a handle that `ctx.start_child` gave: its task, and whether the body awaits it.
+    task: asyncio.Task[Any] | None = None
+    is_awaited: bool = False
+    # Done when it exists, or when its call is over.
+    created: asyncio.Future[None] = msgspec.field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def address(self) -> Awaited:
+        """What the parent waits for."""
+        return Awaited("child", self.parent_key)
+
+    def note_created(self) -> None:
+        """It exists, or never will: what waits for that goes on."""
+        if not self.created.done():
+            self.created.set_result(None)
+
+
+class Children:
+    """The children of one drive, in the order in which the body started them."""
+
+    def __init__(self, run: RunRow, runs: ChildRuns | None) -> None:
+        self.runs = runs
+        self.started: list[StartedChild] = []
+        self._run = run
+        self._uses: dict[str, int] = {}
+        self._dropped: frozenset[str] | None = None
+        # The ids of children under these keys.
+        self._earlier_ids: set[str] = set()
+        # Requests to cancel a child that are on their way to the store.
+        self.requests: set[asyncio.Future[None]] = set()
+        # When the outcome of a child last arrived.
+        self.arrived_at: int | None = None
+
+    def name(self, key: str) -> str:
+        """The `parent_key` of the child that is started under `key` now: the key, numbered if a cancelled call used it before.
+
+        No key of a user begins with `%~`: `full_key` escapes it.
+        """
+        use = self._uses[key] = self._uses.get(key, 0) + 1
+        return key if use == 1 else _shorten(f"%~{use}/{key}")
+
+    def default_id(self, parent_key: str, journal: Sequence[Entry]) -> str:
+        """The id of a child that was given none. In a new generation of the run it is another one, unless it is retried."""
+        newest = child_id(self._run.id, parent_key, self._run.generation)
+        if not self._run.generation or not self._look_at_drops(journal):
+            return newest
+        generations = range(self._run.generation, -1, -1)
+        known = (found for each in generations if (found := child_id(self._run.id, parent_key, each)) in self._earlier_ids)
+        return next(known, newest)
+
+    def is_own_id(self, run_id: str, parent_key: str) -> bool:
+        """Whether a child of this run, that was given no id, has this one."""
+        return any(run_id == child_id(self._run.id, parent_key, each) for each in range(self._run.generation, -1, -1))
+
+    def is_retried(self, key: str, journal: Sequence[Entry]) -> bool:
+        """Whether a retry of this run has dropped what was recorded under `key`, so that the child may have ended before."""
+        return key in self._look_at_drops(journal)
+
+    def _look_at_drops(self, journal: Sequence[Entry]) -> frozenset[str]:
+        """The keys that retries have dropped. Read once: what was dropped was so before this drive."""
+        if self._dropped is None:
+            drops = [entry for entry in journal if entry.phase == "drop"]
+            self._dropped = frozenset(key for drop in drops for key in msgspec.json.decode(drop.payload, type=list[str]))
+            opened = (
+                entry for entry in journal if entry.key in self._dropped and entry.kind == "child" and entry.phase == "open"
+            )
+            with contextlib.suppress(msgspec.MsgspecError):
+                self._earlier_ids = {msgspec.json.decode(entry.payload, type=OpenChild).id for entry in opened}
+        return self._dropped
+
+    def lingers_until(self, grace: int) -> int | None:
+        """Until when the run stays in memory because a child has just ended: others may follow, and each would wake it."""
+        return None if self.arrived_at is None else self.arrived_at + grace
+
+
+async def cancel_open_children(runs: ChildRuns | None, opened: Mapping[str, list[Entry]], closed: Callable[[str], bool]) -> None:
+    """Ask the children to stop that the journal of a run has as open, for a run that ends without its body."""
+    for key, entries in opened.items():
+        for entry in entries:
+            if runs is None or entry.kind != "child" or closed(key):
+                continue
+            with contextlib.suppress(msgspec.MsgspecError):
+                info = msgspec.json.decode(entry.payload, type=OpenChild)
+                if not info.detached:
+                    await runs.cancel(info.id)
+
+
+def child_id(parent_id: str, parent_key: str, generation: int = 0) -> str:
+    """`parent/key`: the key without slashes, so that no two children have one id; hashed where that is too long for an id."""
+    name = parent_key.replace("%", "%25").replace("/", "%2F")
+    return _shorten(f"{parent_id}/{name}%~{generation}" if generation else f"{parent_id}/{name}")
+
+
+def _shorten(text: str) -> str:
+    """The text if it fits into an id, otherwise its beginning with a hash of all of it."""
+    encoded = text.encode()
+    if len(encoded) <= MAX_ID_BYTES:
+        return text
+    digest = hashlib.blake2b(encoded, digest_size=16).hexdigest()
+    return f"{encoded[:_READABLE_BYTES].decode(errors='ignore')}/%~{digest}"
