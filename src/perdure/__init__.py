@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from perdure.errors import TokenExpired as TokenExpired
     from perdure.errors import TokenInvalid as TokenInvalid
     from perdure.errors import TokenNotAllowed as TokenNotAllowed
+    from perdure.errors import TransactionFailed as TransactionFailed
     from perdure.errors import Unloaded as Unloaded
     from perdure.errors import ValueNotStorable as ValueNotStorable
     from perdure.events import Event as Event
@@ -247,6 +248,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "TokenExpired",
         "TokenInvalid",
         "TokenNotAllowed",
+        "TransactionFailed",
         "Unloaded",
         "ValueNotStorable",
     ),

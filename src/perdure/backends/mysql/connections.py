@@ -25,7 +25,7 @@ from perdure.backends.mysql.packets import Packet, is_unexpected_state
 from perdure.backends.mysql.schema import check_settings, check_tables
 from perdure.backends.sql.dialect import Statement, Tables
 from perdure.backends.sql.schema import set_up
-from perdure.backends.sql.session import Result, Session, SqlConnections
+from perdure.backends.sql.session import Channel, Result, Session, SqlConnections
 from perdure.errors import PersistenceError, StoreClosed
 
 T = TypeVar("T")
@@ -63,6 +63,28 @@ class MysqlConnections(SqlConnections):
         self._max_packet = 1 << 20
         self._arguments: dict[str, Any] | None = None  # of the driver, once a pool was opened
         self._ending_sessions: set[asyncio.Task[None]] = set()
+
+    has_loop_copies: ClassVar[bool] = True
+
+    async def copy_for_loop(self) -> Self:
+        """Pools of the same database on the loop that runs now."""
+        copy = self.sibling()
+        copy._max_packet, copy._arguments = self._max_packet, self._arguments  # noqa: SLF001 - its own kind
+        copy._pool = await copy._open_pool()  # noqa: SLF001
+        return copy
+
+    def driver_connection(self, channel: Channel) -> Any:
+        """Asyncmy's own."""
+        return channel.driver_connection if isinstance(channel, MysqlConnection) else None
+
+    def is_duplicate(self, error: BaseException) -> bool:
+        return errors.code_of(error) == errors.DUPLICATE
+
+    def is_lost(self, channel: Channel) -> bool:
+        return not self.driver_connection(channel).connected
+
+    def is_in_transaction(self, channel: Channel) -> bool:
+        return isinstance(channel, MysqlConnection) and channel.in_transaction
 
     def sibling(self) -> Self:
         """Connections of its own to the same server; a borrowed pool is shared."""

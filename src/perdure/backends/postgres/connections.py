@@ -18,7 +18,7 @@ from perdure.backends.base import retries
 from perdure.backends.base.retries import NotSentError, WriteFailure
 from perdure.backends.postgres.address import PostgresAddress
 from perdure.backends.postgres.channel import DIALECT, PatientConnection, PostgresChannel, begin
-from perdure.backends.postgres.errors import classify_failure, driver, is_stale, map_error
+from perdure.backends.postgres.errors import UNIQUE_VIOLATION, classify_failure, driver, is_stale, map_error
 from perdure.backends.postgres.notifications import channel_name
 from perdure.backends.sql.dialect import Tables
 from perdure.backends.sql.rows import EXACT
@@ -85,6 +85,29 @@ class PostgresConnections(SqlConnections):
         # Connections of open transactions: a pool of their own, so that the verbs never wait for those.
         self._transactions = pool
         self._ending_sessions: set[asyncio.Task[None]] = set()
+
+    has_loop_copies: ClassVar[bool] = True
+
+    async def copy_for_loop(self) -> Self:
+        """Pools of the same database on the loop that runs now."""
+        copy = self.sibling()
+        copy.behind_pooler = self.behind_pooler
+        copy._pool = await copy._new_pool(reset=_keep_session)  # noqa: SLF001 - its own kind
+        return copy
+
+    def driver_connection(self, channel: Channel) -> Any:
+        """Asyncpg's own, as its pool gave it."""
+        connection = channel.connection if isinstance(channel, PostgresChannel) else None
+        return connection.connection if isinstance(connection, PatientConnection) else connection
+
+    def is_duplicate(self, error: BaseException) -> bool:
+        return getattr(error, "sqlstate", None) == UNIQUE_VIOLATION
+
+    def is_lost(self, channel: Channel) -> bool:
+        return bool(self.driver_connection(channel).is_closed())
+
+    def is_in_transaction(self, channel: Channel) -> bool:
+        return bool(self.driver_connection(channel).is_in_transaction())
 
     def sibling(self) -> Self:
         """Connections to the same database, with a pool of their own unless that is borrowed."""
@@ -153,16 +176,18 @@ class PostgresConnections(SqlConnections):
             raise
 
     async def _new_pool(self, **options: Any) -> Any:
+        defaults = {
+            "command_timeout": retries.REPLY_WITHIN,
+            "server_settings": None if self.behind_pooler else SERVER_SETTINGS,  # a pooler refuses what it does not know
+        }
         return await driver().create_pool(
             self._dsn,
             min_size=0,
             max_size=self._pool_size,
             timeout=CONNECT_TIMEOUT,
-            command_timeout=retries.REPLY_WITHIN,
             statement_cache_size=0 if self.behind_pooler else 200,
             max_cached_statement_lifetime=_KEEP_PLANS_FOR,
-            server_settings=None if self.behind_pooler else SERVER_SETTINGS,  # a pooler refuses what it does not know
-            **options,
+            **{**defaults, **options},
         )
 
     @contextlib.asynccontextmanager
@@ -238,7 +263,7 @@ class PostgresConnections(SqlConnections):
         """A transaction with statements of the caller's: its session is reset when the connection goes back to the pool."""
         async with self._changing:
             if self._transactions is None:
-                self._transactions = await self._new_pool()
+                self._transactions = await self._new_pool(command_timeout=retries.REPEATED_REPLY_WITHIN, server_settings=None)
         pool = self._transactions
         connection = await pool.acquire()
         try:

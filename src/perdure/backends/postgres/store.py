@@ -110,8 +110,8 @@ class PostgresStore(SqlStore[PostgresConnections]):
         loaded = await self._load(result, request.now)
         return Claims(claims=loaded.claims, next_wake_at=result.next_wake_at, now=result.now)
 
-    def _new_transaction(self, lease: Lease) -> PostgresTransaction:
-        return PostgresTransaction(self._connections, self._namespace, lease)
+    def _new_transaction(self, connections: PostgresConnections, lease: Lease) -> PostgresTransaction:
+        return PostgresTransaction(connections, self._namespace, lease)
 
     async def watch(self, timeout: float) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""

@@ -10,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import builtins
 import random
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from perdure.backends.base.batching import Batcher, Reply, Request
 from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, new_token, steps_by_lease
+from perdure.backends.base.loop_connections import LoopBatchers, LoopConnections
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.sql import claims, closing, inbox, reading, recording, runs
@@ -65,6 +68,20 @@ class SqlStore(ServerStore[H], SqlVerbs):
 
     # Whether the last claim found nothing due, so that the next one probably does not either.
     _found_nothing = False
+
+    def _attach(self, connections: H) -> None:
+        super()._attach(connections)
+        self._loop_copies = LoopConnections(partial(_copy_for_loop, connections))
+        weakref.finalize(self, self._loop_copies.abandon).atexit = False
+
+    async def close(self) -> None:
+        """Wait for what was submitted, and close the connections unless they were borrowed."""
+        await super().close()
+        await self._loop_copies.close()
+
+    def _reopen_in_child(self) -> None:
+        self._loop_copies.leak_after_fork()
+        super()._reopen_in_child()
 
     def _on_attach(self) -> None:
         culprit = self._connections.is_caused_by_one_request
@@ -248,13 +265,16 @@ class SqlStore(ServerStore[H], SqlVerbs):
         self._enter()
         try:
             await self._connections.run(self._connections.ensure_open(allowed=self._auto_migrate))
-            async with open_fenced(self._new_transaction(lease)) as transaction:
+            connections = self._connections
+            if connections.has_loop_copies and not connections.is_borrowed:
+                connections = await self._loop_copies.connect()
+            async with open_fenced(self._new_transaction(connections, lease)) as transaction:
                 yield transaction
         finally:
             self._lifecycle.leave()
 
-    def _new_transaction(self, lease: Lease) -> SqlTransaction:
-        return SqlTransaction(self._connections, self._namespace, lease)
+    def _new_transaction(self, connections: H, lease: Lease) -> SqlTransaction:
+        return SqlTransaction(connections, self._namespace, lease)
 
     async def _read(self, verb: Verb[T]) -> T:
         return await self._submit(lambda: self._connections.read(self._namespace, verb))
@@ -288,3 +308,9 @@ class SqlStore(ServerStore[H], SqlVerbs):
         replies = await runs.find_others(self._connections, self._namespace, creations, new)
         self._wake_watchers()
         return replies
+
+
+async def _copy_for_loop(connections: H) -> LoopBatchers[H]:
+    copy = await connections.copy_for_loop()
+    copy.settle_here()
+    return LoopBatchers(copy, copy.close)

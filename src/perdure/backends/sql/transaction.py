@@ -1,17 +1,20 @@
 """A transaction in which a step's own writes and its record are one.
 
-It begins at the fence, whose lock it holds until it ends, so no other worker takes the run over meanwhile. The caller may be on
-another event loop than the connections, so a task there holds the transaction open and runs the caller's requests, one after the
-other. Once a statement has failed every further one is refused and all of it is rolled back, as PostgreSQL does by itself.
+It begins at the fence, whose lock it holds until it ends, so no other worker takes the run over meanwhile. A task on the loop of
+the connections holds it open and runs the caller's requests, one after the other. Where the connections were opened for the
+caller's loop (`SqlConnections.copy_for_loop`) that is the same loop, and the caller may use the driver's connection itself;
+borrowed ones may be on another. Once a statement of `execute` has failed every further one is refused and all of it is rolled
+back, as PostgreSQL does by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, NoReturn, TypeVar
 
 from perdure.backends.base.batching import Reply
 from perdure.backends.base.retries import WriteFailure
@@ -19,7 +22,7 @@ from perdure.backends.sql import reading
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.recording import Write, record_all
 from perdure.backends.sql.session import Session, SqlConnections
-from perdure.errors import PerdureError, PersistenceError
+from perdure.errors import PerdureError, PersistenceError, TransactionFailed
 from perdure.model.journal import Entry
 from perdure.model.records import Lease, Pulse
 
@@ -53,11 +56,47 @@ class SqlTransaction:
         self._broken: str | None = "it has not begun"
         self._has_failed = False
         self._is_committing = False
+        self._is_over = False
         self._statements = 0
         self._recorded: list[Entry] = []
+        self._db: Session | None = None
         # Both belong to the connections loop. None in the queue means commit.
         self._requests: asyncio.Queue[tuple[Work, asyncio.Future[Any]] | None] = asyncio.Queue()
         self._holding: asyncio.Task[None] | None = None
+
+    @property
+    def connection(self) -> Any:
+        """The driver's own connection. Raises `RuntimeError` on another event loop than that of a borrowed pool or client."""
+        if self._db is None or self._broken is not None:
+            raise TransactionFailed(self._label, self._broken or _OVER)
+        connection = self._connections.driver_connection(self._db.channel)
+        if not self._connections.is_here:
+            raise RuntimeError(
+                f"the connections of {self._connections.label} were borrowed from another event loop, where alone they can be "
+                "used: use `await transaction.execute(...)`, or run the workflow on that loop"
+            )
+        return connection
+
+    @property
+    def _label(self) -> str:
+        return f"{self._connections.tables.dialect.label} transaction"
+
+    async def call_plain(self, fn: Callable[[], T]) -> T:
+        """Call it here: the driver is asynchronous, so a plain function must return an awaitable, as a lambda may."""
+        result = fn()
+        if not inspect.isawaitable(result):
+            label = self._connections.tables.dialect.label
+            raise TypeError(f"the function of a transaction on {label} must be `async def`: the connections are asynchronous")
+        return result
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Whether this error, or what it was raised from, is a conflict with another transaction; or the connection is lost."""
+        if self._db is not None and self._connections.is_lost(self._db.channel):
+            return True
+        met: BaseException | None = error
+        while met is not None and not self._connections.is_conflict(met):
+            met = met.__cause__ or getattr(met, "orig", None)  # `orig` is SQLAlchemy's
+        return met is not None
 
     async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run one statement of the caller's, with the database's own placeholders, and give its rows.
@@ -88,6 +127,8 @@ class SqlTransaction:
         return pulse
 
     async def _write(self, db: Session, write: Write) -> Pulse:
+        if not self._connections.is_in_transaction(db.channel):
+            raise TransactionFailed(self._label, "its function has ended it; what was done before that may stay")
         (answer,) = await self._record_all(db, [write])
         if isinstance(answer, Pulse):
             return answer
@@ -118,11 +159,25 @@ class SqlTransaction:
         await self._connections.run(self._end())
 
     async def _begin(self) -> None:
-        self._requests = asyncio.Queue()
+        await self._connections.retry_transient(self._try_to_begin)
+
+    async def _try_to_begin(self, _: bool) -> None:  # noqa: FBT001 - as `retry_transient` calls it
+        if self._is_over:
+            raise TransactionFailed(self._label, _OVER)
+        self._requests, self._has_failed = asyncio.Queue(), False
         self._holding = asyncio.ensure_future(self._hold())
-        self._broken = None
-        with self._connections.map_errors():
-            await self._run_in_task(lambda db: self._write(db, Write.record(self._lease, (), ())))
+        try:
+            await self._run_in_task(self._pass_fence)
+        except BaseException:
+            await self._roll_back_or_wait()
+            raise
+        if not self._is_over:
+            self._broken = None
+
+    async def _pass_fence(self, db: Session) -> None:
+        (answer,) = await self._record_all(db, [Write.record(self._lease, (), ())])
+        if isinstance(answer, BaseException):
+            raise answer
 
     async def _run_in_task(self, work: Work) -> Any:
         """The result of the work, done by the task that holds the transaction; raises the error of that task if it has ended."""
@@ -139,7 +194,7 @@ class SqlTransaction:
         """The task in which the transaction is open."""
         with contextlib.suppress(_RollBackError):
             async with self._connections.callers_transaction() as channel:
-                db = Session(channel, self._connections.tables, self._namespace)
+                self._db = db = Session(channel, self._connections.tables, self._namespace)
                 while (request := await self._requests.get()) is not None:
                     await self._serve(db, *request)
 
@@ -163,31 +218,40 @@ class SqlTransaction:
 
         async def send() -> Any:
             if self._broken is not None:
-                raise PersistenceError(f"{self._connections.tables.dialect.label} transaction", self._broken)
+                raise TransactionFailed(self._label, self._broken)
             return await self._run_in_task(work)
 
         try:
             return await self._connections.run(send())
         except Exception as error:
-            if is_callers and self._connections.classify_failure(error) is WriteFailure.PERMANENT:
+            failure = self._connections.classify_failure(error)
+            if is_callers and (failure is WriteFailure.PERMANENT or self._connections.is_duplicate(error)):
                 raise
-            with self._connections.map_errors():
-                raise
+            self._raise_failure(error, failure)
+
+    def _raise_failure(self, error: Exception, failure: WriteFailure) -> NoReturn:
+        """Raise the error as one of perdure: `TransactionFailed` if the database has said no, so that nothing was written."""
+        mapped = self._connections.map_error(error)
+        if mapped is error:
+            raise error
+        if type(mapped) is PersistenceError and failure is not WriteFailure.UNKNOWN:
+            raise TransactionFailed(self._label, mapped.args[1]) from mapped.__cause__
+        raise mapped from mapped.__cause__
 
     async def _commit(self) -> None:
         if self._has_failed:
-            raise PersistenceError(f"{self._connections.tables.dialect.label} transaction", self._broken or "a statement failed")
+            raise TransactionFailed(self._label, self._broken or "a statement failed")
         self._broken, self._is_committing = _OVER, True
         if self._holding is None:
             return
         self._requests.put_nowait(None)
         try:
             await self._holding
-        except Exception as error:
-            if self._connections.classify_failure(error) is WriteFailure.UNKNOWN and await self._was_committed():
+        except Exception as error:  # noqa: BLE001 - raised again, as what it means
+            failure = self._connections.classify_failure(error)
+            if failure is WriteFailure.UNKNOWN and await self._was_committed():
                 return
-            with self._connections.map_errors():
-                raise
+            self._raise_failure(error, failure)
 
     async def _was_committed(self) -> bool:
         if not self._recorded:
@@ -197,8 +261,12 @@ class SqlTransaction:
         return last in found[:1]
 
     async def _end(self) -> None:
+        self._is_over = True
+        await self._roll_back_or_wait()
+
+    async def _roll_back_or_wait(self) -> None:
         self._broken = _OVER
-        holding = self._holding
+        holding, self._holding, self._db = self._holding, None, None
         if holding is None:
             return
         if not self._is_committing:
