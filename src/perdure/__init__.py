@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from perdure.errors import ApprovalExpired as ApprovalExpired
     from perdure.errors import ApprovalNotFound as ApprovalNotFound
     from perdure.errors import ChildrenOpen as ChildrenOpen
+    from perdure.engine.transactions import StepTransaction as StepTransaction
     from perdure.errors import DeadlineExceeded as DeadlineExceeded
     from perdure.errors import DuplicateStep as DuplicateStep
     from perdure.errors import ExecutorNotFound as ExecutorNotFound
@@ -208,6 +209,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "StepCache",
     ),
     "engine.subscriptions": ("Subscription",),
+    "engine.transactions": ("StepTransaction",),
     "errors": (
         "ApprovalAmbiguous",
         "ApprovalDecided",

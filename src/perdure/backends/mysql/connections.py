@@ -24,8 +24,9 @@ from perdure.backends.mysql.literals import quote_escaped, quote_hexadecimal
 from perdure.backends.mysql.packets import Packet, is_unexpected_state
 from perdure.backends.mysql.schema import check_settings, check_tables
 from perdure.backends.sql.dialect import Statement, Tables
+from perdure.backends.sql.outbox import refuse_autocommit, refuse_database, refuse_kind
 from perdure.backends.sql.schema import set_up
-from perdure.backends.sql.session import Channel, Result, Session, SqlConnections
+from perdure.backends.sql.session import CallersConnection, Channel, Result, Session, SqlConnections
 from perdure.errors import PersistenceError, StoreClosed
 
 T = TypeVar("T")
@@ -76,6 +77,27 @@ class MysqlConnections(SqlConnections):
     def driver_connection(self, channel: Channel) -> Any:
         """Asyncmy's own."""
         return channel.driver_connection if isinstance(channel, MysqlConnection) else None
+
+    async def callers_channel(self, caller: CallersConnection) -> MysqlConnection:
+        """The channel on an asyncmy connection of a caller. It has settings of its own, like a borrowed one."""
+        connection = caller.driver_connection
+        if not isinstance(connection, errors.driver().Connection):
+            raise refuse_kind(connection, "MySQL", "a connection of asyncmy")
+        channel = MysqlConnection(connection, quote_hexadecimal, self._max_packet, self.label, is_borrowed=True)
+        if connection.get_autocommit() and not channel.in_transaction:
+            raise refuse_autocommit("await connection.begin()")
+        found, own = await self._read_database(channel), await self.run(self._read_own_database())
+        if found != own:
+            raise refuse_database(f"database {found[0]!r}", self.label)
+        return channel
+
+    async def _read_own_database(self) -> tuple[Any, ...]:
+        async with self._borrow(self._pool) as connection:
+            return await self._read_database(connection)
+
+    async def _read_database(self, connection: MysqlConnection) -> tuple[Any, ...]:
+        (result,) = await connection.send([Statement("SELECT DATABASE(), @@hostname, @@port, @@server_id")])
+        return tuple(result.rows[0])
 
     def is_duplicate(self, error: BaseException) -> bool:
         return errors.code_of(error) == errors.DUPLICATE

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 from perdure.backends.base.connections import ServerConnections
 from perdure.backends.base.retries import WriteFailure
@@ -32,6 +32,13 @@ class Channel(Protocol):
     async def send(self, statements: Sequence[Statement]) -> Sequence[Result]:
         """Run these statements, one after the other, and return the result of each. None depends on the results of the others."""
         ...
+
+
+class CallersConnection(NamedTuple):
+    """The driver's own connection. `is_managed` if SQLAlchemy begins its transactions, which it may not have done yet."""
+
+    driver_connection: Any
+    is_managed: bool
 
 
 class Parameters:
@@ -153,6 +160,14 @@ class SqlConnections(ServerConnections):
         """The driver's own connection behind a channel. Raises `StoreCapabilityError` if there is none."""
         del channel
         raise StoreCapabilityError(self.tables.dialect.label, "connections of a driver: use `await transaction.execute(...)`")
+
+    async def callers_channel(self, caller: CallersConnection) -> Channel:
+        """The channel on a connection of a caller to the same database, on which a transaction is open.
+
+        Raises `TypeError` and `ValueError`; `StoreCapabilityError` if the store has no such connections.
+        """
+        del caller
+        raise StoreCapabilityError(self.tables.dialect.label, "way to write inside a transaction of yours")
 
     def is_duplicate(self, error: BaseException) -> bool:
         """Whether a statement met a row with the same key. In a verb that is transient, in a caller's own statement it is not."""

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from perdure.backends.base.batching import Batcher, Reply, Request
 from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
@@ -23,9 +23,10 @@ from perdure.backends.base.loop_connections import LoopBatchers, LoopConnections
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.sql import claims, closing, inbox, reading, recording, runs
+from perdure.backends.sql.outbox import SqlOutbox, unwrap
 from perdure.backends.sql.recording import Write
 from perdure.backends.sql.rows import identity
-from perdure.backends.sql.session import SqlConnections
+from perdure.backends.sql.session import Channel, Session, SqlConnections
 from perdure.backends.sql.transaction import SqlTransaction, open_fenced
 from perdure.backends.sql.verbs import SqlVerbs, Verb
 from perdure.errors import PersistenceError
@@ -273,6 +274,18 @@ class SqlStore(ServerStore[H], SqlVerbs):
         finally:
             self._lifecycle.leave()
 
+    async def outbox(self, connection: Any) -> SqlOutbox:
+        """The verbs for a transaction that is open on this connection of the store's driver, on the caller's event loop."""
+        await self._submit(_do_nothing)  # but set the store up, if it was not yet
+        caller = await unwrap(connection)
+        channel = await self._connections.callers_channel(caller)
+        return SqlOutbox(Session(channel, self._connections.tables, self._namespace), notify=self._notify_on(channel))
+
+    def _notify_on(self, channel: Channel) -> Callable[[], Awaitable[object]] | None:
+        """What notifies other processes when the transaction on this channel is committed, where the database can."""
+        del channel
+        return None
+
     def _new_transaction(self, connections: H, lease: Lease) -> SqlTransaction:
         return SqlTransaction(connections, self._namespace, lease)
 
@@ -314,3 +327,7 @@ async def _copy_for_loop(connections: H) -> LoopBatchers[H]:
     copy = await connections.copy_for_loop()
     copy.settle_here()
     return LoopBatchers(copy, copy.close)
+
+
+async def _do_nothing() -> None:
+    pass

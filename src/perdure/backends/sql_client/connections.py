@@ -20,8 +20,9 @@ from perdure.aio.loop_thread import LoopThread
 from perdure.backends.base.damaged_runs import UnreadableText
 from perdure.backends.base.retries import WriteFailure, wrap_error
 from perdure.backends.sql.dialect import Statement, Tables
+from perdure.backends.sql.outbox import refuse_autocommit, refuse_kind
 from perdure.backends.sql.schema import set_up
-from perdure.backends.sql.session import Channel, Result, SqlConnections
+from perdure.backends.sql.session import CallersConnection, Channel, Result, SqlConnections
 from perdure.backends.sql_client.settings import check_settings
 from perdure.errors import PerdureError, PersistenceError, ValueNotStorable
 
@@ -120,6 +121,15 @@ class ClientConnections(SqlConnections):
     def driver_connection(self, channel: Channel) -> Any:
         """What the client's `transaction()` gave."""
         return channel.queries if isinstance(channel, ClientChannel) else None
+
+    async def callers_channel(self, caller: CallersConnection) -> ClientChannel:
+        """The channel on what the client's `transaction()` gave the caller. Whether it is open cannot be told."""
+        queries = caller.driver_connection
+        if queries is self.client:
+            raise refuse_autocommit("async with client.transaction() as connection:")
+        if not callable(getattr(queries, "query", None)):
+            raise refuse_kind(queries, "sql_client", "what transaction() of the client gives")
+        return ClientChannel(queries, self.label)
 
     def is_duplicate(self, error: BaseException) -> bool:
         return _is_one_of(_DUPLICATE, _cause(error))

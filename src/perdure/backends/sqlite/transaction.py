@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 # Of the transactions of this process, by path.
 _locks: Final = NamedLocks()
+_MOST_INTERRUPTS: Final = 100
 _REFUSED: Final = {
     sqlite3.SQLITE_TRANSACTION: "BEGIN, COMMIT, END and ROLLBACK",
     sqlite3.SQLITE_SAVEPOINT: "SAVEPOINT, RELEASE and ROLLBACK TO",
@@ -61,6 +62,9 @@ class _TransactionThread(ConnectionThread):
     A record that failed half way would otherwise be committed with what came before.
     """
 
+    # The thread that has undone the transaction, if one has.
+    aborted_by: int | None = None
+
     def _open(self) -> WriterConnection:
         if self._connection is None:
             # Of any thread, so that `abort` can roll back. SQLite itself makes calls of several threads wait for each other.
@@ -68,15 +72,26 @@ class _TransactionThread(ConnectionThread):
         return super()._open()
 
     def abort(self) -> None:
-        """Undo the transaction while a call runs in it, and let that call write nothing any more. In any other thread."""
+        """Undo the transaction while a call runs in it, and let that call write nothing any more. In any other thread.
+
+        Only calls that release the GIL are made: others would wait with it for a statement that needs it to end. `query_only` is
+        looked at when a statement runs, also one that was prepared before.
+        """
         opened = self._connection
         if opened is None:
             return
-        connection = opened.connection
-        connection.set_authorizer(_allow_only_rollback)  # statements that were prepared before are checked again by this
-        connection.interrupt()
-        with contextlib.suppress(sqlite3.Error):  # it is closed, or SQLite has rolled back by itself
-            connection.rollback()
+        self.aborted_by = threading.get_ident()
+        for statement in ("PRAGMA query_only = ON", "ROLLBACK"):
+            for _ in range(_MOST_INTERRUPTS):
+                try:
+                    opened.connection.interrupt()
+                    opened.connection.execute(statement)
+                except sqlite3.OperationalError as error:
+                    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+                        continue
+                except sqlite3.Error:
+                    pass  # it is closed, or SQLite has rolled back by itself
+                break
 
     def is_current(self) -> bool:
         """Whether it is this thread that asks."""
@@ -126,7 +141,7 @@ class SQLiteTransaction:
     def _call_here(self, writer: WriterConnection, context: contextvars.Context, fn: Callable[[], T]) -> T:
         self._raw = writer.connection
         try:
-            with _guard(writer):
+            with _guard(self._thread, writer):
                 return context.run(fn)
         finally:
             self._raw = None
@@ -143,7 +158,7 @@ class SQLiteTransaction:
         Raises `ValueError` for a statement that would end the transaction or reach beyond it.
         """
         try:
-            return await self._call(lambda connection: _execute(connection, sql, parameters))
+            return await self._call(lambda writer: _execute(self._thread, writer, sql, parameters))
         except _StatementError as carrier:
             raise carrier.error from None
 
@@ -227,18 +242,24 @@ def _check_open(connection: WriterConnection) -> WriterConnection:
     return connection
 
 
-def _execute(writer: WriterConnection, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
-    with _guard(writer):
+def _execute(
+    thread: _TransactionThread, writer: WriterConnection, sql: str, parameters: Sequence[Any]
+) -> list[tuple[Any, ...]]:
+    with _guard(thread, writer):
         return writer.connection.execute(sql, parameters).fetchall()
 
 
 @contextmanager
-def _guard(writer: WriterConnection) -> Iterator[None]:
+def _guard(thread: _TransactionThread, writer: WriterConnection) -> Iterator[None]:
     """Refuse statements of the caller that would end the transaction or reach beyond it, and carry errors of the others."""
     connection, refused = writer.connection, list[str]()
     writer.fences.clear()  # the caller's statements may change anything
 
-    def authorize(action: int, *_: object) -> int:
+    def authorize(action: int, subject: str | None, *_: object) -> int:
+        if action == sqlite3.SQLITE_PRAGMA and subject == "database_list":
+            return sqlite3.SQLITE_OK  # it only reads, and an outbox on this connection needs it
+        if thread.aborted_by == threading.get_ident():
+            return sqlite3.SQLITE_OK
         if action in _REFUSED:
             refused.append(_REFUSED[action])
             return sqlite3.SQLITE_DENY
@@ -255,10 +276,4 @@ def _guard(writer: WriterConnection) -> Iterator[None]:
             raise
         raise _StatementError(error) from error
     finally:
-        if connection.in_transaction:  # otherwise it was aborted, and must stay forbidden
-            connection.set_authorizer(None)
-
-
-def _allow_only_rollback(action: int, statement: str | None, *_: object) -> int:
-    is_rollback = action == sqlite3.SQLITE_TRANSACTION and statement == "ROLLBACK"
-    return sqlite3.SQLITE_OK if is_rollback else sqlite3.SQLITE_DENY
+        connection.set_authorizer(None)
