@@ -92,8 +92,7 @@ class SqlOutbox:
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
         """Put a signal into the run's inbox."""
-        of_signal = None if dedupe is None else identity(name, dedupe)  # no reply is lost: what the caller repeats is another
-        seq = await inbox.signal(self._db, run_id, name, payload, dedupe, of_signal, self._clock(now))
+        seq = await inbox.signal(self._db, run_id, name, payload, dedupe, identity(name, dedupe), self._clock(now))
         await self._tell()
         return seq
 
