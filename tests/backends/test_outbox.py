@@ -111,7 +111,11 @@ DRIVERS: Final[list[tuple[Backend, Transact]]] = [
     (POSTGRES, with_asyncpg),
     (MYSQL, with_asyncmy),
     (SQLITE, with_aiosqlite),
-    *((backend, transact) for backend in (POSTGRES, MYSQL, SQLITE) for transact in (with_alchemy_connection, with_alchemy_session)),
+    *(
+        (backend, transact)
+        for backend in (POSTGRES, MYSQL, SQLITE)
+        for transact in (with_alchemy_connection, with_alchemy_session)
+    ),
 ]
 each_driver = pytest.mark.parametrize(
     ("backend", "transact"), DRIVERS, ids=[f"{backend}-{transact.__name__}" for backend, transact in DRIVERS], scope="session"

@@ -11,7 +11,6 @@ is free at once, and what the function still does writes nothing.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import sqlite3
 import threading
@@ -242,9 +241,7 @@ def _check_open(connection: WriterConnection) -> WriterConnection:
     return connection
 
 
-def _execute(
-    thread: _TransactionThread, writer: WriterConnection, sql: str, parameters: Sequence[Any]
-) -> list[tuple[Any, ...]]:
+def _execute(thread: _TransactionThread, writer: WriterConnection, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
     with _guard(thread, writer):
         return writer.connection.execute(sql, parameters).fetchall()
 
