@@ -547,6 +547,8 @@ class Context(Generic[D]):
         plan = spec_of(fn).plan_with(options)
         if plan.executor is not None:
             raise TypeError(f"{name!r} runs in the thread or on the loop of its connection, so it cannot have an executor=")
+        if plan.compensate is not None:
+            raise TypeError(f"{name!r} is rolled back when it fails; to undo it later, use a step with compensate= beside it")
         timeout = DEFAULT_TIMEOUT if plan.timeout is None else plan.timeout
         # Committed together with its record it runs exactly once, so there is no intent to record.
         plan = msgspec.structs.replace(plan, is_bare=False, at_most_once=False, timeout=timeout)

@@ -14,8 +14,8 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
 import aiosqlite
-import asyncmy  # type: ignore[import-untyped]  # it ships no types
-import asyncpg  # type: ignore[import-untyped]  # as above
+import asyncmy
+import asyncpg  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine

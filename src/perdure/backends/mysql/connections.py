@@ -24,9 +24,9 @@ from perdure.backends.mysql.literals import quote_escaped, quote_hexadecimal
 from perdure.backends.mysql.packets import Packet, is_unexpected_state
 from perdure.backends.mysql.schema import check_settings, check_tables
 from perdure.backends.sql.dialect import Statement, Tables
-from perdure.backends.sql.outbox import refuse_autocommit, refuse_database, refuse_kind
 from perdure.backends.sql.schema import set_up
 from perdure.backends.sql.session import CallersConnection, Channel, Result, Session, SqlConnections
+from perdure.backends.sql.transaction import refuse_autocommit, refuse_database, refuse_kind
 from perdure.errors import PersistenceError, StoreClosed
 
 T = TypeVar("T")

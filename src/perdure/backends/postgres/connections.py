@@ -21,10 +21,10 @@ from perdure.backends.postgres.channel import DIALECT, PatientConnection, Postgr
 from perdure.backends.postgres.errors import UNIQUE_VIOLATION, classify_failure, driver, is_stale, map_error
 from perdure.backends.postgres.notifications import channel_name
 from perdure.backends.sql.dialect import Tables
-from perdure.backends.sql.outbox import refuse_autocommit, refuse_database, refuse_kind
 from perdure.backends.sql.rows import EXACT
 from perdure.backends.sql.schema import set_up
 from perdure.backends.sql.session import CallersConnection, Channel, Session, SqlConnections
+from perdure.backends.sql.transaction import refuse_autocommit, refuse_database, refuse_kind
 from perdure.errors import PersistenceError
 from perdure.store import Durability
 

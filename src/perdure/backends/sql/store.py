@@ -23,11 +23,10 @@ from perdure.backends.base.loop_connections import LoopBatchers, LoopConnections
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.sql import claims, closing, inbox, reading, recording, runs
-from perdure.backends.sql.outbox import SqlOutbox, unwrap
 from perdure.backends.sql.recording import Write
 from perdure.backends.sql.rows import identity
 from perdure.backends.sql.session import Channel, Session, SqlConnections
-from perdure.backends.sql.transaction import SqlTransaction, open_fenced
+from perdure.backends.sql.transaction import SqlOutbox, SqlTransaction, open_fenced, unwrap
 from perdure.backends.sql.verbs import SqlVerbs, Verb
 from perdure.errors import PersistenceError
 from perdure.model.journal import Entry

@@ -20,9 +20,9 @@ from perdure.aio.loop_thread import LoopThread
 from perdure.backends.base.damaged_runs import UnreadableText
 from perdure.backends.base.retries import WriteFailure, wrap_error
 from perdure.backends.sql.dialect import Statement, Tables
-from perdure.backends.sql.outbox import refuse_autocommit, refuse_kind
 from perdure.backends.sql.schema import set_up
 from perdure.backends.sql.session import CallersConnection, Channel, Result, SqlConnections
+from perdure.backends.sql.transaction import refuse_autocommit, refuse_kind
 from perdure.backends.sql_client.settings import check_settings
 from perdure.errors import PerdureError, PersistenceError, ValueNotStorable
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from perdure.backends.base.leases import store_time
 from perdure.backends.sql.dialect import Statement, Tables
-from perdure.backends.sql.outbox import SqlOutbox, refuse_autocommit, refuse_database, refuse_kind, unwrap
 from perdure.backends.sql.session import Channel, Result, Session
+from perdure.backends.sql.transaction import SqlOutbox, refuse_autocommit, refuse_database, refuse_kind, unwrap
 from perdure.backends.sqlite.writer_connection import WriterConnection
 
 _HOW: Final = 'connection.execute("BEGIN IMMEDIATE")'

@@ -25,8 +25,8 @@ from perdure.backends.base.new_runs import check_inbox, check_journal, check_sta
 from perdure.backends.base.process_owner import Owners
 from perdure.backends.sql import claims, inbox
 from perdure.backends.sql.dialect import SYNCHRONOUS_FULL
-from perdure.backends.sql.outbox import SqlOutbox
 from perdure.backends.sql.rows import identity
+from perdure.backends.sql.transaction import SqlOutbox
 from perdure.backends.sql.verbs import SqlVerbs
 from perdure.backends.sqlite import creating, process_leases, recording
 from perdure.backends.sqlite.connection_thread import ConnectionThread
