@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from perdure.definition import Workflow as Workflow
     from perdure.definition import workflow as workflow
     from perdure.engine.subscriptions import Subscription as Subscription
+    from perdure.engine.transactions import StepTransaction as StepTransaction
     from perdure.errors import ApprovalAmbiguous as ApprovalAmbiguous
     from perdure.errors import ApprovalDecided as ApprovalDecided
     from perdure.errors import ApprovalExpired as ApprovalExpired
     from perdure.errors import ApprovalNotFound as ApprovalNotFound
     from perdure.errors import ChildrenOpen as ChildrenOpen
-    from perdure.engine.transactions import StepTransaction as StepTransaction
     from perdure.errors import DeadlineExceeded as DeadlineExceeded
     from perdure.errors import DuplicateStep as DuplicateStep
     from perdure.errors import ExecutorNotFound as ExecutorNotFound
