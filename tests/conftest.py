@@ -38,6 +38,8 @@ ROOT: Final = Path(__file__).parent.parent
 
 # Where a blocking call is harmless, beyond what blockbuster allows by itself (imports, tracebacks, asyncio's own subprocesses).
 HARMLESS: Final = (
+    # A program without a loop waits for its own synchronous driver: the loop there has nothing else to do.
+    ("perdure/sync.py", {"_run_here"}),
     # hypothesis reads its tables of characters and time zones, once each, when a test first draws one inside the loop.
     ("hypothesis/internal/conjecture/data.py", {"draw"}),
     # A failing assert is explained by pytest, which may look at the disk for it. The test has failed anyway.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from perdure.definition import workflow as workflow
     from perdure.engine.children import Child as Child
     from perdure.engine.subscriptions import Subscription as Subscription
+    from perdure.engine.transactions import StepTransaction as StepTransaction
     from perdure.errors import ApprovalAmbiguous as ApprovalAmbiguous
     from perdure.errors import ApprovalDecided as ApprovalDecided
     from perdure.errors import ApprovalExpired as ApprovalExpired
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from perdure.errors import TokenExpired as TokenExpired
     from perdure.errors import TokenInvalid as TokenInvalid
     from perdure.errors import TokenNotAllowed as TokenNotAllowed
+    from perdure.errors import TransactionFailed as TransactionFailed
     from perdure.errors import Unloaded as Unloaded
     from perdure.errors import ValueNotStorable as ValueNotStorable
     from perdure.events import Event as Event
@@ -213,6 +215,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "engine.children": ("Child",),
     "engine.subscriptions": ("Subscription",),
+    "engine.transactions": ("StepTransaction",),
     "errors": (
         "ApprovalAmbiguous",
         "ApprovalDecided",
@@ -254,6 +257,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "TokenExpired",
         "TokenInvalid",
         "TokenNotAllowed",
+        "TransactionFailed",
         "Unloaded",
         "ValueNotStorable",
     ),

@@ -20,12 +20,15 @@ from typing import (
     NoReturn,
     Required,
     TypeAlias,
+    TypedDict,
     TypeVar,
     TypeVarTuple,
     Unpack,
     cast,
     overload,
 )
+
+import msgspec
 
 from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.children import Child, child_call, is_workflow, run_child
@@ -43,6 +46,7 @@ from perdure.engine.drive import Drive
 from perdure.engine.fanout import MapPolicy, OnError, run_map, run_race
 from perdure.engine.steps import StepCall, replay_step, run_step
 from perdure.engine.streams import emit_in_body, end_stream
+from perdure.engine.transactions import DEFAULT_TIMEOUT, StepTransaction, TransactionAttempts
 from perdure.model.approvals import check_assignees, check_signal_name, default_key
 from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds, moment
 from perdure.model.ids import check_id
@@ -50,7 +54,7 @@ from perdure.model.records import check_positive
 from perdure.model.stream_items import MAX_STREAM_ITEMS
 from perdure.options import StoredOptions
 from perdure.result import Approved, Err, Expired, Ok, Rejected
-from perdure.stepspec import StepDefaults, StepInfo, StepOptions, StepPlan, StepSpec, current, is_mock, spec_of
+from perdure.stepspec import Retry, StepDefaults, StepInfo, StepOptions, StepPlan, StepSpec, current, is_mock, spec_of
 
 if TYPE_CHECKING:
     # Known to checkers without being installed: a bare `Context` is `Context[Any]`.
@@ -115,6 +119,15 @@ class EnoughOptions(_EachOptions, total=False):
     """Options of `ctx.map` when so many results are enough, and the rest is cancelled."""
 
     enough: Required[int]
+
+
+class TransactionOptions(TypedDict, total=False):
+    """Options of `ctx.transaction`."""
+
+    key: str
+    retry: Retry | int | None
+    timeout: Duration | None
+    returns: Any
 
 
 class Context(Generic[D]):
@@ -265,6 +278,65 @@ class Context(Generic[D]):
 
     def _child_key(self, workflow: Any, key: str | None) -> str:
         return self._key(getattr(workflow, "name", "") or "child" if key is None else key)
+
+    @overload
+    async def transaction(
+        self,
+        fn: Callable[[StepTransaction, Unpack[Ts]], Awaitable[Result[T]] | Result[T]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[TransactionOptions],
+    ) -> T: ...
+    @overload
+    async def transaction(
+        self,
+        fn: Callable[[StepTransaction, Unpack[Ts]], Awaitable[T]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[TransactionOptions],
+    ) -> T: ...
+    @overload
+    async def transaction(
+        self, fn: Callable[[StepTransaction, Unpack[Ts]], T], /, *args: Unpack[Ts], **options: Unpack[TransactionOptions]
+    ) -> T: ...
+    @overload
+    async def transaction(
+        self,
+        name: str,
+        fn: Callable[[StepTransaction, Unpack[Ts]], Awaitable[Result[T]] | Result[T]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[TransactionOptions],
+    ) -> T: ...
+    @overload
+    async def transaction(
+        self,
+        name: str,
+        fn: Callable[[StepTransaction, Unpack[Ts]], Awaitable[T]],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[TransactionOptions],
+    ) -> T: ...
+    @overload
+    async def transaction(
+        self,
+        name: str,
+        fn: Callable[[StepTransaction, Unpack[Ts]], T],
+        /,
+        *args: Unpack[Ts],
+        **options: Unpack[TransactionOptions],
+    ) -> T: ...
+    async def transaction(self, *call: Any, key: str | None = None, **options: Any) -> Any:  # type: ignore[misc]  # mypy holds ** against required arguments
+        """What `fn(transaction, *args)` gives. What it writes through `transaction` and the record of the step commit together.
+
+        It is a step in every other way, with `key=`, `retry=`, `returns=` and `timeout=` (5 seconds unless it is given). `fn` is
+        async and uses `await transaction.execute(sql, values)` or the driver's own `transaction.connection`; on SQLite it may be
+        plain, and is then called in the thread of that connection. What it raises is rolled back, and so is an `Err` that it
+        returns. Raises `StoreCapabilityError` on a store without transactions.
+        """
+        name, fn, args = _split_name(call)
+        spec = spec_of(fn)
+        return await run_step(self._drive, self._transaction_call(name or _step_name(spec, fn, key), fn, args, key, options))
 
     @overload
     async def map(
@@ -656,6 +728,23 @@ class Context(Generic[D]):
         if plan.compensate is not None:
             closing_of(self._drive).add_step(call)
         return call
+
+    def _transaction_call(
+        self, name: str, fn: Any, args: tuple[Any, ...], key: str | None, options: Mapping[str, Any]
+    ) -> StepCall:
+        if other := options.keys() - TransactionOptions.__annotations__.keys():
+            raise TypeError(f"ctx.transaction takes key, retry, timeout and returns, not {', '.join(sorted(other))}")
+        plan = spec_of(fn).plan_with(options)
+        if plan.executor is not None:
+            raise TypeError(f"{name!r} runs in the thread or on the loop of its connection, so it cannot have an executor=")
+        if plan.compensate is not None:
+            raise TypeError(f"{name!r} is rolled back when it fails; to undo it later, use a step with compensate= beside it")
+        timeout = DEFAULT_TIMEOUT if plan.timeout is None else plan.timeout
+        # Committed together with its record it runs exactly once, so there is no intent to record.
+        plan = msgspec.structs.replace(plan, is_bare=False, at_most_once=False, timeout=timeout)
+        aliases = plan.aliases if key is None else ()
+        call = self._step_call(name, fn, args, key, plan, aliases, may_share=False)
+        return msgspec.structs.replace(call, attempts=TransactionAttempts)
 
     def _former_key(self, key: str, aliases: tuple[str, ...]) -> tuple[str, str]:
         """The key under which this run knows the step, and the one under its oldest name."""

@@ -33,6 +33,7 @@
     │   ├── ChildrenOpen           a run cannot start over while children of it have not ended
     │   ├── ValueNotStorable       a value cannot be written so that it reads back the same
     │   ├── PersistenceError       the store could not write; the run stopped where it was
+    │   │   ├── TransactionFailed  a transaction of ctx.transaction cannot be committed
     │   │   └── StoreClosed        the store was closed, and will not answer again
     │   ├── StoreCapabilityError   the store cannot do this, and says so rather than pretend
     │   ├── StreamFull             a stream holds as many items as it may
@@ -514,6 +515,10 @@ class PersistenceError(PerdureError):
 
     def __str__(self) -> str:
         return f"{self.args[0]}: {self.args[1]}"
+
+
+class TransactionFailed(PersistenceError):
+    """The database, or the function at work in it, made a transaction fail: it cannot be committed."""
 
 
 class StoreClosed(PersistenceError):

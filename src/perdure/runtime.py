@@ -278,6 +278,7 @@ class Runtime:
         workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, Ok[T] | Err[Any]]],
         /,
         *args: Unpack[Ts],
+        connection: Any = None,
         **options: Unpack[StoredOptions],
     ) -> Run[T]: ...
     @overload
@@ -286,14 +287,22 @@ class Runtime:
         workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]],
         /,
         *args: Unpack[Ts],
+        connection: Any = None,
         **options: Unpack[StoredOptions],
     ) -> Run[T]: ...
     @overload
-    async def start(self, workflow: str, /, *args: Any, **options: Unpack[StoredOptions]) -> Run[Any]: ...
-    async def start(self, workflow: Any, /, *args: Any, **options: Any) -> Run[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
-        """A new run, at once; a worker drives it. The same id with the same input is the same run."""
+    async def start(self, workflow: str, /, *args: Any, connection: Any = None, **options: Unpack[StoredOptions]) -> Run[Any]: ...
+    async def start(self, workflow: Any, /, *args: Any, connection: Any = None, **options: Any) -> Run[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
+        """A new run, at once; a worker drives it. The same id with the same input is the same run.
+
+        With `connection=`, one of the database's driver or of SQLAlchemy on which a transaction of yours is open, the run is
+        written in that transaction: it exists if you commit, and then a worker claims it.
+        """
         definition = self._definition(workflow)
         start = await self._new_run(definition, args, options)
+        if connection is not None:
+            await self._host.create_in(connection, definition, start)
+            return Run(self._host, start.new.id)
         worker = self._worker_for(start)
         active = await self._host.create_and_drive(definition, start, {}, may_drive=worker is not None, is_background=True)
         if worker is not None and active is not None:
@@ -448,12 +457,15 @@ class Runtime:
         """The outcome of the run after driving it, if it is due; otherwise its present state. It waits for room in its queue."""
         return await resume(self._host, check_id(run_id, "a run's id"), {})
 
-    async def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
+    async def signal(
+        self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None, connection: Any = None
+    ) -> None:
         """Put a signal into the run's inbox and return. The run gets it exactly once, also when it does not wait yet.
 
-        A repeated `dedupe` is ignored, so that a webhook may be delivered twice. Raises `RunNotFound`, `RunFinished`.
+        A repeated `dedupe` is ignored, so that a webhook may be delivered twice. With `connection=`, as for `start`, it is sent
+        if your transaction commits. Raises `RunNotFound`, `RunFinished`.
         """
-        await self._host.signal(run_id, name, payload, dedupe=dedupe)
+        await self._host.signal(run_id, name, payload, dedupe=dedupe, connection=connection)
 
     async def approve(self, run_id: str, name: str, *, by: str, payload: Any = UNCHANGED, key: str | None = None) -> None:
         """Approve what the run asks with `ctx.approve(name, ...)`, as it is or with another payload. `by` is recorded.

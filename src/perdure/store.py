@@ -25,9 +25,9 @@ opaque bytes. Ids and names are text (`check_id`), compared byte for byte: a ver
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, overload
 
 from perdure.errors import StoreCapabilityError
 from perdure.model.journal import Entry
@@ -57,10 +57,12 @@ if TYPE_CHECKING:
     from perdure.snapshots.resume_state import ResumeState
     from perdure.snapshots.snapshot import Snapshot
 
+T = TypeVar("T")
+
 Durability: TypeAlias = Literal["process", "disk", "replicated"]
 # shared: several processes may use it at once. durable: what was acknowledged is there after reopening.
-# The others are the parts below: `OperatorStore`, `ScheduleStore`, `StreamStore` and `TransactionStore`.
-Capability: TypeAlias = Literal["shared", "durable", "operators", "schedules", "streams", "transaction"]
+# The others are the parts below: `OperatorStore`, `ScheduleStore`, `StreamStore`, `TransactionStore` and `OutboxStore`.
+Capability: TypeAlias = Literal["shared", "durable", "operators", "schedules", "streams", "transaction", "outbox"]
 
 # The parts that every store of this package has.
 STANDARD_PARTS: Final[frozenset[Capability]] = frozenset({"operators", "schedules", "streams"})
@@ -410,18 +412,64 @@ class StreamStore(Store, Protocol):
 class Transaction(Protocol):
     """A database transaction in which a step's own writes and its record are one."""
 
+    @property
+    def connection(self) -> Any:
+        """The driver's own connection, in this transaction. It must not commit, roll back or be closed.
+
+        For an asynchronous driver it belongs to the caller's event loop; a synchronous one gives it only inside `call_plain`.
+        Raises `StoreCapabilityError` where the store has no driver with connections, and `RuntimeError` in the wrong place.
+        """
+
     async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run one statement and return its rows."""
 
+    async def call_plain(self, fn: Callable[[], T]) -> T:
+        """What the plain function gives, called where `connection` can be used: a synchronous driver has a thread for it.
+
+        When the caller is cancelled meanwhile, the transaction is rolled back at once; the function may go on and writes nothing.
+        With an asynchronous driver it is called here, and must return an awaitable; otherwise this raises `TypeError`.
+        """
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Whether the same work may succeed now: the database undid this transaction for the sake of another, or is restarted."""
+
     async def record(self, entries: Sequence[Entry], consume: Sequence[int] = ()) -> Pulse:
-        """As `Store.record`, committed with everything else in this transaction."""
+        """As `Store.record`, committed with everything else in this transaction.
+
+        Raises `TransactionFailed` when it cannot be committed any more: a statement failed, or has ended it.
+        """
+
+
+class Outbox(Protocol):
+    """Verbs inside a transaction of the caller: what they write is there if and when the caller commits. They take no lease."""
+
+    async def create(self, run: NewRun, *, now: int | None = None) -> Created:
+        """As `Store.create` without `ttl`. A run with this id that another transaction is creating is waited for."""
+
+    async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
+        """As `Store.signal`. The run's row is locked until the caller commits or rolls back."""
 
 
 class TransactionStore(Store, Protocol):
     """Capability `transaction`: a step's own writes commit together with its record."""
 
     def transaction(self, lease: Lease) -> AbstractAsyncContextManager[Transaction]:
-        """A fenced transaction: commits on exit, rolls back on an exception. Raises `LeaseLost`."""
+        """A fenced transaction: commits on exit, rolls back on an exception. Raises `LeaseLost`.
+
+        When the database refuses to commit, nothing was written, and leaving it raises `TransactionFailed`. Any other
+        `PersistenceError` at that point means that it was written, or not.
+        """
+
+
+class OutboxStore(TransactionStore, Protocol):
+    """Capability `outbox`: runs and signals that exist if and when a transaction of the caller's own commits."""
+
+    async def outbox(self, connection: Any) -> Outbox:
+        """The verbs for the transaction that is open on this connection of the database's driver.
+
+        Raises `TypeError` for what is no such connection, and `ValueError` when no transaction is open on it, or it leads to
+        another database.
+        """
 
 
 class FullStore(OperatorStore, ScheduleStore, StreamStore, TransactionStore, Protocol):
@@ -436,7 +484,9 @@ def require(store: Store, capability: Literal["schedules"]) -> ScheduleStore: ..
 def require(store: Store, capability: Literal["streams"]) -> StreamStore: ...
 @overload
 def require(store: Store, capability: Literal["transaction"]) -> TransactionStore: ...
-def require(store: Any, capability: Literal["operators", "schedules", "streams", "transaction"]) -> Any:
+@overload
+def require(store: Store, capability: Literal["outbox"]) -> OutboxStore: ...
+def require(store: Any, capability: Literal["operators", "schedules", "streams", "transaction", "outbox"]) -> Any:
     """The store, as one that has this part. Raises `StoreCapabilityError` when `capabilities` does not name it."""
     if capability not in store.capabilities:
         raise StoreCapabilityError(type(store).__name__, _IN_WORDS[capability])
@@ -447,5 +497,6 @@ _IN_WORDS: Final = {
     "operators": "verbs for operators (hold, unhold, delete, purge, count, due, restore, save, load, workers)",
     "schedules": "schedules and queue limits",
     "streams": "streams of items and progress reports",
-    "transaction": "transactions",
+    "transaction": "transactions (SQLite, PostgreSQL, MySQL, libSQL and sql_client have them)",
+    "outbox": "way to write inside a transaction of yours (SQLite, PostgreSQL, MySQL and sql_client have one)",
 }

@@ -7,6 +7,7 @@ with Runtime(store="sqlite:///app.db", workflows=[checkout]).sync as runtime:
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -72,7 +73,6 @@ class AsyncRuntime(Protocol):
     def check(self) -> Callable[..., Coroutine[Any, Any, CheckReport]]: ...
     async def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]: ...
     async def resume(self, run_id: str) -> Outcome[Any]: ...
-    async def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None: ...
     @property
     def approve(self) -> Callable[..., Coroutine[Any, Any, None]]: ...
     @property
@@ -83,6 +83,9 @@ class AsyncRuntime(Protocol):
     def approval_token(self) -> Callable[..., Coroutine[Any, Any, str]]: ...
     @property
     def decide_by_token(self) -> Callable[..., Coroutine[Any, Any, None]]: ...
+    async def signal(
+        self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None, connection: Any = None
+    ) -> None: ...
     async def get(self, run_id: str) -> Run[Any] | None: ...
     async def describe(self, run_id: str) -> RunDescription: ...
     @property
@@ -141,6 +144,16 @@ class SyncStreamReader(Generic[T_co]):
             return (await anext(self._reader),)
         except StopAsyncIteration:
             return None
+
+
+def _run_here(verb: Coroutine[Any, Any, T]) -> T:
+    """The result of the verb on a loop of its own in this thread, to which a connection of a synchronous driver belongs."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(verb)
+    verb.close()
+    raise RuntimeError("an event loop runs in this thread: await runtime.start or runtime.signal there, with the connection")
 
 
 class SyncRun(Generic[T_co]):
@@ -271,6 +284,7 @@ class SyncRuntime:
         workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, Ok[T] | Err[Any]]],
         /,
         *args: Unpack[Ts],
+        connection: Any = None,
         **options: Unpack[StoredOptions],
     ) -> SyncRun[T]: ...
     @overload
@@ -279,12 +293,15 @@ class SyncRuntime:
         workflow: Callable[[Unpack[Ts]], Coroutine[Any, Any, T]],
         /,
         *args: Unpack[Ts],
+        connection: Any = None,
         **options: Unpack[StoredOptions],
     ) -> SyncRun[T]: ...
     @overload
-    def start(self, workflow: str, /, *args: Any, **options: Unpack[StoredOptions]) -> SyncRun[Any]: ...
-    def start(self, workflow: Any, /, *args: Any, **options: Any) -> SyncRun[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
-        """A new run, at once; a worker drives it."""
+    def start(self, workflow: str, /, *args: Any, connection: Any = None, **options: Unpack[StoredOptions]) -> SyncRun[Any]: ...
+    def start(self, workflow: Any, /, *args: Any, connection: Any = None, **options: Any) -> SyncRun[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
+        """A new run, at once; a worker drives it. With `connection=`, of a synchronous driver, it exists if you commit."""
+        if connection is not None:
+            return SyncRun(_run_here(self._runtime.start(workflow, *args, connection=connection, **options)))
         return SyncRun(block_on(self._runtime.start(workflow, *args, **options)))
 
     @overload
@@ -400,9 +417,12 @@ class SyncRuntime:
         """The outcome of the run after driving it, if it is due; otherwise its present state."""
         return block_on(self._runtime.resume(run_id), name_caller())
 
-    def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
-        """Put a signal into the run's inbox."""
-        block_on(self._runtime.signal(run_id, name, payload, dedupe=dedupe))
+    def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None, connection: Any = None) -> None:
+        """Put a signal into the run's inbox. With `connection=`, of a synchronous driver, it is sent if you commit."""
+        if connection is not None:
+            _run_here(self._runtime.signal(run_id, name, payload, dedupe=dedupe, connection=connection))
+        else:
+            block_on(self._runtime.signal(run_id, name, payload, dedupe=dedupe))
 
     def approve(self, run_id: str, name: str, *, by: str, payload: Any = UNCHANGED, key: str | None = None) -> None:
         """Approve what the run asks, as it is or with another payload. Of several decisions the first counts."""

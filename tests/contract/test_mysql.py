@@ -35,7 +35,7 @@ async def _run(dsn: str, sql: str) -> None:
 class MysqlFactory(StoreFactory):
     """A case has the tables to itself by a prefix that nobody else has."""
 
-    capabilities = STANDARD_PARTS | {"shared", "durable", "transaction"}
+    capabilities = STANDARD_PARTS | {"shared", "durable", "transaction", "outbox"}
     longest_value = 16 << 20  # the server's max_allowed_packet
 
     def __init__(self) -> None:

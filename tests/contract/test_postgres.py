@@ -31,7 +31,7 @@ async def _run(dsn: str, sql: str) -> None:
 class PostgresFactory(StoreFactory):
     """A case has the tables to itself by a prefix that nobody else has."""
 
-    capabilities = STANDARD_PARTS | {"shared", "durable", "transaction"}
+    capabilities = STANDARD_PARTS | {"shared", "durable", "transaction", "outbox"}
 
     def __init__(self) -> None:
         self.dsn = shared_schema()

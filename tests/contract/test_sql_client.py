@@ -20,7 +20,7 @@ TEMPORARY: Final = Path(tempfile.gettempdir())
 class ClientFactory(StoreFactory):
     """A store does not close its client, so these do. What is sent to other processes has no clients."""
 
-    capabilities = STANDARD_PARTS | {"shared", "durable", "transaction"}
+    capabilities = STANDARD_PARTS | {"shared", "durable", "transaction", "outbox"}
 
     def __init__(self) -> None:
         self.clients: list[Any] = []

@@ -13,7 +13,7 @@ TEMPORARY: Final = Path(tempfile.gettempdir())
 
 
 class SQLiteFactory(StoreFactory):
-    capabilities = STANDARD_PARTS | {"shared", "durable", "transaction"}
+    capabilities = STANDARD_PARTS | {"shared", "durable", "transaction", "outbox"}
 
     def __init__(self) -> None:
         self.directory = TEMPORARY / f"perdure-{secrets.token_hex(8)}"

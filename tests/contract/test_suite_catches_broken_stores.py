@@ -125,9 +125,9 @@ def test_a_store_that_keeps_its_data_is_durable(name: str) -> None:
     asyncio.run(CASES[name].run(factory_of(Keeping, reading.Durable, STANDARD_PARTS | {"durable", "shared"})()))
 
 
-@pytest.mark.parametrize("name", [case.name for case in all_cases() if case.concerns(STANDARD_PARTS | {"transaction"})])
+@pytest.mark.parametrize("name", [case.name for case in all_cases() if case.concerns(STANDARD_PARTS | {"transaction", "outbox"})])
 def test_a_store_with_transactions_keeps_every_promise(name: str) -> None:
-    asyncio.run(CASES[name].run(factory_of(Factory, transactions.Transactional, STANDARD_PARTS | {"transaction"})()))
+    asyncio.run(CASES[name].run(factory_of(Factory, transactions.Transactional, STANDARD_PARTS | {"transaction", "outbox"})()))
 
 
 def test_every_broken_store_is_in_the_table() -> None:

@@ -134,6 +134,12 @@ class CtxCall(msgspec.Struct, eq=False):
         if self.future is not None:
             self.future.set_result(None)
 
+    def withdraw(self) -> None:
+        """Its result was undone before it was delivered: it does something live again, and can be cancelled."""
+        self.abandon()
+        if self.branch is not None:
+            self.branch.ours()
+
     def deliver(self, entry: Entry) -> bool:
         """Let the call go on, and its branch with it; False when it was cancelled."""
         if self.future is None or self.future.done():
@@ -304,6 +310,11 @@ class Calls:
         if isinstance(receiver, CtxCall):
             receiver.shield()
         self._results.add(entry, receiver)
+
+    def withdraw_result(self, opened: Entry) -> None:
+        """The result of this key was undone before it was recorded, and the call runs again: this entry says when."""
+        self._closed_keys.discard(opened.key)
+        self.opened[opened.key] = [opened]
 
     def is_recorded(self, key: str) -> bool:
         """Whether the journal has the outcome of `key`."""

@@ -7,6 +7,14 @@ latest when the body rests; cancellations only before something else. Items of s
 after an entry that was appended later (`Streams`). `on_written` is told what the store has acknowledged.
 A write that fails is never retried here and never skipped: it ends the drive. There is one exception: when the store says that it
 can never hold a value, the longest result of the write becomes its step's recorded failure. The same write would fail for ever.
+
+The entry of a transactional step (`commit`) is written by that step's own database transaction, in its turn:
+- From before the transaction begins until its reply, no other write of the run is in flight. Such a write could wait for a lock
+  that the transaction holds, while the transaction waits for the write. What is appended meanwhile waits.
+- The entry is numbered when the step's function has returned. Everything that was appended before it goes into the same
+  transaction, everything after it is sent after the reply. So the journal has neither a gap nor another order.
+- If the transaction is rolled back, its number is used all the same: an entry that says what became of the step takes its place
+  (`RolledBack`), and an ordinary write sends it with the others. If its reply is lost, the drive ends, as after every write.
 """
 
 from __future__ import annotations
@@ -14,25 +22,40 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import weakref
-from collections.abc import Awaitable, Callable, Collection
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 import msgspec
 
+from perdure.aio.own_tasks import start_own_task
 from perdure.aio.pending_write import PendingWrite, await_reply, in_flight, is_committed, is_unknown, wait_for_reply
 from perdure.codec.outcomes import note_step, store_exception
 from perdure.engine.body_tasks import BodyTasks, nothing
-from perdure.errors import LeaseLost, PerdureError, PersistenceError, ValueNotStorable
+from perdure.errors import LeaseLost, PerdureError, PersistenceError, StoreCapabilityError, ValueNotStorable
 from perdure.model.clock import Clock
 from perdure.model.journal import Entry, Kind, Phase
 from perdure.model.records import Awaited, EndStatus, Item, Lease, NewInput, Pulse, Signal
-from perdure.store import Store, require
+from perdure.store import Store, Transaction, require
 
 T = TypeVar("T")
 
 # A result of no more bytes is refused for another reason than its length, as the failure in its place would be.
 _SHORT: Final = 4000
+
+
+class RolledBack(Exception):
+    """A transaction was rolled back after its entry was numbered; `instead` is the entry in its place."""
+
+    def __init__(self, instead: Entry) -> None:
+        super().__init__(instead)
+        self.instead = instead
+
+
+# Writes these entries and consumes these inbox rows in a transaction. Raises `RolledBack` if nothing of it was written.
+Commit: TypeAlias = Callable[[Entry, Sequence[Entry], Sequence[int]], Coroutine[Any, Any, Pulse]]
 
 
 class Unrecorded:
@@ -107,6 +130,21 @@ class Unrecorded:
 
     def flush_items(self) -> None:
         """Send items, and what was appended and not sent; soon after the write in flight, if there is one."""
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """A transaction of the store under the lease. Raises `StoreCapabilityError`."""
+        raise StoreCapabilityError("missing", "transactions: give the run a store that has them (SQLite, PostgreSQL, MySQL)")
+
+    async def hold(self) -> None:
+        """Return when no write is in flight. None starts then until `let_go_on`, or the reply to `commit`."""
+
+    def let_go_on(self) -> None:
+        """Write again, after a transaction that was not committed."""
+
+    def commit(self, commit: Commit, key: str, name: str, **fields: Any) -> Entry:
+        """As `append`, for an entry that this function writes in its transaction, together with all that was appended before."""
+        del commit
+        return self.append(key, name, **fields)
 
     async def acknowledged(self) -> None:
         """Return when all that was appended, but cancellations, is in the store. Cancelled, not failed, when the drive ends."""
@@ -186,6 +224,11 @@ class Recorder(Unrecorded):
         # Whether `finish`, `suspend` or `release` takes what is left, so nothing more is sent by `flush`.
         self._is_closing = False
         self._failure: PerdureError | None = None
+        # Whether a transactional step keeps the other writes back, and those that wait to do so.
+        self._is_held = False
+        self._holders: deque[asyncio.Future[None]] = deque()
+        # Of the entry that is appended now, and of the write in flight, if that is a transaction.
+        self._commit: Commit | None = None
 
     @property
     def acknowledged_length(self) -> int:
@@ -199,11 +242,13 @@ class Recorder(Unrecorded):
         if entry.phase == "cancel":
             return
         self._last_to_send = entry.seq
-        if entry.phase == "open":
+        if self._commit is not None:
+            self._write_in_transaction(entry, self._commit)
+        elif entry.phase == "open":
             self.unacknowledged_open = entry.seq
         elif len(self._branches.alive) == 1:
             self.flush()
-        elif self._writing is None and not self._is_write_due:
+        elif self._writing is None and not self._is_write_due and not self._is_held:
             self._is_write_due = True
             next_turn_of(self._loop).call(self._loop, self.flush)
 
@@ -217,6 +262,50 @@ class Recorder(Unrecorded):
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._waiters.append((self._last_to_send, waiter))
             await waiter
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        return require(self._store, "transaction").transaction(self._lease)
+
+    async def hold(self) -> None:
+        if self._writing is None and not self._is_held:
+            self._is_held = True
+            return
+        turn: asyncio.Future[None] = self._loop.create_future()
+        self._holders.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._holders.remove(turn)
+            else:
+                self.let_go_on()
+            raise
+
+    def let_go_on(self) -> None:
+        self._is_held = False
+        self._start_next()
+
+    def _start_next(self) -> None:
+        """Let the next transaction begin, if one waits, and otherwise write what was appended meanwhile."""
+        if self._holders and not self._is_held:
+            self._is_held = True
+            self._holders.popleft().set_result(None)
+        elif self._entries or self._are_items_due:
+            self.flush()
+
+    def commit(self, commit: Commit, key: str, name: str, **fields: Any) -> Entry:
+        self._commit = commit
+        try:
+            return self.append(key, name, **fields)
+        finally:
+            self._commit = None
+
+    def _write_in_transaction(self, entry: Entry, commit: Commit) -> None:
+        entries, consume = self._take()
+        self._written = entries, consume, []  # items of streams wait: a transaction takes none
+        # A task of our own: cancelling the step that waits for it takes effect only after the reply.
+        self._writing = writing = self._context.run(start_own_task, commit(entry, tuple(entries), tuple(consume)))
+        writing.add_done_callback(self._take_reply, context=contextvars.Context())
 
     async def finish(self, status: EndStatus, outcome: bytes) -> None:
         entries, consume = await self._what_is_left()
@@ -321,7 +410,8 @@ class Recorder(Unrecorded):
         """
         self._is_write_due = False
         count = self._last_to_send - self._entries[0].seq + 1 if self._entries else 0
-        if (count > 0 or self._are_items_due) and self._writing is None and not self._is_closing and self._failure is None:
+        is_free = self._writing is None and not self._is_held
+        if (count > 0 or self._are_items_due) and is_free and not self._is_closing and self._failure is None:
             rest = self._entries[count:] if count > 0 else self._entries[:]
             entries, consume = self._take()
             if rest:
@@ -350,7 +440,9 @@ class Recorder(Unrecorded):
             return
         self._writing = None
         entries, consume, items = self._written
-        if is_unknown(writing):
+        if self._is_held:
+            self._take_reply_of_transaction(writing)
+        elif is_unknown(writing):
             # The loop is being shut down. Whether it was committed is unknown, but sent twice it is recorded once.
             self._put_back(entries, consume, items)
         elif isinstance(error := writing.exception(), ValueNotStorable) and self._replace_longest(entries, error):
@@ -365,8 +457,25 @@ class Recorder(Unrecorded):
             if items:
                 self.on_items_written(items)
             self.report_written()
-            if self._entries or self._are_items_due:
-                self.flush()
+            self._start_next()
+
+    def _take_reply_of_transaction(self, writing: PendingWrite[Pulse] | asyncio.Future[Pulse]) -> None:
+        """Take the reply, and let others write. What was sent is not sent again as it is: the step's own writes are missing."""
+        self._is_held = False
+        entries, consume, _ = self._written
+        error = PersistenceError("a transaction", "it was cut off") if is_unknown(writing) else writing.exception()
+        if isinstance(error, RolledBack):
+            self._put_in_place(entries, entries[-1], error.instead)
+            self._put_back(entries, consume, [])
+            self._start_next()
+        elif error is not None:
+            self._failure = failure = self._as_failure(error)
+            self._on_failure(failure)
+        else:
+            self._on_pulse(writing.result())
+            self._wrote(entries)
+            self.report_written()
+            self._start_next()
 
     def _put_back(self, entries: list[Entry], consume: list[int], items: list[Item]) -> None:
         """Let this go with the next write, before what has come since."""
@@ -389,9 +498,14 @@ class Recorder(Unrecorded):
         error.add_note(f"step {longest.key!r} ran, but what it returned cannot be recorded")
         note_step(error, longest.key, self._lease.run_id)
         failed = msgspec.structs.replace(longest, ok=False, payload=store_exception(error))
-        entries[entries.index(longest)] = self.journal[self.journal.index(longest)] = failed
-        self._on_replaced(failed)
+        self._put_in_place(entries, longest, failed)
         return True
+
+    def _put_in_place(self, entries: list[Entry], entry: Entry, instead: Entry) -> None:
+        entries[entries.index(entry)] = self.journal[self.journal.index(entry)] = instead
+        if instead.phase == "open":
+            self.unacknowledged_open = max(self.unacknowledged_open, instead.seq)
+        self._on_replaced(instead)
 
     def _as_failure(self, error: BaseException) -> PerdureError:
         if isinstance(error, LeaseLost | PersistenceError | ValueNotStorable):

@@ -206,7 +206,14 @@ class ResultQueue:
             self._asked[entry.key] = receiver  # `acknowledge` looks
 
     def replace(self, entry: Entry) -> None:
-        """This record stands in the place of the one with its seq, which was not delivered."""
+        """This record stands in the place of the one with its seq, which was not delivered.
+
+        An open one is no result: the call that waits gets it at once, and runs again.
+        """
+        if entry.phase == "open":
+            self.queue = deque(known for known in self.queue if known.seq != entry.seq)
+            self._asked.pop(entry.key).deliver(entry)
+            return
         for index, known in enumerate(self.queue):
             if known.seq == entry.seq:
                 self.queue[index] = entry

@@ -63,6 +63,8 @@ class StepCall(msgspec.Struct, frozen=True):
     caching: StepCaching | None = None
     # The key under the oldest of its aliases, if it has some.
     oldest_key: str | None = None
+    # Another way to run it than `Attempts`.
+    attempts: type[Attempts] | None = None
 
 
 class AttemptResult(msgspec.Struct):
@@ -94,7 +96,7 @@ async def run_step(drive: Drive, step: StepCall, *, is_first_use: bool = False) 
             if not calls.may_go_ahead(call):
                 entry = await calls.turn(call)
             if entry is None:
-                return await _Attempts(drive, call, step, args_hash).run()
+                return await (step.attempts or Attempts)(drive, call, step, args_hash).run()
     if drive.cached_keys.uses:
         drive.cached_keys.note_result(entry)
     if drive.publisher.subscribers:
@@ -140,7 +142,7 @@ def changed_arguments(drive: Drive, key: str, by: str = "") -> StepChanged:
     return StepChanged(drive.run.id, key, f"called with other arguments{by}", "called with these")
 
 
-class _Attempts(msgspec.Struct):
+class Attempts(msgspec.Struct):
     """The live attempts of one step."""
 
     _drive: Drive
@@ -166,19 +168,12 @@ class _Attempts(msgspec.Struct):
             raise
         finally:
             drive.results.running -= 1
-        entry = drive.recorder.append(
-            step.key,
-            step.name,
-            ok=result.ok,
-            payload=result.payload,
-            attempt=self._attempt,
-            args_hash=self._args_hash,
-            started_at=result.started_at,
-            ended_at=drive.clock.now(),
-        )
+        entry = self._append(result)
         if not drive.results.reaches_body_at_once(entry):
             delivered = await drive.calls.wait_for_delivery(self._call, entry)
-            if delivered is not entry:  # the store cannot hold the result
+            if delivered is not entry:  # the store cannot hold the result, or its transaction was rolled back
+                if delivered.phase == "open":
+                    return await self._run_again(delivered)
                 entry, failure = delivered, load_failure(drive.codec, delivered.payload, step.key, step.plan.fails_with)
                 result = AttemptResult(False, entry.payload, error=failure)
         if drive.cached_keys.uses:
@@ -190,6 +185,26 @@ class _Attempts(msgspec.Struct):
             drive.calls.raised(step.key, result.error)
             raise result.error
         return result.value
+
+    async def _run_again(self, opened: Entry) -> Any:
+        """The value of another attempt: the transaction of this one was rolled back after its result was appended."""
+        self._drive.calls.withdraw_result(opened)
+        self._call.withdraw()
+        return await self.run()
+
+    def _append(self, result: AttemptResult) -> Entry:
+        """The entry of the result, on its way to the store."""
+        return self._drive.recorder.append(self._step.key, self._step.name, **self._fields(result))
+
+    def _fields(self, result: AttemptResult) -> dict[str, Any]:
+        return {
+            "ok": result.ok,
+            "payload": result.payload,
+            "attempt": self._attempt,
+            "args_hash": self._args_hash,
+            "started_at": result.started_at,
+            "ended_at": self._drive.clock.now(),
+        }
 
     async def _cached(self, caching: StepCaching) -> AttemptResult:
         """What the cache has, or what the function gives: asked by one run at a time, and then kept for the others."""

@@ -34,7 +34,7 @@ from perdure.snapshots.consistent_view import View, load_view
 from perdure.snapshots.importer import Arguments, RunStart, has_state, import_state
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.snapshot import Snapshot
-from perdure.store import Store
+from perdure.store import Outbox, Store, require
 from perdure.worker.active_runs import ActiveRun, active_runs, drive_key, wait_until_over
 from perdure.worker.child_runs import ChildWorker, StoredChildren, no_worker
 from perdure.worker.retry_run import reopen_run
@@ -187,6 +187,11 @@ class Host:
             self._asked_at[created.claim.lease.token] = asked_at
         return created
 
+    async def create_in(self, connection: Any, workflow: WorkflowDefinition, start: RunStart) -> None:
+        """Create the run, or find it, in the transaction of the caller's that is open on this connection."""
+        outbox = await require(self.store, "outbox").outbox(connection)
+        await self._create(workflow, start, None, outbox)
+
     async def create_many(self, workflow: WorkflowDefinition, starts: Sequence[RunStart]) -> None:
         """Create these runs, or find them: all at once, so that they share the commits of the store.
 
@@ -228,10 +233,14 @@ class Host:
                 await self.send_signal(start.new.id, name, encoded, dedupe)
                 return None
 
-    async def _create(self, workflow: WorkflowDefinition, start: RunStart, ttl: float | None) -> Created:
+    async def _create(
+        self, workflow: WorkflowDefinition, start: RunStart, ttl: float | None, outbox: Outbox | None = None
+    ) -> Created:
         """Create the run, or find it, also under a former name of the workflow."""
 
         def create(new: NewRun) -> Coroutine[Any, Any, Created]:
+            if outbox is not None:
+                return outbox.create(new, now=self.clock.store_now())
             verb = self.store.create(
                 new,
                 ttl=ttl,
@@ -411,9 +420,13 @@ class Host:
         workflow = self.workflows.get((row.workflow, row.version))
         return outcome_of(self.settings.codec, row, workflow.hints if workflow is not None else Hints())
 
-    async def signal(self, run_id: str, name: str, payload: Any, *, dedupe: str | None) -> None:
-        """Put a signal into the run's inbox and let a drive here know."""
+    async def signal(self, run_id: str, name: str, payload: Any, *, dedupe: str | None, connection: Any = None) -> None:
+        """Put a signal into the run's inbox and let a drive here know; with a connection, in its transaction."""
         encoded = self._encode_signal(name, payload)
+        if connection is not None:
+            outbox = await require(self.store, "outbox").outbox(connection)
+            await outbox.signal(check_id(run_id, "a run's id"), name, encoded, dedupe=dedupe, now=self.clock.store_now())
+            return
         await self.send_signal(check_id(run_id, "a run's id"), name, encoded, dedupe)
 
     def _encode_signal(self, name: str, payload: Any) -> bytes:

@@ -48,7 +48,7 @@ def _frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 class PgBouncerFactory(StoreFactory):
     """A case has the tables to itself by a prefix that nobody else has."""
 
-    capabilities = STANDARD_PARTS | {"shared", "durable", "transaction"}
+    capabilities = STANDARD_PARTS | {"shared", "durable", "transaction", "outbox"}
 
     def __init__(self) -> None:
         self.pooler = pooler().dsn

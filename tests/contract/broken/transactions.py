@@ -5,17 +5,19 @@ A step's own writes go to a list that stands for a table; those to the run are k
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from perdure.backends.memory.store import MemoryDatabase, MemoryStore
-from perdure.errors import LeaseLost
+from perdure.errors import LeaseLost, RunNotFound
 from perdure.model.journal import Entry
-from perdure.model.records import Lease, Pulse
+from perdure.model.records import Created, Lease, NewRun, Pulse
 from perdure.store import STANDARD_PARTS, Capability, Transaction
 from tests.contract.broken.table import breaks
+
+T = TypeVar("T")
 
 _TABLES: Final[WeakKeyDictionary[MemoryDatabase, list[int]]] = WeakKeyDictionary()
 
@@ -27,6 +29,21 @@ class MemoryTransaction:
         self.table = table
         self.entries: list[Entry] = []
         self.consume: list[int] = []
+        self.has_ended = False
+        # What an outbox has written: how to undo it.
+        self.undo: list[Callable[[], Awaitable[object]]] = []
+
+    @property
+    def connection(self) -> MemoryTransaction:
+        if self.has_ended:
+            raise RuntimeError("this transaction has ended")
+        return self
+
+    async def call_plain(self, fn: Callable[[], T]) -> T:
+        return fn()
+
+    def is_transient(self, error: BaseException) -> bool:
+        return False
 
     async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         if sql.startswith("INSERT"):
@@ -39,10 +56,38 @@ class MemoryTransaction:
         return await self.store.record(self.lease)
 
 
+class MemoryOutbox:
+    """Writes at once, and undoes it if the transaction is rolled back. Nothing else looks meanwhile."""
+
+    def __init__(self, store: MemoryStore, transaction: MemoryTransaction) -> None:
+        self.store = store
+        self.transaction = transaction
+
+    async def create(self, run: NewRun, *, now: int | None = None) -> Created:
+        created = await self.store.create(run, now=now)
+        if created.is_new:
+            self.transaction.undo.append(lambda: self.store.delete(run.id))
+        return created
+
+    async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
+        seq = await self.store.signal(run_id, name, payload, dedupe=dedupe, now=now)
+        self.transaction.undo.append(lambda: self._drop(run_id))
+        return seq
+
+    async def _drop(self, run_id: str) -> None:
+        row = await self.store.get(run_id)
+        assert row is not None
+        await self.store.delete(run_id)
+        await self.store.restore(row, [])
+
+
 class Transactional(MemoryStore):
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return STANDARD_PARTS | {"transaction"}
+        return STANDARD_PARTS | {"transaction", "outbox"}
+
+    async def outbox(self, connection: MemoryTransaction) -> MemoryOutbox:
+        return MemoryOutbox(self, connection)
 
     def transaction(self, lease: Lease) -> AbstractAsyncContextManager[Transaction]:
         return self._transaction(lease)
@@ -60,10 +105,72 @@ class Transactional(MemoryStore):
             await self.record(lease, transaction.entries, consume=transaction.consume)
         except BaseException:
             transaction.table[:] = before
+            for undo in reversed(transaction.undo):
+                await undo()
             raise
+        finally:
+            transaction.has_ended = True
 
 
-@breaks("a_failed_transaction_leaves_nothing", "transaction")
+@breaks("a_store_without_an_outbox_refuses_it", "transaction")
+class OffersAnOutboxThatItDoesNotAnnounce(Transactional):
+    pass
+
+
+@breaks("a_transaction_gives_the_connection_of_its_driver", "transaction", "outbox")
+class LendsItsConnectionForEver(Transactional):
+    def _begin(self, lease: Lease) -> MemoryTransaction:
+        transaction = super()._begin(lease)
+        transaction.__class__ = _Endless
+        return transaction
+
+
+class _Endless(MemoryTransaction):
+    @property
+    def connection(self) -> MemoryTransaction:
+        return self
+
+
+@breaks("an_error_of_the_functions_own_is_not_transient", "transaction", "outbox")
+class TakesEveryErrorForAConflict(Transactional):
+    def _begin(self, lease: Lease) -> MemoryTransaction:
+        transaction = super()._begin(lease)
+        transaction.is_transient = lambda _: True  # type: ignore[method-assign, assignment]
+        return transaction
+
+
+@breaks("what_an_outbox_wrote_is_gone_when_the_caller_rolls_back", "transaction", "outbox")
+class KeepsWhatAnOutboxWrote(Transactional):
+    async def outbox(self, connection: MemoryTransaction) -> MemoryOutbox:
+        return MemoryOutbox(self, MemoryTransaction(self, connection.lease, []))
+
+
+@breaks("what_an_outbox_wrote_is_there_when_the_caller_commits", "transaction", "outbox")
+class LeasesWhatAnOutboxCreates(Transactional):
+    async def outbox(self, connection: MemoryTransaction) -> MemoryOutbox:
+        return _LeasingOutbox(self, connection)
+
+
+class _LeasingOutbox(MemoryOutbox):
+    async def create(self, run: NewRun, *, now: int | None = None) -> Created:
+        return await self.store.create(run, ttl=30, now=now)
+
+
+@breaks("an_outbox_refuses_what_its_store_refuses", "transaction", "outbox")
+class IgnoresSignalsToNoRun(Transactional):
+    async def outbox(self, connection: MemoryTransaction) -> MemoryOutbox:
+        return _SilentOutbox(self, connection)
+
+
+class _SilentOutbox(MemoryOutbox):
+    async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
+        try:
+            return await super().signal(run_id, name, payload, dedupe=dedupe, now=now)
+        except RunNotFound:
+            return 0
+
+
+@breaks("a_failed_transaction_leaves_nothing", "transaction", "outbox")
 class KeepsTheWritesOfAFailedStep(Transactional):
     @asynccontextmanager
     async def _transaction(self, lease: Lease) -> AsyncIterator[Transaction]:
@@ -73,9 +180,9 @@ class KeepsTheWritesOfAFailedStep(Transactional):
         await self.record(lease, transaction.entries, consume=transaction.consume)
 
 
-@breaks("a_transaction_of_a_stale_lease_leaves_nothing", "transaction")
-@breaks("a_transaction_keeps_others_out_until_it_ends", "transaction")
-@breaks("a_lease_superseded_by_claim_cannot_write", "transaction")
+@breaks("a_transaction_of_a_stale_lease_leaves_nothing", "transaction", "outbox")
+@breaks("a_transaction_keeps_others_out_until_it_ends", "transaction", "outbox")
+@breaks("a_lease_superseded_by_claim_cannot_write", "transaction", "outbox")
 class TransactionsAreNotFenced(Transactional):
     @asynccontextmanager
     async def _transaction(self, lease: Lease) -> AsyncIterator[Transaction]:
@@ -97,7 +204,7 @@ def _accept_anything(transaction: MemoryTransaction) -> Any:
     return record
 
 
-@breaks("a_transaction_commits_writes_and_record_together", "transaction")
+@breaks("a_transaction_commits_writes_and_record_together", "transaction", "outbox")
 class ForgetsTheRecord(Transactional):
     @asynccontextmanager
     async def _transaction(self, lease: Lease) -> AsyncIterator[Transaction]:

@@ -39,7 +39,8 @@ class ServerConnections(ABC):
         self.is_borrowed = is_borrowed
         self.durability: Durability = "disk"
         self.is_ready = False
-        self._borrowed_loop = loop
+        # Where they are used: that of borrowed connections, or of those that were opened for one loop (`settle_here`).
+        self._pinned_loop = loop
         self._process = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None  # where the connections are, once there are any
         self._setting_up: asyncio.Task[None] | None = None
@@ -47,7 +48,7 @@ class ServerConnections(ABC):
         self._changing = asyncio.Lock()
         if is_borrowed and loop is None:
             with contextlib.suppress(RuntimeError):  # none runs yet
-                self._borrowed_loop = asyncio.get_running_loop()
+                self._pinned_loop = asyncio.get_running_loop()
 
     @abstractmethod
     def sibling(self) -> Self:
@@ -71,7 +72,7 @@ class ServerConnections(ABC):
 
     def submit(self, coro: Coroutine[Any, Any, T]) -> Future[T]:
         """Run the coroutine on the connections loop."""
-        if not self.is_borrowed:
+        if not self.is_borrowed and self._pinned_loop is None:
             return self.THREAD.submit(coro)
         try:
             return own_context().run(asyncio.run_coroutine_threadsafe, coro, self._pin_loop())
@@ -85,15 +86,25 @@ class ServerConnections(ABC):
 
     def start(self, coro: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """The coroutine on its way on the connections' loop. Raises `PersistenceError`, and has not started it, without that."""
-        is_here = self.is_borrowed and self._pin_loop() is asyncio.get_running_loop()
-        running: asyncio.Future[T] = start_own_task(coro) if is_here else asyncio.wrap_future(self.submit(coro))
+        running: asyncio.Future[T] = start_own_task(coro) if self.is_here else asyncio.wrap_future(self.submit(coro))
         running.add_done_callback(_was_heard)
         return running
 
     @property
+    def is_here(self) -> bool:
+        """Whether the connections belong to the loop that runs now."""
+        loop = self._pin_loop() if self.is_borrowed else self._pinned_loop
+        return loop is asyncio.get_running_loop()
+
+    def settle_here(self) -> None:
+        """Belong to the loop that runs now, and to no thread of ours."""
+        self._pinned_loop = self._loop = asyncio.get_running_loop()
+        self.is_ready = True
+
+    @property
     def is_reachable(self) -> bool:
         """Whether there is a loop to run on: False once that of borrowed connections is closed."""
-        return self._borrowed_loop is None or not self._borrowed_loop.is_closed()
+        return self._pinned_loop is None or not self._pinned_loop.is_closed()
 
     def call(self, callback: Callable[[], None]) -> None:
         """Call back on the connections loop. Raises `PersistenceError` before `ensure_open` has run there."""
@@ -105,9 +116,9 @@ class ServerConnections(ABC):
             raise StoreClosed(self.label, "the event loop of what it borrowed is closed; make a store anew") from None
 
     def _pin_loop(self) -> asyncio.AbstractEventLoop:
-        if self._borrowed_loop is None:
-            self._borrowed_loop = asyncio.get_running_loop()
-        return self._borrowed_loop
+        if self._pinned_loop is None:
+            self._pinned_loop = asyncio.get_running_loop()
+        return self._pinned_loop
 
     def leak_after_fork(self) -> None:
         """In a forked child: keep these connections, which are the parent's, and never use or close them."""

@@ -14,6 +14,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from perdure.errors import PersistenceError
+
 T = TypeVar("T")
 
 WRITES_BEFORE: Final = 32
@@ -48,6 +50,16 @@ class LoopConnections(Generic[T]):
         """Open connections on the running loop, if that is possible."""
         await (self._by_loop.get(asyncio.get_running_loop()) or self._add_loop()).open()
 
+    async def connect(self) -> T:
+        """What is open on the running loop, opened if need be. Raises what kept it from that; the next call tries again."""
+        loop_pool = self._by_loop.get(asyncio.get_running_loop()) or self._add_loop()
+        if loop_pool.batchers is None:
+            await loop_pool.open()
+        if loop_pool.batchers is None:
+            self._by_loop.pop(loop_pool.loop, None)
+            raise loop_pool.failure or PersistenceError("connections", "they were closed while they were being opened")
+        return loop_pool.batchers
+
     def _add_loop(self) -> _LoopPool[T]:
         for loop in [loop for loop in list(self._by_loop) if loop.is_closed()]:
             self._by_loop.pop(loop, None)
@@ -78,6 +90,7 @@ class _LoopPool(Generic[T]):
     def __init__(self, open_one: Callable[[], Awaitable[LoopBatchers[T]]]) -> None:
         self.loop = asyncio.get_running_loop()
         self.batchers: T | None = None
+        self.failure: Exception | None = None
         self._opened: LoopBatchers[T] | None = None
         self._open_one = open_one
         self._writes = 0
@@ -106,6 +119,7 @@ class _LoopPool(Generic[T]):
         try:
             batchers = await self._open_one()
         except Exception as error:  # noqa: BLE001 - whatever it is, writes can go on without
+            self.failure = error
             _logger.info("writes go on through another thread, as this event loop gets no connection of its own: %r", error)
             return
         self._opened = batchers

@@ -49,7 +49,7 @@ class MongoConnections(ServerConnections):
         """Connections to the same database, with a client of their own unless that is borrowed."""
         client = self._client if self.is_borrowed else None
         sibling = type(self)(self.address, self.stem, url=self._url, client=client)
-        sibling._borrowed_loop = self._borrowed_loop  # noqa: SLF001 - its own kind
+        sibling._pinned_loop = self._pinned_loop  # noqa: SLF001 - its own kind
         return sibling
 
     def classify_failure(self, error: BaseException) -> WriteFailure:

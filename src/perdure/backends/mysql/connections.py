@@ -25,7 +25,8 @@ from perdure.backends.mysql.packets import Packet, is_unexpected_state
 from perdure.backends.mysql.schema import check_settings, check_tables
 from perdure.backends.sql.dialect import Statement, Tables
 from perdure.backends.sql.schema import set_up
-from perdure.backends.sql.session import Result, Session, SqlConnections
+from perdure.backends.sql.session import CallersConnection, Channel, Result, Session, SqlConnections
+from perdure.backends.sql.transaction import refuse_autocommit, refuse_database, refuse_kind
 from perdure.errors import PersistenceError, StoreClosed
 
 T = TypeVar("T")
@@ -63,6 +64,49 @@ class MysqlConnections(SqlConnections):
         self._max_packet = 1 << 20
         self._arguments: dict[str, Any] | None = None  # of the driver, once a pool was opened
         self._ending_sessions: set[asyncio.Task[None]] = set()
+
+    has_loop_copies: ClassVar[bool] = True
+
+    async def copy_for_loop(self) -> Self:
+        """Pools of the same database on the loop that runs now."""
+        copy = self.sibling()
+        copy._max_packet, copy._arguments = self._max_packet, self._arguments  # noqa: SLF001 - its own kind
+        copy._pool = await copy._open_pool()  # noqa: SLF001
+        return copy
+
+    def driver_connection(self, channel: Channel) -> Any:
+        """Asyncmy's own."""
+        return channel.driver_connection if isinstance(channel, MysqlConnection) else None
+
+    async def callers_channel(self, caller: CallersConnection) -> MysqlConnection:
+        """The channel on an asyncmy connection of a caller. It has settings of its own, like a borrowed one."""
+        connection = caller.driver_connection
+        if not isinstance(connection, errors.driver().Connection):
+            raise refuse_kind(connection, "MySQL", "a connection of asyncmy")
+        channel = MysqlConnection(connection, quote_hexadecimal, self._max_packet, self.label, is_borrowed=True)
+        if connection.get_autocommit() and not channel.in_transaction:
+            raise refuse_autocommit("await connection.begin()")
+        found, own = await self._read_database(channel), await self.run(self._read_own_database())
+        if found != own:
+            raise refuse_database(f"database {found[0]!r}", self.label)
+        return channel
+
+    async def _read_own_database(self) -> tuple[Any, ...]:
+        async with self._borrow(self._pool) as connection:
+            return await self._read_database(connection)
+
+    async def _read_database(self, connection: MysqlConnection) -> tuple[Any, ...]:
+        (result,) = await connection.send([Statement("SELECT DATABASE(), @@hostname, @@port, @@server_id")])
+        return tuple(result.rows[0])
+
+    def is_duplicate(self, error: BaseException) -> bool:
+        return errors.code_of(error) == errors.DUPLICATE
+
+    def is_lost(self, channel: Channel) -> bool:
+        return not self.driver_connection(channel).connected
+
+    def is_in_transaction(self, channel: Channel) -> bool:
+        return isinstance(channel, MysqlConnection) and channel.in_transaction
 
     def sibling(self) -> Self:
         """Connections of its own to the same server; a borrowed pool is shared."""

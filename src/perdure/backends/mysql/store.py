@@ -58,8 +58,8 @@ class MysqlStore(SqlStore[MysqlConnections]):
         """Host and port and database, or the identity of a borrowed pool; table stem and prefix."""
         return ("mysql", *self._connections.location, self._connections.tables.stem, self._namespace)
 
-    def _new_transaction(self, lease: Lease) -> MysqlTransaction:
-        return MysqlTransaction(self._connections, self._namespace, lease)
+    def _new_transaction(self, connections: MysqlConnections, lease: Lease) -> MysqlTransaction:
+        return MysqlTransaction(connections, self._namespace, lease)
 
     async def _record_all(self, writes: Sequence[Write]) -> Sequence[Reply[Pulse]]:
         return await self._connections.send_packet_or_perform(

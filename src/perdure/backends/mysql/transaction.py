@@ -13,10 +13,8 @@ from typing import Any, Final
 from perdure.backends.base.retries import REPEATED_REPLY_WITHIN
 from perdure.backends.mysql.connection import MysqlConnection
 from perdure.backends.mysql.connections import MysqlConnections
-from perdure.backends.mysql.errors import DUPLICATE, code_of
 from perdure.backends.sql.session import Session
 from perdure.backends.sql.transaction import SqlTransaction
-from perdure.errors import PersistenceError
 from perdure.model.records import Lease
 
 # The server executes a comment that begins with /*! or /*M!, so it is not skipped.
@@ -49,16 +47,9 @@ class MysqlTransaction(SqlTransaction):
             raise ValueError(f"{word or sql[:20]!r} cannot be used inside a transaction(): it may end it")
         self._refuse(word)
         values, commits = tuple(parameters), self._is_committed_by(word)
-        try:
-            rows: list[tuple[Any, ...]] = await self._request(
-                lambda db: self._execute(db, sql, values, commits=commits), is_callers=True
-            )
-        except PersistenceError as error:
-            if (
-                error.__cause__ is not None and code_of(error.__cause__) == DUPLICATE
-            ):  # in the caller's own tables a retry would fail again
-                raise error.__cause__ from None
-            raise
+        rows: list[tuple[Any, ...]] = await self._request(
+            lambda db: self._execute(db, sql, values, commits=commits), is_callers=True
+        )
         self._statements += 1
         if commits:
             self._broken = f"{word} has committed it already, as MySQL does by itself"

@@ -34,34 +34,34 @@ class Connection(Protocol):
 class PatientConnection:
     """A connection whose statements may take so many seconds, whatever its own time limit is."""
 
-    __slots__ = ("_connection", "_seconds")
+    __slots__ = ("_seconds", "connection")
 
     def __init__(self, connection: Any, seconds: float) -> None:
-        self._connection = connection
+        self.connection = connection
         self._seconds = seconds
 
     def fetch(self, query: str, *args: Any, timeout: float | None = None) -> Awaitable[list[Any]]:
-        rows: Awaitable[list[Any]] = self._connection.fetch(query, *args, timeout=timeout or self._seconds)
+        rows: Awaitable[list[Any]] = self.connection.fetch(query, *args, timeout=timeout or self._seconds)
         return rows
 
     def fetchmany(self, query: str, args: Sequence[Sequence[Any]]) -> Awaitable[list[Any]]:
-        rows: Awaitable[list[Any]] = self._connection.fetchmany(query, args, timeout=self._seconds)
+        rows: Awaitable[list[Any]] = self.connection.fetchmany(query, args, timeout=self._seconds)
         return rows
 
     async def execute(self, query: str, *args: Any) -> str:
-        done: str = await self._connection.execute(query, *args, timeout=self._seconds)
+        done: str = await self.connection.execute(query, *args, timeout=self._seconds)
         return done
 
     def is_closed(self) -> bool:
-        closed: bool = self._connection.is_closed()
+        closed: bool = self.connection.is_closed()
         return closed
 
     def terminate(self) -> None:
-        self._connection.terminate()
+        self.connection.terminate()
 
     def get_server_pid(self) -> int:
         """The number of the server's process, as the server or a pooler gave it."""
-        pid: int = self._connection.get_server_pid()
+        pid: int = self.connection.get_server_pid()
         return pid
 
 

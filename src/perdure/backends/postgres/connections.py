@@ -18,12 +18,13 @@ from perdure.backends.base import retries
 from perdure.backends.base.retries import NotSentError, WriteFailure
 from perdure.backends.postgres.address import PostgresAddress
 from perdure.backends.postgres.channel import DIALECT, PatientConnection, PostgresChannel, begin
-from perdure.backends.postgres.errors import classify_failure, driver, is_stale, map_error
+from perdure.backends.postgres.errors import UNIQUE_VIOLATION, classify_failure, driver, is_stale, map_error
 from perdure.backends.postgres.notifications import channel_name
 from perdure.backends.sql.dialect import Tables
 from perdure.backends.sql.rows import EXACT
 from perdure.backends.sql.schema import set_up
-from perdure.backends.sql.session import Channel, Session, SqlConnections
+from perdure.backends.sql.session import CallersConnection, Channel, Session, SqlConnections
+from perdure.backends.sql.transaction import refuse_autocommit, refuse_database, refuse_kind
 from perdure.errors import PersistenceError
 from perdure.store import Durability
 
@@ -51,6 +52,7 @@ _SETTINGS: Final = """
     SELECT pg_backend_pid(), current_setting('fsync'), current_setting('synchronous_commit'),
         current_setting('synchronous_standby_names'), current_setting('server_encoding')
 """
+_DATABASE: Final = "SELECT current_database(), pg_postmaster_start_time()"
 # Only a session of the same user that has done nothing for some time: the number may be that of another session by now, or on
 # another server behind the same address.
 _END_SESSION: Final = """
@@ -85,6 +87,49 @@ class PostgresConnections(SqlConnections):
         # Connections of open transactions: a pool of their own, so that the verbs never wait for those.
         self._transactions = pool
         self._ending_sessions: set[asyncio.Task[None]] = set()
+        # What `_DATABASE` gave, which tells one database from another until its server is started anew.
+        self._database: tuple[Any, ...] = ()
+
+    has_loop_copies: ClassVar[bool] = True
+
+    async def copy_for_loop(self) -> Self:
+        """Pools of the same database on the loop that runs now."""
+        copy = self.sibling()
+        copy.behind_pooler = self.behind_pooler
+        copy._pool = await copy._new_pool(reset=_keep_session)  # noqa: SLF001 - its own kind
+        return copy
+
+    def driver_connection(self, channel: Channel) -> Any:
+        """Asyncpg's own, as its pool gave it."""
+        connection = channel.connection if isinstance(channel, PostgresChannel) else None
+        return connection.connection if isinstance(connection, PatientConnection) else connection
+
+    async def callers_channel(self, caller: CallersConnection) -> PostgresChannel:
+        """The channel on an asyncpg connection of a caller."""
+        asyncpg, connection = driver(), caller.driver_connection
+        if not isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
+            raise refuse_kind(connection, "PostgreSQL", "a connection of asyncpg")
+        if not connection.is_in_transaction():
+            raise refuse_autocommit("async with connection.transaction():")
+        found = tuple((await connection.fetch(_DATABASE))[0])
+        if found != self._database:
+            self._database = await self.run(self._read_database())
+        if found != self._database:
+            raise refuse_database(f"database {found[0]!r}", f"{self.label}")
+        return PostgresChannel(connection)
+
+    async def _read_database(self) -> tuple[Any, ...]:
+        async with self._connection() as connection:
+            return tuple((await connection.fetch(_DATABASE))[0])
+
+    def is_duplicate(self, error: BaseException) -> bool:
+        return getattr(error, "sqlstate", None) == UNIQUE_VIOLATION
+
+    def is_lost(self, channel: Channel) -> bool:
+        return bool(self.driver_connection(channel).is_closed())
+
+    def is_in_transaction(self, channel: Channel) -> bool:
+        return bool(self.driver_connection(channel).is_in_transaction())
 
     def sibling(self) -> Self:
         """Connections to the same database, with a pool of their own unless that is borrowed."""
@@ -153,16 +198,18 @@ class PostgresConnections(SqlConnections):
             raise
 
     async def _new_pool(self, **options: Any) -> Any:
+        defaults = {
+            "command_timeout": retries.REPLY_WITHIN,
+            "server_settings": None if self.behind_pooler else SERVER_SETTINGS,  # a pooler refuses what it does not know
+        }
         return await driver().create_pool(
             self._dsn,
             min_size=0,
             max_size=self._pool_size,
             timeout=CONNECT_TIMEOUT,
-            command_timeout=retries.REPLY_WITHIN,
             statement_cache_size=0 if self.behind_pooler else 200,
             max_cached_statement_lifetime=_KEEP_PLANS_FOR,
-            server_settings=None if self.behind_pooler else SERVER_SETTINGS,  # a pooler refuses what it does not know
-            **options,
+            **{**defaults, **options},
         )
 
     @contextlib.asynccontextmanager
@@ -238,12 +285,12 @@ class PostgresConnections(SqlConnections):
         """A transaction with statements of the caller's: its session is reset when the connection goes back to the pool."""
         async with self._changing:
             if self._transactions is None:
-                self._transactions = await self._new_pool()
+                self._transactions = await self._new_pool(command_timeout=retries.REPEATED_REPLY_WITHIN, server_settings=None)
         pool = self._transactions
         connection = await pool.acquire()
         try:
-            async with begin(self._limit(connection)) as channel:
-                yield channel
+            async with _begin_callers(connection):
+                yield PostgresChannel(PatientConnection(connection, retries.reply_limit()))
         except BaseException as error:
             self._terminate_if_stale(connection, error)
             raise
@@ -320,6 +367,24 @@ class PostgresConnections(SqlConnections):
         for pool in pools if self._borrowed is None else ():
             if pool is not None:
                 await _close(pool)
+
+
+@contextlib.asynccontextmanager
+async def _begin_callers(connection: Any) -> AsyncIterator[None]:
+    """As `begin`, but asyncpg's own transaction: it refuses to nest one (a savepoint) in a transaction that it did not begin."""
+    transaction = connection.transaction(isolation="read_committed")
+    await transaction.start()
+    try:
+        yield
+    except BaseException as error:
+        if not connection.is_closed() and not is_stale(error):  # a stale one is closed, with its transaction
+            try:
+                await transaction.rollback()
+            except Exception:  # noqa: BLE001 - the server rolls back a transaction that has lost its connection
+                connection.terminate()
+        raise
+    async with asyncio.timeout(retries.reply_limit()):
+        await transaction.commit()
 
 
 async def _close(pool: Any) -> None:

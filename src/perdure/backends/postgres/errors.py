@@ -18,9 +18,10 @@ def driver() -> Any:
     return asyncpg
 
 
+UNIQUE_VIOLATION: Final = "23505"
 _UNDONE: Final = frozenset(
     {
-        "23505",  # unique violation: another transaction wrote the same at this moment, and can be seen now
+        UNIQUE_VIOLATION,  # unique violation: another transaction wrote the same at this moment, and can be seen now
         "25006",  # read only: a standby, or a primary that has just become one
         "40001",  # serialization failure
         "40P01",  # deadlock

@@ -21,14 +21,14 @@ from perdure.backends.base.retries import REPEATED_REPLY_WITHIN
 from perdure.backends.postgres import claiming
 from perdure.backends.postgres.address import PostgresAddress, parse_address
 from perdure.backends.postgres.batching import make_batchers
-from perdure.backends.postgres.channel import connection_of
+from perdure.backends.postgres.channel import PostgresChannel, connection_of
 from perdure.backends.postgres.connections import PostgresConnections
 from perdure.backends.postgres.errors import driver
 from perdure.backends.postgres.notifications import NotificationListener, channel_name
 from perdure.backends.postgres.recording import record_all
 from perdure.backends.sql import schedules
 from perdure.backends.sql.recording import Write
-from perdure.backends.sql.session import Session
+from perdure.backends.sql.session import Channel, Session
 from perdure.backends.sql.store import Batchers, SqlStore
 from perdure.backends.sql.transaction import SqlTransaction
 from perdure.model.records import Claims, Lease, Pulse
@@ -110,8 +110,12 @@ class PostgresStore(SqlStore[PostgresConnections]):
         loaded = await self._load(result, request.now)
         return Claims(claims=loaded.claims, next_wake_at=result.next_wake_at, now=result.now)
 
-    def _new_transaction(self, lease: Lease) -> PostgresTransaction:
-        return PostgresTransaction(self._connections, self._namespace, lease)
+    def _notify_on(self, channel: Channel) -> Callable[[], Awaitable[object]] | None:
+        notify = f'NOTIFY "{channel_name(self._connections.tables)}"'
+        return partial(channel.connection.execute, notify) if isinstance(channel, PostgresChannel) else None
+
+    def _new_transaction(self, connections: PostgresConnections, lease: Lease) -> PostgresTransaction:
+        return PostgresTransaction(connections, self._namespace, lease)
 
     async def watch(self, timeout: float, *, items: bool = False) -> None:
         """Return when this or another process changed what may be due, at the latest after `timeout` seconds."""

@@ -42,7 +42,7 @@ class RedisConnections(ServerConnections):
         """Connections to the same server, with a client of their own unless that is borrowed."""
         client = self.client if self.is_borrowed else None
         sibling = type(self)(self.address, self.keys, url=self._url, client=client, cluster=self._cluster)
-        sibling._borrowed_loop = self._borrowed_loop  # noqa: SLF001 - its own kind
+        sibling._pinned_loop = self._pinned_loop  # noqa: SLF001 - its own kind
         sibling.server_info, sibling.durability = self.server_info, self.durability
         return sibling
 

@@ -7,11 +7,13 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 from perdure.backends.base.connections import ServerConnections
+from perdure.backends.base.retries import WriteFailure
 from perdure.backends.sql.dialect import Statement, Tables
 from perdure.backends.sql.rows import Row
+from perdure.errors import StoreCapabilityError
 
 T = TypeVar("T")
 
@@ -30,6 +32,13 @@ class Channel(Protocol):
     async def send(self, statements: Sequence[Statement]) -> Sequence[Result]:
         """Run these statements, one after the other, and return the result of each. None depends on the results of the others."""
         ...
+
+
+class CallersConnection(NamedTuple):
+    """The driver's own connection. `is_managed` if SQLAlchemy begins its transactions, which it may not have done yet."""
+
+    driver_connection: Any
+    is_managed: bool
 
 
 class Parameters:
@@ -139,6 +148,45 @@ class SqlConnections(ServerConnections):
     def callers_transaction(self) -> AbstractAsyncContextManager[Channel]:
         """As `transaction`, for one that a caller keeps open and sends statements of its own in."""
         return self.transaction()
+
+    # Whether `copy_for_loop` gives connections of another loop. Otherwise a caller on any loop works through these.
+    has_loop_copies: ClassVar[bool] = False
+
+    async def copy_for_loop(self) -> Self:
+        """Connections to the same database on the loop that runs now, for transactions of the code that runs there."""
+        raise NotImplementedError
+
+    def driver_connection(self, channel: Channel) -> Any:
+        """The driver's own connection behind a channel. Raises `StoreCapabilityError` if there is none."""
+        del channel
+        raise StoreCapabilityError(self.tables.dialect.label, "connections of a driver: use `await transaction.execute(...)`")
+
+    async def callers_channel(self, caller: CallersConnection) -> Channel:
+        """The channel on a connection of a caller to the same database, on which a transaction is open.
+
+        Raises `TypeError` and `ValueError`; `StoreCapabilityError` if the store has no such connections.
+        """
+        del caller
+        raise StoreCapabilityError(self.tables.dialect.label, "way to write inside a transaction of yours")
+
+    def is_duplicate(self, error: BaseException) -> bool:
+        """Whether a statement met a row with the same key. In a verb that is transient, in a caller's own statement it is not."""
+        del error
+        return False
+
+    def is_conflict(self, error: BaseException) -> bool:
+        """Whether the database undid a transaction for the sake of another one, or for now."""
+        return self.classify_failure(error) is WriteFailure.RETRY and not self.is_duplicate(error)
+
+    def is_lost(self, channel: Channel) -> bool:
+        """Whether the connection of this channel is known to be closed."""
+        del channel
+        return False
+
+    def is_in_transaction(self, channel: Channel) -> bool:
+        """Whether the transaction that was begun on this channel is open, as far as that can be told."""
+        del channel
+        return True
 
     async def perform(self, namespace: str, work: Callable[[Session, bool], Awaitable[T]], *, notify: bool = False) -> T:
         """The result of the work in one transaction, retried after transient errors.

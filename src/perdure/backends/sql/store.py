@@ -10,20 +10,23 @@ from __future__ import annotations
 import asyncio
 import builtins
 import random
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 from perdure.backends.base.batching import Batcher, Reply, Request
 from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, new_token, steps_by_lease
+from perdure.backends.base.loop_connections import LoopBatchers, LoopConnections
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.sql import claims, closing, inbox, reading, recording, runs
 from perdure.backends.sql.recording import Write
 from perdure.backends.sql.rows import identity
-from perdure.backends.sql.session import SqlConnections
-from perdure.backends.sql.transaction import SqlTransaction, open_fenced
+from perdure.backends.sql.session import Channel, Session, SqlConnections
+from perdure.backends.sql.transaction import SqlOutbox, SqlTransaction, open_fenced, unwrap
 from perdure.backends.sql.verbs import SqlVerbs, Verb
 from perdure.errors import PersistenceError
 from perdure.model.journal import Entry
@@ -65,6 +68,20 @@ class SqlStore(ServerStore[H], SqlVerbs):
 
     # Whether the last claim found nothing due, so that the next one probably does not either.
     _found_nothing = False
+
+    def _attach(self, connections: H) -> None:
+        super()._attach(connections)
+        self._loop_copies = LoopConnections(partial(_copy_for_loop, connections))
+        weakref.finalize(self, self._loop_copies.abandon).atexit = False
+
+    async def close(self) -> None:
+        """Wait for what was submitted, and close the connections unless they were borrowed."""
+        await super().close()
+        await self._loop_copies.close()
+
+    def _reopen_in_child(self) -> None:
+        self._loop_copies.leak_after_fork()
+        super()._reopen_in_child()
 
     def _on_attach(self) -> None:
         culprit = self._connections.is_caused_by_one_request
@@ -250,13 +267,28 @@ class SqlStore(ServerStore[H], SqlVerbs):
         self._enter()
         try:
             await self._connections.run(self._connections.ensure_open(allowed=self._auto_migrate))
-            async with open_fenced(self._new_transaction(lease)) as transaction:
+            connections = self._connections
+            if connections.has_loop_copies and not connections.is_borrowed:
+                connections = await self._loop_copies.connect()
+            async with open_fenced(self._new_transaction(connections, lease)) as transaction:
                 yield transaction
         finally:
             self._lifecycle.leave()
 
-    def _new_transaction(self, lease: Lease) -> SqlTransaction:
-        return SqlTransaction(self._connections, self._namespace, lease)
+    async def outbox(self, connection: Any) -> SqlOutbox:
+        """The verbs for a transaction that is open on this connection of the store's driver, on the caller's event loop."""
+        await self._submit(_do_nothing)  # but set the store up, if it was not yet
+        caller = await unwrap(connection)
+        channel = await self._connections.callers_channel(caller)
+        return SqlOutbox(Session(channel, self._connections.tables, self._namespace), notify=self._notify_on(channel))
+
+    def _notify_on(self, channel: Channel) -> Callable[[], Awaitable[object]] | None:
+        """What notifies other processes when the transaction on this channel is committed, where the database can."""
+        del channel
+        return None
+
+    def _new_transaction(self, connections: H, lease: Lease) -> SqlTransaction:
+        return SqlTransaction(connections, self._namespace, lease)
 
     async def _read(self, verb: Verb[T]) -> T:
         return await self._submit(lambda: self._connections.read(self._namespace, verb))
@@ -296,3 +328,13 @@ class SqlStore(ServerStore[H], SqlVerbs):
         replies = await runs.find_others(self._connections, self._namespace, creations, new)
         self._wake_watchers()
         return replies
+
+
+async def _copy_for_loop(connections: H) -> LoopBatchers[H]:
+    copy = await connections.copy_for_loop()
+    copy.settle_here()
+    return LoopBatchers(copy, copy.close)
+
+
+async def _do_nothing() -> None:
+    pass

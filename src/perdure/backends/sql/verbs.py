@@ -69,7 +69,7 @@ class SqlVerbs(ChecksIds, ABC):
     @property
     def capabilities(self) -> frozenset[Capability]:
         """All there are."""
-        return STANDARD_PARTS | {"shared", "durable", "transaction"}
+        return STANDARD_PARTS | {"shared", "durable", "transaction", "outbox"}
 
     async def continue_as(self, lease: Lease, new: NewInput, *, now: int | None = None) -> None:
         """Let the run start over with another input."""

@@ -21,7 +21,8 @@ from perdure.backends.base.damaged_runs import UnreadableText
 from perdure.backends.base.retries import WriteFailure, wrap_error
 from perdure.backends.sql.dialect import Statement, Tables
 from perdure.backends.sql.schema import set_up
-from perdure.backends.sql.session import Channel, Result, SqlConnections
+from perdure.backends.sql.session import CallersConnection, Channel, Result, SqlConnections
+from perdure.backends.sql.transaction import refuse_autocommit, refuse_kind
 from perdure.backends.sql_client.settings import check_settings
 from perdure.errors import PerdureError, PersistenceError, ValueNotStorable
 
@@ -33,7 +34,8 @@ _DELETE_PROBE: Final = "DELETE FROM $meta WHERE name = ?1"
 
 # Error numbers and SQLSTATEs, whichever driver raises them: deadlocks, lock time-outs, and duplicate keys of another transaction
 # that is visible now.
-_TRANSIENT: Final[frozenset[str | int]] = frozenset({"40001", "40P01", "55P03", "23505", 1205, 1213, 1062})
+_DUPLICATE: Final[frozenset[str | int]] = frozenset({"23505", 1062})
+_TRANSIENT: Final[frozenset[str | int]] = frozenset({"40001", "40P01", "55P03", 1205, 1213, *_DUPLICATE})
 # The same for: a value is too long for the server.
 _TOO_LONG: Final[frozenset[str | int]] = frozenset({"54000", 1153})
 # The same for: the connection broke, or was refused, or the server is shutting down or starting.
@@ -67,13 +69,13 @@ class ClientChannel:
     """A channel that sends statements through a client, one by one."""
 
     def __init__(self, queries: Queries, label: str) -> None:
-        self._queries = queries
+        self.queries = queries
         self._label = label
 
     async def send(self, statements: Sequence[Statement]) -> Sequence[Result]:
         """The result of each statement. Raises `UnreadableText`: a run is damaged, the client is not."""
         try:
-            return [_to_result(await self._queries.query(sql, list(values)), self._label) for sql, values in statements]
+            return [_to_result(await self.queries.query(sql, list(values)), self._label) for sql, values in statements]
         except Exception as error:
             if _NOT_TEXT in str(error):
                 raise UnreadableText(str(error)) from error
@@ -112,9 +114,31 @@ class ClientConnections(SqlConnections):
 
     def sibling(self) -> Self:
         """Connections with the same client, on its loop."""
-        connections = type(self)(self.client, self.tables, self._borrowed_loop)
+        connections = type(self)(self.client, self.tables, self._pinned_loop)
         connections.is_ready, connections.durability = self.is_ready, self.durability
         return connections
+
+    def driver_connection(self, channel: Channel) -> Any:
+        """What the client's `transaction()` gave."""
+        return channel.queries if isinstance(channel, ClientChannel) else None
+
+    async def callers_channel(self, caller: CallersConnection) -> ClientChannel:
+        """The channel on what the client's `transaction()` gave the caller. Whether it is open cannot be told."""
+        queries = caller.driver_connection
+        if queries is self.client:
+            raise refuse_autocommit("async with client.transaction() as connection:")
+        if not callable(getattr(queries, "query", None)):
+            raise refuse_kind(queries, "sql_client", "what transaction() of the client gives")
+        return ClientChannel(queries, self.label)
+
+    def is_duplicate(self, error: BaseException) -> bool:
+        return _is_one_of(_DUPLICATE, _cause(error))
+
+    def is_conflict(self, error: BaseException) -> bool:
+        met = _cause(error)
+        if self.is_duplicate(met):
+            return False
+        return _is_one_of(_TRANSIENT, met) or _is_one_of(_CONNECTION_LOST, met) or "database is locked" in str(met)
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Channel]:

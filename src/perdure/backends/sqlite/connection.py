@@ -81,15 +81,21 @@ class DatabaseFile:
                 "the file was deleted or replaced while it was open; put it back, or close the store and open it again"
             )
 
-    def connect(self, *, read_only: bool = False) -> sqlite3.Connection:
-        """A connection of the calling thread: WAL in force, committing to disk as asked for."""
+    def connect(self, *, read_only: bool = False, of_any_thread: bool = False) -> sqlite3.Connection:
+        """A connection of the calling thread, or of any: WAL in force, committing to disk as asked for."""
         if self.lost_in_fork:
             raise self._error("this process was forked while a transaction was open; use start method 'spawn', or fork earlier")
         self.check()
         if self._identity is None:
             self._create_if_missing()
         identity = self._stat()
-        connection = sqlite3.connect(self.path, timeout=self.busy_timeout, isolation_level=None, cached_statements=256)
+        connection = sqlite3.connect(
+            self.path,
+            timeout=self.busy_timeout,
+            isolation_level=None,
+            cached_statements=256,
+            check_same_thread=not of_any_thread,
+        )
         try:
             self._configure(connection)
             if read_only:

@@ -26,10 +26,12 @@ from perdure.backends.base.process_owner import Owners
 from perdure.backends.sql import claims, inbox
 from perdure.backends.sql.dialect import SYNCHRONOUS_FULL
 from perdure.backends.sql.rows import identity
+from perdure.backends.sql.transaction import SqlOutbox
 from perdure.backends.sql.verbs import SqlVerbs
 from perdure.backends.sqlite import creating, process_leases, recording
 from perdure.backends.sqlite.connection_thread import ConnectionThread
 from perdure.backends.sqlite.database import Database, database_at
+from perdure.backends.sqlite.outbox import open_outbox
 from perdure.backends.sqlite.pending_call import PendingCall
 from perdure.backends.sqlite.session import SqliteSession, SqliteTables, run_at_one_moment, run_verb, set_up_tables
 from perdure.backends.sqlite.transaction import SQLiteTransaction, transaction
@@ -286,6 +288,12 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
             await self._be_ready()
             async with transaction(self._database, self._session, lease) as opened:
                 yield opened
+
+    async def outbox(self, connection: Any) -> SqlOutbox:
+        """The verbs for a transaction that is open on this connection of sqlite3 or aiosqlite to the same file."""
+        with self._lifecycle:
+            await self._be_ready()
+            return await open_outbox(connection, self._tables, self._namespace, self._database.file.path)
 
     def _session(self, connection: WriterConnection) -> SqliteSession:
         return SqliteSession(connection, self._tables, self._namespace)

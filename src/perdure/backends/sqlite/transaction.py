@@ -1,17 +1,26 @@
 """A transaction in which a step's own writes and its record are one.
 
 It has a connection and a thread of its own and holds the database's write lock from its beginning, so every other writer of
-the file waits until it ends: it should be short, and must not await other verbs of the same store.
+the file waits until it ends: it should be short, and must not await other verbs of the same store. The transactions of a process
+wait for each other in the order in which they came; SQLite itself would let them poll for the lock.
+
+A plain function is called in that thread, where it may use the `sqlite3.Connection`. A thread cannot be stopped. When the caller
+leaves while the function runs, another thread interrupts its statement, forbids every further one and rolls back: the write lock
+is free at once, and what the function still does writes nothing.
 """
 
 from __future__ import annotations
 
+import contextvars
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from perdure.aio.named_locks import NamedLocks
+from perdure.aio.threads import run_in_thread
 from perdure.backends.base.lifecycle import Watcher
 from perdure.backends.sqlite.connection import is_fault
 from perdure.backends.sqlite.connection_thread import ConnectionThread
@@ -20,12 +29,15 @@ from perdure.backends.sqlite.pending_call import PendingCall
 from perdure.backends.sqlite.recording import fence, record
 from perdure.backends.sqlite.session import SqliteSession
 from perdure.backends.sqlite.writer_connection import WriterConnection
-from perdure.errors import PerdureError, PersistenceError
+from perdure.errors import PerdureError, TransactionFailed
 from perdure.model.journal import Entry
 from perdure.model.records import Lease, Pulse
 
 T = TypeVar("T")
 
+# Of the transactions of this process, by path.
+_locks: Final = NamedLocks()
+_MOST_INTERRUPTS: Final = 100
 _REFUSED: Final = {
     sqlite3.SQLITE_TRANSACTION: "BEGIN, COMMIT, END and ROLLBACK",
     sqlite3.SQLITE_SAVEPOINT: "SAVEPOINT, RELEASE and ROLLBACK TO",
@@ -36,9 +48,9 @@ _REFUSED: Final = {
 
 
 class _StatementError(Exception):
-    """Carries an error of the caller's own statement past the mapping of the store's errors."""
+    """Carries an error of the caller's own statement or function past the mapping of the store's errors."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__(error)
         self.error = error
 
@@ -48,6 +60,41 @@ class _TransactionThread(ConnectionThread):
 
     A record that failed half way would otherwise be committed with what came before.
     """
+
+    # The thread that has undone the transaction, if one has.
+    aborted_by: int | None = None
+
+    def _open(self) -> WriterConnection:
+        if self._connection is None:
+            # Of any thread, so that `abort` can roll back. SQLite itself makes calls of several threads wait for each other.
+            self._connection = WriterConnection(self.file.connect(of_any_thread=True))
+        return super()._open()
+
+    def abort(self) -> None:
+        """Undo the transaction while a call runs in it, and let that call write nothing any more. In any other thread.
+
+        Only calls that release the GIL are made: others would wait with it for a statement that needs it to end. `query_only` is
+        looked at when a statement runs, also one that was prepared before.
+        """
+        opened = self._connection
+        if opened is None:
+            return
+        self.aborted_by = threading.get_ident()
+        for statement in ("PRAGMA query_only = ON", "ROLLBACK"):
+            for _ in range(_MOST_INTERRUPTS):
+                try:
+                    opened.connection.interrupt()
+                    opened.connection.execute(statement)
+                except sqlite3.OperationalError as error:
+                    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+                        continue
+                except sqlite3.Error:
+                    pass  # it is closed, or SQLite has rolled back by itself
+                break
+
+    def is_current(self) -> bool:
+        """Whether it is this thread that asks."""
+        return self._thread is threading.current_thread()
 
     def _run_alone(self, call: PendingCall[Any]) -> None:
         try:
@@ -62,11 +109,47 @@ class _TransactionThread(ConnectionThread):
 class SQLiteTransaction:
     """What `transaction(lease)` gives. Usable until the context is left."""
 
-    def __init__(self, thread: ConnectionThread, session: Callable[[WriterConnection], SqliteSession], lease: Lease) -> None:
+    def __init__(self, thread: _TransactionThread, session: Callable[[WriterConnection], SqliteSession], lease: Lease) -> None:
         self._thread = thread
         self._session = session
         self._lease = lease
         self._is_open = True
+        # Those of plain functions that have not ended.
+        self._plain_calls = 0
+        self._raw: sqlite3.Connection | None = None
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The connection, in a plain function."""
+        if self._raw is None or not self._thread.is_current():
+            raise RuntimeError(
+                "an sqlite3 connection belongs to one thread, here that of its transaction: write the function as a plain `def`, "
+                "which is called there, or use `await transaction.execute(...)`"
+            )
+        return self._raw
+
+    async def call_plain(self, fn: Callable[[], T]) -> T:
+        """What the function gives, called in the thread of the transaction."""
+        context = contextvars.copy_context()
+        self._plain_calls += 1  # until the thread has ended it, whatever becomes of the caller
+        try:
+            return await self._call(lambda writer: self._call_here(writer, context, fn))
+        except _StatementError as carrier:
+            raise carrier.error from None
+
+    def _call_here(self, writer: WriterConnection, context: contextvars.Context, fn: Callable[[], T]) -> T:
+        self._raw = writer.connection
+        try:
+            with _guard(self._thread, writer):
+                return context.run(fn)
+        finally:
+            self._raw = None
+            self._plain_calls -= 1
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Never: the write lock is held from the beginning, so no other transaction is in the way."""
+        del error
+        return False
 
     async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run one statement of the caller's and give its rows. An error of SQLite about it is raised as it is.
@@ -74,7 +157,7 @@ class SQLiteTransaction:
         Raises `ValueError` for a statement that would end the transaction or reach beyond it.
         """
         try:
-            return await self._call(lambda connection: _execute(connection, sql, parameters))
+            return await self._call(lambda writer: _execute(self._thread, writer, sql, parameters))
         except _StatementError as carrier:
             raise carrier.error from None
 
@@ -89,16 +172,23 @@ class SQLiteTransaction:
 
     async def commit(self) -> None:
         """Commit it."""
-        await self._call(WriterConnection.commit)
+        await self._call(_commit)
 
     def end(self, done: Watcher) -> None:
         """Take no more statements, and wake `done` once the thread has ended and what was not committed was rolled back."""
         self._is_open = False
         self._thread.stop(done)
 
+    async def wait_until_over(self, done: Watcher) -> None:
+        """Return when nothing of it can be written any more. A plain function that still runs is not waited for."""
+        if self._plain_calls:
+            await run_in_thread(self._thread.abort)
+        else:
+            await done.future
+
     async def _call(self, verb: Callable[[WriterConnection], T]) -> T:
         if not self._is_open:
-            raise PersistenceError("SQLite transaction", "it has ended; use it inside `async with store.transaction(...)`")
+            raise TransactionFailed("SQLite transaction", "it has ended; use it inside `async with store.transaction(...)`")
         return await submit(self._thread, lambda connection: verb(_check_open(connection)))
 
 
@@ -107,21 +197,22 @@ async def transaction(
     database: Database, session: Callable[[WriterConnection], SqliteSession], lease: Lease
 ) -> AsyncIterator[SQLiteTransaction]:
     """A fenced transaction on the database: commits on exit, rolls back on an exception or cancellation."""
-    thread = _TransactionThread(database.file, "transaction")
-    opened = SQLiteTransaction(thread, session, lease)
-    database.add_transaction(thread)
-    ended = Watcher()
-    try:
-        await opened.begin()
-    except BaseException:
-        opened.end(ended)  # not awaited: the thread may wait long for the write lock, and then releases it
-        raise
-    try:
-        yield opened
-        await opened.commit()
-    finally:
-        opened.end(ended)
-        await ended.future
+    async with _locks.hold(database.file.path):
+        thread = _TransactionThread(database.file, "transaction")
+        opened = SQLiteTransaction(thread, session, lease)
+        database.add_transaction(thread)
+        ended = Watcher()
+        try:
+            await opened.begin()
+        except BaseException:
+            opened.end(ended)  # not awaited: the thread may wait long for the write lock, and then releases it
+            raise
+        try:
+            yield opened
+            await opened.commit()
+        finally:
+            opened.end(ended)
+            await opened.wait_until_over(ended)
 
 
 async def submit(thread: ConnectionThread, verb: Callable[[WriterConnection], T]) -> T:
@@ -136,18 +227,36 @@ def _begin(db: SqliteSession, lease: Lease) -> None:
     fence(db, lease)
 
 
+def _commit(writer: WriterConnection) -> None:
+    try:
+        writer.commit()
+    except sqlite3.IntegrityError as refusal:  # a deferred constraint of the caller's tables
+        raise TransactionFailed("SQLite transaction", str(refusal)) from refusal
+
+
 def _check_open(connection: WriterConnection) -> WriterConnection:
     """The connection, if its transaction is still the one that was begun: SQLite ends it by itself after some errors."""
     if not connection.connection.in_transaction:
-        raise PersistenceError("SQLite transaction", "SQLite rolled it back after an earlier error; nothing of it was written")
+        raise TransactionFailed("SQLite transaction", "SQLite rolled it back after an earlier error; nothing of it was written")
     return connection
 
 
-def _execute(writer: WriterConnection, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
-    connection, refused = writer.connection, list[str]()
-    writer.fences.clear()  # the statement may change anything
+def _execute(thread: _TransactionThread, writer: WriterConnection, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+    with _guard(thread, writer):
+        return writer.connection.execute(sql, parameters).fetchall()
 
-    def authorize(action: int, *_: object) -> int:
+
+@contextmanager
+def _guard(thread: _TransactionThread, writer: WriterConnection) -> Iterator[None]:
+    """Refuse statements of the caller that would end the transaction or reach beyond it, and carry errors of the others."""
+    connection, refused = writer.connection, list[str]()
+    writer.fences.clear()  # the caller's statements may change anything
+
+    def authorize(action: int, subject: str | None, *_: object) -> int:
+        if action == sqlite3.SQLITE_PRAGMA and subject == "database_list":
+            return sqlite3.SQLITE_OK  # it only reads, and an outbox on this connection needs it
+        if thread.aborted_by == threading.get_ident():
+            return sqlite3.SQLITE_OK
         if action in _REFUSED:
             refused.append(_REFUSED[action])
             return sqlite3.SQLITE_DENY
@@ -155,9 +264,9 @@ def _execute(writer: WriterConnection, sql: str, parameters: Sequence[Any]) -> l
 
     connection.set_authorizer(authorize)
     try:
-        return connection.execute(sql, parameters).fetchall()
-    except Exception as error:
-        if refused:
+        yield
+    except BaseException as error:
+        if refused and isinstance(error, sqlite3.Error):
             reason = f"{refused[0]} cannot be used inside a transaction(): it begins, commits and rolls back by itself"
             raise _StatementError(ValueError(reason)) from None
         if is_fault(error):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar, cast
 
-from perdure.errors import LeaseLost, StoreCapabilityError
+from perdure.errors import LeaseLost, PersistenceError, RunConflict, RunNotFound, StoreCapabilityError
 from perdure.model.records import Pulse
+from perdure.store import Outbox, OutboxStore, Transaction
 from perdure.testing.contract.cases import promise_with, promise_without
-from perdure.testing.contract.world import EXPIRED, NOW, TTL, FullWorld, at, entry, equal, holds, refused
+from perdure.testing.contract.world import EXPIRED, NOW, TTL, FullWorld, at, entry, equal, holds, new_run, refused
+
+T = TypeVar("T")
 
 INSERT: Final = "INSERT INTO contract_effects (n) VALUES (1)"
 SELECT: Final = "SELECT n FROM contract_effects"
@@ -119,3 +123,123 @@ async def a_transaction_keeps_others_out_until_it_ends(world: FullWorld) -> None
 async def _take(world: FullWorld) -> object:
     claims = (await world.b.claim(1, TTL, [("flow", 1)], now=EXPIRED)).claims
     return claims[0].journal if claims else None
+
+
+@promise_with("transaction")
+async def a_transaction_gives_the_connection_of_its_driver(world: FullWorld) -> None:
+    """`connection` is the driver's own, until the transaction has ended; a store without one raises `StoreCapabilityError`."""
+    lease = await world.lease()
+    async with world.a.transaction(lease) as transaction:
+        try:
+            connection = await _with_connection(transaction, _give_back)
+        except StoreCapabilityError:
+            return
+        holds(connection is not None, "there is a connection")
+        await transaction.record([entry(1)])
+    with refused((PersistenceError, RuntimeError), "the connection of a transaction that has ended"):
+        _ = transaction.connection
+    equal(await world.b.journal("run"), [entry(1)], "the journal")
+
+
+@promise_with("transaction")
+async def an_error_of_the_functions_own_is_not_transient(world: FullWorld) -> None:
+    """`is_transient` is false for an error that has nothing to do with the database: the work is not repeated for it."""
+    lease = await world.lease()
+    async with world.a.transaction(lease) as transaction:
+        holds(not transaction.is_transient(_Failed()), "an error of the function is not transient")
+
+
+@promise_without("outbox")
+async def a_store_without_an_outbox_refuses_it(world: FullWorld) -> None:
+    """A store that cannot write in a transaction of the caller's has no `outbox`, or raises `StoreCapabilityError`."""
+    if hasattr(world.a, "outbox"):
+        with refused(StoreCapabilityError, "outbox()"):
+            await _outbox(world, object())
+    await world.lease()
+    equal([info.id for info in await world.b.list()], ["run"], "the runs, as the store is still good")
+
+
+@promise_with("outbox")
+async def what_an_outbox_wrote_is_there_when_the_caller_commits(world: FullWorld) -> None:
+    """A run and a signal written in a caller's transaction are there after its commit, the run pending and due; none is twice."""
+    lease = await world.lease()
+    await world.a.create(new_run("other", workflow="other"), now=NOW)
+
+    async def write(connection: Any) -> None:
+        outbox = await _outbox(world, connection)
+        created = [await outbox.create(new_run("new"), now=NOW) for _ in range(2)]
+        found = [(each.run.status, each.is_new, each.claim) for each in created]
+        equal(found, [("pending", True, None), ("pending", False, None)], "what create() gives")
+        seqs = [await outbox.signal("other", "go", b"1", dedupe="once", now=NOW) for _ in range(2)]
+        equal(seqs, [1, 1], "what signal() gives")
+
+    async with world.a.transaction(lease) as transaction:
+        await _with_connection(transaction, write)
+    equal([(row.name, row.payload) for row in await world.b.inbox("other")], [("go", b"1")], "the inbox")
+    claims = (await world.b.claim(9, TTL, [("flow", 1)], now=at(1))).claims
+    equal([claim.run.id for claim in claims], ["new"], "the runs that can be claimed")
+
+
+@promise_with("outbox")
+async def what_an_outbox_wrote_is_gone_when_the_caller_rolls_back(world: FullWorld) -> None:
+    """A run and a signal written in a caller's transaction that is rolled back never existed, and its id is free."""
+    lease = await world.lease()
+    await world.a.create(new_run("other", workflow="other"), now=NOW)
+
+    async def write(connection: Any) -> None:
+        outbox = await _outbox(world, connection)
+        await outbox.create(new_run("new"), now=NOW)
+        await outbox.signal("other", "go", b"1", now=NOW)
+
+    with refused(_Failed, "a transaction whose block raises"):
+        async with world.a.transaction(lease) as transaction:
+            await _with_connection(transaction, write)
+            _fail()
+    equal((await world.b.get("new"), await world.b.inbox("other")), (None, []), "the run, and the inbox")
+    holds((await world.b.create(new_run("new"), now=NOW)).is_new, "the id is free")
+
+
+@promise_with("outbox")
+async def an_outbox_refuses_what_its_store_refuses(world: FullWorld) -> None:
+    """In a caller's transaction another input for a known id raises `RunConflict`, and a signal to no run `RunNotFound`."""
+    lease = await world.lease()
+
+    async def write(connection: Any) -> None:
+        outbox = await _outbox(world, connection)
+        with refused(RunConflict, "create() with another input"):
+            await outbox.create(new_run("run", input_hash=b"another"), now=NOW)
+        with refused(RunNotFound, "signal() to no run"):
+            await outbox.signal("nobody", "go", b"1", now=NOW)
+
+    async with world.a.transaction(lease) as transaction:
+        await _with_connection(transaction, write)
+        await transaction.record([entry(1)])
+    equal(await world.b.journal("run"), [entry(1)], "the journal, as the transaction is still good")
+
+
+async def _outbox(world: FullWorld, connection: Any) -> Outbox:
+    return await cast("OutboxStore", world.a).outbox(connection)
+
+
+async def _give_back(connection: Any) -> Any:
+    return connection
+
+
+async def _with_connection(transaction: Transaction, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+    """The result of the work with the transaction's connection, done where that can be used."""
+    try:
+        connection = transaction.connection
+    except RuntimeError:
+        return await transaction.call_plain(lambda: _run_at_once(work(transaction.connection)))
+    return await work(connection)
+
+
+def _run_at_once(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for nothing, as on a synchronous driver."""
+    try:
+        work.send(None)
+    except StopIteration as ended:
+        result: T = ended.value
+        return result
+    work.close()
+    raise AssertionError("an outbox on a synchronous connection waited for an event loop")
