@@ -112,3 +112,9 @@ async def test_endless(example: Any, capsys: pytest.CaptureFixture[str]) -> None
 async def test_testing_workflows(example: Any) -> None:
     for test in example.TESTS:
         await test()
+
+
+@using("streams")
+async def test_streams(example: Any) -> None:
+    report = await testing.crash_everywhere(example.ask, "what is it?")
+    assert report.outcome == Ok("The answer is forty-two")
