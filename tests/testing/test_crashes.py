@@ -178,6 +178,21 @@ async def test_a_mock_counts_effects_and_stubs_are_prepared() -> None:
     assert sent == []
 
 
+async def test_children_are_crashed_with_their_parents() -> None:
+    @workflow
+    async def part(ctx: Context, item: str) -> str:
+        await ctx.sleep("wait", "1d")
+        return await ctx.step(reserve, item)
+
+    @workflow
+    async def whole(ctx: Context) -> list[str]:
+        return [await ctx.child(part, "one"), *await ctx.map(part, ["two", "three"])]
+
+    report = await testing.crash_everywhere(whole, effects=sent, workflows=[part])
+    assert report.outcome == Ok([f"{item} is reserved" for item in ("one", "two", "three")])
+    assert report.by_verb["create"] == report.by_verb["finish"] == 8  # four runs, before and after
+
+
 async def test_each_scripted_answer_is_given_once_whatever_crashes() -> None:
     @workflow
     async def asking(ctx: Context) -> list[Any]:

@@ -80,8 +80,13 @@ def _closed_text(entry: Entry, opened: Entry | None) -> str:
     if entry.kind == "sleep":
         return f"sleep {entry.key}{_length(opened)}"
     if entry.kind == "approval":
-        return f"approval {entry.key} {msgspec.json.decode(entry.payload, type=Decision).decision}"
+        return f"approval {_asked(entry)} {msgspec.json.decode(entry.payload, type=Decision).decision}"
     return f"{entry.kind} {entry.key}{'' if entry.ok else ' timed out' if entry.kind == 'signal' else ' failed'}"
+
+
+def _asked(entry: Entry) -> str:
+    """The key of an approval without the prefix that one without a `key=` of its own has."""
+    return entry.key.removeprefix("approve:")
 
 
 def _error_name(entry: Entry) -> str:
@@ -97,7 +102,7 @@ def _open(entry: Entry) -> HistoryItem:
     elif entry.kind == "sleep":
         text = f"sleeps {entry.key}{_length(entry)}"
     else:
-        text = f"waits for {entry.kind} {entry.key}"
+        text = f"waits for {entry.kind} {_asked(entry) if entry.kind == 'approval' else entry.key}"
     return HistoryItem(text, entry.kind, entry.key, is_over=False, ok=False)
 
 
