@@ -30,10 +30,12 @@ from typing import (
 
 import msgspec
 
-from perdure.engine.body_tasks import BodyTasks
-from perdure.engine.children import Child, child_call, is_workflow, run_child
-from perdure.engine.closing import closing_of
-from perdure.engine.ctx_waits import (
+from perdure.ctx_calls.children import Child, child_call, is_workflow, run_child
+from perdure.ctx_calls.closing import closing_of
+from perdure.ctx_calls.fanout import MapPolicy, OnError, run_map, run_race
+from perdure.ctx_calls.steps import StepCall, replay_step, run_step
+from perdure.ctx_calls.transactions import DEFAULT_TIMEOUT, StepTransaction, TransactionAttempts
+from perdure.ctx_calls.waits import (
     MISSING,
     ApprovalRequest,
     TimeLimit,
@@ -42,11 +44,9 @@ from perdure.engine.ctx_waits import (
     wait_for_approval,
     wait_for_signal,
 )
+from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.drive import Drive
-from perdure.engine.fanout import MapPolicy, OnError, run_map, run_race
-from perdure.engine.steps import StepCall, replay_step, run_step
 from perdure.engine.streams import emit_in_body, end_stream
-from perdure.engine.transactions import DEFAULT_TIMEOUT, StepTransaction, TransactionAttempts
 from perdure.model.approvals import check_assignees, check_signal_name, default_key
 from perdure.model.durations import MAX_INSTANT, Duration, instant, microseconds, moment
 from perdure.model.ids import check_id

@@ -18,9 +18,9 @@ from perdure.aio.loop_thread import block_on
 from perdure.codec import Codec
 from perdure.codec.outcomes import Hints
 from perdure.context import Context, full_key
+from perdure.ctx_calls.children import child_call, run_child
+from perdure.ctx_calls.closing import closing_of
 from perdure.engine.body_tasks import BodyTasks
-from perdure.engine.children import child_call, run_child
-from perdure.engine.closing import closing_of
 from perdure.engine.drive import Drive
 from perdure.errors import InvalidInput, ValueNotStorable
 from perdure.model.ids import check_id, random_bytes

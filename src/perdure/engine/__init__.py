@@ -1,1 +1,1 @@
-"""Driving a run: replay, steps, waits, records, and what listeners hear of it."""
+"""Driving a run: replay, keyed calls, records, streams, and what listeners hear of it."""

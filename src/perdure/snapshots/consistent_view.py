@@ -91,7 +91,7 @@ class View:
 
     def snapshot(self, selection: Selection = Selection(), metadata: Mapping[str, Any] | None = None) -> Snapshot:  # noqa: B008 - immutable
         """The run as a snapshot; `metadata` is added to its own. Raises `SnapshotCorrupt`."""
-        entries = self.entries()
+        entries = self._results()
         chosen = selection.choose(entries, self.row.id)
         steps, warnings = _steps(self.row.id, chosen)
         run_metadata = RunMetadata.of(self.row, _entries_to_include(entries, chosen, selection))
@@ -105,9 +105,13 @@ class View:
             workflow_name=self.row.workflow or None,
         )
 
+    def _results(self) -> list[Entry]:
+        """The entries in force without the one that says where the run was cancelled: it is no step, and a new run is not."""
+        return [entry for entry in self.entries() if entry.kind != "cancel"]
+
     def resume_state(self) -> ResumeState:
         """The results of the run's steps, and the user's own metadata."""
-        steps, _ = _steps(self.row.id, Selection().choose(self.entries(), self.row.id))
+        steps, _ = _steps(self.row.id, Selection().choose(self._results(), self.row.id))
         return ResumeState(dict(steps), user_metadata(self.row))
 
 

@@ -24,12 +24,12 @@ from perdure.aio.own_tasks import start_own_task
 from perdure.aio.pending_write import await_reply, run_to_end
 from perdure.codec import Codec
 from perdure.codec.outcomes import Hints, store_exception
+from perdure.ctx_calls.fanout import join
+from perdure.ctx_calls.steps import load_result, replay_step
 from perdure.engine.body_tasks import cancel_by_ctx, nothing
 from perdure.engine.child_runs import ChildRuns, StartedChild
 from perdure.engine.drive import Drive
-from perdure.engine.fanout import join
 from perdure.engine.keyed_calls import CtxCall
-from perdure.engine.steps import load_result, replay_step
 from perdure.engine.timers_and_signals import Wait
 from perdure.errors import (
     InvalidInput,

@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from perdure.ctx_calls.children import are_over, end_children
+from perdure.ctx_calls.steps import OUTCOME_UNKNOWN, StepCall, run_step
 from perdure.engine.body_tasks import BodyTask, cancel_by_ctx
-from perdure.engine.children import are_over, end_children
 from perdure.engine.drive import Drive
-from perdure.engine.steps import OUTCOME_UNKNOWN, StepCall, run_step
 from perdure.errors import CompensationFailed, StepFailed, StepTimeout
 from perdure.model.journal import Entry, compensation_key, entries_in_force
 from perdure.result import Err

@@ -22,8 +22,8 @@ from typing import Any, Final
 import msgspec
 
 from perdure.codec import dump_error
+from perdure.ctx_calls.steps import AttemptResult, Attempts
 from perdure.engine.recorder import RolledBack
-from perdure.engine.steps import AttemptResult, Attempts
 from perdure.errors import LeaseLost, PersistenceError, StepTimeout, TransactionFailed, ValueNotStorable
 from perdure.model.durations import MICROSECOND
 from perdure.model.journal import Entry, NextTry
