@@ -602,3 +602,30 @@ async def test_a_lease_is_prolonged_while_its_run_is_driven_and_a_worker_that_lo
         del own.leases["s"]
         may_go_on.set()
         assert await runtime.resume("s") == Ok(7)
+
+
+@workflow
+async def collecting(ctx: Context, seen: list[str]) -> list[str]:
+    seen = [*seen, await ctx.wait_for_signal("word", returns=str)]
+    await ctx.step(charge, len(seen))
+    if len(seen) < 4:
+        await ctx.continue_as(seen)
+    return [*seen, ctx.idempotency_key("charge")]
+
+
+@EVERY
+async def test_a_run_starts_over_and_its_signals_go_on(make: type[Any]) -> None:
+    own = make()
+    async with runtime_on(own, collecting) as runtime:
+        await runtime.start(collecting, [], id="c")
+        for word in ("a", "b", "c"):
+            await runtime.signal("c", "word", word, dedupe=word)
+        assert isinstance(await runtime.resume("c"), Suspended)
+    async with runtime_on(own, collecting) as runtime:
+        await runtime.start(collecting, [], id="c")
+        with pytest.raises(RunConflict):
+            await runtime.start(collecting, ["a"], id="c")
+        await runtime.signal("c", "word", "a", dedupe="a")
+        await runtime.signal("c", "word", "d", dedupe="d")
+        assert await runtime.resume("c") == Ok(["a", "b", "c", "d", "c/charge;generation=3"])
+    assert calls == [f"charge {number}" for number in (1, 2, 3, 4)]

@@ -229,3 +229,24 @@ async def test_a_keeper_may_be_plain_and_of_any_class() -> None:
     assert isinstance(await checkout.run(5, id="c", store=other), Suspended)
     with pytest.raises(PersistenceError, match="no space left"):
         await checkout.run(5, id="d", store=Plain({}, is_broken=True))
+
+
+@workflow
+async def counting(ctx: Context, number: int) -> list[Any]:
+    await ctx.step("work", calls.append, f"work {number}")
+    await ctx.sleep("pause", "1h") if number == 2 else None
+    if number < 3:
+        await ctx.continue_as(number + 1)
+    return [number, ctx.idempotency_key("work")]
+
+
+async def test_a_run_that_starts_over_is_kept_with_its_generation() -> None:
+    texts: dict[str, str] = {}
+    for _ in range(2):
+        assert isinstance(await counting.run(0, id="c", store=SnapshotStore(texts)), Suspended)
+    kept = json.loads(texts["c"])
+    assert (list(kept["steps"]), kept["metadata"]["input"]) == (["work"], [[2], {}])
+    assert kept["metadata"]["perdure"]["generation"] == 2
+    assert calls == ["work 0", "work 1", "work 2"]
+    with pytest.raises(RunConflict):
+        await counting.run(2, id="c", store=SnapshotStore(texts))

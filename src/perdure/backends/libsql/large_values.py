@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from perdure.backends.libsql.hrana import ServerError
-from perdure.backends.sql import runs
+from perdure.backends.sql import closing, runs
 from perdure.backends.sql.dialect import Statement, Tables
 from perdure.backends.sql.rows import BytesValues
 from perdure.backends.sql.session import Result, Session
 from perdure.errors import PersistenceError
 from perdure.model.journal import Entry
-from perdure.model.records import EndStatus, RunRow, Signal
+from perdure.model.records import EndStatus, Lease, NewInput, RunRow, Signal
 
 Send: TypeAlias = Callable[[Sequence[Statement]], Awaitable[Sequence[Result]]]
 
@@ -170,6 +170,12 @@ async def purge(
     number = await runs.purge(db, age, status, workflow, limit, now)
     await db.send([large.sweep()])
     return number
+
+
+async def continue_as(db: Session, large: LargeValues, lease: Lease, new: NewInput, now: int | None) -> None:
+    """Let the run start over, and remove what its old journal had in pieces."""
+    await closing.continue_as(db, lease, new, now)
+    await db.send([large.sweep()])
 
 
 async def restore(

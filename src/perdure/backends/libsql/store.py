@@ -26,7 +26,7 @@ from perdure.backends.sql.store import SqlStore
 from perdure.errors import PersistenceError
 from perdure.model.durations import microseconds
 from perdure.model.journal import Entry
-from perdure.model.records import END_STATUSES, Claims, Created, EndStatus, Lease, Pulse, RunRow, Signal
+from perdure.model.records import END_STATUSES, Claims, Created, EndStatus, Lease, NewInput, Pulse, RunRow, Signal
 from perdure.store import STANDARD_PARTS, Capability
 
 LOOK_EVERY: Final = 0.75  # seconds between two looks of a watch at the server's count of changes
@@ -127,6 +127,10 @@ class LibsqlStore(SqlStore[LibsqlConnections]):
         if idle is None:
             return await super()._claim(request)
         return Claims(claims=[], next_wake_at=idle.next_wake_at, now=idle.now)
+
+    async def continue_as(self, lease: Lease, new: NewInput, *, now: int | None = None) -> None:
+        """Let the run start over with another input."""
+        await self._change(lambda db: large_values.continue_as(db, self._connections.large_values, lease, new, now))
 
     async def delete(self, run_id: str) -> None:
         """Remove the run and everything of it."""

@@ -217,6 +217,11 @@ def journal_stem_of(stem: str, journal: str) -> str:
     return f"{stem}\0j{journal}"
 
 
+def row_stem_of(stem: str, mark: str) -> str:
+    """What the id of an inbox row's large payload begins with. A row shares it with no other: it can be deleted with the row."""
+    return f"{stem}\0{mark}"
+
+
 def ids_of_other_journals(stem: str, journal: str) -> tuple[dict[str, str], dict[str, str]]:
     """Two conditions on `_id`: everything of the run's journals before and after this one in the order of ids."""
     kept = journal_stem_of(stem, journal)

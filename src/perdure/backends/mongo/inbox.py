@@ -19,6 +19,7 @@ from perdure.backends.mongo.documents import (
     instant,
     literal,
     plus,
+    row_stem_of,
     signal_document,
     weight,
 )
@@ -35,7 +36,7 @@ _NEXT: Final = plus("inbox_seq", 1)
 
 
 class InboxDelivery(NamedTuple):
-    """A row on its way into an inbox. Its `mark` stays the same when it is sent again; `stem` is that of the run, if known."""
+    """A row on its way into an inbox. Its `mark` stays the same when it is sent again; `stem` is that of a large payload."""
 
     signal: Signal
     mark: str
@@ -65,7 +66,7 @@ async def signal(db: Collections, run_id: str, delivery: InboxDelivery, *, is_re
 
 async def address_to(db: Collections, found: Document, delivery: InboxDelivery) -> InboxDelivery:
     """The delivery to this incarnation of the run, with its payload stored."""
-    stem = stem_in(found)
+    stem = row_stem_of(stem_in(found), delivery.mark)
     await store_payloads(db, [(stem, delivery.signal.payload)])
     return delivery._replace(stem=stem)
 

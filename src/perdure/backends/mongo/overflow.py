@@ -28,6 +28,7 @@ from perdure.backends.mongo.documents import (
     numbered_id,
     payload_id,
     plus,
+    row_stem_of,
     same_run,
     signal_as_stored,
     stem_of,
@@ -166,12 +167,12 @@ async def split_document(db: Collections, document: Document) -> Document:
     payloads = [
         *((stems[name], document[name]) for name in LARGE_COLUMNS),
         *((journal_stem, entry["payload"]) for entry in document["tail"]),
-        *((stem, row["payload"]) for row in document["inbox"]),
+        *((row_stem_of(stem, str(row["seq"])), row["payload"]) for row in document["inbox"]),
     ]
     await store_payloads(db, payloads)
     columns = {name: inline_or_reference(stems[name], document[name]) for name in LARGE_COLUMNS}
     tail = [with_reference(journal_stem, entry) for entry in document["tail"]]
-    inbox = [with_reference(stem, row) for row in document["inbox"]]
+    inbox = [with_reference(row_stem_of(stem, str(row["seq"])), row) for row in document["inbox"]]
     flag = spilled_flag(*(payload for _, payload in payloads))
     return await _move_oversize(db, {**document, **columns, "tail": tail, "inbox": inbox, **flag})
 
@@ -248,8 +249,16 @@ async def delete_other_journals(db: Collections, document: Mapping[str, Any]) ->
                 await collection.delete_many({"_id": condition})
 
 
-async def delete_consumed(db: Collections, document: Mapping[str, Any]) -> None:
-    """Remove consumed inbox rows that were moved and marked so, but those by whose dedupe a repeated signal is recognised."""
+async def delete_consumed(db: Collections, document: Mapping[str, Any], dropped: Iterable[Document]) -> None:
+    """Remove what consumed inbox rows have outside the document, but those with a dedupe: repeated signals are known by them.
+
+    That is the large payloads of rows that were `dropped` from it, and rows that were moved and marked as consumed, with theirs.
+    """
+    rows = list(dropped)
     if document["moved_rows"]:
         is_consumed = {"_id": ids_below(stem_in(document)), "is_consumed": True, "dedupe": None}
-        await db.signals.delete_many(is_consumed)
+        rows += await db.signals.find(is_consumed, {"payload": 1}).to_list()
+        await db.signals.delete_many({"_id": {"$in": [row["_id"] for row in rows if "_id" in row]}})
+    payloads = [row["payload"][REFERENCE] for row in rows if isinstance(row["payload"], dict)]
+    if payloads:
+        await db.payloads.delete_many({"_id": {"$in": payloads}})

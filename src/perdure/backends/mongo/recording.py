@@ -343,7 +343,7 @@ class _ParentChangedError(Exception):
 
 async def continue_as(db: Collections, lease: Lease, new: NewInput, now: int | None) -> None:
     """Let the run start over with this input and another journal, and then delete the old one. Raises `LeaseLost`."""
-    key = db.key(lease.run_id)
+    key, dropped = db.key(lease.run_id), list[Document]()
     journal = secrets.token_hex(JOURNAL_LENGTH // 2)
     while True:
         found = await db.runs.find_one({"_id": key})
@@ -354,11 +354,15 @@ async def continue_as(db: Collections, lease: Lease, new: NewInput, now: int | N
         stem = journal_stem_of(stem_in(found), journal)
         await store_payloads(db, [(stem, new.input)])
         large = {"input": inline_or_reference(stem, new.input), **spilled_flag(new.input)}
-        changes = continue_changes(found, new, now) | {"journal": journal} | {name: literal(each) for name, each in large.items()}
+        kept = [row for row in found["inbox"] if not row["is_consumed"] or row["dedupe"] is not None]
+        changes = (
+            continue_changes(found, kept, new, now) | {"journal": journal} | {name: literal(each) for name, each in large.items()}
+        )
         unchanged = {"moves": found["moves"], "length": found["length"], "inbox_seq": found["inbox_seq"]}
         done = await db.runs.find_one_and_update({**fence(db, lease), **unchanged}, [{"$set": changes}], return_document=True)
         if done is not None:
+            dropped = [row for row in found["inbox"] if row not in kept]
             found = done
             break
     await delete_other_journals(db, found)
-    await delete_consumed(db, found)
+    await delete_consumed(db, found, dropped)

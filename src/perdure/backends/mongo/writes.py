@@ -254,13 +254,12 @@ def _end_changes(db: Collections, write: RunUpdate) -> dict[str, Expression]:
     return lease_columns(**ended, **NO_PROBLEM, **notified, outcome=literal(outcome))
 
 
-def continue_changes(found: Document, new: NewInput, now: int | None) -> dict[str, Expression]:
-    """The changes by which this run, as it was found, starts over: an empty journal, and only those inbox rows still needed."""
+def continue_changes(found: Document, kept: Sequence[Document], new: NewInput, now: int | None) -> dict[str, Expression]:
+    """The changes by which this run, as it was found, starts over: an empty journal, and of the inbox what is `kept`."""
     at = instant(now)
-    kept = [row for row in found["inbox"] if not row["is_consumed"] or row["dedupe"] is not None]
     columns = {name: literal(getattr(new, name)) for name in ("input_hash", "seed", "definition_hash", "deadline")}
     first = {"first_input_hash": {"$ifNull": ["$first_input_hash", "$input_hash"]}, "generation": plus("generation", 1)}
     pending = lease_columns(status="pending", wake_at=at, attempts=0, updated_at=at, continued_at=at, **NO_PROBLEM)
     journal = {"tail": [], "length": 0, "claimed_length": 0, "steps_top": 0, "moves": plus("moves", 1)}
     weights = {"weight": weight(map(item_of, found["items"])), "inbox_weight": weight(map(signal_as_stored, kept))}
-    return {**columns, **first, **pending, **journal, **weights, "inbox": literal(kept)}
+    return {**columns, **first, **pending, **journal, **weights, "inbox": literal(list(kept))}
