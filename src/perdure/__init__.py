@@ -213,9 +213,9 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "MemoryCache",
         "StepCache",
     ),
-    "engine.children": ("Child",),
+    "ctx_calls.children": ("Child",),
     "engine.subscriptions": ("Subscription",),
-    "engine.transactions": ("StepTransaction",),
+    "ctx_calls.transactions": ("StepTransaction",),
     "errors": (
         "ApprovalAmbiguous",
         "ApprovalDecided",

@@ -217,8 +217,6 @@ class Context(Generic[D]):
         can set them too. A cache shares only steps with `key=`.
         """
         name, fn, args = _split_name(call)
-        if is_workflow(fn):
-            raise TypeError(f"{fn!r} is a workflow, not a step; start it as a child: await ctx.child({fn.__name__}, ...)")
         spec, drive = spec_of(fn), self._drive
         plan = spec.plan_with(options) if options else spec.plan
         if name is None:

@@ -209,7 +209,7 @@ def _inspect(fn: Any) -> StepSpec:
     if is_mock(fn):
         return _inspect_mock(fn)
     if getattr(fn, "is_perdure_workflow", False):
-        raise TypeError(f"{fn!r} is a workflow, not a step; call the function it wraps, or start it as a run of its own")
+        raise TypeError(f"{fn!r} is a workflow, not a step; start it as a child: await ctx.child({fn.__name__}, ...)")
     name = getattr(fn, "__name__", None)
     value, error = _results(fn)
     return StepSpec(

@@ -53,7 +53,8 @@ class Closing:
 
     def is_needed(self, result: Any) -> bool:
         """Whether there is something to do before the run ends with this result."""
-        return (bool(self._steps) and self._must_undo(result)) or not are_over(self._drive)
+        has_children = self._drive.children.started or self._drive.calls.opened
+        return bool(self._steps and self._must_undo(result)) or bool(has_children and not are_over(self._drive))
 
     def _must_undo(self, result: Any) -> bool:
         return isinstance(result, Err) or self._drive.calls.is_cancelling

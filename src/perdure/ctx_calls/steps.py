@@ -192,19 +192,19 @@ class Attempts(msgspec.Struct):
         self._call.withdraw()
         return await self.run()
 
-    def _append(self, result: AttemptResult) -> Entry:
-        """The entry of the result, on its way to the store."""
-        return self._drive.recorder.append(self._step.key, self._step.name, **self._fields(result))
-
-    def _fields(self, result: AttemptResult) -> dict[str, Any]:
-        return {
-            "ok": result.ok,
-            "payload": result.payload,
-            "attempt": self._attempt,
-            "args_hash": self._args_hash,
-            "started_at": result.started_at,
-            "ended_at": self._drive.clock.now(),
-        }
+    def _append(self, result: AttemptResult, write: Callable[..., Entry] | None = None) -> Entry:
+        """The entry of the result, on its way to the store: by the recorder's `append`, or by `write`."""
+        drive, step = self._drive, self._step
+        return (write or drive.recorder.append)(
+            step.key,
+            step.name,
+            ok=result.ok,
+            payload=result.payload,
+            attempt=self._attempt,
+            args_hash=self._args_hash,
+            started_at=result.started_at,
+            ended_at=drive.clock.now(),
+        )
 
     async def _cached(self, caching: StepCaching) -> AttemptResult:
         """What the cache has, or what the function gives: asked by one run at a time, and then kept for the others."""

@@ -15,7 +15,7 @@ import asyncio
 import functools
 import inspect
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -148,10 +148,10 @@ class TransactionAttempts(Attempts):
     def _succeeded(self, value: Any) -> AttemptResult:
         return value if isinstance(value, AttemptResult) else super()._succeeded(value)  # `_called` has encoded it
 
-    def _append(self, result: AttemptResult) -> Entry:
-        if self._opened is None:
-            return super()._append(result)
-        return self._drive.recorder.commit(self._commit, self._step.key, self._step.name, **self._fields(result))
+    def _append(self, result: AttemptResult, write: Callable[..., Entry] | None = None) -> Entry:
+        if self._opened is not None:
+            write = functools.partial(self._drive.recorder.commit, self._commit)
+        return super()._append(result, write)
 
     async def _commit(self, entry: Entry, entries: Sequence[Entry], consume: Sequence[int]) -> Pulse:
         """Record these in the open transaction, and commit. Called by the recorder, in a task of its own."""

@@ -457,7 +457,8 @@ class Recorder(Unrecorded):
             if items:
                 self.on_items_written(items)
             self.report_written()
-            self._start_next()
+            if self._entries or self._holders or self._are_items_due:
+                self._start_next()
 
     def _take_reply_of_transaction(self, writing: PendingWrite[Pulse] | asyncio.Future[Pulse]) -> None:
         """Take the reply, and let others write. What was sent is not sent again as it is: the step's own writes are missing."""
