@@ -433,8 +433,8 @@ class Transaction(Protocol):
     def is_transient(self, error: BaseException) -> bool:
         """Whether the same work may succeed now: the database undid this transaction for the sake of another, or is restarted."""
 
-    async def record(self, entries: Sequence[Entry], consume: Sequence[int] = ()) -> Pulse:
-        """As `Store.record`, committed with everything else in this transaction.
+    async def record(self, entries: Sequence[Entry], consume: Sequence[int] = (), items: Sequence[Item] = ()) -> Pulse:
+        """As `StreamStore.record`, committed with everything else in this transaction.
 
         Raises `TransactionFailed` when it cannot be committed any more: a statement failed, or has ended it.
         """

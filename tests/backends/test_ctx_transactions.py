@@ -340,16 +340,15 @@ async def test_a_function_that_ends_the_transaction_itself_fails_its_step(backen
 
 
 @on(SQLITE)
-async def test_a_plain_function_on_sqlite_cannot_end_the_transaction(store: FullStore) -> None:
-    def commit(transaction: StepTransaction) -> None:
+async def test_a_plain_function_that_ends_the_transaction_itself_fails_its_step(store: FullStore) -> None:
+    def roll_back(transaction: StepTransaction) -> None:
         transaction.connection.execute(INSERT.format(1))
-        with transaction.connection:  # would commit at its end
-            pass
+        transaction.connection.rollback()
 
     @workflow
     async def flow(ctx: Context) -> None:
-        with pytest.raises(ValueError, match="cannot be used inside"):
-            await ctx.transaction(commit)
+        with pytest.raises(TransactionFailed, match="its function has ended it"):
+            await ctx.transaction(roll_back)
 
     async with Runtime(store) as runtime, asyncio.timeout(PATIENCE):
         assert await runtime.run(flow) == Ok(None)
@@ -413,7 +412,7 @@ async def test_a_plain_function_that_hangs_gives_up_the_write_lock_at_its_timeou
         connection = transaction.connection
         connection.execute(INSERT.format(1))
         goes_on.wait()
-        for statement in (INSERT.format(3), "COMMIT", "BEGIN"):
+        for statement in (INSERT.format(3), "COMMIT", "CREATE TABLE late (n)"):
             with pytest.raises(sqlite3.DatabaseError) as refusal:
                 connection.execute(statement)
             late.append(refusal.value)

@@ -27,7 +27,7 @@ from perdure.engine.recorder import RolledBack
 from perdure.errors import LeaseLost, PersistenceError, StepTimeout, TransactionFailed, ValueNotStorable
 from perdure.model.durations import MICROSECOND
 from perdure.model.journal import Entry, NextTry
-from perdure.model.records import Pulse
+from perdure.model.records import Item, Pulse
 from perdure.store import Transaction
 
 # How long a function may keep its transaction open, unless `timeout=` says otherwise. On SQLite no other write of any process is
@@ -153,14 +153,14 @@ class TransactionAttempts(Attempts):
             write = functools.partial(self._drive.recorder.commit, self._commit)
         return super()._append(result, write)
 
-    async def _commit(self, entry: Entry, entries: Sequence[Entry], consume: Sequence[int]) -> Pulse:
+    async def _commit(self, entry: Entry, entries: Sequence[Entry], consume: Sequence[int], items: Sequence[Item]) -> Pulse:
         """Record these in the open transaction, and commit. Called by the recorder, in a task of its own."""
         if self._opened is None:
             raise RuntimeError("there is no open transaction to commit")
         (transaction, stack), self._opened = self._opened, None
         try:
             async with stack:
-                return await transaction.record(entries, consume)
+                return await transaction.record(entries, consume, items)
         except (TransactionFailed, ValueNotStorable) as error:
             raise RolledBack(self._instead_of(entry, error, transaction)) from error
 

@@ -54,8 +54,8 @@ class RolledBack(Exception):
         self.instead = instead
 
 
-# Writes these entries and consumes these inbox rows in a transaction. Raises `RolledBack` if nothing of it was written.
-Commit: TypeAlias = Callable[[Entry, Sequence[Entry], Sequence[int]], Coroutine[Any, Any, Pulse]]
+# Writes these entries and items and consumes these inbox rows, in a transaction. Raises `RolledBack` if nothing was written.
+Commit: TypeAlias = Callable[[Entry, Sequence[Entry], Sequence[int], Sequence[Item]], Coroutine[Any, Any, Pulse]]
 
 
 class Unrecorded:
@@ -302,9 +302,10 @@ class Recorder(Unrecorded):
 
     def _write_in_transaction(self, entry: Entry, commit: Commit) -> None:
         entries, consume = self._take()
-        self._written = entries, consume, []  # items of streams wait: a transaction takes none
+        items, self.items, self._are_items_due = self.items, [], False
+        self._written = entries, consume, items
         # A task of our own: cancelling the step that waits for it takes effect only after the reply.
-        self._writing = writing = self._context.run(start_own_task, commit(entry, tuple(entries), tuple(consume)))
+        self._writing = writing = self._context.run(start_own_task, commit(entry, tuple(entries), tuple(consume), tuple(items)))
         writing.add_done_callback(self._take_reply, context=contextvars.Context())
 
     async def finish(self, status: EndStatus, outcome: bytes) -> None:
@@ -463,11 +464,11 @@ class Recorder(Unrecorded):
     def _take_reply_of_transaction(self, writing: PendingWrite[Pulse] | asyncio.Future[Pulse]) -> None:
         """Take the reply, and let others write. What was sent is not sent again as it is: the step's own writes are missing."""
         self._is_held = False
-        entries, consume, _ = self._written
+        entries, consume, items = self._written
         error = PersistenceError("a transaction", "it was cut off") if is_unknown(writing) else writing.exception()
         if isinstance(error, RolledBack):
             self._put_in_place(entries, entries[-1], error.instead)
-            self._put_back(entries, consume, [])
+            self._put_back(entries, consume, items)
             self._start_next()
         elif error is not None:
             self._failure = failure = self._as_failure(error)
@@ -475,6 +476,8 @@ class Recorder(Unrecorded):
         else:
             self._on_pulse(writing.result())
             self._wrote(entries)
+            if items:
+                self.on_items_written(items)
             self.report_written()
             self._start_next()
 

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from perdure.backends.memory.store import MemoryDatabase, MemoryStore
 from perdure.errors import LeaseLost, RunNotFound
 from perdure.model.journal import Entry
-from perdure.model.records import Created, Lease, NewRun, Pulse
+from perdure.model.records import Created, Item, Lease, NewRun, Pulse
 from perdure.store import STANDARD_PARTS, Capability, Transaction
 from tests.contract.broken.table import breaks
 
@@ -50,7 +50,7 @@ class MemoryTransaction:
             self.table.append(1)
         return [(n,) for n in self.table] if sql.startswith("SELECT") else []
 
-    async def record(self, entries: Sequence[Entry], consume: Sequence[int] = ()) -> Pulse:
+    async def record(self, entries: Sequence[Entry], consume: Sequence[int] = (), items: Sequence[Item] = ()) -> Pulse:
         self.entries += entries
         self.consume += consume
         return await self.store.record(self.lease)

@@ -32,7 +32,7 @@ from perdure.backends.sql.rows import identity
 from perdure.backends.sql.session import CallersConnection, Session, SqlConnections
 from perdure.errors import PerdureError, PersistenceError, TransactionFailed
 from perdure.model.journal import Entry
-from perdure.model.records import Created, Lease, NewRun, Pulse
+from perdure.model.records import Created, Item, Lease, NewRun, Pulse
 
 T = TypeVar("T")
 Work = Callable[[Session], Awaitable[Any]]
@@ -126,9 +126,9 @@ class SqlTransaction:
         (result,) = await db.send([Statement(sql, values)])
         return [tuple(row) for row in result.rows]
 
-    async def record(self, entries: Sequence[Entry], consume: Sequence[int] = ()) -> Pulse:
+    async def record(self, entries: Sequence[Entry], consume: Sequence[int] = (), items: Sequence[Item] = ()) -> Pulse:
         """As `Store.record`, committed with everything else in this transaction."""
-        write = Write.record(self._lease, tuple(entries), tuple(consume))
+        write = Write.record(self._lease, tuple(entries), tuple(consume), tuple(items))
         pulse: Pulse = await self._request(lambda db: self._write(db, write))
         self._statements += 1
         self._recorded += write.entries

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 from perdure.aio.named_locks import NamedLocks
 from perdure.aio.threads import run_in_thread
 from perdure.backends.base.lifecycle import Watcher
-from perdure.backends.sqlite.connection import is_fault
+from perdure.backends.sqlite.connection import DatabaseFile, is_fault
 from perdure.backends.sqlite.connection_thread import ConnectionThread
 from perdure.backends.sqlite.database import Database
 from perdure.backends.sqlite.pending_call import PendingCall
@@ -31,7 +31,7 @@ from perdure.backends.sqlite.session import SqliteSession
 from perdure.backends.sqlite.writer_connection import WriterConnection
 from perdure.errors import PerdureError, TransactionFailed
 from perdure.model.journal import Entry
-from perdure.model.records import Lease, Pulse
+from perdure.model.records import Item, Lease, Pulse
 
 T = TypeVar("T")
 
@@ -61,8 +61,14 @@ class _TransactionThread(ConnectionThread):
     A record that failed half way would otherwise be committed with what came before.
     """
 
-    # The thread that has undone the transaction, if one has.
-    aborted_by: int | None = None
+    def __init__(self, file: DatabaseFile, role: str) -> None:
+        super().__init__(file, role)
+        # Held while the connection is closed, or used by another thread.
+        self._closing = threading.Lock()
+
+    def _close(self) -> None:
+        with self._closing:
+            super()._close()
 
     def _open(self) -> WriterConnection:
         if self._connection is None:
@@ -73,13 +79,17 @@ class _TransactionThread(ConnectionThread):
     def abort(self) -> None:
         """Undo the transaction while a call runs in it, and let that call write nothing any more. In any other thread.
 
-        Only calls that release the GIL are made: others would wait with it for a statement that needs it to end. `query_only` is
-        looked at when a statement runs, also one that was prepared before.
+        Only calls that release the GIL are made, and no authorizer is set: a thread that waits for the mutex with the GIL, and
+        one that has the mutex and needs the GIL for a callback, would wait for each other. `query_only` is looked at when a
+        statement runs, also one that was prepared before.
         """
+        with self._closing:
+            self._abort()
+
+    def _abort(self) -> None:
         opened = self._connection
         if opened is None:
             return
-        self.aborted_by = threading.get_ident()
         for statement in ("PRAGMA query_only = ON", "ROLLBACK"):
             for _ in range(_MOST_INTERRUPTS):
                 try:
@@ -138,13 +148,18 @@ class SQLiteTransaction:
             raise carrier.error from None
 
     def _call_here(self, writer: WriterConnection, context: contextvars.Context, fn: Callable[[], T]) -> T:
-        self._raw = writer.connection
+        self._raw = connection = writer.connection
+        writer.fences.clear()  # the function may change anything
         try:
-            with _guard(self._thread, writer):
-                return context.run(fn)
+            result = context.run(fn)
+        except BaseException as error:
+            raise _StatementError(error) from error
         finally:
             self._raw = None
             self._plain_calls -= 1
+        if not connection.in_transaction:
+            raise TransactionFailed("SQLite transaction", "its function has ended it; what was done before that may stay")
+        return result
 
     def is_transient(self, error: BaseException) -> bool:
         """Never: the write lock is held from the beginning, so no other transaction is in the way."""
@@ -157,13 +172,13 @@ class SQLiteTransaction:
         Raises `ValueError` for a statement that would end the transaction or reach beyond it.
         """
         try:
-            return await self._call(lambda writer: _execute(self._thread, writer, sql, parameters))
+            return await self._call(lambda writer: _execute(writer, sql, parameters))
         except _StatementError as carrier:
             raise carrier.error from None
 
-    async def record(self, entries: Sequence[Entry], consume: Sequence[int] = ()) -> Pulse:
+    async def record(self, entries: Sequence[Entry], consume: Sequence[int] = (), items: Sequence[Item] = ()) -> Pulse:
         """As `Store.record`, committed with everything else in this transaction."""
-        verb = partial(record, lease=self._lease, entries=tuple(entries), consume=tuple(consume))
+        verb = partial(record, lease=self._lease, entries=tuple(entries), consume=tuple(consume), items=tuple(items))
         return await self._call(lambda connection: verb(self._session(connection)).pulse)
 
     async def begin(self) -> None:
@@ -241,22 +256,18 @@ def _check_open(connection: WriterConnection) -> WriterConnection:
     return connection
 
 
-def _execute(thread: _TransactionThread, writer: WriterConnection, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
-    with _guard(thread, writer):
+def _execute(writer: WriterConnection, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+    with _guard(writer):
         return writer.connection.execute(sql, parameters).fetchall()
 
 
 @contextmanager
-def _guard(thread: _TransactionThread, writer: WriterConnection) -> Iterator[None]:
+def _guard(writer: WriterConnection) -> Iterator[None]:
     """Refuse statements of the caller that would end the transaction or reach beyond it, and carry errors of the others."""
     connection, refused = writer.connection, list[str]()
     writer.fences.clear()  # the caller's statements may change anything
 
-    def authorize(action: int, subject: str | None, *_: object) -> int:
-        if action == sqlite3.SQLITE_PRAGMA and subject == "database_list":
-            return sqlite3.SQLITE_OK  # it only reads, and an outbox on this connection needs it
-        if thread.aborted_by == threading.get_ident():
-            return sqlite3.SQLITE_OK
+    def authorize(action: int, *_: object) -> int:
         if action in _REFUSED:
             refused.append(_REFUSED[action])
             return sqlite3.SQLITE_DENY
