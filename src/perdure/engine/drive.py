@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
@@ -27,7 +26,6 @@ import msgspec
 from perdure.aio.interrupts import describe_interrupt, is_for_process
 from perdure.aio.own_tasks import body_context
 from perdure.aio.pending_write import await_reply, run_to_end
-from perdure.aio.store_watch import POLL_SECONDS, expect_change
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
 from perdure.engine.body_tasks import BodyTask, BodyTasks, begun, cancel_by_ctx, first_step, note_tasks
 from perdure.engine.child_runs import Children, ChildRuns, cancel_open_children
@@ -43,6 +41,7 @@ from perdure.engine.endings import (
 )
 from perdure.engine.event_publisher import EventPublisher
 from perdure.engine.heartbeat import Heartbeat, HeldLease
+from perdure.engine.inbox_reader import InboxReader
 from perdure.engine.keyed_calls import Calls, CtxCall
 from perdure.engine.progress import ProgressReporter
 from perdure.engine.recorder import Recorder, Unrecorded
@@ -63,7 +62,6 @@ from perdure.errors import (
     ValueNotStorable,
     react,
 )
-from perdure.model.approvals import DEDUPE
 from perdure.model.clock import Clock, Timer
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import CANCEL_KEY, Entry, JournalIndex
@@ -86,10 +84,6 @@ from perdure.store import Store, StreamStore, require
 
 # After how many microseconds a cancelled run looks again whether its children have ended.
 _LOOK_AT_CHILDREN_AGAIN: Final = MICROSECOND // 2
-# How soon the inbox is read again if that failed.
-_READ_INBOX_AGAIN_SECONDS: Final = 1.0
-# Tasks that fetch inboxes: an event loop refers to its tasks weakly.
-_fetching: Final[set[asyncio.Task[None]]] = set()
 
 
 class BodyClosing(Protocol):
@@ -124,13 +118,11 @@ class Drive:
         "_hints",
         "_is_cancel_recorded",
         "_is_drain_over",
-        "_is_inbox_to_be_read",
         "_is_late",
         "_is_misfit",
         "_is_time_limit_noted",
         "_lease",
         "_linger_timer",
-        "_listening",
         "_loop",
         "_main",
         "_must_suspend",
@@ -148,6 +140,7 @@ class Drive:
         "compares_arguments",
         "encode_input",
         "executing",
+        "inbox",
         "is_continued",
         "is_resumed",
         "is_strict",
@@ -162,7 +155,6 @@ class Drive:
         "settings",
         "tasks",
         "waits",
-        "watches_after",
     )
 
     def __init__(  # noqa: PLR0915 - one line for each part of the drive
@@ -235,10 +227,6 @@ class Drive:
             self._held = HeldLease(claim.lease, ttl, asked_at, self.clock, pulsed, self._lost, self.executing)
             heartbeat.hold(self._held)
         self._main: asyncio.Task[None] | None = None
-        # What will let this drive look at its inbox, while it waits for a signal in memory.
-        self._listening: asyncio.Future[None] | asyncio.TimerHandle | None = None
-        # How long that begins after the body came to rest: a run that leaves memory soon need not watch its store.
-        self.watches_after = POLL_SECONDS
         # Done when there is something that `drive` has to deal with.
         self._attention: asyncio.Future[None] = self._loop.create_future()
         self._ending: Ending | StartOver | None = None
@@ -251,8 +239,6 @@ class Drive:
         self.problem: str | None = None
         self._is_misfit = False
         self._must_suspend = False
-        # Whether reading the inbox failed, and a timer is set to try again.
-        self._is_inbox_to_be_read = False
         # Whether no step may be started any more, because the run is being given back.
         self.must_stop = False
         self._is_drain_over = False
@@ -286,8 +272,10 @@ class Drive:
 
     def _new_waits(self, claim: Claim) -> Waits:
         waits = Waits(self.clock, claim.inbox, claim.inbox_seq, claim.run.updated_at)
+        self.inbox: InboxReader | None = None
         if self._store is not None:
-            waits.read_inbox = self._read_inbox
+            self.inbox = InboxReader(self._store, self.run.id, self.clock, waits, self._stop_misfit)
+            waits.read_inbox = self.inbox.read
         return waits
 
     def _new_tasks(self) -> BodyTasks:
@@ -504,27 +492,8 @@ class Drive:
 
     def look_at_inbox(self) -> None:
         """Somebody may have sent a signal: fetch what is new, unless nothing waits for one."""
-        if self.calls.closed is None and self.waits.has_address:
-            self._read_inbox(self.clock.now())
-
-    def _read_inbox(self, asked_at: int) -> None:
-        if self._store is not None:
-            fetching = self._loop.create_task(self._fetch_inbox(self._store, asked_at), context=contextvars.Context())
-            _fetching.add(fetching)
-            fetching.add_done_callback(_fetching.discard)
-
-    def _read_inbox_later(self) -> None:
-        """Read it again after a pause: a wait expires only after the inbox was read, and must not wait for that for ever."""
-        if not self._is_inbox_to_be_read:
-            self._is_inbox_to_be_read = True
-            self._loop.call_later(_READ_INBOX_AGAIN_SECONDS, self._read_inbox_again)
-
-    def _read_inbox_again(self) -> None:
-        self._is_inbox_to_be_read = False
-        if self._listening is None and self._store is not None and self.waits.has_address and self.calls.closed is None:
-            self._listen(self._store)
-        else:
-            self.look_at_inbox()
+        if self.inbox is not None:
+            self.inbox.look()
 
     def may_start_now(self) -> bool:
         """Whether a step function may be called without waiting for anything."""
@@ -850,9 +819,8 @@ class Drive:
                 if timer is not None:
                     timer.cancel()
             self._deadline_timer = self._cancel_timer = self._linger_timer = None
-            if self._listening is not None:
-                self._listening.cancel()
-                self._listening = None
+            if self.inbox is not None:
+                self.inbox.close()
             if self._streams is not None:
                 self._streams.close()
 
@@ -924,21 +892,8 @@ class Drive:
         """
         if self.may_record:
             self.recorder.flush()
-        if self._listening is None and self._store is not None and self.waits.has_address and self.calls.closed is None:
-            self._listening = self._loop.call_later(self.watches_after, self._listen, self._store)
-
-    def _listen(self, store: Store) -> None:
-        """Look at the inbox whenever the store may have changed, as long as a signal is waited for."""
-        self._listening = change = expect_change(store)
-        change.add_done_callback(self._store_changed)
-        self.look_at_inbox()  # for what came before it was watched
-
-    def _store_changed(self, change: asyncio.Future[None]) -> None:
-        if change is self._listening:
-            self._listening = None
-            # Not while the store is down: its watch may take that for a change, and return at once.
-            if self._store is not None and self.waits.has_address and not self._is_inbox_to_be_read:
-                self._listen(self._store)
+        if self.inbox is not None:
+            self.inbox.watch()
 
     def _written(self, seq: int) -> None:
         if self.publisher.subscribers:
@@ -966,19 +921,6 @@ class Drive:
             self.cancel()
         if pulse.inbox_seq > self.waits.inbox_seq:
             self.look_at_inbox()
-
-    async def _fetch_inbox(self, store: Store, asked_at: int) -> None:
-        try:
-            for name, payload in self.waits.expiries():
-                await store.signal(self.run.id, name, payload, dedupe=DEDUPE, now=self.clock.store_now())
-            signals = await store.inbox(self.run.id, after=self.waits.inbox_seq)
-        except SnapshotCorrupt as damage:
-            self._stop_misfit(damage)
-            return
-        except Exception:  # noqa: BLE001 - the store is down; the run is ours until its lease ends
-            self._read_inbox_later()
-            return
-        self.waits.note_inbox_read(signals, asked_at)
 
     def _record_cancel(self) -> None:
         """Record that the body is cancelled here. It is, when the store has acknowledged that and the body rests."""

@@ -97,7 +97,8 @@ class Worker:
     def adopt(self, run: ActiveRun) -> None:
         """Count this run against the worker's concurrency."""
         active_runs.adopt(run, self)
-        run.drive.watches_after = 0.0
+        if run.drive.inbox is not None:
+            run.drive.inbox.watches_after = 0.0
         if log.isEnabledFor(logging.INFO):
             self._log_claim(run.drive.run)
 
