@@ -162,6 +162,7 @@ class DeliversSignalsAgain(_OtherInbox):
 
 
 @breaks("signals_outlast_a_new_start")
+@breaks("a_run_that_started_over_can_wait")
 class ForgetsConsumedSignals(_OtherInbox):
     """Gives their seqs again, and does not know a signal that is repeated."""
 

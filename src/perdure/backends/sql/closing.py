@@ -29,7 +29,7 @@ _END: Final = f"""
         {NO_LEASE_SQL}, {NO_PROBLEM_SQL}
     WHERE namespace = ?1 AND id = ?2
 """
-_LOCK_HELD: Final = "SELECT epoch, lease_token, seed, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_update"
+_LOCK_HELD: Final = "SELECT epoch, lease_token, seed, inbox_seq, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_update"
 # MySQL assigns from left to right: the hash of the first input before the present one.
 _CONTINUE: Final = f"""
     UPDATE $runs SET first_input_hash = COALESCE(first_input_hash, input_hash), input = ?3, input_hash = ?4, seed = ?5,
@@ -38,8 +38,9 @@ _CONTINUE: Final = f"""
     WHERE namespace = ?1 AND id = ?2
 """
 _EMPTY_JOURNAL: Final = "DELETE FROM $steps WHERE namespace = ?1 AND run_id = ?2"
+# The last row stays: PostgreSQL sees by it that its snapshot has the whole inbox.
 _DROP_CONSUMED: Final = """
-    DELETE FROM $signals WHERE namespace = ?1 AND run_id = ?2 AND consumed_by IS NOT NULL AND dedupe IS NULL
+    DELETE FROM $signals WHERE namespace = ?1 AND run_id = ?2 AND seq < ?3 AND consumed_by IS NOT NULL AND dedupe IS NULL
 """
 _WAS_CLOSED: Final = "SELECT epoch, lease_token, status, outcome FROM $runs WHERE namespace = ?1 AND id = ?2"
 
@@ -183,10 +184,10 @@ async def continue_as(db: Session, lease: Lease, new: NewInput, now: int | None)
         return
     if row is None or int(row[0]) != lease.epoch or row[1] is None or values.name_from(row[1]) != lease.token:
         raise LeaseLost(lease.run_id, lease.epoch)
-    at = int(row[3]) if now is None else now
+    at = int(row[4]) if now is None else now
     columns = new.input, new.input_hash, new.seed, new.definition_hash, new.deadline, at
     await db.send([
         db.statement(_CONTINUE, lease.run_id, *columns),
         db.statement(_EMPTY_JOURNAL, lease.run_id),
-        db.statement(_DROP_CONSUMED, lease.run_id),
+        db.statement(_DROP_CONSUMED, lease.run_id, int(row[3])),
     ])  # fmt: skip

@@ -27,6 +27,7 @@ from perdure.testing.contract.world import (
     new_input,
     new_run,
     refused,
+    signals,
 )
 
 
@@ -139,6 +140,20 @@ async def signals_outlast_a_new_start(world: World) -> None:
     await world.b.continue_as(again.lease, new_input(2), now=at(2))
     equal(await world.a.signal("run", "go", b"4", now=at(2)), 6, "the seq after all were consumed")
     equal(await world.a.signal("run", "go", b"2", dedupe="first", now=at(2)), 1, "the seq of the first, two generations later")
+
+
+@promise
+async def a_run_that_started_over_can_wait(world: World) -> None:
+    """A run all of whose signals were consumed before it started over is suspended until the next one comes, like any other."""
+    claim = await world.start()
+    for _ in range(2):
+        await world.a.signal("run", "go", b"1", now=NOW)
+    await world.a.record(claim.lease, consume=[1, 2], now=NOW)
+    await world.a.continue_as(claim.lease, new_input(), now=at(1))
+    claim = await world.take(now=at(1))
+    equal(await world.b.suspend(claim.lease, wake_at=None, waiting_for=signals("go"), now=at(1)), [], "what keeps it awake")
+    equal(await world.a.signal("run", "go", b"2", now=at(2)), 3, "the seq of the next signal")
+    equal([row.seq for row in (await world.take(now=at(2))).inbox], [3], "the inbox")
 
 
 @promise
