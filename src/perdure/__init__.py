@@ -215,7 +215,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "engine.children": ("Child",),
     "engine.subscriptions": ("Subscription",),
-    "engine.transactions": ("StepTransaction",),
+    "ctx_calls.transactions": ("StepTransaction",),
     "errors": (
         "ApprovalAmbiguous",
         "ApprovalDecided",
