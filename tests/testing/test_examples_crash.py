@@ -118,3 +118,26 @@ async def test_testing_workflows(example: Any) -> None:
 async def test_streams(example: Any) -> None:
     report = await testing.crash_everywhere(example.ask, "what is it?")
     assert report.outcome == Ok("The answer is forty-two")
+
+
+@using("children")
+@pytest.mark.parametrize("items", [["book", "pen"], ["glass", "piano"]])
+async def test_children(example: Any, items: list[str]) -> None:
+    report = await testing.crash_everywhere(example.order, items, workflows=[example.pack, example.ask_carrier])
+    assert isinstance(report.outcome, Ok) is ("glass" not in items)
+    assert report.crash_points > 40
+
+
+@using("approvals")
+@pytest.mark.parametrize("is_approved", [True, False])
+async def test_approvals(example: Any, is_approved: bool) -> None:
+    def prepare(rt: testing.VirtualRuntime) -> None:
+        rt.stub(example.mail_link, returns=None)
+        if is_approved:
+            rt.approve_when_waiting("release", by="ada")
+        else:
+            rt.reject_when_waiting("release", by="bob", reason="not today")
+
+    report = await testing.crash_everywhere(example.release, "4.2", effects=example.deployed, prepare=prepare)
+    assert report.outcome == Ok("approved by ada" if is_approved else "not deployed")
+    assert bool(example.deployed) is is_approved
