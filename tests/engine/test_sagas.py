@@ -415,6 +415,42 @@ async def test_a_step_that_was_renamed_while_its_run_is_undone_stops_the_run_bef
     assert stopped, "no crash fell between two compensations"
 
 
+@pytest.mark.parametrize("is_retried", [False, True])
+async def test_a_fork_does_not_count_as_done_what_was_undone(is_retried: bool) -> None:
+    travel = Travel()
+    trip = travel.workflow()
+    travel.fails_at = "car"
+    async with world(trip) as here:
+        await here.runtime.run(trip, id="run")
+        travel.fails_at = None
+        if is_retried:
+            await here.runtime.retry("run")
+            await here.runtime.sweep()
+        travel.said, travel.booked = [], {}
+        await here.runtime.fork("run", from_step="book car", id="fork")
+        assert (await here.runtime.sweep())["fork"] == Ok("the trip is booked")
+    assert travel.said == [f"book {what}" for what in STEPS]
+
+
+async def test_a_fork_of_a_cancelled_run_is_not_cancelled() -> None:
+    travel = Travel()
+
+    async def trip(ctx: Context) -> str:
+        try:
+            return str(await ctx.wait_for_signal("go"))
+        finally:
+            await ctx.step("tidy", travel.book, "tidy")
+
+    flow = Workflow("trip", trip)
+    async with world(flow) as here:
+        await here.runtime.run(flow, id="run")
+        await here.runtime.cancel("run")
+        await here.runtime.sweep()
+        await here.runtime.fork("run", from_step="tidy", id="fork")
+        await here.runtime.signal("fork", "go", "gone")
+        assert (await here.runtime.sweep())["fork"] == Ok("gone")
+
+
 async def test_the_same_key_twice_is_refused_and_the_first_is_undone() -> None:
     travel = Travel()
 

@@ -450,16 +450,9 @@ class Recorder(Unrecorded):
             self._put_back(entries, consume, items)
             self.flush()
         elif error is not None:
-            self._failure = failure = self._as_failure(error)
-            self._on_failure(failure)
+            self._fail(error)
         else:
-            self._on_pulse(writing.result())
-            self._wrote(entries)
-            if items:
-                self.on_items_written(items)
-            self.report_written()
-            if self._entries or self._holders or self._are_items_due:
-                self._start_next()
+            self._take_acknowledgement(writing.result(), entries, items)
 
     def _take_reply_of_transaction(self, writing: PendingWrite[Pulse] | asyncio.Future[Pulse]) -> None:
         """Take the reply, and let others write. What was sent is not sent again as it is: the step's own writes are missing."""
@@ -471,14 +464,22 @@ class Recorder(Unrecorded):
             self._put_back(entries, consume, items)
             self._start_next()
         elif error is not None:
-            self._failure = failure = self._as_failure(error)
-            self._on_failure(failure)
+            self._fail(error)
         else:
-            self._on_pulse(writing.result())
-            self._wrote(entries)
-            if items:
-                self.on_items_written(items)
-            self.report_written()
+            self._take_acknowledgement(writing.result(), entries, items)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = failure = self._as_failure(error)
+        self._on_failure(failure)
+
+    def _take_acknowledgement(self, pulse: Pulse, entries: list[Entry], items: list[Item]) -> None:
+        """The store has these entries and items: report them, and write what was appended meanwhile."""
+        self._on_pulse(pulse)
+        self._wrote(entries)
+        if items:
+            self.on_items_written(items)
+        self.report_written()
+        if self._entries or self._holders or self._are_items_due:
             self._start_next()
 
     def _put_back(self, entries: list[Entry], consume: list[int], items: list[Item]) -> None:

@@ -1,7 +1,7 @@
 """Forking a run: a new run that repeats another up to a step, and calls that step anew.
 
 A fork begins with what the journal holds before the first record of the step. That is a state in which the old run was itself,
-and from which it would have gone on after a crash, so a fork replays as every resumed run does. Five things differ from a crash:
+and from which it would have gone on after a crash, so a fork replays as every resumed run does. Six things differ from a crash:
 
 - Waits that were open then have the time that was left when the step began, and so does the run's deadline: a time limit around
   the step would otherwise have passed long ago.
@@ -10,6 +10,7 @@ and from which it would have gone on after a crash, so a fork replays as every r
 - Signals that the old run consumed later, and those that it has not consumed, are in the inbox of the fork: their senders know
   the old run only.
 - Decisions about approvals that the old run took later, or has not taken, are not: a person approved what that run would do.
+- Steps that the old run has compensated since are called anew: what they did was undone. So is the cancellation of the old run.
 - The fork has no parent. The parent of the old run waits for that one. Children that were under way are started anew: those of
   the old run belong to it.
 """
@@ -25,11 +26,12 @@ import msgspec
 from perdure.errors import RunConflict, SnapshotCorrupt, StepNotFound
 from perdure.model.approvals import OpenApproval, name_in
 from perdure.model.durations import MAX_INSTANT
-from perdure.model.journal import Entry, Kind, OpenWait
+from perdure.model.journal import CANCEL_KEY, Entry, Kind, OpenWait, drop_entry
 from perdure.model.records import NewRun, RunRow, Signal
 from perdure.snapshots.consistent_view import View, user_metadata
 from perdure.snapshots.importer import RunStart
 from perdure.worker.host import Host
+from perdure.worker.retry_run import compensated_keys
 
 # The name in a fork's metadata under which the id of the old run stands.
 FORKED_FROM: Final = "forked_from"
@@ -68,7 +70,7 @@ def fork(view: View, from_step: str, new_id: str, now: int) -> RunStart:
     passed = max(0, now - journal[cut].started_at)
     return RunStart(
         _new_run(row, new_id, passed),
-        entries=_entries_before(row.id, journal[:cut], passed),
+        entries=_without_undone(_entries_before(row.id, journal[:cut], passed), journal, now),
         inbox=_inbox(journal[cut:], view.inbox),
         created_at=row.created_at,
     )
@@ -102,6 +104,12 @@ def _entries_before(run_id: str, entries: Sequence[Entry], passed: int) -> list[
             entry = _with_time_left(run_id, entry, passed)  # noqa: PLW2901 - the same entry, later
         kept.append(entry)
     return kept[::-1]
+
+
+def _without_undone(kept: list[Entry], journal: Sequence[Entry], now: int) -> list[Entry]:
+    """These entries, and one that drops what was undone or led to it: it does not count as done in the fork."""
+    undone = {entry.key for entry in kept} & {CANCEL_KEY, *compensated_keys(journal)}
+    return [*kept, drop_entry(kept[-1].seq + 1, undone, now, kept[-1].epoch)] if undone else kept
 
 
 def _with_time_left(run_id: str, opened: Entry, passed: int) -> Entry:

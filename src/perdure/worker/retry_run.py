@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from perdure.codec.outcomes import failed_keys_of
@@ -31,7 +33,7 @@ def keys_to_retry(row: RunRow, entries: list[Entry]) -> set[str]:
     A failure that the body handled stays: other steps may have been taken because of it. Children that the end of the run has
     stopped are started again, and then go on.
     """
-    return _failed_keys(row, entries) | _cancelled_keys(entries) | _compensated_keys(entries) | _stopped_children(row.id, entries)
+    return _failed_keys(row, entries) | _cancelled_keys(entries) | compensated_keys(entries) | _stopped_children(row.id, entries)
 
 
 def _failed_keys(row: RunRow, entries: list[Entry]) -> set[str]:
@@ -51,7 +53,7 @@ def _cancelled_keys(entries: list[Entry]) -> set[str]:
     return {cancel.key, *(entry.key for entry in entries if entry.seq > cancel.seq and entry.started_at > cancel.ended_at)}
 
 
-def _compensated_keys(entries: list[Entry]) -> set[str]:
+def compensated_keys(entries: Sequence[Entry]) -> set[str]:
     """Every compensation, and the steps that were compensated. A step whose compensation failed stays done."""
     compensations = {entry.key for entry in entries if entry.key.startswith(COMPENSATION_PREFIX)}
     undone = {entry.key for entry in entries if entry.key in compensations and entry.phase == "close" and entry.ok}
