@@ -432,6 +432,22 @@ async def test_a_fork_does_not_count_as_done_what_was_undone(is_retried: bool) -
     assert travel.said == [f"book {what}" for what in STEPS]
 
 
+async def test_a_snapshot_of_an_undone_run_is_retried_like_the_run() -> None:
+    travel = Travel()
+    trip = travel.workflow()
+    travel.fails_at = "car"
+    async with world(trip) as here:
+        await here.runtime.run(trip, id="run")
+        run = await here.runtime.get("run")
+        assert run is not None
+        snapshot = await run.snapshot()
+    travel.fails_at, travel.said, before, travel.keys = None, [], travel.keys, []
+    outcome = await trip.run(id="run", store=stores.memory(), snapshot=snapshot, retry_failed=True)
+    assert outcome == Ok("the trip is booked")
+    assert travel.said == [f"book {what}" for what in STEPS]
+    assert set(before).isdisjoint(travel.keys)
+
+
 async def test_a_fork_of_a_cancelled_run_is_not_cancelled() -> None:
     travel = Travel()
 

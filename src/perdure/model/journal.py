@@ -84,6 +84,17 @@ def compensation_key(key: str) -> str:
     return COMPENSATION_PREFIX + hashlib.sha256(key.encode()).hexdigest()
 
 
+def undone_keys(recorded: Iterable[str], succeeded: Collection[str]) -> set[str]:
+    """The compensations among what is recorded, and the steps whose compensation succeeded.
+
+    A step whose compensation failed is not undone.
+    """
+    keys = set(recorded)
+    compensations = {key for key in keys if key.startswith(COMPENSATION_PREFIX)}
+    undone = compensations.intersection(succeeded)
+    return compensations | {key for key in keys if compensation_key(key) in undone} if compensations else set()
+
+
 def drop_entry(seq: int, keys: Iterable[str], at: int, epoch: int) -> Entry:
     """An entry that drops everything recorded so far under `keys`; the dropped rows stay as history."""
     payload = msgspec.json.encode(sorted(keys))

@@ -14,7 +14,7 @@ import msgspec
 
 from perdure.codec.outcomes import failed_keys_of
 from perdure.errors import OnChange, SnapshotFormatError, SnapshotMismatch
-from perdure.model.journal import Entry
+from perdure.model.journal import Entry, undone_keys
 from perdure.model.records import NewRun, Signal, encode_metadata, is_changed
 from perdure.snapshots.consistent_view import RUN_FIELDS
 from perdure.snapshots.json_reader import Problems, describe
@@ -101,7 +101,8 @@ def import_state(
     """
     metadata = dict(state.metadata or {})
     run_metadata = read_run_metadata(metadata)
-    left_out = failed_keys(state, run_metadata) if without_failed else ()
+    undone = undone_keys(state.steps, {key for key, step in state.steps.items() if step.ok}) if without_failed else set()
+    left_out = failed_keys(state, run_metadata) | undone if without_failed else ()
     entries = journal_entries(
         {key: step for key, step in state.steps.items() if key not in left_out}, losses_by_step(state), run_metadata
     )
@@ -111,6 +112,8 @@ def import_state(
     if run_metadata is None:
         return RunStart(new, entries)
     new = msgspec.structs.replace(_with_generation(new, run_metadata, metadata), seed=run_metadata.seed)
+    if undone:  # as a retry does
+        new = msgspec.structs.replace(new, generation=new.generation + 1)
     return RunStart(new, entries, inbox_signals(run_metadata), run_metadata.created_at)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from perdure.codec.outcomes import failed_keys_of
 from perdure.errors import RunFinished, SnapshotCorrupt
-from perdure.model.journal import COMPENSATION_PREFIX, Entry, OpenChild, compensation_key, entries_in_force
+from perdure.model.journal import COMPENSATION_PREFIX, Entry, OpenChild, entries_in_force, undone_keys
 from perdure.model.records import RunRow
 from perdure.store import Store
 
@@ -54,10 +54,8 @@ def _cancelled_keys(entries: list[Entry]) -> set[str]:
 
 
 def compensated_keys(entries: Sequence[Entry]) -> set[str]:
-    """Every compensation, and the steps that were compensated. A step whose compensation failed stays done."""
-    compensations = {entry.key for entry in entries if entry.key.startswith(COMPENSATION_PREFIX)}
-    undone = {entry.key for entry in entries if entry.key in compensations and entry.phase == "close" and entry.ok}
-    return compensations | {entry.key for entry in entries if compensation_key(entry.key) in undone} if compensations else set()
+    """The keys of what was undone, and of what undid it."""
+    return undone_keys((entry.key for entry in entries), {entry.key for entry in entries if entry.phase == "close" and entry.ok})
 
 
 def _stopped_children(run_id: str, entries: list[Entry]) -> set[str]:
