@@ -247,6 +247,8 @@ class Drive:
         self._closing_task: asyncio.Task[None] | None = None
         # When a body that was cancelled has no more time to clean up.
         self._cancel_timer: asyncio.TimerHandle | None = None
+        # When a parent that waits for more children may leave memory again.
+        self._linger_timer: Timer | None = None
         self._prepare_to_show(claim)
 
     def _prepare_to_show(self, claim: Claim) -> None:
@@ -264,7 +266,6 @@ class Drive:
         self._is_cancel_recorded = cancel is not None
         self._deadline = None if self._store is None else deadline_in_force(claim.run, claim.journal)
         self._deadline_timer: Timer | None = None
-        self._linger_timer: Timer | None = None
         self._is_late = self._deadline is not None and self._deadline <= self.clock.now() and not claim.run.cancel_requested
         if cancel is not None:
             self._is_late = cancel.payload != b"null"
