@@ -489,7 +489,7 @@ async def test_row_redis_store_by_url_or_client(place: str) -> None:
         await _hold_the_same_run(by_url, stores.redis(client=client, table=table))
 
 
-async def _hold_the_same_run(*opened: FullStore) -> None:
+async def _hold_the_same_run(*opened: Any) -> None:
     counted = Counted()
     for store in opened:
         assert await feed(counted).run("1", id="order:1", store=store) == Ok(2)

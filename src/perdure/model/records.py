@@ -233,9 +233,9 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `generation` counts how often the run has started over (`ctx.continue_as`) or repeats what it took back.
     `wake_at` is the instant from which the run may be claimed (of a running one: the end of its lease), None if only a signal or
-    a cancel wakes it. `waiting_for` names the signals, approvals and children that a suspended run waits for. `attempts` counts
-    the claims since it last recorded something. `problem` says why the run could not be driven on the last time, None if it
-    could; `error` is the error of a failed or dead run in one line.
+    a cancel wakes it. `waiting_for` names the signals and children that a suspended run waits for. `attempts` counts the claims
+    since it last recorded something. `problem` says why the run could not be driven on the last time, None if it could; `error`
+    is the error of a failed or dead run in one line.
     """
 
     id: str
