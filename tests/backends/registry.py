@@ -179,7 +179,6 @@ def through_a_client(backend: Backend) -> Backend:
 
 
 SQLITE: Final = Backend("sqlite", "test_sqlite.py::test_contract", places.on_sqlite, goes_down="every process", kills=500)
-FILES: Final = Backend("files", "test_files.py::test_contract", places.on_files, goes_down="every process")
 POSTGRES: Final = ServerBackend(
     "postgres",
     "test_postgres.py::test_contract",
@@ -265,7 +264,7 @@ S3: Final = Backend(
 
 SERVER_BACKENDS: Final = (POSTGRES, MYSQL, MONGO, REDIS, LIBSQL)
 BACKENDS: Final[dict[str, Backend]] = {
-    backend.name: backend for backend in (SQLITE, FILES, *SERVER_BACKENDS, *map(through_a_client, (SQLITE, POSTGRES, MYSQL)), S3)
+    backend.name: backend for backend in (SQLITE, *SERVER_BACKENDS, *map(through_a_client, (SQLITE, POSTGRES, MYSQL)), S3)
 }
 FEW: Final = (SQLITE, POSTGRES)
 

@@ -434,7 +434,7 @@ async def test_row_a_users_own_snapshot_store_with_five_methods() -> None:
     assert await own.list("wf-") == ["wf-1"]
 
 
-ONE_LINERS: Final = ("sqlite", "files", "postgres", "mysql", "mongo", "redis", "libsql")
+ONE_LINERS: Final = ("sqlite", "postgres", "mysql", "mongo", "redis", "libsql")
 
 
 @pytest.fixture(params=[BACKENDS[name] for name in ONE_LINERS], ids=str)
