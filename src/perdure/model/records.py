@@ -14,6 +14,8 @@ import msgspec
 
 from perdure.model.durations import MAX_INSTANT, MICROSECOND, moment
 from perdure.model.journal import Entry
+from perdure.model.own_names import awaited_by_user
+from perdure.result import WaitingFor
 
 Status: TypeAlias = Literal["pending", "running", "suspended", "completed", "failed", "cancelled", "dead"]
 EndStatus: TypeAlias = Literal["completed", "failed", "cancelled", "dead"]
@@ -33,6 +35,11 @@ class Awaited(msgspec.Struct, frozen=True, array_like=True):
 
     kind: Literal["signal", "child"]
     name: str
+
+    @property
+    def by_user(self) -> WaitingFor:
+        """The same as a user knows it: under the name that was written, an approval apart from a signal."""
+        return awaited_by_user(self.kind, self.name)
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,7 +240,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `generation` counts how often the run has started over (`ctx.continue_as`) or repeats what it took back.
     `wake_at` is the instant from which the run may be claimed (of a running one: the end of its lease), None if only a signal or
-    a cancel wakes it. `waiting_for` names the signals and children that a suspended run waits for. `attempts` counts the claims
+    a cancel wakes it. `waiting_for` are the signals, approvals and children that a suspended run waits for. `attempts` counts the claims
     since it last recorded something. `problem` says why the run could not be driven on the last time, None if it could; `error`
     is the error of a failed or dead run in one line.
     """
@@ -247,7 +254,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
     queue: str = "default"
     priority: int = 0
-    waiting_for: tuple[str, ...] = ()
+    waiting_for: tuple[WaitingFor, ...] = ()
     wake_at: datetime | None = None
     attempts: int = 0
     problem: str | None = None
@@ -267,7 +274,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
             updated_at=moment(run.updated_at),
             queue=run.queue,
             priority=run.priority,
-            waiting_for=tuple(awaited.name for awaited in run.waiting_for),
+            waiting_for=tuple(awaited.by_user for awaited in run.waiting_for),
             wake_at=None if run.wake_at is None else moment(min(max(run.wake_at, 0), MAX_INSTANT)),
             attempts=run.attempts,
             problem=run.problem,

@@ -37,7 +37,6 @@ from perdure.model.approvals import (
     OpenApproval,
     check_reason,
     expiry,
-    name_in,
     new_nonce,
 )
 from perdure.model.durations import instant, moment
@@ -228,7 +227,7 @@ def unfinished(wanted: RunFilter) -> RunFilter:
 
 def _may_wait(info: RunInfo) -> bool:
     if info.status == "suspended":
-        return any(name_in(each) is not None for each in info.waiting_for)
+        return any(each.kind == "approval" for each in info.waiting_for)
     return info.status == "running" or info.updated_at != info.created_at  # a pending run that was leased before
 
 

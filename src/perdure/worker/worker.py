@@ -260,7 +260,7 @@ class Worker:
             log.info("run %r is %s, after %.3f s", row.id, row.status, seconds, extra=fields)
         elif row.status == "suspended":
             until = "a signal" if outcome.wake_at is None else outcome.wake_at.isoformat(timespec="milliseconds")
-            names = ", ".join(map(repr, outcome.waiting_for)) or "nothing else"
+            names = ", ".join(map(str, outcome.waiting_for)) or "nothing else"
             log.info("run %r is suspended until %s, waiting for %s", row.id, until, names, extra=fields)
         elif run.drive.is_continued:
             log.info("run %r starts over, in generation %d", row.id, row.generation, extra=fields)
