@@ -21,7 +21,6 @@ import msgspec
 from perdure.backends.base.claim_rules import ClaimRequest, QueueCounter, SuspectCounter, earliest
 from perdure.backends.base.damaged_runs import FETCH_FAILURES, DamagedRun, problem_of, raise_damage, set_aside
 from perdure.backends.base.leases import Release, new_token
-from perdure.backends.base.process_owner import label_of
 from perdure.backends.sql import reading
 from perdure.backends.sql.dialect import Statement, chunks
 from perdure.backends.sql.due_order import DueGroup, DueOrder, due_groups, next_wake_at
@@ -31,6 +30,7 @@ from perdure.backends.sql.runs import time
 from perdure.backends.sql.schedules import LIMIT_COLUMNS, limits_from
 from perdure.backends.sql.session import Parameters, Result, Session, SqlConnections
 from perdure.errors import LeaseHeld, LeaseLost, RunNotFound, SnapshotCorrupt
+from perdure.model.process_owner import label_of
 from perdure.model.records import Claim, Lease, Pulse, RunRow
 
 _LOCK_RUN: Final = f"SELECT {RUN_COLUMNS}, lease_token, $clock FROM $runs WHERE namespace = ?1 AND id = ?2 $for_update"

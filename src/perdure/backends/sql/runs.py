@@ -11,7 +11,6 @@ import msgspec
 from perdure.backends.base.batching import SEND_AGAIN, Reply
 from perdure.backends.base.damaged_runs import FETCH_FAILURES, raise_damage
 from perdure.backends.base.new_runs import new_row, row_after_create, row_after_restore
-from perdure.backends.base.process_owner import label_of
 from perdure.backends.sql import inbox, listing
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.inbox import wake_time
@@ -20,6 +19,7 @@ from perdure.backends.sql.rows import NO_PROBLEM_SQL, RUN_COLUMNS, RUN_FIELDS, a
 from perdure.backends.sql.session import Parameters, Session, SqlConnections
 from perdure.errors import LeaseHeld, PerdureError, RunFinished, RunNotFound
 from perdure.model.journal import Entry, drop_entry
+from perdure.model.process_owner import label_of
 from perdure.model.records import END_STATUSES, Claim, Created, EndStatus, NewRun, RunRow, Signal
 from perdure.model.run_filter import RunFilter
 
