@@ -49,7 +49,7 @@ class Err(Generic[E_co]):
 
 @dataclass(frozen=True, slots=True)
 class WaitingFor:
-    """What a suspended run waits for: a signal or an approval by its name, a child run by its key. Its text is `signal 'paid'`."""
+    """What a suspended run waits for: a signal or an approval by its name, a child by its key. As text it is `signal 'paid'`."""
 
     kind: Literal["signal", "approval", "child"]
     name: str

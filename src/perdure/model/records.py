@@ -240,9 +240,9 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `generation` counts how often the run has started over (`ctx.continue_as`) or repeats what it took back.
     `wake_at` is the instant from which the run may be claimed (of a running one: the end of its lease), None if only a signal or
-    a cancel wakes it. `waiting_for` are the signals, approvals and children that a suspended run waits for. `attempts` counts the claims
-    since it last recorded something. `problem` says why the run could not be driven on the last time, None if it could; `error`
-    is the error of a failed or dead run in one line.
+    a cancel wakes it. `waiting_for` has the signals, approvals and children that a suspended run waits for. `attempts` counts the
+    claims since it last recorded something. `problem` says why the run could not be driven on the last time, None if it could;
+    `error` is the error of a failed or dead run in one line.
     """
 
     id: str
@@ -368,6 +368,10 @@ MAX_VERSION: Final = 2**31 - 1
 # The longest time between two starts of a queue: one a day is the lowest rate.
 MAX_INTERVAL: Final = 86_400 * MICROSECOND
 MAX_CONCURRENCY: Final = 2**31 - 1
+# The highest number of runs or items that a store is asked for at once.
+MAX_COUNT: Final = 2**31 - 1
+# What a 64-bit column holds, such as that of an item's position.
+MAX_POSITION: Final = 2**63 - 1
 
 
 def check_version(number: Any) -> int:
@@ -388,10 +392,12 @@ def check_priority(number: Any) -> int:
     return number
 
 
-def check_positive(number: Any, what: str) -> int:
-    """The number, if it is a whole one of at least 1; otherwise ValueError."""
+def check_positive(number: Any, what: str, most: int = MAX_COUNT) -> int:
+    """The number, if it is a whole one of at least 1 and at most `most`; otherwise ValueError."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(f"{what} must be a whole number of at least 1, not {number!r}")
+    if number > most:
+        raise ValueError(f"{what} must be at most {most}, not {number}")
     return number
 
 
@@ -409,8 +415,8 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name, most in (("concurrency", MAX_CONCURRENCY), ("per_key", MAX_CONCURRENCY), ("interval", MAX_INTERVAL)):
             number = getattr(self, name)
-            if number is not None and check_positive(number, name) > most:
-                raise ValueError(f"{name} must be at most {most}, not {number}")
+            if number is not None:
+                check_positive(number, name, most)
 
     @property
     def is_limited(self) -> bool:

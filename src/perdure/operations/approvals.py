@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from perdure.codec import Codec, tree_of
+from perdure.codec import Codec, readable, tree_of
 from perdure.codec.hints import BUILTINS, type_name
 from perdure.errors import (
     ApprovalAmbiguous,
@@ -140,7 +140,7 @@ class Approval(NamedTuple):
             workflow=self.row.workflow,
             name=self.opened.name,
             key=self.opened.key,
-            payload=tree_of(bytes(self.asked.payload))[0],
+            payload=readable(tree_of(bytes(self.asked.payload))[0]),
             assignees=self.asked.assignees,
             requested_at=moment(self.opened.started_at),
             expires_at=None if self.asked.deadline is None else moment(self.asked.deadline),
