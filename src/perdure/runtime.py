@@ -862,10 +862,16 @@ def _name_inputs(
 
 
 async def _wait_for_worker(worker: Worker, working: asyncio.Task[None]) -> None:
-    """Return when the worker has stopped. Cancelling this stops it and waits until it has drained; cancelling again ends that."""
+    """Return when the worker has stopped. Cancelling this stops it and waits until it has drained.
+
+    Cancelling again ends that, and so does cancelling a worker that a signal has stopped.
+    """
     try:
         await asyncio.shield(working)
     except asyncio.CancelledError:
+        if worker.is_stopping:
+            working.cancel()
+            raise
         worker.stop()
         try:
             await asyncio.wait([working])

@@ -59,6 +59,7 @@ async def made_with() -> None:
         assert_type(runtime.store, Store)
         assert_type(runtime.sync, SyncRuntime)
         assert_type(await runtime.work(), None)
+        assert_type(runtime.configure(store="sqlite:///b.db", concurrency=4, only_queues=("mail",)), None)
 
 
 async def started(runtime: Runtime) -> None:
