@@ -35,7 +35,7 @@ async def deliver(ctx: Context, customer: str, letter: int) -> str:
 
 
 async def main(store: str) -> None:
-    async with Runtime(store, [deliver], queues=[MAIL]) as runtime, Runtime(store, [deliver], queues=[MAIL, "default"]):
+    async with Runtime(store, [deliver], queues=[MAIL]) as runtime, Runtime(store, [deliver], only_queues=["mail"]):
         started_at = time.monotonic()
         runs = []
         for letter in range(12):

@@ -130,6 +130,7 @@ if TYPE_CHECKING:
     from perdure.result import Outcome as Outcome
     from perdure.result import Rejected as Rejected
     from perdure.result import Suspended as Suspended
+    from perdure.result import WaitingFor as WaitingFor
     from perdure.run import Run as Run
     from perdure.runtime import Runtime as Runtime
     from perdure.simple_stores import SnapshotStore as SnapshotStore
@@ -312,6 +313,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "Signal",
         "Status",
     ),
+    "result": ("WaitingFor",),
     "snapshots.parts": (
         "Execution",
         "LossWarning",

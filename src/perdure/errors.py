@@ -580,8 +580,12 @@ class SnapshotMismatch(SnapshotError):
     def __init__(self, run_id: str, reason: str) -> None:
         super().__init__(run_id, reason)
 
+    @property
+    def reason(self) -> str:
+        return str(self.args[1])
+
     def __str__(self) -> str:
-        return f"run {self.args[0]!r} does not fit this workflow: {self.args[1]}"
+        return f"run {self.args[0]!r} does not fit this workflow: {self.reason}"
 
 
 class FormatProblem(NamedTuple):

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeGuard, overload
 
 import msgspec
 
+from perdure.result import WaitingFor
 from perdure.snapshots.consistent_view import View
 from perdure.snapshots.parts import StepResult
 from perdure.snapshots.resume_state import ResumeState, parse_state
@@ -113,7 +114,7 @@ class RunErrorEvent(Event, frozen=True, kw_only=True):
 
 
 class RunSuspendedEvent(Event, frozen=True, kw_only=True):
-    """The run left memory: it waits until `wake_at` or for a signal in `waiting_for`, or is to be driven again or elsewhere.
+    """The run left memory: it waits until `wake_at` or for something in `waiting_for`, or is to be driven again or elsewhere.
 
     `error` is the reason if this process could not go on: the store failed, or another worker has the run.
     """
@@ -121,7 +122,7 @@ class RunSuspendedEvent(Event, frozen=True, kw_only=True):
     type: ClassVar[EventType] = "run_suspended"
     is_terminal: ClassVar[bool] = True
     wake_at: datetime | None
-    waiting_for: tuple[str, ...]
+    waiting_for: tuple[WaitingFor, ...]
     error: BaseException | None = None
 
 

@@ -22,7 +22,7 @@ from perdure.backends.base.new_runs import row_after_restore
 from perdure.errors import LeaseHeld, PersistenceError
 from perdure.model.durations import instant, moment
 from perdure.model.journal import Entry
-from perdure.model.records import RunInfo, Schedule, Signal
+from perdure.model.records import RunInfo, Schedule, Signal, check_positive
 from perdure.snapshots.consistent_view import View, load_view
 from perdure.store import OperatorStore, Store, require
 from perdure.stores import open_store
@@ -71,8 +71,7 @@ async def migrate_store(
     otherwise, and `StoreCapabilityError` when the target cannot restore runs, or has no schedules or queue limits where the
     source has some.
     """
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise ValueError(f"batch must be a whole number of at least 1, not {batch!r}")
+    check_positive(batch, "batch")
     async with AsyncExitStack() as closing:
         here, there = [_open(store, closing) for store in (source, target)]
         if here.key == there.key:

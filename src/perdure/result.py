@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
 E_co = TypeVar("E_co", covariant=True)
@@ -48,12 +48,23 @@ class Err(Generic[E_co]):
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingFor:
+    """What a suspended run waits for: a signal or an approval by its name, a child by its key. As text it is `signal 'paid'`."""
+
+    kind: Literal["signal", "approval", "child"]
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}"
+
+
+@dataclass(frozen=True, slots=True)
 class Suspended:
-    """The run waits: until `wake_at`, for one of the signals in `waiting_for`, or for the first of both."""
+    """The run waits: until `wake_at`, for one of the things in `waiting_for`, or for the first of both."""
 
     run_id: str
     wake_at: datetime | None = None
-    waiting_for: tuple[str, ...] = ()
+    waiting_for: tuple[WaitingFor, ...] = ()
 
     def unwrap(self) -> NoReturn:
         """Raise: there is no value yet."""

@@ -27,7 +27,7 @@ from perdure.errors import InvalidInput, OnChange, OnDivergence
 from perdure.model.clock import Clock, NotBefore, SystemClock
 from perdure.model.durations import Duration, instant, microseconds, seconds
 from perdure.model.ids import check_id
-from perdure.model.records import END_STATUSES, EndStatus, RunInfo, check_positive
+from perdure.model.records import END_STATUSES, MAX_CONCURRENCY, EndStatus, RunInfo, check_positive
 from perdure.model.retention import Retention, check_retention
 from perdure.model.run_filter import RunFilter
 from perdure.operations.approval_tokens import (
@@ -62,10 +62,10 @@ from perdure.run import Run
 from perdure.simple_stores import WorkflowStore
 from perdure.snapshots.importer import RunStart, resolve_state
 from perdure.store import Store, require
-from perdure.stores import choose_store
+from perdure.stores import Choice, choose_store
 from perdure.worker.host import Host
 from perdure.worker.outcomes import resume, run_to_outcome
-from perdure.worker.queues import Queue, split_queues
+from perdure.worker.queues import Queue, check_queue_names, check_queues
 from perdure.worker.scheduler import Scheduler
 from perdure.worker.schedules import CatchUp, Overlap, RuntimeSchedules, ScheduleInfo
 from perdure.worker.worker import Worker, stop_on_signals
@@ -119,7 +119,8 @@ class Runtime:
     - `executors`: executors by name, for steps with `executor="name"`.
     - `concurrency`: how many runs are driven at a time in this process, and how many threads plain steps have. 0 is a client.
     - `lease_ttl`: how long a worker may be silent before its runs are taken over. Leases are renewed after each third of it.
-    - `queues`: the queues whose runs are claimed here, by name or as a `Queue`, whose limits are then set. By default all.
+    - `queues`: limits of queues, `[Queue("mail", concurrency=5)]`, set when the runtime begins to work. They exclude no queue.
+    - `only_queues`: the names of the queues whose runs are claimed here, `["mail"]`. By default all.
     - `retention`: how long ended runs are kept: `{"completed": "30d"}`, or one length for every end. By default for ever.
     - `secret`: what signs approval tokens, at least 32 bytes. Of several the first signs, and what any of them signed is good.
     """
@@ -140,24 +141,21 @@ class Runtime:
         executors: Mapping[str, Executor] | None = None,
         concurrency: int = 100,
         lease_ttl: Duration = LEASE_TTL,
-        queues: Collection[Queue | str] | None = None,
+        queues: Collection[Queue] | None = None,
+        only_queues: Collection[str] | None = None,
         retention: Retention | None = None,
         secret: Secret | Sequence[Secret] | None = None,
         **tuning: Unpack[Tuning],
     ) -> None:
-        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 0:
-            raise ValueError(f"concurrency must be a whole number, 0 for a client only, not {concurrency!r}")
+        self._concurrency = _check_concurrency(concurrency)
         self._token_signer = None if secret is None else TokenSigner(secret)
         ttl = seconds(lease_ttl, what="lease_ttl")
         if ttl <= 0:
             raise ValueError("lease_ttl must be longer than zero")
-        self._queues, self._limited_queues = split_queues(queues)
+        self._limited_queues = check_queues(queues)
+        self._only_queues = check_queue_names(only_queues)
         if not isinstance(workflows, Iterable):
             raise TypeError(f"workflows= takes a list: [{workflows!r}]")
-        self._concurrency = concurrency
-        self._store, self._is_owned, is_implicit = choose_store(store, is_for_workers=True)
-        # A client drives too, in `run` and `sweep`.
-        self._threads = ThreadPool("perdure-step", concurrency or STEP_THREADS)
         options = {
             "deps": deps,
             "cache": cache,
@@ -170,25 +168,53 @@ class Runtime:
             "executors": executors,
         }
         process_options = check_options({name: value for name, value in options.items() if value is not None}, ProcessOptions)
-        self._host = Host(
-            self._store,
-            replace(_settings(tuning), threads=self._threads),
-            lease_ttl=ttl,
-            process_options=process_options,
-            is_implicit=is_implicit,
-        )
-        self._host.find_worker = self._worker_serving
-        self._schedules = RuntimeSchedules(self._host)
-        self._health = HealthCheck(self._store, self._started_worker)
         self._retention = check_retention(retention)
-        if self._retention:
-            require(self._store, "operators")
         self._is_closed = False
         self._is_entered = False
         self._worker: Worker | None = None
         self._worker_task: asyncio.Task[None] | None = None
+        self._work_on(choose_store(store, is_for_workers=True), _settings(tuning), ttl, process_options)
         for workflow in workflows:
             self.register(workflow)
+
+    def _work_on(self, store: Choice, settings: EngineSettings, lease_ttl: float, process_options: dict[str, Any]) -> None:
+        """Make what belongs to this store, and the threads for plain steps."""
+        self._choice = store
+        self._store = store.store
+        # A client drives too, in `run` and `sweep`.
+        self._threads = ThreadPool("perdure-step", self._concurrency or STEP_THREADS)
+        self._host = Host(
+            self._store,
+            replace(settings, threads=self._threads),
+            lease_ttl=lease_ttl,
+            process_options=process_options,
+            is_implicit=store.is_implicit,
+        )
+        self._host.find_worker = self._worker_serving
+        self._schedules = RuntimeSchedules(self._host)
+        self._health = HealthCheck(self._store, self._started_worker)
+        if self._retention:
+            require(self._store, "operators")
+
+    def configure(
+        self,
+        *,
+        store: Store | WorkflowStore | str | None = None,
+        concurrency: int | None = None,
+        only_queues: Collection[str] | None = None,
+    ) -> None:
+        """Replace what this Runtime was made with, before it is used; None leaves it. `perdure worker` passes its options so."""
+        if self._is_closed or self._is_entered or self._is_working():
+            raise RuntimeError("configure() comes before a Runtime is entered or works")
+        if only_queues is not None:
+            self._only_queues = check_queue_names(only_queues)
+        if concurrency is not None:
+            self._concurrency = _check_concurrency(concurrency)
+        before, old_threads = self._host, self._threads
+        chosen = self._choice if store is None else choose_store(store, is_for_workers=True)
+        self._work_on(chosen, before.settings, before.lease_ttl, before.process_options)
+        self._host.workflows = before.workflows
+        old_threads.close()
 
     async def __aenter__(self) -> Self:
         if self._is_closed:
@@ -215,7 +241,7 @@ class Runtime:
         self._health.close()
         await self._host.drain()
         self._threads.close()
-        if self._is_owned:
+        if self._choice.is_owned:
             await self._store.close()
 
     @property
@@ -251,7 +277,7 @@ class Runtime:
             worker, working = self._start_worker()
         if working.get_loop() is not asyncio.get_running_loop():
             raise RuntimeError("this Runtime works already, on another event loop; leave that one running instead")
-        with stop_on_signals(worker.stop):
+        with stop_on_signals(worker):
             await _wait_for_worker(worker, working)
 
     async def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]:
@@ -260,12 +286,13 @@ class Runtime:
         Schedules that are due start their runs first.
         """
         host = self._host
+        check_positive(limit, "limit")
         if now is not None:
             await host.ask_time()
             host = self._host_at(NotBefore(host.clock, instant(now, what="now")))
         if "schedules" in self._store.capabilities:
             await Scheduler(host).fire_due()
-        claims = await host.claim(limit, self._queues)
+        claims = await host.claim(limit, self._only_queues)
         drives = {claim.run.id: host.drive(host.definition_of(claim.run), claim, {}) for claim in claims.claims}
         outcomes = await asyncio.gather(*(active.join() for active in drives.values()), return_exceptions=True)
         return {
@@ -565,11 +592,11 @@ class Runtime:
     async def stuck_runs(self, *, limit: int = 100, **selection: Unpack[RunSelection]) -> builtins.list[RunInfo]:
         """Runs that have a problem, or have been due for a minute and were not claimed, selected as for `list`.
 
-        `problem` says what it is.
+        `problem` says what it is: also that no worker takes the run's queue.
         """
         wanted = self._run_filter(selection)
         check_positive(limit, "limit")
-        return await stuck_runs(self._store, wanted, limit, self._host.clock.store_now())
+        return await stuck_runs(self._host, wanted, limit)
 
     async def check(
         self,
@@ -789,13 +816,13 @@ class Runtime:
 
     def _worker_serving(self, queue: str) -> Worker | None:
         """The worker, if it drives runs of this queue."""
-        return self._worker if self._queues is None or queue in self._queues else None
+        return self._worker if self._only_queues is None or queue in self._only_queues else None
 
     def _run_filter(self, selection: RunSelection) -> RunFilter:
         return run_filter(selection, self._host.clock.now())
 
     def _start_worker(self) -> tuple[Worker, asyncio.Task[None]]:
-        worker = self._worker = Worker(self._host, self._concurrency, self._queues, self._retention)
+        worker = self._worker = Worker(self._host, self._concurrency, self._only_queues, self._retention)
         loop, context = asyncio.get_running_loop(), own_context()
         task = self._worker_task = loop.create_task(worker.work(), name="perdure-worker", context=context)
         return worker, task
@@ -835,10 +862,16 @@ def _name_inputs(
 
 
 async def _wait_for_worker(worker: Worker, working: asyncio.Task[None]) -> None:
-    """Return when the worker has stopped. Cancelling this stops it and waits until it has drained; cancelling again ends that."""
+    """Return when the worker has stopped. Cancelling this stops it and waits until it has drained.
+
+    Cancelling again ends that, and so does cancelling a worker that a signal has stopped.
+    """
     try:
         await asyncio.shield(working)
     except asyncio.CancelledError:
+        if worker.is_stopping:
+            working.cancel()
+            raise
         worker.stop()
         try:
             await asyncio.wait([working])
@@ -852,6 +885,14 @@ def _log_failure(worker: asyncio.Task[None]) -> None:
     """Log the error that ended the worker now: leaving the Runtime, which raises it, may come much later."""
     if not worker.cancelled() and (error := worker.exception()) is not None:
         log.error("the worker has ended, and drives no more runs: %r", error, exc_info=error)
+
+
+def _check_concurrency(concurrency: Any) -> int:
+    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 0 <= concurrency <= MAX_CONCURRENCY:
+        raise ValueError(
+            f"concurrency must be a whole number from 0, for a client only, to {MAX_CONCURRENCY}, not {concurrency!r}"
+        )
+    return concurrency
 
 
 def _settings(tuning: Tuning) -> EngineSettings:

@@ -46,7 +46,7 @@ async def drive_family(parent: ParentPipe, dsn: str, path: Path, generation: int
     """Drive the runs of these queues until killed or told to stop. Asked, it says how many runs are in its memory."""
     async with store_at(dsn) as store:
         workflows = family_in(Ledger(path, generation))
-        async with Runtime(store, workflows, concurrency=50, queues=queues, max_attempts=1000, lease_ttl=lease_ttl):
+        async with Runtime(store, workflows, concurrency=50, only_queues=queues, max_attempts=1000, lease_ttl=lease_ttl):
             parent.send("ready")
             while await parent.receive() == "how many":
                 parent.send(len(active_runs._by_key))

@@ -72,7 +72,7 @@ async def leased(store: FullStore, run_id: str = "run", **columns: object) -> Le
 @with_schema
 async def test_without_auto_migrate_nothing_is_created(operator: Operator, dsn: str) -> None:
     async with store_at(with_options(dsn, "auto_migrate=false")) as store:
-        with pytest.raises(PersistenceError, match="auto_migrate is off"):
+        with pytest.raises(PersistenceError, match=r"check the .* make (the store|them) with `await store\.setup\(\)`"):
             await store.get("run")
         assert await asyncio.to_thread(operator.count_tables, dsn) == 0
         await store.setup()

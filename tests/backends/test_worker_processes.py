@@ -27,8 +27,8 @@ ROOT: Final = WORKER.parents[2]
 PATIENCE: Final = 60.0
 # How long a worker may take to end while its store is down: it tries to give its runs back.
 ENDS_WITHIN: Final = 30.0
-# What may be logged when all is well. An emulated server is slow.
-HARMLESS: Final = ("LOG INFO ", "LOG WARNING the store answers slowly")
+# What may be logged when all is well. An emulated server is slow, and Ctrl-C says which steps it waits for.
+HARMLESS: Final = ("LOG INFO ", "LOG WARNING the store answers slowly", "LOG WARNING worker ")
 # Those whose DSN any process can open.
 STORES: Final = (SQLITE, POSTGRES, MYSQL, MONGO, REDIS, LIBSQL)
 

@@ -65,7 +65,7 @@ def test_a_watch_draws_on_a_terminal(perdure: Command, sweep: Sweep, directory: 
     ours, theirs = pty.openpty()
     with subprocess.Popen([*PERDURE, "runs", "--watch"], cwd=directory, stdout=theirs, stderr=subprocess.PIPE) as watching:
         os.close(theirs)
-        _read_until(ours, b"problem")  # the heads of the columns, though there is no run
+        _read_until(ours, b"detail")  # the heads of the columns, though there is no run
         perdure("start", "app:runtime", "checkout", "--input", '"o"', "--id", "order-1")
         _read_until(ours, b"order-1")
         watching.send_signal(signal.SIGINT)

@@ -406,7 +406,7 @@ async def test_pending_approvals_are_listed_until_they_are_decided_or_expire() -
                 workflow="press",
                 name="publish",
                 key="approve:publish",
-                payload={"$class": ["tests.engine.approving:Draft", {"title": "news of one", "words": 3}]},
+                payload={"title": "news of one", "words": 3},
                 assignees=("ada",),
                 requested_at=EPOCH,
                 expires_at=EPOCH + timedelta(hours=1),
@@ -585,7 +585,7 @@ async def test_a_description_shows_what_is_asked_of_whom() -> None:
         (asked,) = found.steps
         assert (asked.kind, asked.status, asked.assignees) == ("approval", "waiting", ("ada",))
         assert asked.until == EPOCH + timedelta(hours=1)
-        assert asked.value["$class"][1] == {"title": "news of run", "words": 3}
+        assert asked.value == {"title": "news of run", "words": 3}
         await here.runtime.approve("run", "publish", by="ada")
         await here.runtime.sweep()
         decided = (await here.runtime.describe("run")).steps[0]

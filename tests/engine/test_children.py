@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure import Context, Err, Ok, Suspended, Workflow, workflow
+from perdure import Context, Err, Ok, Suspended, WaitingFor, Workflow, workflow
 from perdure.backends.memory.store import MemoryStore
 from perdure.engine.child_runs import child_id
 from perdure.errors import (
@@ -117,7 +117,7 @@ async def test_the_parent_is_a_row_that_waits_for_its_child() -> None:
         async def body(ctx: Context) -> str:
             return await ctx.child(wait)
 
-        assert await parent_of(body, here) == Suspended("run", None, ("wait",))
+        assert await parent_of(body, here) == Suspended("run", None, (WaitingFor("child", "wait"),))
         assert stored(here).row.waiting_for == (Awaited("child", "wait"),)
         await here.runtime.signal("run/wait", "go", "now")
         assert await settle(here) == Ok("now")
@@ -485,7 +485,7 @@ async def test_a_row_that_is_stale_wakes_the_parent_for_nothing() -> None:
         await parent_of(body, here)
         stale = stored(here)
         stale.deliver("wait", b"null", "child", now=here.clock.now())
-        assert await settle(here) == Suspended("run", None, ("wait",))
+        assert await settle(here) == Suspended("run", None, (WaitingFor("child", "wait"),))
         await here.runtime.signal("run/wait", "go", "now")
         assert await settle(here) == Ok("now")
         assert not await here.runtime.store.inbox("run")

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from perdure import Context, Err, Ok, Outcome, Retry, Runtime, Suspended, Workflow, current_step, stores, workflow
+from perdure import Context, Err, Ok, Outcome, Retry, Runtime, Suspended, WaitingFor, Workflow, current_step, stores, workflow
 from perdure.errors import DeadlineExceeded, PersistenceError, RunCancelled, RunDiverged
 from perdure.model.durations import instant, moment
 from perdure.testing import ManualClock
@@ -79,7 +79,7 @@ async def test_a_suspended_run_wakes_at_its_deadline_and_fails() -> None:
 
     async with world(flow) as here:
         at = moment(here.clock.now()) + timedelta(hours=1)
-        assert await here.runtime.run(flow, id="run", deadline="1h") == Suspended("run", at, ("never",))
+        assert await here.runtime.run(flow, id="run", deadline="1h") == Suspended("run", at, (WaitingFor("signal", "never"),))
         ran.cleanup.clear()
         assert await here.later("59m") == {}
         assert is_late((await here.later("1m"))["run"])

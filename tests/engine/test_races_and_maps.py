@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Err, Ok, Retry, Suspended, Workflow, workflow
+from perdure import Context, Err, Ok, Retry, Suspended, WaitingFor, Workflow, workflow
 from perdure.errors import DuplicateStep, StepChanged
 from tests.engine.replays import raised, twice
 from tests.engine.steps import Steps
@@ -100,7 +100,7 @@ async def test_a_race_between_waits_leaves_memory_and_is_decided_by_what_comes_f
         return won
 
     async with world(flow) as here:
-        waiting = Suspended("run", EPOCH + timedelta(hours=2), ("paid", "refused"))
+        waiting = Suspended("run", EPOCH + timedelta(hours=2), (WaitingFor("signal", "paid"), WaitingFor("signal", "refused")))
         assert await here.runtime.run(flow, id="run") == waiting
         await here.later("1h")
         await here.runtime.signal("run", "refused", "no")

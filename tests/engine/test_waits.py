@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Ok, Suspended, workflow
+from perdure import Context, Ok, Suspended, WaitingFor, workflow
 from perdure.errors import InvalidInput
 from tests.engine.replays import raised
 from tests.engine.worlds import world
@@ -134,7 +134,9 @@ async def test_a_signal_that_does_not_come_raises_or_gives_the_default() -> None
         return given
 
     async with world(flow) as here:
-        assert await here.runtime.run(flow, id="run") == Suspended("run", EPOCH + timedelta(hours=1), ("news",))
+        assert await here.runtime.run(flow, id="run") == Suspended(
+            "run", EPOCH + timedelta(hours=1), (WaitingFor("signal", "news"),)
+        )
         for _ in range(3):
             assert isinstance((await here.later("1h"))["run"], Suspended)
         assert await here.later("1h") == {"run": Ok([None, "quiet"])}

@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 
 import pytest
 
-from perdure import Context, Err, Ok, Retry, Runtime, Suspended, Workflow, events, stores, workflow
+from perdure import Context, Err, Ok, Retry, Runtime, Suspended, WaitingFor, Workflow, events, stores, workflow
 from perdure.errors import (
     LeaseLost,
     PerdureWarning,
@@ -242,7 +242,7 @@ async def test_a_suspension_that_a_signal_ends_and_a_replay_of_it(store: FullSto
         assert isinstance(await here.runtime.run(flow, id="run"), Suspended)
         assert heard.said == [*BEGUN, *step("a"), "persist", "run_suspended"]
         suspended = heard.one(events.RunSuspendedEvent)
-        assert (suspended.wake_at, suspended.waiting_for, suspended.error) == (None, ("go",), None)
+        assert (suspended.wake_at, suspended.waiting_for, suspended.error) == (None, (WaitingFor("signal", "go"),), None)
         assert suspended.is_terminal
         heard.take()
         await here.runtime.signal("run", "go", {"approved": True})

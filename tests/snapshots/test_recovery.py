@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perdure import Context, Err, Ok, Retry, Runtime, Suspended, Workflow, current_step, open_store, stores
+from perdure import Context, Err, Ok, Retry, Runtime, Suspended, WaitingFor, Workflow, current_step, open_store, stores
 from perdure.errors import PerdureWarning, StepChanged, StepFailed, StepTimeout
 from perdure.events import Event
 from perdure.model.durations import MICROSECOND, Duration
@@ -237,7 +237,8 @@ class TestWhereItStood:
         await here.runtime.sweep()
         waiting = await there.begin(flow, snapshot=through_text(await here.snapshot()))
         assert isinstance(waiting, Suspended)
-        assert (waiting.waiting_for, waiting.wake_at) == (("stop",), datetime(2026, 1, 1, 2, tzinfo=UTC))
+        assert waiting.waiting_for == (WaitingFor("signal", "stop"),)
+        assert waiting.wake_at == datetime(2026, 1, 1, 2, tzinfo=UTC)
         assert await there.later("2h") == Ok([Point(1, 2), "none came"])
         last = There(here.clock)
         assert await last.begin(flow, snapshot=through_text(await there.snapshot())) == Ok([Point(1, 2), "none came"])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Approved, Context, Err, Ok, Rejected, Retry, Suspended, current_step, step, testing, workflow
+from perdure import Approved, Context, Err, Ok, Rejected, Retry, Suspended, WaitingFor, current_step, step, testing, workflow
 from perdure.errors import DeadlineExceeded, StepTimeout
 
 
@@ -106,7 +106,7 @@ async def test_a_time_out_of_a_wait_is_reached() -> None:
 async def test_a_run_that_waits_for_what_time_does_not_bring_is_suspended() -> None:
     async with testing.runtime(untimed) as rt:
         outcome = await rt.run(untimed, id="r")
-        assert outcome == Suspended("r", None, ("word",))
+        assert outcome == Suspended("r", None, (WaitingFor("signal", "word"),))
         run = await rt.get("r")
         assert run is not None
         waiting = asyncio.ensure_future(run)

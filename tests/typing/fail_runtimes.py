@@ -24,6 +24,8 @@ def constructors() -> None:
     Runtime(concurrency="many")  # error
     Runtime(lease_ttl=[30])  # error
     Runtime(on_changed_arguments="shout")  # error
+    Runtime(queues=["mail"])  # error
+    Runtime(only_queues=[3])  # error
 
 
 async def wrong_arguments(runtime: Runtime) -> None:

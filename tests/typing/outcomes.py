@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, assert_never, assert_type
 
-from perdure import Context, Err, Ok, Outcome, Suspended, workflow
+from perdure import Context, Err, Ok, Outcome, Suspended, WaitingFor, workflow
 
 
 @workflow
@@ -25,7 +25,7 @@ async def matched_by_position() -> str:
         case Suspended(run_id, wake_at, waiting_for):
             assert_type(run_id, str)
             assert_type(wake_at, datetime | None)
-            assert_type(waiting_for, tuple[str, ...])
+            assert_type(waiting_for, tuple[WaitingFor, ...])
             return "suspended"
 
 
@@ -38,9 +38,9 @@ def matched_by_keyword(outcome: Outcome[int]) -> str:
         case Err(error=error, cause=cause):
             assert_type(error, Any)
             assert_type(cause, Any)
-        case Suspended(wake_at=at, waiting_for=names):
+        case Suspended(wake_at=at, waiting_for=awaited):
             assert_type(at, datetime | None)
-            assert_type(names, tuple[str, ...])
+            assert_type(awaited, tuple[WaitingFor, ...])
         case _:
             assert_never(outcome)
     return "anything else"

@@ -13,6 +13,7 @@ from perdure import (
     Err,
     Ok,
     Outcome,
+    Queue,
     RestartingExecutor,
     Run,
     Runtime,
@@ -44,7 +45,13 @@ async def made_with() -> None:
     Runtime()
     Runtime("sqlite:///app.db", [greet, review])
     Runtime(store=stores.memory(), workflows=(greet,), deps={"url": ""}, concurrency=0, lease_ttl=timedelta(seconds=30))
-    Runtime(stores.sqlite("app.db"), queues={"slow"}, strict=True, on_changed_arguments="error")
+    Runtime(
+        stores.sqlite("app.db"),
+        queues=[Queue("slow", concurrency=3)],
+        only_queues={"slow"},
+        strict=True,
+        on_changed_arguments="error",
+    )
     Runtime(unload_grace="5s", max_attempts=3, drain_after=1.5)
     Runtime(executors={"cpu": ProcessPoolExecutor(), "io": RestartingExecutor(ThreadPoolExecutor)})
     async with Runtime(workflows=[greet]) as runtime:
@@ -52,6 +59,7 @@ async def made_with() -> None:
         assert_type(runtime.store, Store)
         assert_type(runtime.sync, SyncRuntime)
         assert_type(await runtime.work(), None)
+        assert_type(runtime.configure(store="sqlite:///b.db", concurrency=4, only_queues=("mail",)), None)
 
 
 async def started(runtime: Runtime) -> None:

@@ -538,18 +538,44 @@ async def test_a_report_reads_in_a_terminal(stored: Store, effects: Effects) -> 
         await before.start(nap, id="n")
     report = await check(stored, Workflow("flow", two_steps(effects, "a", "renamed"), on_definition_change="ignore"), nap)
     assert not report
-    first, stop = str(report).splitlines()
+    first, stop, why = str(report).splitlines()
     assert first == "checked 2: fits 1, stops 1, unknown 0, warns 0"
-    assert stop.startswith("stops: r (flow, version 1) at 'renamed': run 'r' was stopped before 'renamed', which is new")
+    assert stop == "stops: 1 run of flow (version 1) at 'renamed': r"
+    assert why.startswith("  the run was stopped before 'renamed', which is new")
     assert await check(stored, nap)  # what is unknown does not stop
     assert CheckReport(())
 
 
-@pytest.mark.parametrize("bad", [0, -1, True, "1"])
-async def test_a_limit_that_is_none_is_refused(store: Store, bad: Any) -> None:
+async def test_runs_that_stop_for_one_reason_are_listed_together_and_a_warning_does_not_say_that_a_run_does_not_fit(
+    store: Store, effects: Effects
+) -> None:
+    for run_id in ("r", "s"):
+        await start(store, two_steps(effects), run_id=run_id)
+    report = await check(store, Workflow("flow", two_steps(effects, "a", "renamed"), on_definition_change="ignore"))
+    (stops,) = report.reasons
+    assert (stops.verdict, stops.workflow, stops.at, set(stops.run_ids)) == ("stops", "flow", "renamed", {"r", "s"})
+    assert "'r'" not in stops.reason
+
+    async def changed(ctx: Context) -> str:
+        await effects.step(ctx, "a")
+        await effects.step(ctx, "b")
+        return f"{await ctx.wait_for_signal('go')}"
+
+    warned = await check(store, Workflow("flow", changed))
+    assert (bool(warned), len(warned.warns), len(warned.reasons)) == (True, 2, 1)
+    assert "not fit" not in str(warned)
+
+
+@pytest.mark.parametrize("bad", [0, -1, True, "1", 2**31, 2**64])
+async def test_a_number_that_no_store_takes_is_refused(store: Store, bad: Any) -> None:
     async with client(store) as runtime:
-        with pytest.raises(ValueError, match="limit must be a whole number of at least 1"):
-            await runtime.check(limit=bad)
+        for ask in (runtime.check, runtime.list, runtime.stuck_runs, runtime.approvals, runtime.sweep):
+            with pytest.raises(ValueError, match="limit must be"):
+                await ask(limit=bad)
+        with pytest.raises(ValueError, match="limit must be"):
+            await store.list(limit=bad)
+        with pytest.raises(ValueError, match="batch must be"):
+            await runtime.cancel_many(all=True, batch=bad)
 
 
 async def test_no_patience_is_refused(store: Store) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Err, Ok, Runtime, Suspended, Workflow, open_store, stores, workflow
+from perdure import Context, Err, Ok, Runtime, Suspended, WaitingFor, Workflow, open_store, stores, workflow
 from perdure.errors import RunCancelled
 from perdure.snapshots.snapshot import Snapshot
 from perdure.worker.active_runs import active_runs
@@ -110,7 +110,7 @@ async def test_a_runtime_that_does_not_know_the_childs_workflow_leaves_it_to_oth
         run = await ours.start(parent, id="run")
         while await ours.get("run/leaf") is None:
             await store.watch(0.1)
-        assert await (await ours.start(parent, id="other")).outcome() == Suspended("other", None, ("leaf",))
+        assert await (await ours.start(parent, id="other")).outcome() == Suspended("other", None, (WaitingFor("child", "leaf"),))
         async with Runtime(store, [leaf, told, refusing]):
             await ours.signal("run/told", "go", "yes") if await ours.get("run/told") else None
             while await ours.get("run/told") is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, PerdureWarning, Retry, Runtime, step, workflow
+from perdure import Context, PerdureWarning, Retry, Runtime, WaitingFor, step, workflow
 from perdure.errors import RunCancelled
 from perdure.store import Store
 from tests.worker.flows import PATIENCE, Gate, ask, client, greet, reaches, soon
@@ -42,7 +42,10 @@ def lines(caplog: pytest.LogCaptureFixture, run_id: str | None = None) -> list[s
 
 
 async def test_the_worker_and_a_run_that_waits_and_completes(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    async with asyncio.timeout(PATIENCE), Runtime(store, [ask], concurrency=7, queues=["default"], unload_grace=0) as runtime:
+    async with (
+        asyncio.timeout(PATIENCE),
+        Runtime(store, [ask], concurrency=7, only_queues=["default"], unload_grace=0) as runtime,
+    ):
         run = await runtime.start(ask, id="a1")
         await reaches(store, "a1", "suspended")
         await run.signal("answer", 42)
@@ -50,7 +53,7 @@ async def test_the_worker_and_a_run_that_waits_and_completes(store: Store, caplo
         await soon(lambda: asyncio.sleep(0, "completed" in caplog.text))
     assert lines(caplog, "a1") == [
         "INFO run 'a1' is claimed",
-        "INFO run 'a1' is suspended until a signal, waiting for 'answer'",
+        "INFO run 'a1' is suspended until a signal, waiting for signal 'answer'",
         "INFO run 'a1' is claimed",
         "INFO run 'a1' is completed, after … s",
     ]
@@ -116,7 +119,7 @@ async def test_a_store_in_memory_that_was_not_asked_for_is_logged_and_warned_of(
     monkeypatch.delenv("PERDURE_STORE", raising=False)
     with pytest.warns(PerdureWarning, match="is suspended in memory"):
         async with asyncio.timeout(PATIENCE), Runtime(workflows=[ask], unload_grace=0) as runtime:
-            assert (await (await runtime.start(ask)).outcome()).waiting_for == ("answer",)  # type: ignore[union-attr]
+            assert (await (await runtime.start(ask)).outcome()).waiting_for == (WaitingFor("signal", "answer"),)  # type: ignore[union-attr]
     assert any(line.startswith("WARNING there is no store: run") for line in lines(caplog))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,7 +15,7 @@ from perdure.state import MemoryCache
 from perdure.store import Store
 from perdure.testing import ManualClock
 from perdure.testing.clock import EPOCH
-from tests.worker.flows import client, greet
+from tests.worker.flows import PATIENCE, client, greet
 
 BAD_IDS = ["", "a\0b", "\ud800", "x" * 1025, "é" * 513]
 
@@ -281,3 +282,22 @@ def test_a_workflow_is_an_async_function_that_takes_a_context() -> None:
         workflow("checkout")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="a workflow's name"):
         Workflow("", greet.fn)
+
+
+async def test_configure_replaces_what_a_runtime_was_made_with_before_it_works() -> None:
+    runtime = Runtime(stores.memory(), [greet], concurrency=0, only_queues=["mail"])
+    other = stores.memory()
+    runtime.configure(store=other, concurrency=2, only_queues=["default"])
+    assert runtime.store is other
+    async with asyncio.timeout(PATIENCE), runtime:
+        assert await (await runtime.start(greet, "Ada")) == "hello Ada!"
+        (worker,) = await runtime.workers()
+        assert (worker.concurrency, worker.queues) == (2, ("default",))
+        with pytest.raises(RuntimeError, match="comes before a Runtime is entered"):
+            runtime.configure(concurrency=3)
+    with pytest.raises(RuntimeError, match="comes before a Runtime is entered"):
+        runtime.configure(concurrency=3)
+    bad_ones: list[dict[str, Any]] = [{"concurrency": -1}, {"only_queues": []}, {"concurrency": 2**64}]
+    for bad in bad_ones:
+        with pytest.raises(ValueError, match=r"concurrency must be|only_queues= is empty"):
+            Runtime(stores.memory()).configure(**bad)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,6 +19,7 @@ from perdure.errors import StoreCapabilityError
 from perdure.model.records import Claims, QueueLimits
 from perdure.store import FullStore, Store, require
 from perdure.testing import ManualClock
+from perdure.worker import worker_registry
 from perdure.worker.queues import parse_rate, rate_text
 from tests.worker.flows import PATIENCE, Gate, client, greet, soon
 
@@ -120,11 +122,85 @@ def test_what_is_no_limit_is_refused_with_what_to_write(limits: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
-    "queues", ["mail", Queue("mail"), ["mail", ""], [1], ["mail", Queue("mail")], [Queue("a"), Queue("a")], 3]
+    ("queues", "error", "text"),
+    [
+        ("mail", TypeError, 'only_queues=["mail"]'),
+        (["mail"], TypeError, 'only_queues=["mail"]'),
+        ([Queue("mail"), "slow"], TypeError, 'only_queues=["slow"]'),
+        ([1], TypeError, "takes Queue("),
+        (3, TypeError, "takes Queue("),
+        (Queue("mail"), TypeError, "takes a list of queues: [Queue(name='mail'"),
+        ([Queue("a"), Queue("a")], ValueError, "has 'a' twice"),
+    ],
 )
-def test_what_is_no_list_of_queues_is_refused(queues: Any) -> None:
-    with pytest.raises((TypeError, ValueError)):
+def test_queues_takes_limits_and_says_where_names_go(queues: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=re.escape(text)):
         Runtime("memory:", queues=queues)
+
+
+@pytest.mark.parametrize(
+    ("names", "error", "text"),
+    [
+        ("mail", TypeError, "only_queues= takes a list of queue names, such as ['mail'], not 'mail'"),
+        (3, TypeError, "not 3"),
+        ([], ValueError, "would take no run"),
+        ([""], ValueError, "a queue's name"),
+        ([1], TypeError, "a queue's name must be a str"),
+        ([Queue("mail")], TypeError, "takes names, such as 'mail'"),
+    ],
+)
+def test_only_queues_takes_names_of_which_there_is_one(names: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=re.escape(text)):
+        Runtime("memory:", only_queues=names)
+
+
+@pytest.mark.usefixtures("_no_polling")
+async def test_a_queue_with_limits_stops_no_other(store: Store) -> None:
+    async with asyncio.timeout(PATIENCE), Runtime(store, [greet], queues=[Queue("mail", concurrency=3)]) as runtime:
+        assert await (await runtime.start(greet, "Ada")) == "hello Ada!"
+        assert await (await runtime.start(greet, "Bob", queue="mail")) == "hello Bob!"
+
+
+async def test_a_worker_takes_runs_of_its_queues_only(store: Store) -> None:
+    async with client(store, greet) as other, asyncio.timeout(PATIENCE):
+        left = await other.start(greet, "Ada")
+        async with Runtime(store, [greet], only_queues=["mail"]) as runtime:
+            assert await (await other.start(greet, "Bob", queue="mail")) == "hello Bob!"
+            assert await runtime.sweep() == {}
+        assert await left.status() == "pending"
+
+
+@pytest.fixture
+def _shows_itself_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_registry, "FIRST_AFTER", 0.0)
+
+
+@pytest.mark.usefixtures("_shows_itself_at_once")
+async def test_a_queue_that_no_worker_takes_is_reported_once_and_why_its_runs_are_stuck(
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.worker.worker.LOOK_FOR_UNCLAIMED_SECONDS", (0.0, 0.0))
+    clock, looked, due = ManualClock(), list[int](), require(store, "operators").due
+
+    async def noted_due(**options: Any) -> Any:
+        looked.append(1)
+        return await due(**options)
+
+    monkeypatch.setattr(store, "due", noted_due, raising=False)
+    async with client(store, greet, clock=clock) as other, asyncio.timeout(PATIENCE):
+        for n in range(2):
+            await other.start(greet, "Ada", queue="post", id=f"p{n}")
+        clock.advance("61s")
+        async with Runtime(store, [greet], only_queues=["mail", "default"], clock=clock) as runtime:
+            await runtime.workers()
+            await soon(lambda: asyncio.sleep(0, "no worker takes" in caplog.text))
+            (first, second) = await runtime.stuck_runs()
+            assert first.problem == second.problem == "due for 61 s, and no worker takes its queue 'post'"
+            seen = len(looked)
+            await (await runtime.start(greet, "Bob"))  # the worker looks again
+            await soon(lambda: asyncio.sleep(0, len(looked) > seen + 1))
+        (told,) = [record.message for record in caplog.records if "no worker takes" in record.message]
+        assert told.startswith("runs in queue 'post', such as 'p0', are due and no worker takes this queue; start one without ")
 
 
 @pytest.mark.parametrize("interval", [0, -1, True, 1.5, 86_400 * 10**6 + 1])
@@ -135,9 +211,9 @@ def test_an_interval_is_a_whole_number_of_microseconds(interval: Any) -> None:
 
 async def test_the_limits_of_queues_are_set_at_the_start_and_names_change_nothing(store: Store) -> None:
     mail = Queue("mail", concurrency=5, per_key=1, rate="10/s")
-    async with Runtime(store, queues=[mail, "other"], concurrency=0) as runtime:
+    async with Runtime(store, queues=[mail], only_queues=["other"], concurrency=0) as runtime:
         assert await runtime.queues() == [mail]
-    async with Runtime(store, queues=["mail", Queue("other", rate="2/m")]) as runtime:
+    async with Runtime(store, queues=[Queue("other", rate="2/m")], only_queues=["mail"]) as runtime:
         assert await runtime.queues() == [mail, Queue("other", rate="2/m")]
         await runtime.set_queue(Queue("mail", concurrency=2))
         assert await runtime.queues() == [Queue("mail", concurrency=2), Queue("other", rate="2/m")]
@@ -239,7 +315,7 @@ async def test_waiting_for_a_turn_does_not_spin(store: FullStore, monkeypatch: p
 
 @pytest.mark.usefixtures("_no_polling")
 async def test_more_room_and_no_limit_take_effect_while_workers_run(store: FullStore) -> None:
-    async with full_queue(store), Runtime(store, [greet], queues=["mail"]) as runtime:
+    async with full_queue(store), Runtime(store, [greet], only_queues=["mail"]) as runtime:
         first = await runtime.start(greet, "Ada", queue="mail")
         await asyncio.sleep(0.02)
         assert await first.status() == "pending"
@@ -277,7 +353,7 @@ async def test_a_worker_starts_runs_at_their_rate_and_asks_no_more_often(store: 
         await other.set_queue(Queue("mail", rate="1/m"))
         runs = [await other.start(noted, name, queue="mail", id=name) for name in "abcde"]
     with counted_claims(store, monkeypatch) as claims:
-        async with asyncio.timeout(PATIENCE), Runtime(store, [noted], queues=["mail"], clock=clock, lease_ttl=3600):
+        async with asyncio.timeout(PATIENCE), Runtime(store, [noted], only_queues=["mail"], clock=clock, lease_ttl=3600):
             await runs[0]
             for n in range(1, 5):
                 clock.advance(59)
@@ -297,7 +373,7 @@ async def test_a_claim_that_a_rate_cut_short_is_repeated_when_the_next_run_may_s
         await other.set_queue(Queue("mail", rate="40/s"))
         runs = [await other.start(greet, "Ada", queue="mail") for _ in range(12)]
     with counted_claims(store, monkeypatch) as claims:
-        async with asyncio.timeout(PATIENCE), Runtime(store, [greet], queues=["mail"]):
+        async with asyncio.timeout(PATIENCE), Runtime(store, [greet], only_queues=["mail"]):
             await asyncio.gather(*(run.outcome() for run in runs))
         assert set(claims) <= {0, 1}
         assert sum(claims) == 12

@@ -41,6 +41,63 @@ def test_work_stops_on_a_signal_and_its_run_goes_on_elsewhere(tmp_path: Path, nu
         assert runtime.resume("l1") == Ok("the last word and went on")
 
 
+HOLDING = """
+import asyncio
+import sys
+
+from perdure import Context, Runtime, workflow
+
+
+async def hold() -> None:
+    print("running", flush=True)
+    await asyncio.Event().wait()
+
+
+@workflow
+async def holding(ctx: Context) -> None:
+    await ctx.step(hold)
+
+
+async def main() -> None:
+    runtime = Runtime(sys.argv[1], [holding], drain_after=3600)
+    await runtime.start(holding, id="h")
+    await runtime.work()
+
+
+asyncio.run(main())
+"""
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_step(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDING, f"sqlite:///{tmp_path / 'app.db'}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        assert worker.stderr is not None
+        assert worker.stdout.readline() == "running\n"
+        worker.send_signal(signal.SIGINT)
+        assert "'hold' of run 'h'" in worker.stderr.readline()  # said without any logging set up
+        worker.send_signal(signal.SIGINT)
+        _, complained = worker.communicate(timeout=PATIENCE)
+    assert worker.returncode != 0
+    assert "KeyboardInterrupt" in complained
+
+
+def test_a_forked_child_of_a_worker_ends_on_sigterm(tmp_path: Path) -> None:
+    forks = HOLDING.replace(
+        'print("running", flush=True)',
+        """child = os.fork()
+    if not child:
+        time.sleep(600)
+    os.kill(child, signal.SIGTERM)
+    print(os.waitpid(child, 0)[1], flush=True)""",
+    ).replace("import sys", "import os, signal, sys, time")
+    command = [sys.executable, "-c", forks, f"sqlite:///{tmp_path / 'app.db'}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == f"{int(signal.SIGTERM)}\n"
+        worker.kill()
+
+
 def test_a_process_does_not_stay_for_a_step_that_takes_longer_than_the_drain(tmp_path: Path) -> None:
     database = tmp_path / "app.db"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Err, Ok, Suspended, workflow
+from perdure import Context, Err, Ok, Suspended, WaitingFor, workflow
 from perdure.errors import PersistenceError
 from perdure.model.durations import moment
 from perdure.model.journal import Entry
@@ -39,7 +39,7 @@ async def test_sweep_gives_the_outcome_of_each_run(store: Store) -> None:
         outcomes = await runtime.sweep()
         assert outcomes.keys() == {"g1", "a1", "f1"}
         assert outcomes["g1"] == Ok("hello Ada!")
-        assert outcomes["a1"] == Suspended("a1", None, ("answer",))
+        assert outcomes["a1"] == Suspended("a1", None, (WaitingFor("signal", "answer"),))
         assert isinstance(outcomes["f1"], Err)
         assert str(outcomes["f1"].error) == "no"
         assert await runtime.sweep() == {}

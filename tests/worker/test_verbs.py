@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Err, Ok, Run, Suspended, workflow
+from perdure import Context, Err, Ok, Run, Suspended, WaitingFor, workflow
 from perdure.errors import InvalidInput, LeaseHeld, RunCancelled, RunConflict, RunFinished, RunNotFound
 from perdure.model.durations import moment
 from perdure.store import Store
@@ -129,7 +129,7 @@ async def test_resume_of_a_run_that_is_not_due_changes_nothing(store: Store) -> 
 
 async def test_resume_does_not_move_an_untimed_wait(store: Store) -> None:
     async with client(store, ask, unload_grace=0) as runtime:
-        waiting = Suspended("a1", None, ("answer",))
+        waiting = Suspended("a1", None, (WaitingFor("signal", "answer"),))
         assert await runtime.run(ask, id="a1") == waiting
         assert await runtime.resume("a1") == waiting
         await runtime.signal("a1", "answer", {"approved": True})
@@ -263,7 +263,8 @@ async def test_runs_are_selected_by_what_they_are(store: Store) -> None:
         assert await ids(metadata={"customer": "c-7"}) == ["g1"]
         assert await ids(metadata={"vip": 1}) == []
         waiting, new = await runtime.list()
-        assert (waiting.waiting_for, waiting.metadata, waiting.queue) == (("answer",), {"customer": "c-8"}, "default")
+        assert waiting.waiting_for == (WaitingFor("signal", "answer"),)
+        assert (waiting.metadata, waiting.queue) == ({"customer": "c-8"}, "default")
         assert (new.priority, new.attempts, new.error, new.created_at) == (3, 0, None, waiting.created_at - timedelta(hours=1))
 
 
@@ -425,7 +426,7 @@ async def test_outcome_returns_at_the_first_suspension_and_awaiting_goes_through
     async with client(store, ask, unload_grace=0) as runtime:
         run = await runtime.start(ask, id="a1")
         await runtime.sweep()
-        assert await run.outcome() == Suspended("a1", None, ("answer",))
+        assert await run.outcome() == Suspended("a1", None, (WaitingFor("signal", "answer"),))
         waiting = asyncio.ensure_future(run._value())
         await run.signal("answer", "yes")
         await runtime.sweep()

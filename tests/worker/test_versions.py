@@ -116,7 +116,7 @@ async def test_runs_of_a_renamed_workflow_are_left_alone_with_one_warning(store:
             await before.start(greet, "Ada", id=run_id)
         await before.start(greet, "Ada", id="elsewhere", queue="other")
     with caplog.at_level(logging.WARNING, "perdure"):
-        async with Runtime(store, [pay_2], queues=["default"]):
+        async with Runtime(store, [pay_2], only_queues=["default"]):
             await soon(lambda: is_said(caplog))
     (record,) = (record for record in caplog.records if record.name == "perdure")
     assert record.message == (

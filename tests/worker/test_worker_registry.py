@@ -35,7 +35,7 @@ def _shows_itself_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_worker_shows_what_it_is_and_removes_itself_when_it_has_drained(store: Store) -> None:
-    async with Runtime(store, [flow], concurrency=5, queues=["mail", "default"]) as runtime:
+    async with Runtime(store, [flow], concurrency=5, only_queues=["mail", "default"]) as runtime:
         (worker,) = await runtime.workers()
         assert (worker.concurrency, worker.driven, worker.queues, worker.workflows) == (
             5,

@@ -155,7 +155,7 @@ async def test_workflows_that_are_not_registered_are_left_alone(store: Store) ->
 
 
 async def test_only_the_queues_of_the_runtime_are_served(store: Store) -> None:
-    async with Runtime(store, [greet], queues=["fast"]) as runtime, asyncio.timeout(PATIENCE):
+    async with Runtime(store, [greet], only_queues=["fast"]) as runtime, asyncio.timeout(PATIENCE):
         slow = await runtime.start(greet, "Ada", id="g1", queue="slow")
         fast = await runtime.start(greet, "Ada", id="g2", queue="fast")
         assert await fast == "hello Ada!"

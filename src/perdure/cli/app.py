@@ -19,14 +19,9 @@ from perdure.cli import (
     schedule_commands,
     store_commands,
 )
-from perdure.cli.options import CommandFailed, UsageError
+from perdure.cli.options import DONE, FAILED, INTERRUPTED, WRONG_USAGE, CommandFailed, UsageError
 from perdure.cli.output import print_error
 from perdure.errors import PerdureError
-
-DONE: Final = 0
-FAILED: Final = 1
-WRONG_USAGE: Final = 2
-INTERRUPTED: Final = 130
 
 # What cannot be done: the store refuses or cannot be reached, a workflow is not registered, a file or a driver is missing.
 _FAILURES: Final = (CommandFailed, PerdureError, LookupError, OSError, ImportError)

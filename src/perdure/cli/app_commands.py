@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
+import threading
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, TextIO
+from types import FrameType
+from typing import Annotated, Any, Final, Literal, TextIO, TypeAlias
 
 import msgspec
 from cyclopts import App, Parameter
 
-from perdure.cli.options import CommandFailed, JsonOption, call_runtime, load_runtime, parse_json
-from perdure.cli.output import print_json, print_table, print_text, report
+from perdure.cli.options import INTERRUPTED, CommandFailed, JsonOption, call_runtime, check_dsn, load_runtime, parse_json
+from perdure.cli.output import print_json, print_text, report, safe_json
 from perdure.model.logs import printable
-from perdure.operations.check_runs import CheckReport
-from perdure.operations.replay_check import RunCheck
 from perdure.runtime import Runtime
 
 _DEFAULT: Final = JsonOption()
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 # What every log record has; the rest is what `extra=` gave it.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -61,10 +64,29 @@ def start(
     report(options.json, started, {"id": started})
 
 
-def worker(app: str, /, *, options: JsonOption = _DEFAULT) -> None:
+def worker(
+    app: str,
+    /,
+    *,
+    concurrency: Annotated[
+        int | None, Parameter(help="How many runs are driven at a time. Default: as the program says.")
+    ] = None,
+    queue: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(), help="Take only runs of this queue; may be repeated. It replaces the only_queues= of the program."
+        ),
+    ] = None,
+    store: Annotated[str | None, Parameter(help="DSN of the store. Default: that of the program.")] = None,
+    log_level: Annotated[
+        LogLevel | None, Parameter(help="The least severe log records that are shown. Default: info, or as the program says.")
+    ] = None,
+    options: JsonOption = _DEFAULT,
+) -> None:
     """Drive runs until SIGTERM or Ctrl-C.
 
-    Then running steps end, and the runs are given back. Log records go to stderr, with --json to stdout as lines of JSON.
+    Then running steps end, and the runs are given back; a second Ctrl-C ends at once. Log records go to stderr, with --json to
+    stdout as lines of JSON.
 
     Parameters
     ----------
@@ -72,10 +94,21 @@ def worker(app: str, /, *, options: JsonOption = _DEFAULT) -> None:
         The program: module:name of its Runtime, such as app:runtime.
     """
     runtime = load_runtime(app)
+    runtime.configure(store=check_dsn(store), concurrency=concurrency, only_queues=queue)
     _refuse_memory(runtime, app, "it would find no runs")
     if not logging.getLogger().handlers:  # the program may have set up logging itself
         _log_to(sys.stdout if options.json else sys.stderr, _JsonLines() if options.json else _TextLines())
+    if log_level is not None:
+        logging.getLogger("perdure").setLevel(log_level.upper())
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, _end_at_once)
     call_runtime(runtime, lambda runtime: runtime.work())
+
+
+def _end_at_once(_number: int, _frame: FrameType | None) -> None:
+    """End the process, whatever it does: the second Ctrl-C of a worker, whose first one is handled by the worker."""
+    os.write(sys.stderr.fileno(), b"perdure: ended at once; the runs are taken over when their leases end\n")
+    os._exit(INTERRUPTED)
 
 
 def check(
@@ -100,23 +133,10 @@ def check(
     _refuse_memory(runtime, app, "there are no runs to check")
     found = call_runtime(runtime, lambda runtime: runtime.check(workflow=workflow, prefix=prefix, limit=limit))
     if options.json:
-        print_json({"fits": bool(found), "checked": len(found.results), "runs": found.results})
+        print_json({"fits": bool(found), "checked": len(found.results), "reasons": found.reasons, "runs": found.results})
     else:
-        _print_report(found)
+        print_text(str(found))
     return 0 if found else 1
-
-
-def _print_report(found: CheckReport) -> None:
-    counts = ", ".join(f"{name} {len(getattr(found, name))}" for name in ("fits", "stops", "unknown", "warns"))
-    print_text(f"checked {len(found.results)}: {counts}")
-    noted = [*found.stops, *found.unknown, *found.warns]
-    if noted:
-        rows = [[each.run_id, each.workflow, each.verdict, each.at or "", _why(each)] for each in noted]
-        print_table(("id", "workflow", "verdict", "at", "why"), rows)
-
-
-def _why(found: RunCheck) -> str:
-    return "; ".join(text for text in (found.problem, *found.warnings) if text is not None)
 
 
 def _refuse_memory(runtime: Runtime, app: str, consequence: str) -> None:
@@ -155,4 +175,4 @@ class _JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        return safe_json(msgspec.json.encode(line, enc_hook=str))

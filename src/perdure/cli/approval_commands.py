@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 
 from perdure.cli.options import FilterOptions, StoreOptions, UsageError, parse_json
-from perdure.cli.output import in_utc, preview, print_json_lines, print_table, print_text, report
+from perdure.cli.output import counted, in_utc, preview, print_error, print_json_lines, print_table, print_text, report
 from perdure.model.approvals import default_key
 from perdure.operations.approvals import UNCHANGED
 
@@ -51,9 +51,9 @@ def approvals(
         ]
         for each in found
     ]
-    print_table(_COLUMNS, rows, cut=True)
+    print_table(_COLUMNS, rows)
     if len(found) == limit:
-        print_text(f"(these are the first {limit}; --limit shows more)")
+        print_error(f"{counted(limit, 'approval')} at most {'are' if limit > 1 else 'is'} shown; --limit shows more")
 
 
 def approve(

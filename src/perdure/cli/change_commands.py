@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from perdure.cli.options import CommandFailed, FilterOptions, StoreOptions, UsageError
-from perdure.cli.output import print_json, print_text, progress_bar, report, shown_in
+from perdure.cli.output import counted, print_json, print_text, progress_bar, report, shown_in
 from perdure.errors import RunNotFound
 from perdure.model.logs import printable
 from perdure.model.records import EndStatus, Status
@@ -131,7 +131,7 @@ def purge(
 ) -> None:
     """Delete runs that ended long ago."""
     deleted = options.call(lambda runtime: runtime.purge(older_than, status=status, workflow=workflow))
-    report(options.json, f"deleted {_runs(deleted)}", {"deleted": deleted})
+    report(options.json, f"deleted {counted(deleted, 'run')}", {"deleted": deleted})
 
 
 def _check_choice(run_id: str | None, many: ManyRunsOptions) -> None:
@@ -152,21 +152,17 @@ def _change_many(
     """Change the runs that are selected, once the number was confirmed. The exit code is 1 when some were refused."""
     selection: dict[str, Any] = {"all": many.all, **many.selection()}
     if not many.yes:
-        counted = options.call(lambda runtime: verb(runtime)(dry_run=True, **selection)).done
-        _confirm(f"{name} {_runs(counted)}?")
+        number = options.call(lambda runtime: verb(runtime)(dry_run=True, **selection)).done
+        _confirm(f"{name} {counted(number, 'run')}?")
     with progress_bar() as bar:
         result = options.call(lambda runtime: verb(runtime)(on_progress=shown_in(bar), **selection))
     if options.json:
         print_json(msgspec.to_builtins(result))
     else:
-        print_text(f"{_runs(result.done)} {done}, {result.refused} refused")
+        print_text(f"{counted(result.done, 'run')} {done}, {result.refused} refused")
         for refusal in result.refusals[:_SHOWN_REFUSALS]:
             print_text(refusal.reason)
     return 0 if not result.refused else 1
-
-
-def _runs(number: int) -> str:
-    return f"{number} {'run' if number == 1 else 'runs'}"
 
 
 def _confirm(question: str) -> None:

@@ -34,6 +34,12 @@ NOTICE_AFTER: Final = 2.0
 _CREATING: Final = frozenset({"sqlite", "file", "libsql", "postgresql", "postgres", "mysql", "mariadb", "mongodb", "mongodb+srv"})
 
 
+DONE: Final = 0
+FAILED: Final = 1
+WRONG_USAGE: Final = 2
+INTERRUPTED: Final = 130
+
+
 class UsageError(Exception):
     """The arguments or settings are wrong: exit code 2."""
 
@@ -75,14 +81,19 @@ class StoreOptions(JsonOption):
 
     def dsn(self) -> str:
         """The DSN given here, in the environment or in pyproject.toml. Raises `UsageError`."""
-        if self.store == "":
-            raise UsageError("--store is empty; is the variable set that it was taken from?")
-        found = self.store or os.environ.get("PERDURE_STORE") or _dsn_in_pyproject()
+        found = check_dsn(self.store) or os.environ.get("PERDURE_STORE") or _dsn_in_pyproject()
         if not found:
             raise UsageError(
                 'which store? Pass --store DSN, set PERDURE_STORE, or write store = "DSN" under [tool.perdure] in pyproject.toml'
             )
         return found
+
+
+def check_dsn(store: str | None) -> str | None:
+    """Return the value of --store. Raises `UsageError` for one that is empty."""
+    if store == "":
+        raise UsageError("--store is empty; is the variable set that it was taken from?")
+    return store
 
 
 @Parameter(name="*")

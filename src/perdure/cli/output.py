@@ -15,7 +15,6 @@ from typing import Any, Final, Literal
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 from perdure.model.logs import printable
@@ -36,11 +35,26 @@ _STYLES: Final = {
 _PASSWORD: Final = re.compile(r"(://[^/@\s:]*:)[^\s]*@")
 # A column is not cut to less than this.
 _LEAST_CUT: Final = 20
+# A column of this width is no reason to move a cell to a line of its own.
+_ENOUGH: Final = 60
 
 
 def print_json(document: Any) -> None:
     """One line of JSON on stdout."""
-    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+    sys.stdout.write(safe_json(msgspec.json.encode(document)) + "\n")
+
+
+def safe_json(encoded: bytes) -> str:
+    """Return JSON of the same meaning, in which no character acts upon a terminal or is invisible: they are escaped."""
+    text = encoded.decode()
+    if text.isascii():  # JSON has its own escapes for the characters below the space, and only DEL is left
+        return text.replace("\x7f", "\\u007f")
+    return "".join(char if char.isprintable() or char == "\n" else _json_escape(char) for char in text)
+
+
+def _json_escape(char: str) -> str:
+    units = char.encode("utf-16-be")
+    return "".join(f"\\u{units[n] << 8 | units[n + 1]:04x}" for n in range(0, len(units), 2))
 
 
 def print_json_lines(documents: Iterable[Any]) -> None:
@@ -74,39 +88,62 @@ def print_error(message: str) -> None:
     sys.stderr.write(f"perdure: {shown}\n")
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, cut: bool = False) -> None:
-    """A table on stdout, without spaces at the ends of lines."""
-    screen = console()
-    with screen.capture() as captured:
-        screen.print(make_table(columns, rows, screen.width if cut else None))
-    sys.stdout.write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, moves_last: bool = False) -> None:
+    """Print a table on stdout, of which no cell but the last is cut.
 
-
-def make_table(columns: Sequence[str], rows: Sequence[Sequence[str]], cut_at: int | None = None) -> Table:
-    """A table whose first and last columns are folded where they are too long for the terminal.
-
-    With `cut_at` the cells of the last column are cut instead, so that a line has at most so many characters.
+    On a terminal the last cell is cut to what is left of the line; with `moves_last` it moves to a line of its own where little
+    is left. Elsewhere each row is one line, for programs such as cut and awk: nothing is cut, and an empty cell is `-`, unless it
+    is the last.
     """
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, no_wrap=column not in (columns[0], columns[-1]), overflow="fold")
-    cells = [[_cell(text) for text in row] for row in rows]
-    if cut_at is not None:
-        taken = sum(max([len(name), *(row[n].cell_len for row in cells)]) + 2 for n, name in enumerate(columns[:-1]))
-        for row in cells:
-            row[-1].truncate(max(cut_at - taken, _LEAST_CUT), overflow="ellipsis")
+    screen = console()
+    if screen.is_terminal:
+        for line in table_lines(columns, rows, screen.width, moves_last=moves_last):
+            screen.print(line, soft_wrap=True)
+        return
+    filled = [[*(cell or "-" for cell in row[:-1]), row[-1]] for row in rows]
+    sys.stdout.write("".join(f"{line.plain}\n" for line in table_lines(columns, filled)))
+
+
+def table_lines(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None, *, moves_last: bool = False
+) -> list[Text]:
+    """Return the lines of a table; with a width, the last cell of each is cut so that the line keeps to it, if it can."""
+    cells = [[Text(name, style="bold") for name in columns], *([_cell(text) for text in row] for row in rows)]
+    widths = [max(row[n].cell_len for row in cells) for n in range(len(columns) - 1)]
+    if width is None:
+        return [_joined(row, widths) for row in cells]
+    left, lines = max(width - sum(widths) - 2 * len(widths), _LEAST_CUT), list[Text]()
     for row in cells:
-        table.add_row(*row)
-    return table
+        if moves_last and left < min(row[-1].cell_len, _ENOUGH):
+            row[-1].truncate(width - 2, overflow="ellipsis")
+            lines += [_joined([*row[:-1], Text()], widths), Text("  ").append_text(row[-1])]
+        else:
+            row[-1].truncate(left, overflow="ellipsis")
+            lines.append(_joined(row, widths))
+    return lines
+
+
+def _joined(cells: Sequence[Text], widths: Sequence[int]) -> Text:
+    """Return the cells as one line, without spaces at its end."""
+    line = Text()
+    for cell, width in zip(cells, [*widths, 0], strict=True):
+        line.append_text(cell).append(" " * (max(width - cell.cell_len, 0) + 2))
+    line.rstrip()
+    return line
 
 
 def _cell(text: str) -> Text:
-    return Text(printable(text.replace("\n", " ")), style=_STYLES.get(text, ""))
+    return Text(printable(text.replace("\n", " ").replace("\t", " ")), style=_STYLES.get(text, ""))
 
 
 def in_utc(at: datetime | None) -> str:
     """An instant in UTC, to the second."""
     return "" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return the number with the noun, in the plural unless it is one: `1 run`, `2 runs`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def length(seconds: float | None) -> str:

@@ -5,33 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Annotated, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from cyclopts import App, Parameter
+from rich.console import Group
 from rich.live import Live
 
 from perdure.cli.options import FilterOptions, StoreOptions, UsageError, parse_json
 from perdure.cli.output import (
     console,
+    counted,
     in_utc,
-    make_table,
+    print_error,
     print_json,
     print_json_lines,
     print_table,
     print_text,
     report,
+    table_lines,
 )
 from perdure.cli.show_run import print_run
-from perdure.errors import RunNotFound
+from perdure.cli.waiting import retries, what_it_waits_for
+from perdure.errors import RunNotFound, SnapshotCorrupt
 from perdure.model.records import RunInfo
+from perdure.operations.describe_run import StepDescription
 from perdure.runtime import Runtime
 from perdure.worker.stream_reader import PLAIN
 
 _DEFAULT: Final = StoreOptions()
 _EVERY_RUN: Final = FilterOptions()
-_COLUMNS: Final = ("id", "workflow", "status", "changed (UTC)", "problem")
+_COLUMNS: Final = ("id", "workflow", "status", "changed (UTC)", "detail")
+# How many runs are read at once, to say which of their steps are tried again.
+_READ_AT_ONCE: Final = 16
 # How often --watch looks, where the store does not wake it, and the least time between two looks.
 _WATCH_EVERY: Final = 1.0
 _WATCH_PAUSE: Final = 0.25
@@ -64,41 +71,64 @@ def runs(
     if watch:
         options.call(lambda runtime: (_watch_lines if options.json else _watch_table)(runtime, find))
         return
-    found = options.call(find)
     if options.json:
+        found = options.call(find)
         print_json_lines(found)
         return
-    if found:
-        print_table(_COLUMNS, _rows(found), cut=True)
+    found, rows = options.call(lambda runtime: _find_rows(runtime, find))
+    if rows:
+        print_table(_COLUMNS, rows, moves_last=True)
     else:
         print_text("no runs")
     if len(found) == limit:
-        print_text(f"(these are the first {limit}; --limit shows more)")
+        print_error(f"{counted(limit, 'run')} at most {'are' if limit > 1 else 'is'} shown; --limit shows more")
 
 
-def _rows(found: Iterable[RunInfo]) -> list[list[str]]:
-    return [
-        [
-            info.id,
-            info.workflow if info.version == 1 else f"{info.workflow} v{info.version}",
-            info.status,
-            in_utc(info.updated_at),
-            info.problem or info.error or "",
-        ]
-        for info in found
-    ]
+_Find: TypeAlias = Callable[[Runtime], Awaitable[list[RunInfo]]]
 
 
-async def _watch_table(runtime: Runtime, find: Callable[[Runtime], Awaitable[list[RunInfo]]]) -> None:
+async def _find_rows(runtime: Runtime, find: _Find) -> tuple[list[RunInfo], list[list[str]]]:
+    """Return the runs, and the cells of their lines."""
+    found = await find(runtime)
+    return found, await _rows(runtime, found)
+
+
+async def _rows(runtime: Runtime, found: Sequence[RunInfo]) -> list[list[str]]:
+    rows: list[list[str]] = []
+    for start in range(0, len(found), _READ_AT_ONCE):
+        rows += await asyncio.gather(*(_row(runtime, info) for info in found[start : start + _READ_AT_ONCE]))
+    return rows
+
+
+async def _row(runtime: Runtime, info: RunInfo) -> list[str]:
+    workflow = info.workflow if info.version == 1 else f"{info.workflow} v{info.version}"
+    return [info.id, workflow, info.status, in_utc(info.updated_at), await _detail(runtime, info)]
+
+
+async def _detail(runtime: Runtime, info: RunInfo) -> str:
+    """Return the problem of the run, its error, or what it waits for. Only the journal says that a step is tried again."""
+    if info.problem or info.error or info.status not in ("running", "suspended"):
+        return info.problem or info.error or ""
+    steps: tuple[StepDescription, ...] = ()
+    if info.wake_at is not None:
+        with contextlib.suppress(RunNotFound, SnapshotCorrupt):  # deleted meanwhile, or damaged, which `stuck_runs` reports
+            steps = (await runtime.describe(info.id)).steps
+    return what_it_waits_for(info, steps) if info.status == "suspended" else "; ".join(retries(steps))
+
+
+async def _watch_table(runtime: Runtime, find: _Find) -> None:
     screen = console()
     with Live(console=screen, auto_refresh=False) as live:
         while True:
             shown = (await find(runtime))[: max(1, screen.height - 2)]
-            live.update(make_table(_COLUMNS, _rows(shown), screen.width), refresh=True)
+            lines = table_lines(_COLUMNS, await _rows(runtime, shown), screen.width)
+            for line in lines:
+                line.truncate(screen.width)  # a longer one would take two lines, and the next picture be drawn below
+            live.update(Group(*lines), refresh=True)
             await _wait_for_change(runtime)
 
 
-async def _watch_lines(runtime: Runtime, find: Callable[[Runtime], Awaitable[list[RunInfo]]]) -> None:
+async def _watch_lines(runtime: Runtime, find: _Find) -> None:
     """A line for each run at first, then for each that has changed."""
     known: dict[str, RunInfo] = {}
     while True:

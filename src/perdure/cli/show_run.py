@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from perdure.cli.output import in_utc, length, preview, print_table, print_text
-from perdure.operations.describe_run import ErrorText, RunDescription, StepDescription
+from perdure.cli.waiting import what_it_waits_for
+from perdure.operations.describe_run import ErrorText, RunDescription, RunningStep, StepDescription
 
 # How many steps under way are named.
 _MAX_UNDER_WAY: Final = 10
@@ -20,10 +20,10 @@ def print_run(run: RunDescription) -> None:
         print_text(line)
     if run.steps:
         print_text("")
-        print_table(_COLUMNS, [_row(step) for step in run.steps], cut=True)
+        print_table(_COLUMNS, [_row(step) for step in run.steps])
     for step in run.steps:
         if step.error is not None:
-            _print_error(f"{step.key} {step.status}", step.error)
+            _print_error(f"{_name(step)} {step.status}", step.error)
     if run.error is not None:
         _print_error("the run failed", _without_repetition(run.error, run.steps))
 
@@ -67,7 +67,7 @@ def _under_way(run: RunDescription) -> str:
     """The steps that a running run executes."""
     if not run.running_step_count:
         return f"no step was under way at {in_utc(run.running_as_of)} UTC"
-    steps = [f"{step.key} since {in_utc(step.started_at)}" for step in run.running_steps[:_MAX_UNDER_WAY]]
+    steps = [f"{_name(step)} since {in_utc(step.started_at)}" for step in run.running_steps[:_MAX_UNDER_WAY]]
     more = run.running_step_count - len(steps)
     return f"under way at {in_utc(run.running_as_of)} UTC: {', '.join([*steps, *([f'{more} more'] if more else [])])}"
 
@@ -76,20 +76,23 @@ def _next(run: RunDescription) -> str:
     """What a run that no worker holds waits for."""
     if run.lacks_input and run.status == "pending":
         return "waits for a start with this id that brings its input"
-    if run.wake_at is not None and run.wake_at <= datetime.now(UTC):
-        return f"due since {in_utc(run.wake_at)} UTC: a worker may go on with it"
-    things = " or ".join(f"{each.kind} {each.name!r}" for each in run.waiting_for)
-    until = "" if run.wake_at is None else f"until {in_utc(run.wake_at)} UTC"
-    return " ".join(part for part in ("waits", f"for {things}" if things else "", until) if part)
+    return what_it_waits_for(run, run.steps)
+
+
+def _name(step: StepDescription | RunningStep) -> str:
+    """The key of the step; a compensation is told apart from the step that it undoes."""
+    return f"compensation of {step.key}" if step.kind == "compensation" else step.key
 
 
 def _row(step: StepDescription) -> list[str]:
     started, took = in_utc(step.started_at), length(step.seconds)
-    tries = str(step.attempts) if step.kind == "step" else ""
+    tries = str(step.attempts) if step.kind in ("step", "compensation") else ""
     return [step.key, step.kind, step.status, started, took, tries, _result(step)]
 
 
 def _result(step: StepDescription) -> str:
+    if step.kind == "cancel":
+        return "the run was cancelled" if step.until is None else f"its deadline {in_utc(step.until)} has passed"
     if step.status == "completed":
         return preview(step.value)
     if step.kind == "approval" and step.status == "waiting":

@@ -13,7 +13,17 @@ import msgspec
 from cyclopts import App, Parameter
 
 from perdure.cli.options import CommandFailed, JsonOption, StoreOptions, UsageError
-from perdure.cli.output import in_utc, print_json, print_json_lines, print_table, print_text, progress_bar, report, shown_in
+from perdure.cli.output import (
+    in_utc,
+    print_json,
+    print_json_lines,
+    print_table,
+    print_text,
+    progress_bar,
+    report,
+    safe_json,
+    shown_in,
+)
 from perdure.errors import RunNotFound
 from perdure.migration import Migration, migrate_store
 from perdure.operations.health import ask_store
@@ -59,7 +69,7 @@ def export(
     if not options.json:
         text = msgspec.json.format(text, indent=2)
     if output is None:
-        sys.stdout.write(text.decode() + "\n")
+        sys.stdout.write(safe_json(text) + "\n")
         return
     output.write_bytes(text + b"\n")
     report(options.json, f"wrote run {run_id!r} to {output}", {"id": run_id, "output": str(output)})
@@ -142,12 +152,12 @@ def _print_migration(done: Migration) -> None:
 
 
 def workers(*, options: StoreOptions = _DEFAULT) -> None:
-    """List the workers on the store, and say which are silent."""
+    """List the workers on the store, and say which are silent, or gone with their process."""
     found = options.call(lambda runtime: runtime.workers())
     if options.json:
         print_json_lines(found)
     elif found:
-        print_table(_WORKER_COLUMNS, [_worker_row(each) for each in found], cut=True)
+        print_table(_WORKER_COLUMNS, [_worker_row(each) for each in found])
     else:
         print_text("no workers")
 
@@ -155,7 +165,7 @@ def workers(*, options: StoreOptions = _DEFAULT) -> None:
 def _worker_row(worker: WorkerInfo) -> list[str]:
     return [
         worker.name,
-        "silent" if worker.is_silent else "alive",
+        "gone" if worker.is_gone else "silent" if worker.is_silent else "alive",
         in_utc(worker.seen_at),
         in_utc(worker.started_at),
         f"{worker.driven} of {worker.concurrency}",

@@ -210,13 +210,18 @@ def _shows_none(member: MemberDescriptorType) -> bool:
 
 
 def _traceback(error: BaseException, recorded: _ExceptionRecord) -> str:
-    """The text of the traceback. A limit cuts its beginning, because the error was raised at its end."""
+    """The text of the traceback; empty for an error that was never raised, such as a deadline's.
+
+    A limit cuts its beginning, because the error was raised at its end.
+    """
     try:
         from traceback import extract_tb
 
         frames = "".join(extract_tb(_get_builtin(error, "__traceback__"), limit=-_MAX_FRAMES).format())
     except Exception:  # noqa: BLE001 - source lines come from loaders and caches that are not ours
         frames = ""
+    if not frames:
+        return ""
     last = f"{_type_name(recorded)}: {recorded.message[:1_000]}\n"
     return "Traceback (most recent call last):\n" + frames[-(_MAX_TRACEBACK - 5_000) :] + last
 

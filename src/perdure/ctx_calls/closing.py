@@ -22,7 +22,8 @@ from perdure.ctx_calls.steps import OUTCOME_UNKNOWN, StepCall, run_step
 from perdure.engine.body_tasks import BodyTask, cancel_by_ctx
 from perdure.engine.drive import Drive
 from perdure.errors import CompensationFailed, StepFailed, StepTimeout
-from perdure.model.journal import Entry, compensation_key, entries_in_force
+from perdure.model.journal import Entry, entries_in_force
+from perdure.model.own_names import compensation_key
 from perdure.result import Err
 from perdure.snapshots.step_results import load_error_of, load_value
 from perdure.stepspec import spec_of

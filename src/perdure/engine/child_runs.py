@@ -17,6 +17,7 @@ import msgspec
 
 from perdure.model.ids import MAX_ID_BYTES
 from perdure.model.journal import Entry, OpenChild
+from perdure.model.own_names import numbered_key
 from perdure.model.records import Awaited, NewRun, RunRow
 
 # How much of an id that is too long stays readable before its hash.
@@ -104,7 +105,7 @@ class Children:
         No key of a user begins with `%~`: `full_key` escapes it.
         """
         use = self._uses[key] = self._uses.get(key, 0) + 1
-        return key if use == 1 else _shorten(f"%~{use}/{key}")
+        return _shorten(numbered_key(key, use))
 
     def default_id(self, parent_key: str, journal: Sequence[Entry]) -> str:
         """The id of a child that was given none. In a new generation of the run it is another one, unless it is retried."""

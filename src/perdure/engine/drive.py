@@ -64,8 +64,9 @@ from perdure.errors import (
 )
 from perdure.model.clock import Clock, Timer
 from perdure.model.durations import MICROSECOND, moment
-from perdure.model.journal import CANCEL_KEY, Entry, JournalIndex
+from perdure.model.journal import Entry, JournalIndex
 from perdure.model.logs import log, run_fields
+from perdure.model.own_names import CANCEL_KEY
 from perdure.model.records import (
     Claim,
     NewInput,
@@ -736,8 +737,8 @@ class Drive:
             self.waits.receive(signals)
             return None
         await self._end_body()
-        names = tuple(address.name for address in awaited)
-        return Suspended(self.run.id, None if wake_at is None else moment(wake_at), names)
+        awaited_by_user = tuple(each.by_user for each in awaited)
+        return Suspended(self.run.id, None if wake_at is None else moment(wake_at), awaited_by_user)
 
     def _wake_at(self) -> int | None:
         """When the run must be in memory again: at the earliest deadline of its waits, or at its own."""

@@ -233,7 +233,7 @@ class EventPublisher:
         run = self._drive.run
         # A run that could not be released is still `running`, and its `wake_at` is the expiry of the lease, not a timer.
         wake_at = None if run.wake_at is None or run.status == "running" else moment(run.wake_at)
-        self.publish(events.RunSuspendedEvent, wake_at=wake_at, waiting_for=tuple(each.name for each in run.waiting_for))
+        self.publish(events.RunSuspendedEvent, wake_at=wake_at, waiting_for=tuple(each.by_user for each in run.waiting_for))
 
     def _publish_error(self, failure: BaseException) -> None:
         if isinstance(failure, LeaseLost):

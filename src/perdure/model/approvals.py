@@ -20,20 +20,15 @@ import msgspec
 from perdure.model.durations import moment
 from perdure.model.ids import check_id, random_bytes
 from perdure.model.journal import OpenWait
+from perdure.model.own_names import RESERVED, approval_address
 from perdure.model.records import Awaited
 
-# Names of signals that begin so belong to perdure.
-RESERVED: Final = "perdure:"
-_PREFIX: Final = f"{RESERVED}approval:"
 # The one `dedupe` of all decisions of an approval.
 DEDUPE: Final = "decision"
 # A person reads it, and its decision holds it once more.
 MAX_PAYLOAD_BYTES: Final = 2**20
 MAX_REASON_CHARS: Final = 10_000
 _MAX_ASSIGNEES: Final = 1_000
-# How much of its name is in the address of an approval: an address is at most as long as an id.
-_SHOWN_BYTES: Final = 900
-_ID_CHARS: Final = 32
 
 
 class OpenApproval(OpenWait, frozen=True, kw_only=True):
@@ -45,9 +40,8 @@ class OpenApproval(OpenWait, frozen=True, kw_only=True):
     type: str | None = None
 
     def address(self, name: str) -> Awaited:
-        """Where the decision about this approval, called `name`, goes to. The name is in it for people who read lists."""
-        shown = name.encode()[:_SHOWN_BYTES].decode(errors="ignore")
-        return Awaited("signal", f"{_PREFIX}{shown}:{self.id}")
+        """Where the decision about this approval, called `name`, goes to."""
+        return Awaited("signal", approval_address(name, self.id))
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,11 +69,6 @@ def new_nonce() -> str:
 def expiry(deadline: int) -> Decision:
     """The decision that an approval gets at its deadline."""
     return Decision(decision="expired", at=moment(deadline), nonce=new_nonce())
-
-
-def name_in(address: str) -> str | None:
-    """The name of the approval whose decision goes to this address, possibly cut; None if it is that of a signal."""
-    return address[len(_PREFIX) : -_ID_CHARS - 1] if address.startswith(_PREFIX) else None
 
 
 def check_signal_name(name: object) -> str:

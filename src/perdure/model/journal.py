@@ -7,26 +7,20 @@ Entries are matched by key, never by position; `seq` only says in which order th
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable
 from operator import attrgetter
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from perdure.model.ids import MAX_ID_BYTES
+from perdure.model.own_names import COMPENSATION_PREFIX, compensation_key
 
 Phase: TypeAlias = Literal["open", "close", "cancel", "drop"]
 # What a key stands for. Asking for a recorded key as another kind raises StepChanged.
 # `cancel` is the one entry that says where the run was cancelled, or its deadline passed: its payload is that deadline or null.
 # `foreign` came from a snapshot of another library: its payload is the whole step as that library wrote it, and it fits any kind.
 Kind: TypeAlias = Literal["step", "sleep", "signal", "timeout", "race", "patch", "approval", "child", "run", "cancel", "foreign"]
-
-# Keys that no call of a user has: theirs are escaped if they begin with %.
-CANCEL_KEY: Final = "%cancel"
-# The key of the step that is compensated follows.
-COMPENSATION_PREFIX: Final = "%compensate/"
 
 
 def name_kind(kind: Kind) -> str:
@@ -74,14 +68,6 @@ class NextTry(msgspec.Struct, frozen=True):
 
     at: int
     error: msgspec.Raw
-
-
-def compensation_key(key: str) -> str:
-    """The key under which the compensation of a step is recorded."""
-    name = COMPENSATION_PREFIX + key
-    if len(name.encode()) <= MAX_ID_BYTES:
-        return name
-    return COMPENSATION_PREFIX + hashlib.sha256(key.encode()).hexdigest()
 
 
 def undone_keys(recorded: Iterable[str], succeeded: Collection[str]) -> set[str]:

@@ -14,6 +14,8 @@ import msgspec
 
 from perdure.model.durations import MAX_INSTANT, MICROSECOND, moment
 from perdure.model.journal import Entry
+from perdure.model.own_names import awaited_by_user
+from perdure.result import WaitingFor
 
 Status: TypeAlias = Literal["pending", "running", "suspended", "completed", "failed", "cancelled", "dead"]
 EndStatus: TypeAlias = Literal["completed", "failed", "cancelled", "dead"]
@@ -33,6 +35,11 @@ class Awaited(msgspec.Struct, frozen=True, array_like=True):
 
     kind: Literal["signal", "child"]
     name: str
+
+    @property
+    def by_user(self) -> WaitingFor:
+        """The same as a user knows it: under the name that was written, an approval apart from a signal."""
+        return awaited_by_user(self.kind, self.name)
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,9 +244,9 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `generation` counts how often the run has started over (`ctx.continue_as`) or repeats what it took back.
     `wake_at` is the instant from which the run may be claimed (of a running one: the end of its lease), None if only a signal or
-    a cancel wakes it. `waiting_for` names the signals and children that a suspended run waits for. `attempts` counts the claims
-    since it last recorded something. `problem` says why the run could not be driven on the last time, None if it could; `error`
-    is the error of a failed or dead run in one line.
+    a cancel wakes it. `waiting_for` has the signals, approvals and children that a suspended run waits for. `attempts` counts the
+    claims since it last recorded something. `problem` says why the run could not be driven on the last time, None if it could;
+    `error` is the error of a failed or dead run in one line.
     """
 
     id: str
@@ -251,7 +258,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
     queue: str = "default"
     priority: int = 0
-    waiting_for: tuple[str, ...] = ()
+    waiting_for: tuple[WaitingFor, ...] = ()
     wake_at: datetime | None = None
     attempts: int = 0
     problem: str | None = None
@@ -271,7 +278,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
             updated_at=moment(run.updated_at),
             queue=run.queue,
             priority=run.priority,
-            waiting_for=tuple(awaited.name for awaited in run.waiting_for),
+            waiting_for=tuple(awaited.by_user for awaited in run.waiting_for),
             wake_at=None if run.wake_at is None else moment(min(max(run.wake_at, 0), MAX_INSTANT)),
             attempts=run.attempts,
             problem=run.problem,
@@ -365,6 +372,10 @@ MAX_VERSION: Final = 2**31 - 1
 # The longest time between two starts of a queue: one a day is the lowest rate.
 MAX_INTERVAL: Final = 86_400 * MICROSECOND
 MAX_CONCURRENCY: Final = 2**31 - 1
+# The highest number of runs or items that a store is asked for at once.
+MAX_COUNT: Final = 2**31 - 1
+# What a 64-bit column holds, such as that of an item's position.
+MAX_POSITION: Final = 2**63 - 1
 
 
 def check_version(number: Any) -> int:
@@ -385,10 +396,12 @@ def check_priority(number: Any) -> int:
     return number
 
 
-def check_positive(number: Any, what: str) -> int:
-    """The number, if it is a whole one of at least 1; otherwise ValueError."""
+def check_positive(number: Any, what: str, most: int = MAX_COUNT) -> int:
+    """The number, if it is a whole one of at least 1 and at most `most`; otherwise ValueError."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(f"{what} must be a whole number of at least 1, not {number!r}")
+    if number > most:
+        raise ValueError(f"{what} must be at most {most}, not {number}")
     return number
 
 
@@ -406,8 +419,8 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name, most in (("concurrency", MAX_CONCURRENCY), ("per_key", MAX_CONCURRENCY), ("interval", MAX_INTERVAL)):
             number = getattr(self, name)
-            if number is not None and check_positive(number, name) > most:
-                raise ValueError(f"{name} must be at most {most}, not {number}")
+            if number is not None:
+                check_positive(number, name, most)
 
     @property
     def is_limited(self) -> bool:

@@ -100,8 +100,6 @@ def _payload(payload: Any) -> str:
     match payload:
         case None:
             return ""
-        case {"$class": [str(), dict() as fields, *_]} if len(payload) == 1:
-            return _payload(fields)
         case dict() if 0 < len(payload) <= _MAX_ROWS:
             rows = "".join(f"<tr><th>{_text(name)}</th><td>{_value(value)}</td></tr>" for name, value in payload.items())
             return f"<table>{rows}</table>"

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from perdure.codec import Codec, tree_of
+from perdure.codec import Codec, readable, tree_of
 from perdure.codec.hints import BUILTINS, type_name
 from perdure.errors import (
     ApprovalAmbiguous,
@@ -37,7 +37,6 @@ from perdure.model.approvals import (
     OpenApproval,
     check_reason,
     expiry,
-    name_in,
     new_nonce,
 )
 from perdure.model.durations import instant, moment
@@ -141,7 +140,7 @@ class Approval(NamedTuple):
             workflow=self.row.workflow,
             name=self.opened.name,
             key=self.opened.key,
-            payload=tree_of(bytes(self.asked.payload))[0],
+            payload=readable(tree_of(bytes(self.asked.payload))[0]),
             assignees=self.asked.assignees,
             requested_at=moment(self.opened.started_at),
             expires_at=None if self.asked.deadline is None else moment(self.asked.deadline),
@@ -228,7 +227,7 @@ def unfinished(wanted: RunFilter) -> RunFilter:
 
 def _may_wait(info: RunInfo) -> bool:
     if info.status == "suspended":
-        return any(name_in(each) is not None for each in info.waiting_for)
+        return any(each.kind == "approval" for each in info.waiting_for)
     return info.status == "running" or info.updated_at != info.created_at  # a pending run that was leased before
 
 

@@ -11,6 +11,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
+
 from perdure.errors import SnapshotError
 from perdure.model.durations import MICROSECOND, instant
 from perdure.model.records import UNFINISHED, RunInfo
@@ -23,6 +25,26 @@ from perdure.worker.host import Host
 from perdure.worker.workflow_body import body_of
 
 _PAGE: Final = 100
+# How many runs are named of those that have one reason.
+_MAX_NAMED: Final = 5
+
+
+class CheckReason(msgspec.Struct, frozen=True):
+    """Why some runs of a workflow stop, are unknown or warn: `at` is the key where there is one."""
+
+    verdict: Verdict
+    workflow: str
+    version: int
+    at: str | None
+    reason: str
+    run_ids: tuple[str, ...]
+
+    def __str__(self) -> str:
+        number, more = len(self.run_ids), len(self.run_ids) - _MAX_NAMED
+        ids = ", ".join(self.run_ids[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+        where = "" if self.at is None else f" at {self.at!r}"
+        runs = f"{number} {'run' if number == 1 else 'runs'} of {self.workflow} (version {self.version})"
+        return f"{self.verdict}: {runs}{where}: {ids}\n  {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -54,13 +76,21 @@ class CheckReport:
     def _with(self, verdict: Verdict) -> tuple[RunCheck, ...]:
         return tuple(each for each in self.results if each.verdict == verdict)
 
+    @property
+    def reasons(self) -> tuple[CheckReason, ...]:
+        """Why runs do not simply fit: each reason once, with its runs; what stops first, then what is unknown, then warnings."""
+        groups: dict[tuple[Verdict, str, int, str | None, str], list[str]] = {}
+        for each in (*self.stops, *self.unknown, *self.warns):
+            groups.setdefault((each.verdict, each.workflow, each.version, each.at, each.reason), []).append(each.run_id)
+        return tuple(CheckReason(*group, tuple(run_ids)) for group, run_ids in groups.items())
+
     def __bool__(self) -> bool:
         return not self.stops
 
     def __str__(self) -> str:
-        groups: dict[Verdict, tuple[RunCheck, ...]] = {"stops": self.stops, "unknown": self.unknown, "warns": self.warns}
-        counts = ", ".join(f"{verdict} {len(found)}" for verdict, found in ({"fits": self.fits} | groups).items())
-        return "\n".join([f"checked {len(self.results)}: {counts}", *(str(each) for found in groups.values() for each in found)])
+        found = {"fits": self.fits, "stops": self.stops, "unknown": self.unknown, "warns": self.warns}
+        counts = ", ".join(f"{verdict} {len(runs)}" for verdict, runs in found.items())
+        return "\n".join([f"checked {len(self.results)}: {counts}", *map(str, self.reasons)])
 
 
 async def check_runs(host: Host, workflows: Iterable[str | None], prefix: str, limit: int | None, patience: float) -> CheckReport:

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from perdure.codec import tree_of
+from perdure.codec import readable, tree_of
 from perdure.errors import RunNotFound, SnapshotCorrupt
-from perdure.model.approvals import OpenApproval, name_in
+from perdure.model.approvals import OpenApproval
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.ids import check_id
 from perdure.model.journal import Entry, Kind, NextTry, OpenChild, OpenWait
-from perdure.model.records import Awaited, RunRow, Status, deadline_in_force
+from perdure.model.own_names import child_key, parts_of
+from perdure.model.process_owner import Owner
+from perdure.model.records import RunRow, Status, deadline_in_force
 from perdure.model.running_steps import RunningSteps, decode_running_steps
+from perdure.result import WaitingFor
 from perdure.snapshots.consistent_view import View, load_view, user_metadata
 from perdure.snapshots.parts import StepResult
 from perdure.snapshots.step_results import read_result
 from perdure.worker.active_runs import active_runs
 from perdure.worker.host import Host
 
+StepKind: TypeAlias = Kind | Literal["compensation"]
 StepStatus: TypeAlias = Literal["completed", "failed", "retrying", "waiting", "started", "cancelled"]
-
-# The owner of a lease on a store of this machine is `host/boot/namespaces/pid/start`; elsewhere it is `host/pid`.
-_PARTS_OF_LOCAL_OWNER: Final = 5
-_PID_PART: Final = 3
 
 
 class ErrorText(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,12 +44,13 @@ class ErrorText(msgspec.Struct, frozen=True, kw_only=True):
 class StepDescription(msgspec.Struct, frozen=True, kw_only=True):
     """A step, a wait or a child, of which something is recorded. `until` says when the next attempt is due, or the wait ends.
 
-    The `value` of an approval that is pending is what it asks about, and `assignees` are those who may decide; none: everyone.
-    `child_id` is the id of a child's run.
+    The `key` of a compensation is that of its step. The cancellation of the run has no key, and as `until` the deadline if that
+    was its reason. The `value` of an approval that is pending is what it asks about, and `assignees` are those who may decide;
+    none: everyone. `child_id` is the id of a child's run.
     """
 
     key: str
-    kind: Kind
+    kind: StepKind
     status: StepStatus
     started_at: datetime | None
     ended_at: datetime | None = None
@@ -63,23 +64,17 @@ class StepDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A step whose function was running when this was seen, and when that attempt began."""
+    """A step whose function was running when this was seen, or the compensation of one, and when that attempt began."""
 
     key: str
     started_at: datetime
-
-
-class WaitingFor(msgspec.Struct, frozen=True, kw_only=True):
-    """What a suspended run waits for: a signal or an approval by its name, or a child's outcome by its key."""
-
-    kind: Literal["signal", "child", "approval"]
-    name: str
+    kind: Literal["step", "compensation"] = "step"
 
     @classmethod
-    def of(cls, awaited: Awaited) -> WaitingFor:
-        """What the row says, for people: the decision about an approval is a signal."""
-        approval = name_in(awaited.name) if awaited.kind == "signal" else None
-        return cls(kind=awaited.kind, name=awaited.name) if approval is None else cls(kind="approval", name=approval)
+    def of(cls, key: str, started_at: int, journal_keys: Iterable[str]) -> RunningStep:
+        """Return the step that runs under this key."""
+        kind, own = parts_of(key, journal_keys)
+        return cls(key=own, started_at=moment(started_at), kind="compensation" if kind == "compensation" else "step")
 
 
 class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +154,7 @@ def _steps_under_way(host: Host, row: RunRow) -> _UnderWay:
 
 def _describe(view: View, under_way: _UnderWay) -> RunDescription:
     row, ending = view.row, None
+    keys = [entry.key for entry in view.journal]
     if row.outcome is not None and row.status != "cancelled":
         ending = read_result(Entry(seq=1, key=row.id, ok=row.status == "completed", payload=row.outcome)).result
     return RunDescription(
@@ -181,31 +177,29 @@ def _describe(view: View, under_way: _UnderWay) -> RunDescription:
         worker=_worker_of(row),
         lease_owner=row.lease_owner,
         lease_until=_moment(row.lease_until),
-        waiting_for=tuple(map(WaitingFor.of, row.waiting_for)),
+        waiting_for=tuple(awaited.by_user for awaited in row.waiting_for),
         wake_at=None if row.ended else _moment(row.wake_at),
         problem=row.problem,
         problem_at=_moment(row.problem_at),
         lacks_input=row.lacks_input,
-        input=None if row.lacks_input else msgspec.json.decode(row.input),
+        input=None if row.lacks_input else readable(msgspec.json.decode(row.input)),
         metadata=user_metadata(row),
-        progress=None if row.progress is None else tree_of(row.progress)[0],
+        progress=None if row.progress is None else readable(tree_of(row.progress)[0]),
         parent_id=row.parent_id,
-        parent_key=row.parent_key,
-        running_steps=tuple(RunningStep(key=key, started_at=moment(at)) for key, at in under_way.steps.started),
+        parent_key=None if row.parent_key is None else child_key(row.parent_key),
+        running_steps=tuple(RunningStep.of(key, at, keys) for key, at in under_way.steps.started),
         running_step_count=under_way.steps.count,
         running_as_of=moment(under_way.at) if row.status == "running" else None,
         steps=tuple(_describe_steps(view.entries())),
-        value=None if ending is None else ending.value,
+        value=None if ending is None else readable(ending.value),
         error=None if ending is None or ending.ok else _error_of(ending),
     )
 
 
 def _worker_of(row: RunRow) -> str | None:
     """The holder of the lease. A store on this machine names a process so that its end can be noticed; that is long."""
-    if row.lease_owner is None:
-        return None
-    parts = row.lease_owner.split("/")
-    return row.lease_owner if len(parts) != _PARTS_OF_LOCAL_OWNER else f"process {parts[_PID_PART]}"
+    owner = None if row.lease_owner is None else Owner.parse(row.lease_owner)
+    return row.lease_owner if owner is None else f"process {owner.pid}"
 
 
 def _moment(at: int | None) -> datetime | None:
@@ -225,8 +219,16 @@ def _describe_steps(entries: Iterable[Entry]) -> list[StepDescription]:
             started.setdefault(entry.key, entry.started_at)
         if entry.kind == "child" and entry.phase == "open":
             children[entry.key] = msgspec.json.decode(entry.payload, type=OpenChild).id
-    described = (_describe_step(entry, started.get(entry.key, 0)) for entry in last.values())
-    return [msgspec.structs.replace(step, child_id=children.get(step.key)) if children else step for step in described]
+    described = [_describe_step(entry, started.get(entry.key, 0)) for entry in last.values()]
+    return [_as_written(msgspec.structs.replace(step, child_id=children.get(step.key)), last) for step in described]
+
+
+def _as_written(step: StepDescription, journal_keys: Iterable[str]) -> StepDescription:
+    """Return the step with the key that a user knows."""
+    kind, key = parts_of(step.key, journal_keys)
+    if kind == "call":
+        return step
+    return msgspec.structs.replace(step, key=key, kind="compensation" if kind == "compensation" else step.kind)
 
 
 def _describe_step(entry: Entry, started_at: int) -> StepDescription:
@@ -237,7 +239,13 @@ def _describe_step(entry: Entry, started_at: int) -> StepDescription:
     took = None if at is None or ended_at is None else (entry.ended_at - started_at) / MICROSECOND
     if entry.phase == "cancel":
         return StepDescription(key=entry.key, kind=entry.kind, status="cancelled", started_at=at, ended_at=ended_at, seconds=took)
+    if entry.kind == "cancel":
+        deadline = _moment(msgspec.json.decode(entry.payload, type=int | None))
+        return StepDescription(key=entry.key, kind="cancel", status="completed", started_at=at, ended_at=ended_at, until=deadline)
     result = read_result(entry).result
+    value = readable(result.value)
+    if entry.kind == "approval" and isinstance(value, dict):
+        value.pop("nonce", None)  # only its sender knows a decision by it
     return StepDescription(
         key=entry.key,
         kind=entry.kind,
@@ -246,7 +254,7 @@ def _describe_step(entry: Entry, started_at: int) -> StepDescription:
         ended_at=ended_at,
         seconds=took,
         attempts=entry.attempt,
-        value=result.value,
+        value=value,
         error=None if result.ok else _error_of(result),
     )
 
@@ -259,7 +267,7 @@ def _describe_open_step(entry: Entry, at: datetime | None) -> StepDescription:
             kind="approval",
             status="waiting",
             started_at=at,
-            value=tree_of(bytes(asked.payload))[0],
+            value=readable(tree_of(bytes(asked.payload))[0]),
             until=_moment(asked.deadline),
             assignees=asked.assignees,
         )
@@ -288,5 +296,5 @@ def _error_of(result: StepResult) -> ErrorText:
     cause = result.cause or {}
     if cause.get("type") == "error":
         return ErrorText(type=cause["name"], message=cause["message"], traceback=cause.get("stack"))
-    text = result.error if isinstance(result.error, str) else msgspec.json.encode(result.error).decode()
+    text = result.error if isinstance(result.error, str) else msgspec.json.encode(readable(result.error)).decode()
     return ErrorText(type="Err", message=text)

@@ -24,9 +24,10 @@ from typing import Final
 import msgspec
 
 from perdure.errors import RunConflict, SnapshotCorrupt, StepNotFound
-from perdure.model.approvals import OpenApproval, name_in
+from perdure.model.approvals import OpenApproval
 from perdure.model.durations import MAX_INSTANT
-from perdure.model.journal import CANCEL_KEY, Entry, Kind, OpenWait, drop_entry
+from perdure.model.journal import Entry, Kind, OpenWait, drop_entry
+from perdure.model.own_names import CANCEL_KEY, approval_name
 from perdure.model.records import NewRun, RunRow, Signal
 from perdure.snapshots.consistent_view import View, user_metadata
 from perdure.snapshots.importer import RunStart
@@ -140,4 +141,4 @@ def _inbox(entries: Sequence[Entry], unconsumed: Sequence[Signal]) -> list[Signa
 
 
 def _is_for_fork(row: Signal) -> bool:
-    return row.kind == "signal" and name_in(row.name) is None
+    return row.kind == "signal" and approval_name(row.name) is None

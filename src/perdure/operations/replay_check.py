@@ -17,7 +17,7 @@ import msgspec
 
 from perdure.codec.outcomes import Hints
 from perdure.engine.drive import Drive
-from perdure.errors import OnChange, PerdureError, RunDiverged, StepChanged
+from perdure.errors import OnChange, PerdureError, RunDiverged, SnapshotMismatch, StepChanged
 from perdure.model.records import Claim, Lease, RunInfo, RunRow, problem_text
 from perdure.options import EngineSettings, Options
 from perdure.result import Err, Suspended
@@ -45,8 +45,14 @@ class RunCheck(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         where = "" if self.at is None else f" at {self.at!r}"
-        why = "; ".join(text for text in (self.problem, *self.warnings) if text is not None)
-        return f"{self.verdict}: {self.run_id} ({self.workflow}, version {self.version}){where}" + (f": {why}" if why else "")
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.verdict}: {self.run_id} ({self.workflow}, version {self.version}){where}{why}"
+
+    @property
+    def reason(self) -> str:
+        """The problem and the warnings, without the id of the run: runs that stop for one reason have the same text."""
+        text = "; ".join(text for text in (self.problem, *self.warnings) if text is not None)
+        return text.replace(f"run {self.run_id!r}", "the run")
 
 
 class ReplayCheck(Drive):
@@ -98,7 +104,7 @@ class ReplayCheck(Drive):
 
     def warn_or_raise(self, choice: OnChange, error: PerdureError) -> None:
         if choice == "warn":
-            self._warnings.append(str(error))
+            self._warnings.append(error.reason if isinstance(error, SnapshotMismatch) else str(error))
         elif choice == "error":
             raise error
 

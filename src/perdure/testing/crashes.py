@@ -93,7 +93,7 @@ async def crash_everywhere(
         if undisturbed.problem is not None:
             raise AssertionError(f"without any crash, {undisturbed.problem}")
         if isinstance(undisturbed.outcome, Suspended):
-            names = ", ".join(map(repr, undisturbed.outcome.waiting_for))
+            names = ", ".join(map(str, undisturbed.outcome.waiting_for))
             raise AssertionError(f"the run waits for {names} and does not end; pass what it waits for in signals=")
         by_verb = Counter[str]()
         for is_look in (False, True):

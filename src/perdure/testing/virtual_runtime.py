@@ -156,7 +156,7 @@ class VirtualRuntime(Runtime):
         if row.ended:
             return self._host.ended_outcome(row)
         wake_at = None if row.wake_at is None or row.status == "running" else moment(row.wake_at)
-        return Suspended(run_id, wake_at, tuple(each.name for each in row.waiting_for))
+        return Suspended(run_id, wake_at, tuple(each.by_user for each in row.waiting_for))
 
     def stub(
         self, target: Any, /, *, returns: Any = _NOTHING, raises: Any = _NOTHING, calls: Any = _NOTHING, times: int | None = None

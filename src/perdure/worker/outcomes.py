@@ -214,4 +214,4 @@ def _is_due(host: Host, row: RunRow) -> bool:
 
 def _suspended(row: RunRow) -> Suspended:
     wake_at = None if row.wake_at is None else moment(row.wake_at)
-    return Suspended(row.id, wake_at, tuple(address.name for address in row.waiting_for))
+    return Suspended(row.id, wake_at, tuple(address.by_user for address in row.waiting_for))

@@ -7,7 +7,7 @@ starts, by the store's clock; here it is text, as in `rate="10/s"`.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
@@ -74,21 +74,38 @@ def rate_text(interval: int) -> str:
     return f"{_UNITS['d'] // interval}/d"
 
 
-def split_queues(queues: Any) -> tuple[frozenset[str] | None, tuple[Queue, ...]]:
-    """The names of these queues, None for all, and those that have limits to be set. Raises TypeError or ValueError."""
+def check_queues(queues: Any) -> tuple[Queue, ...]:
+    """Return the queues whose limits are to be set. Raises TypeError or ValueError."""
     if queues is None:
-        return None, ()
-    if isinstance(queues, str | Queue) or not isinstance(queues, Collection):
-        raise TypeError(f"queues= takes a collection of queues and names: [{queues!r}]")
-    limited = tuple(queue for queue in queues if isinstance(queue, Queue))
-    names = [queue.name if isinstance(queue, Queue) else check_id(queue, "a queue's name") for queue in queues]
-    _refuse_repeated(names)
-    return frozenset(names), limited
-
-
-def _refuse_repeated(names: Iterable[str]) -> None:
+        return ()
+    if isinstance(queues, Queue):
+        raise TypeError(f"queues= takes a list of queues: [{queues!r}]")
+    if isinstance(queues, str) or not isinstance(queues, Collection):
+        raise _no_queue(queues)
     seen: set[str] = set()
+    for queue in queues:
+        if not isinstance(queue, Queue):
+            raise _no_queue(queue)
+        if queue.name in seen:
+            raise ValueError(f"queues= has {queue.name!r} twice; give all limits of a queue in one Queue(...)")
+        seen.add(queue.name)
+    return tuple(queues)
+
+
+def _no_queue(found: object) -> TypeError:
+    hint = f'; to take runs of some queues only, pass only_queues=["{found}"]' if isinstance(found, str) else ""
+    return TypeError(f'queues= takes Queue("mail", concurrency=5, ...) objects, whose limits it sets, not {found!r}{hint}')
+
+
+def check_queue_names(names: Any) -> frozenset[str] | None:
+    """Return the names of the queues that a worker takes runs of; None for all. Raises TypeError or ValueError."""
+    if names is None:
+        return None
+    if isinstance(names, str | Queue) or not isinstance(names, Collection):
+        raise TypeError(f"only_queues= takes a list of queue names, such as ['mail'], not {names!r}")
+    if not names:
+        raise ValueError("only_queues= is empty, so this worker would take no run; name a queue, or leave it out for all queues")
     for name in names:
-        if name in seen:
-            raise ValueError(f"queues= has {name!r} twice; give all limits of a queue in one Queue(...)")
-        seen.add(name)
+        if isinstance(name, Queue):
+            raise TypeError(f"only_queues= takes names, such as {name.name!r}, not {name!r}; queues= sets limits")
+    return frozenset(check_id(name, "a queue's name") for name in names)

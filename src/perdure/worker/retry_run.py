@@ -8,7 +8,8 @@ import msgspec
 
 from perdure.codec.outcomes import failed_keys_of
 from perdure.errors import RunFinished, SnapshotCorrupt
-from perdure.model.journal import COMPENSATION_PREFIX, Entry, OpenChild, entries_in_force, undone_keys
+from perdure.model.journal import Entry, OpenChild, entries_in_force, undone_keys
+from perdure.model.own_names import COMPENSATION_PREFIX
 from perdure.model.records import RunRow
 from perdure.store import Store
 

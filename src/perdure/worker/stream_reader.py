@@ -14,12 +14,12 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 import msgspec
 
-from perdure.codec import Codec, tree_of
+from perdure.codec import Codec, readable, tree_of
 from perdure.errors import RunNotFound, SnapshotCorrupt
 from perdure.model.durations import Duration, seconds
 from perdure.model.ids import check_id
 from perdure.model.journal import Entry
-from perdure.model.records import Item, RunRow
+from perdure.model.records import MAX_POSITION, Item, RunRow
 from perdure.model.stream_items import StreamItem, StreamRecord, decode_record
 from perdure.store import StreamStore, require
 from perdure.worker.active_runs import active_runs
@@ -52,8 +52,8 @@ class StreamReader(Generic[T_co]):
         details: bool = False,
         drop_failed: bool = False,
     ) -> None:
-        if isinstance(start, bool) or not isinstance(start, int) or start < 0:
-            raise ValueError(f"start must be a whole number of at least 0, not {start!r}")
+        if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= MAX_POSITION:
+            raise ValueError(f"start must be a whole number from 0 to {MAX_POSITION}, not {start!r}")
         self._store: StreamStore = require(host.store, "streams")
         self._codec: Codec = host.settings.codec
         self._run_id = run_id
@@ -141,7 +141,7 @@ class StreamReader(Generic[T_co]):
     def _load(self, position: int, record: StreamRecord) -> Any:
         payload = bytes(record.value)
         if self._returns is PLAIN:
-            return tree_of(payload)[0]
+            return readable(tree_of(payload)[0])
         try:
             return self._codec.load(payload, self._returns)
         except ValueError as reason:

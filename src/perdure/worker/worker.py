@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
+from types import FrameType
 from typing import Any, Final
 
 from perdure.aio.store_watch import POLL_SECONDS
@@ -17,6 +19,7 @@ from perdure.errors import LeaseLost, PerdureError
 from perdure.model.clock import elapsed
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.logs import log, run_fields
+from perdure.model.own_names import name_key
 from perdure.model.records import RunRow, WorkflowVersion
 from perdure.model.retention import RetentionRules
 from perdure.model.run_filter import RunFilter
@@ -26,7 +29,7 @@ from perdure.worker.active_runs import ActiveRun, active_runs
 from perdure.worker.host import Host
 from perdure.worker.retention import RetentionWork
 from perdure.worker.scheduler import Scheduler
-from perdure.worker.worker_registry import WorkerRegistration
+from perdure.worker.worker_registry import WorkerRegistration, list_workers
 
 # How long a worker waits for a change in its store before it claims without one: at first, and at most. Doubled with each wait in
 # which nothing changed, and up to a tenth less at random, so that the workers of a fleet spread out. The first is short because a
@@ -37,6 +40,9 @@ IDLE_SECONDS: Final = (POLL_SECONDS, 10.0)
 # How often a worker looks for runs that it leaves alone, at most: after changes in the store, and when nothing has changed.
 LOOK_FOR_UNCLAIMED_SECONDS: Final = (60.0, 300.0)
 
+# A run that has been due for longer should have been claimed: workers look every few seconds.
+OVERDUE_AFTER: Final = 60 * MICROSECOND
+
 # A claim that takes longer is logged, at most once in this time.
 SLOW_CLAIM_SECONDS: Final = 1.0
 SLOW_STORE_EVERY: Final = 60.0
@@ -44,6 +50,9 @@ SLOW_STORE_EVERY: Final = 60.0
 # How long to wait after a failure of the store: at first, and at most. Doubled with each failure in a row, and up to a quarter is
 # added at random, so that the workers of a fleet do not ask a store that comes back all at once.
 BACKOFF_SECONDS: Final = (0.1, 5.0)
+
+# How many of the steps that a worker waits for are named.
+_MAX_NAMED_STEPS: Final = 10
 
 
 class Worker:
@@ -146,6 +155,23 @@ class Worker:
         self._stopping.set()
         self._wake.set()
         self._host.stop_drives()  # now: a claim that is under way may wait for its store for long
+
+    def interrupt(self) -> None:
+        """Stop, because a person at the terminal wants that, and say which steps this waits for."""
+        self.stop()
+        steps = [
+            f"{name_key(key)} of run {run.drive.run.id!r}" for run in active_runs.of(self) for key in run.drive.executing.copy()
+        ]
+        if steps:
+            more = f" and {len(steps) - _MAX_NAMED_STEPS} more" if len(steps) > _MAX_NAMED_STEPS else ""
+            log.warning(
+                "worker %s ends when its steps have ended, after %g s at the latest: %s%s; a second Ctrl-C ends it at once",
+                self.name,
+                self._host.settings.drain_after,
+                ", ".join(steps[:_MAX_NAMED_STEPS]),
+                more,
+                extra={"worker": self.name},
+            )
 
     async def _claim(self) -> int | None:
         """Claim and drive what is due, and give the time of the next wake-up in the store."""
@@ -260,7 +286,7 @@ class Worker:
             log.info("run %r is %s, after %.3f s", row.id, row.status, seconds, extra=fields)
         elif row.status == "suspended":
             until = "a signal" if outcome.wake_at is None else outcome.wake_at.isoformat(timespec="milliseconds")
-            names = ", ".join(map(repr, outcome.waiting_for)) or "nothing else"
+            names = ", ".join(map(str, outcome.waiting_for)) or "nothing else"
             log.info("run %r is suspended until %s, waiting for %s", row.id, until, names, extra=fields)
         elif run.drive.is_continued:
             log.info("run %r starts over, in generation %d", row.id, row.generation, extra=fields)
@@ -303,9 +329,10 @@ class _Outage:
 class _UnclaimedRuns:
     """Looks for runs that `claim` leaves alone, and logs why: this is how a renamed workflow or a missing version is noticed.
 
-    Due runs of workflows or versions that are not registered here wait for another worker; each such workflow is logged once.
-    Runs whose holder is silent wait until their lease ends. It looks when the worker has room for more runs than are due, at most
-    once a minute, more rarely while nothing changes, and in a task of its own: neither a claim nor a drain waits for it.
+    Due runs of workflows or versions that are not registered here wait for another worker; each such workflow is logged once,
+    and each queue that no worker takes. Runs whose holder is silent wait until their lease ends. It looks when the worker has
+    room for more runs than are due, at most once a minute, more rarely while nothing changes, and in a task of its own: neither
+    a claim nor a drain waits for it.
     """
 
     def __init__(self, queues: Collection[str] | None) -> None:
@@ -314,6 +341,7 @@ class _UnclaimedRuns:
         self.has_changed = False
         self._looked_at: float | None = None
         self._logged: set[WorkflowVersion] = set()
+        self._logged_queues: set[str] = set()
         self._task: asyncio.Task[None] | None = None
 
     def look_soon(self, host: Host) -> None:
@@ -333,10 +361,29 @@ class _UnclaimedRuns:
         with contextlib.suppress(Exception):  # the store is down, or a user's own: the next claim reports that
             await self._look_at_holders(host)
             if "operators" in host.store.capabilities:
-                for run_id in await require(host.store, "operators").due(now=host.clock.store_now()):
-                    row = await host.store.get(run_id)
-                    if row is not None and (self._queues is None or row.queue in self._queues):
+                due = await require(host.store, "operators").due(now=host.clock.store_now())
+                rows = [row for run_id in due if (row := await host.store.get(run_id)) is not None]
+                for row in rows:
+                    if self._queues is None or row.queue in self._queues:
                         self._log_unknown(host, row)
+                await self._look_at_other_queues(host, rows)
+
+    async def _look_at_other_queues(self, host: Host, rows: Sequence[RunRow]) -> None:
+        """Log the queues of runs that should have been claimed long ago, and that no worker takes."""
+        overdue = {row.queue: row for row in reversed(rows) if is_overdue(row, host.clock.now())}
+        others = overdue.keys() - (overdue.keys() if self._queues is None else self._queues) - self._logged_queues
+        workers = await list_workers(host) if others else []
+        for queue in sorted(others):
+            if not any(worker.takes(queue) for worker in workers):
+                self._logged_queues.add(queue)
+                log.warning(
+                    "runs in queue %r, such as %r, are due and no worker takes this queue; "
+                    "start one without only_queues=, or with only_queues=[%r]",
+                    queue,
+                    overdue[queue].id,
+                    queue,
+                    extra=run_fields(overdue[queue]),
+                )
 
     async def _look_at_holders(self, host: Host) -> None:
         for info in await host.store.list(RunFilter(status=("running",))):
@@ -358,6 +405,11 @@ class _UnclaimedRuns:
         )
 
 
+def is_overdue(row: RunRow, now: int) -> bool:
+    """Return whether a run that is due at `now` should have been claimed before."""
+    return (row.wake_at or row.updated_at) <= now - OVERDUE_AFTER
+
+
 def _exc_info(error: object) -> BaseException | None:
     """The error if it was raised: the text of one without a traceback is in the message already."""
     return error if isinstance(error, BaseException) and error.__traceback__ is not None else None
@@ -369,17 +421,30 @@ def _unforeseen(error: BaseException) -> BaseException | None:
 
 
 @contextlib.contextmanager
-def stop_on_signals(stop: Callable[[], None]) -> Any:
-    """Call `stop` on SIGTERM and SIGINT, where signals can be handled."""
-    loop = asyncio.get_running_loop()
-    handled = []
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(NotImplementedError):  # on Windows, where only cancellation stops it
-                loop.add_signal_handler(number, stop)
-                handled.append(number)
+def stop_on_signals(worker: Worker) -> Iterator[None]:
+    """Stop the worker on SIGTERM and SIGINT, in the main thread. A second SIGINT does what it would do without this worker.
+
+    The handlers are Python's, not the event loop's: the second SIGINT counts also while the loop is blocked.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop, process = asyncio.get_running_loop(), os.getpid()
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != process:  # a forked child, such as that of a process pool, which has no worker
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, before[signal.SIGINT])
+        loop.call_soon_threadsafe(worker.interrupt if number == signal.SIGINT else worker.stop)
+
+    for number in before:
+        signal.signal(number, handle)
     try:
         yield
     finally:
-        for number in handled:
-            loop.remove_signal_handler(number)
+        for number, handler in before.items():
+            signal.signal(number, handler)

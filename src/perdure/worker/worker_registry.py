@@ -19,9 +19,11 @@ from typing import Final
 
 import msgspec
 
+from perdure.aio.threads import run_in_thread
 from perdure.errors import SnapshotCorrupt
 from perdure.model.clock import elapsed
 from perdure.model.durations import MICROSECOND, moment
+from perdure.model.process_owner import Owners, current
 from perdure.model.records import WorkerRow, WorkflowVersion
 from perdure.store import OperatorStore, require
 from perdure.worker.host import Host
@@ -50,14 +52,16 @@ class _StoredWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     driven: int
     queues: tuple[str, ...] | None = None
     workflows: tuple[WorkflowVersion, ...] = ()
+    # The process, as leases name it, so that others on its machine can find out that it has ended.
+    process: str = ""
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A worker as `runtime.workers()` gives it.
 
     `driven` is how many runs it drove at its last sign of life, at `seen_at` by the store's clock. `is_silent`: it should have
-    given another one since, so it has died, or its event loop is blocked, or it does not reach the store. `queues` is None for
-    all of them; `workflows` has names with versions.
+    given another one since, so it has died, or its event loop is blocked, or it does not reach the store. `is_gone`: its process
+    ran on this machine and has ended. `queues` is None for all of them; `workflows` has names with versions.
     """
 
     id: str
@@ -67,10 +71,20 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime
     seen_at: datetime
     is_silent: bool
+    is_gone: bool
     concurrency: int
     driven: int
     queues: tuple[str, ...] | None
     workflows: tuple[WorkflowVersion, ...]
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is there, as far as its signs of life and its machine tell."""
+        return not self.is_silent and not self.is_gone
+
+    def takes(self, queue: str) -> bool:
+        """Return whether it is alive and takes runs of this queue."""
+        return self.is_alive and (self.queues is None or queue in self.queues)
 
 
 class WorkerRegistration:
@@ -137,6 +151,8 @@ class WorkerRegistration:
     async def _write(self, store: OperatorStore) -> None:
         self._is_written = True  # also if the reply is lost
         workflows = tuple(sorted(self._host.workflows))
+        if not self._stored.process:
+            self._stored = msgspec.structs.replace(self._stored, process=await run_in_thread(lambda: str(current())))
         stored = msgspec.structs.replace(self._stored, driven=self._count_driven(), workflows=workflows)
         await store.put_worker(self._id, msgspec.json.encode(stored), now=self._host.clock.store_now())
 
@@ -156,10 +172,13 @@ async def list_workers(host: Host) -> list[WorkerInfo]:
     """The workers in the registry of the store, by name. Raises `SnapshotCorrupt`."""
     rows = await require(host.store, "operators").workers()
     await host.ask_time()
-    return sorted(_infos(rows, host.clock.now()), key=lambda info: (info.name, info.started_at, info.id))
+    infos = await run_in_thread(lambda: list(_infos(rows, host.clock.now())))
+    return sorted(infos, key=lambda info: (info.name, info.started_at, info.id))
 
 
 def _infos(rows: Iterable[WorkerRow], now: int) -> Iterable[WorkerInfo]:
+    """The workers, as these rows tell them. Reads of the system which of their processes have ended."""
+    owners = Owners()
     for row in rows:
         try:
             stored = msgspec.json.decode(row.info, type=_StoredWorker)
@@ -173,6 +192,7 @@ def _infos(rows: Iterable[WorkerRow], now: int) -> Iterable[WorkerInfo]:
             started_at=moment(stored.started_at),
             seen_at=moment(row.seen_at),
             is_silent=now - row.seen_at > SILENT_AFTER_PAUSES * stored.pause * MICROSECOND,
+            is_gone=owners.has_ended(stored.process),
             concurrency=stored.concurrency,
             driven=stored.driven,
             queues=stored.queues,

@@ -277,7 +277,7 @@ async def test_what_a_client_raises_is_a_persistence_error_with_its_cause(here: 
 async def test_a_store_leaves_its_client_open_and_does_without_set_up_when_told(here: Place) -> None:
     client = here.client()
     store = here.store(client, auto_migrate=False)
-    with pytest.raises(PersistenceError, match="there are no 'perdure' tables and auto_migrate is off"):
+    with pytest.raises(PersistenceError, match="there are no 'perdure' tables; check the database"):
         await store.count()
     await store.setup()
     await store.close()

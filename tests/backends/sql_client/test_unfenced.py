@@ -82,7 +82,7 @@ async def test_what_is_due_comes_earliest_first_and_names_are_bytes(here: Place)
 
 async def test_without_leave_nothing_is_created(here: Place) -> None:
     store, _ = unfenced(here, auto_migrate=False)
-    with pytest.raises(PersistenceError, match="there is no perdure_snapshots table and auto_migrate is off"):
+    with pytest.raises(PersistenceError, match="there is no perdure_snapshots table; check the database"):
         await store.load("run")
     await store.setup()
     assert await store.load("run") is None

@@ -13,13 +13,13 @@ import pytest
 from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release
 from perdure.backends.base.new_runs import new_row
-from perdure.backends.base.process_owner import Owners, current
 from perdure.backends.sql import claims, inbox, listing, reading, runs, schedules
 from perdure.backends.sql.recording import report
 from perdure.backends.sqlite import creating, process_leases, recording
 from perdure.backends.sqlite.session import SqliteSession, SqliteTables, run_verb, set_up_tables
 from perdure.backends.sqlite.writer_connection import WriterConnection
 from perdure.model.journal import Entry
+from perdure.model.process_owner import Owners, current
 from perdure.model.records import END_STATUSES, MAX_INTERVAL, Awaited, Item, Lease, NewRun, QueueLimits, RunRow, Schedule, Signal
 from perdure.model.run_filter import RunFilter
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from perdure.backends.base import process_owner as owner
-from perdure.backends.base.process_owner import Owner, Owners, current
 from perdure.backends.sqlite import SQLiteStore
 from perdure.errors import LeaseHeld
+from perdure.model import process_owner as owner
 from perdure.model.durations import MICROSECOND
+from perdure.model.process_owner import Owner, Owners, current
 from perdure.testing.contract.world import new_run
 from tests.backends.disk_child import create_leased
 

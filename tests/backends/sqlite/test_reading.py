@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from perdure.backends.base.process_owner import Owners
 from perdure.backends.sql import listing
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.session import Result
 from perdure.backends.sqlite import creating, process_leases
 from perdure.backends.sqlite.session import SqliteSession, SqliteTables, run_at_one_moment, set_up_tables
 from perdure.backends.sqlite.writer_connection import WriterConnection
+from perdure.model.process_owner import Owners
 from perdure.model.records import NewRun
 from perdure.model.run_filter import EVERY_RUN, RunFilter
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from perdure import Context, Err, Ok, Retry, Runtime, Suspended, workflow
+from perdure import Context, Err, Ok, Retry, Runtime, Suspended, WaitingFor, workflow
 from perdure.backends.user_defined.workflow_adapter import WorkflowStateStore, workflow_store
 from perdure.errors import (
     DeadlineExceeded,
@@ -93,7 +93,7 @@ async def test_a_run_sleeps_is_swept_signalled_and_ends(make: type[Any]) -> None
         clock.advance("1h")
         swept = await runtime.sweep()
         assert isinstance(swept["c"], Suspended)
-        assert swept["c"].waiting_for == ("approve",)
+        assert swept["c"].waiting_for == (WaitingFor("signal", "approve"),)
         assert await runtime.sweep() == {}
         await runtime.signal("c", "approve", "yes", dedupe="once")
         await runtime.signal("c", "approve", "yes", dedupe="once")
@@ -176,10 +176,10 @@ async def test_what_is_saved_says_how_the_run_stands() -> None:
 
 async def test_what_a_run_was_started_with_is_kept() -> None:
     own, clock = DictStore(), ManualClock()
-    async with runtime_on(own, paying, clock=clock, queues=["mail"]) as runtime:
+    async with runtime_on(own, paying, clock=clock, only_queues=["mail"]) as runtime:
         await runtime.start(paying, 1, id="slow", queue="post")
         await runtime.start(paying, 2, id="quick", queue="mail", priority=7)
-    async with runtime_on(DictStore(own.rows), paying, clock=clock, queues=["mail"]) as runtime:
+    async with runtime_on(DictStore(own.rows), paying, clock=clock, only_queues=["mail"]) as runtime:
         row = await runtime.store.get("quick")
         assert row is not None
         assert (row.queue, row.priority) == ("mail", 7)
@@ -566,7 +566,7 @@ async def test_a_change_that_took_longer_than_its_lease_is_not_saved() -> None:
             await runtime.signal("a", "go", 1)
         assert own.rows == before
         is_slow[0] = False
-        assert await runtime.resume("a") == Suspended("a", None, ("go",))
+        assert await runtime.resume("a") == Suspended("a", None, (WaitingFor("signal", "go"),))
 
 
 async def test_a_lease_is_prolonged_while_its_run_is_driven_and_a_worker_that_lost_it_saves_nothing() -> None:

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from perdure.backends.base.process_owner import label_of
 from perdure.errors import LeaseHeld
 from perdure.model.durations import MICROSECOND, microseconds
 from perdure.model.ids import random_bytes
+from perdure.model.process_owner import label_of
 from perdure.model.records import Lease, RunRow
 
 _A_YEAR: Final = 366 * 86_400.0

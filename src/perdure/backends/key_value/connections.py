@@ -17,8 +17,8 @@ from weakref import WeakSet, WeakValueDictionary
 from perdure.aio.loop_thread import LoopThread
 from perdure.backends.base.connections import ServerConnections
 from perdure.backends.base.lifecycle import Lifecycle
-from perdure.backends.base.process_owner import refuse_second_process
 from perdure.backends.base.retries import WriteFailure
+from perdure.backends.base.single_process import refuse_second_process
 from perdure.backends.key_value.adapters import backend_of
 from perdure.backends.key_value.backend import Backend, KeyValueTraits, NameIndex
 from perdure.backends.key_value.claims import Claimer

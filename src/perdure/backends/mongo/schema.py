@@ -153,7 +153,8 @@ async def set_up(db: Collections, label: str, *, allowed: bool) -> None:
         return
     if not allowed:
         raise PersistenceError(
-            label, f"there are no {db.stem!r} collections and auto_migrate is off; run `await store.setup()` once, or leave it on"
+            label,
+            f"there are no {db.stem!r} collections; check the database and collection=, or make them with `await store.setup()`",
         )
     for part in PARTS:
         await _create(db, part)

@@ -10,10 +10,10 @@ import msgspec
 from perdure.backends.base.damaged_runs import LINE_FIELDS, UNREADABLE, damaged_line, line_from
 from perdure.backends.base.duplicate_records import refusal_from
 from perdure.backends.base.new_runs import row_after_restore
-from perdure.backends.base.process_owner import label_of
 from perdure.backends.redis.rows import Arg, as_list, column_from, run_from, signal_from
 from perdure.codec.outcomes import OUTCOME_START
 from perdure.errors import LeaseHeld, LeaseLost, RunFinished, RunNotFound
+from perdure.model.process_owner import label_of
 from perdure.model.records import Lease, Pulse, RunInfo, RunRow, Signal
 
 

@@ -39,7 +39,7 @@ async def set_up(
     if not allowed:
         raise PersistenceError(
             label,
-            f"there are no {tables.stem!r} tables and auto_migrate is off; run `await store.setup()` once, or leave it on",
+            f"there are no {tables.stem!r} tables; check the database and table=, or make them with `await store.setup()`",
         )
     dialect = tables.dialect
     if dialect.lock_setup:

@@ -11,7 +11,7 @@ import os
 from datetime import datetime
 from typing import Any, Final, cast
 
-from perdure.backends.base.process_owner import refuse_second_process
+from perdure.backends.base.single_process import refuse_second_process
 from perdure.backends.sql.dialect import Dialect, Tables
 from perdure.backends.sql.rows import TEXT, Row
 from perdure.backends.sql.session import Session
@@ -147,7 +147,8 @@ class SqlWorkflowStore:
         else:
             raise PersistenceError(
                 self._label,
-                f"there is no {self._tables.stem}_snapshots table and auto_migrate is off; run `await store.setup()` once",
+                f"there is no {self._tables.stem}_snapshots table; "
+                "check the database and table=, or make it with `await store.setup()`",
             )
 
 

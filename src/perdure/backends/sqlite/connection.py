@@ -124,7 +124,7 @@ class DatabaseFile:
         if os.path.exists(self.path):
             return
         if not self.may_create:
-            raise self._error("there is no such file and auto_migrate is off; run `await store.setup()` once")
+            raise self._error("there is no such file; check the path, or make the store with `await store.setup()`")
         try:
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         except FileExistsError:

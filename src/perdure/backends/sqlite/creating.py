@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from perdure.backends.base.leases import new_token, store_time
-from perdure.backends.base.process_owner import Owners
 from perdure.backends.sql import runs
 from perdure.backends.sql.rows import RUN_COLUMNS, RUN_FIELDS, run_values
 from perdure.backends.sqlite.session import SqliteSession, run_verb
 from perdure.backends.sqlite.writer_connection import Fence
 from perdure.errors import RunNotFound
 from perdure.model.journal import Entry
+from perdure.model.process_owner import Owners
 from perdure.model.records import Claim, Created, NewRun, Pulse, Signal
 
 # The run with its lease, unless it exists or its queue has limits. For a limited queue the last column is NULL, which is not

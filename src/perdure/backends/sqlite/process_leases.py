@@ -12,10 +12,10 @@ from typing import Final
 
 from perdure.backends.base.claim_rules import ClaimRequest
 from perdure.backends.base.leases import new_token, store_time
-from perdure.backends.base.process_owner import Owners
 from perdure.backends.sql import claims, reading, runs
 from perdure.backends.sql.session import Session
 from perdure.model.journal import Entry
+from perdure.model.process_owner import Owners
 from perdure.model.records import Lease, Pulse, RunRow, Signal
 
 # A loose index scan: from each owner straight to the next.

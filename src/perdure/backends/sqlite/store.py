@@ -22,7 +22,6 @@ from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, steps_by_lease, store_time
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
-from perdure.backends.base.process_owner import Owners
 from perdure.backends.sql import claims, inbox
 from perdure.backends.sql.dialect import SYNCHRONOUS_FULL
 from perdure.backends.sql.rows import identity
@@ -39,6 +38,7 @@ from perdure.backends.sqlite.writer_connection import WriterConnection
 from perdure.errors import PersistenceError
 from perdure.model.ids import check_namespace
 from perdure.model.journal import Entry
+from perdure.model.process_owner import Owners
 from perdure.model.records import (
     Awaited,
     Claim,

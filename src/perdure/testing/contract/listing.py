@@ -11,6 +11,7 @@ import msgspec
 from perdure.model.durations import instant, moment
 from perdure.model.records import Awaited, RunInfo, RunRow, encode_metadata
 from perdure.model.run_filter import RunFilter
+from perdure.result import WaitingFor
 from perdure.testing.contract.cases import promise
 from perdure.testing.contract.world import NOW, TTL, World, at, equal, holds, new_run, refused, signals
 
@@ -218,10 +219,11 @@ async def a_line_tells_how_a_run_stands(world: World) -> None:
     strange, broken, driven, asleep = await world.b.list()
     times: dict[str, Any] = {"created_at": moment(at(1)), "updated_at": moment(at(1)), "wake_at": moment(at(60))}
     equal(
-        msgspec.structs.replace(asleep, waiting_for=tuple(sorted(asleep.waiting_for))),
+        msgspec.structs.replace(asleep, waiting_for=tuple(sorted(asleep.waiting_for, key=str))),
         RunInfo(
             id="asleep", workflow="flow", version=2, status="suspended", queue="mail", priority=-3,
-            waiting_for=("a b", "paid", "shipped"), metadata=metadata, **times,
+            waiting_for=(WaitingFor("child", "shipped"), WaitingFor("signal", "a b"), WaitingFor("signal", "paid")),
+            metadata=metadata, **times,
         ),
         "the line of a suspended run",
     )  # fmt: skip

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Final, Literal, TypeVar, cast
 
 import msgspec
 
-from perdure.backends.base.process_owner import label_of
 from perdure.errors import LeaseHeld, PersistenceError, StoreCapabilityError
 from perdure.model.durations import MICROSECOND
 from perdure.model.journal import Entry
+from perdure.model.process_owner import label_of
 from perdure.model.records import Awaited, Claim, EndStatus, Item, Lease, NewInput, NewRun, RunRow, Schedule
 from perdure.store import MISSING_PART, Capability, FullStore, Store, require
 

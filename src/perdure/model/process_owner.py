@@ -1,10 +1,11 @@
-"""The process that holds a lease, named so that others on the same machine can find out that it has ended.
+"""The process that holds a lease or runs a worker, named so that others on the same machine can find out that it has ended.
 
 An owner is `host/boot/namespaces/pid/start`. A process can be looked up only from the same host, boot and PID namespace (and
 time namespace: start times are shown shifted by it). A process that cannot be looked up counts as alive, and only expiry ends its
 lease: a live process must never be taken for a dead one.
 
-A store that only one process may use names its process in the same way, and refuses a second one.
+A store that only one process may use names its process in the same way, and refuses a second one; the registry of workers shows
+one whose process has ended as gone.
 """
 
 from __future__ import annotations
@@ -12,15 +13,13 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from perdure.aio.threads import run_in_thread
-from perdure.errors import StoreCapabilityError
-
 _PROC: Final = "/proc"
-_UNKNOWN: Final = "-"
+UNKNOWN: Final = "-"
 _CACHED_FOR: Final = 0.2
 _MAX_CACHED: Final = 1000
 # How many microseconds after a claim the next one has to look whether a process that holds leases has ended.
@@ -66,23 +65,22 @@ def label_of(owner: str | None) -> str:
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
 
 
 def _host() -> str:
-    return quote(_read("/etc/machine-id") or socket.gethostname(), safe="") or _UNKNOWN
+    return quote(_read("/etc/machine-id") or socket.gethostname(), safe="") or UNKNOWN
 
 
 def _namespaces() -> str:
     try:
-        pid = os.readlink(f"{_PROC}/self/ns/pid")
+        pid = str(Path(_PROC, "self/ns/pid").readlink())
     except OSError:
-        return _UNKNOWN
+        return UNKNOWN
     try:
-        clock = os.readlink(f"{_PROC}/self/ns/time")
+        clock = str(Path(_PROC, "self/ns/time").readlink())
     except OSError:
         clock = ""  # kernels before 5.6 have no time namespaces
     return quote(pid + clock, safe=":[]")
@@ -108,8 +106,8 @@ def current() -> Owner:
     """This process."""
     here = _stat("self")
     if here is None or here.pid != os.getpid():  # no /proc, or that of another PID namespace
-        return Owner(_host(), _UNKNOWN, _UNKNOWN, os.getpid(), _UNKNOWN)
-    boot = _read(f"{_PROC}/sys/kernel/random/boot_id") or _UNKNOWN
+        return Owner(_host(), UNKNOWN, UNKNOWN, os.getpid(), UNKNOWN)
+    boot = _read(f"{_PROC}/sys/kernel/random/boot_id") or UNKNOWN
     return Owner(_host(), boot, _namespaces(), here.pid, here.start)
 
 
@@ -149,11 +147,11 @@ class Owners:
 
     def _has_certainly_ended(self, owner: Owner | None) -> bool:
         here = self._here
-        if owner is None or here is None or _UNKNOWN in (owner.boot, here.boot) or owner.host != here.host:
+        if owner is None or here is None or UNKNOWN in (owner.boot, here.boot) or owner.host != here.host:
             return False
         if owner.boot != here.boot:
             return True
-        if owner.namespaces != here.namespaces or _UNKNOWN in (owner.namespaces, owner.start):
+        if owner.namespaces != here.namespaces or UNKNOWN in (owner.namespaces, owner.start):
             return False
         return _process_has_ended(owner)
 
@@ -174,27 +172,3 @@ def _exists(pid: int) -> bool:
     except (OSError, OverflowError):
         return True
     return True
-
-
-async def refuse_second_process(
-    store: str, lacks: str, read: Callable[[], Awaitable[str]], write: Callable[[str], Awaitable[None]]
-) -> None:
-    """Write the name of this process where the last one wrote its own, which `read` gives; "" if there is none.
-
-    Raises `StoreCapabilityError` if that is another process of this machine that has not ended: without `lacks` nothing fences
-    one of them off, so both would drive the same runs. A process elsewhere cannot be looked up.
-    """
-    owners = Owners()
-    here = await run_in_thread(lambda: owners.here)
-    other = await read()
-    if other not in ("", here) and await run_in_thread(_is_alive_here, owners, other):
-        raise StoreCapabilityError(store, f"way to serve two processes without {lacks}, and {label_of(other)} has it open")
-    await write(here)
-
-
-def _is_alive_here(owners: Owners, text: str) -> bool:
-    """Whether this surely is a process of this machine that has not ended."""
-    owner, here = Owner.parse(text), Owner.parse(owners.here)
-    if owner is None or here is None or _UNKNOWN in (owner.boot, owner.start, owner.namespaces):
-        return False
-    return owner[:3] == here[:3] and not owners.has_ended(text)
