@@ -30,8 +30,9 @@ settings.load_profile("perdure")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Another event loop for the tests: uvloop, asyncio's in debug mode, or uvloop's in debug mode. Only those that are coroutines run then: the others, among
-# them the fuzzers and those that kill processes, have no loop or make their own. Those marked `one_loop` are left out too.
+# Another event loop for the tests: uvloop, asyncio's in debug mode, or uvloop's in debug mode. Only tests that are coroutines run
+# then: the others, among them the fuzzers and those that kill processes, have no loop or make their own. Those marked `one_loop`
+# are left out too.
 LOOP: Final = os.environ.get("PERDURE_LOOP", "")
 
 ROOT: Final = Path(__file__).parent.parent

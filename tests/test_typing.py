@@ -14,6 +14,9 @@ from typing import Final, TypeAlias
 
 import pytest
 
+import perdure.kv
+import perdure.testing
+
 ROOT: Final = Path(__file__).parent.parent
 SPECIFICATION: Final = ROOT / "tests" / "typing"
 MARK: Final = re.compile(r"# error$")
@@ -22,8 +25,8 @@ MARK: Final = re.compile(r"# error$")
 Errors: TypeAlias = dict[tuple[str, int], str]
 
 
-def mypy(_: Path) -> Errors:
-    shown = _run("mypy", "--no-pretty", "--no-color-output", *map(str, _files()))
+def mypy(scratch: Path) -> Errors:
+    shown = _run("mypy", "--no-pretty", "--no-color-output", *map(str, [*_files(), _write_lazy_names(scratch)]))
     found = re.findall(r"^(.+?):(\d+): error: (.*)$", shown, re.MULTILINE)
     return {(Path(file).name, int(line)): text for file, line, text in found}
 
@@ -31,7 +34,8 @@ def mypy(_: Path) -> Errors:
 def pyright(scratch: Path) -> Errors:
     # The project's settings, but for the files that must fail: those are excluded there.
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pyright"]
-    paths = {"include": [relpath(SPECIFICATION, scratch)], "exclude": [], "extraPaths": [relpath(ROOT / "src", scratch)]}
+    include = [relpath(SPECIFICATION, scratch), _write_lazy_names(scratch).name]
+    paths = {"include": include, "exclude": [], "extraPaths": [relpath(ROOT / "src", scratch)]}
     (scratch / "pyrightconfig.json").write_text(json.dumps(settings | paths), encoding="utf-8")
     shown = json.loads(_run("pyright", "--outputjson", "--pythonpath", sys.executable, "--project", str(scratch)))
     errors = [found for found in shown["generalDiagnostics"] if found["severity"] == "error"]
@@ -41,6 +45,19 @@ def pyright(scratch: Path) -> Errors:
 def _run(checker: str, *arguments: str) -> str:
     command = [sys.executable, "-m", checker, *arguments]
     return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout
+
+
+def _write_lazy_names(scratch: Path) -> Path:
+    """Write a program that imports each name that is imported when it is first used."""
+    names = {
+        "perdure": [*perdure._MODULES, *perdure._MODULE_OF],
+        "perdure.kv": [*perdure.kv._MODULE_OF],
+        "perdure.testing": [*perdure.testing._HOMES],
+    }
+    lines = [f"from {module} import {name} as {name}" for module, found in names.items() for name in found]
+    program = scratch / "lazy_names.py"
+    program.write_text("\n".join(lines), encoding="utf-8")
+    return program
 
 
 def _files() -> list[Path]:

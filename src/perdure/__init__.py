@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from perdure.errors import ApprovalExpired as ApprovalExpired
     from perdure.errors import ApprovalNotFound as ApprovalNotFound
     from perdure.errors import ChildrenOpen as ChildrenOpen
+    from perdure.errors import CompensationFailed as CompensationFailed
     from perdure.errors import DeadlineExceeded as DeadlineExceeded
     from perdure.errors import DuplicateStep as DuplicateStep
     from perdure.errors import ExecutorNotFound as ExecutorNotFound
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from perdure.errors import PerdureError as PerdureError
     from perdure.errors import PerdureWarning as PerdureWarning
     from perdure.errors import PersistenceError as PersistenceError
+    from perdure.errors import RetryAfter as RetryAfter
     from perdure.errors import RunCancelled as RunCancelled
     from perdure.errors import RunConflict as RunConflict
     from perdure.errors import RunDead as RunDead
@@ -233,6 +235,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "LeaseLost",
         "NotAssigned",
         "PersistenceError",
+        "RetryAfter",
         "RunCancelled",
         "RunConflict",
         "RunDead",
@@ -358,14 +361,16 @@ __all__ = [  # noqa: PLE0604 - built from the tables, so that it cannot drift fr
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"perdure.{name}")
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'perdure' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"perdure.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # checkers know the names above and no others
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"perdure.{name}")
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'perdure' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"perdure.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

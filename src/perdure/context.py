@@ -554,6 +554,22 @@ class Context(Generic[D]):
             deadline = lambda: when.after(now()) or MAX_INSTANT  # noqa: E731
         await sleep(self._drive, self._key(name if key is None else key), name, deadline)
 
+    @overload
+    async def wait_for_signal(
+        self, name: str, *, key: str | None = None, timeout: Duration | None = None, returns: type[T]
+    ) -> T: ...
+    @overload
+    async def wait_for_signal(
+        self, name: str, *, key: str | None = None, timeout: Duration, default: U, returns: type[T]
+    ) -> T | U: ...
+    @overload
+    async def wait_for_signal(
+        self, name: str, *, key: str | None = None, timeout: Duration | None = None, returns: Any = ...
+    ) -> Any: ...
+    @overload
+    async def wait_for_signal(
+        self, name: str, *, key: str | None = None, timeout: Duration, default: Any, returns: Any = ...
+    ) -> Any: ...
     async def wait_for_signal(
         self,
         name: str,

@@ -18,6 +18,7 @@
     │   ├── StepFailed             a step returned Err, or its exception's class is not known here
     │   ├── StepChanged            a recorded key was asked for as something else
     │   ├── StepTimeout            (also TimeoutError) an attempt took longer than timeout=
+    │   ├── RetryAfter             raised by a step's function, to be tried again after so long
     │   ├── StepNotPicklable       (also TypeError) a step's function, arguments or result cannot be sent to its executor or back
     │   ├── ExecutorNotFound       a step names an executor that this process was not given
     │   ├── ApprovalNotFound       the run does not wait for an approval of this name
@@ -56,6 +57,9 @@ import asyncio
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
+
+from perdure.model.durations import Duration
+from perdure.model.durations import seconds as to_seconds
 
 # How many of its errors a SnapshotFormatError shows in its text. All of them are in `errors`.
 _MAX_SHOWN_ERRORS: Final = 20
@@ -325,6 +329,24 @@ class StepTimeout(PerdureError, TimeoutError):
 
     def __str__(self) -> str:
         return f"step {self.args[0]!r} did not finish within {self.args[1]:g} s"
+
+
+class RetryAfter(PerdureError):
+    """Raise it in a step's function to have the step tried again after this time: `raise RetryAfter("30s") from error`.
+
+    It counts as an attempt and takes the place of the pause of `retry=`, also if it is longer than `wait_max`. Without `retry=`,
+    and in the last attempt, it is an ordinary failure of the step.
+    """
+
+    def __init__(self, wait: Duration) -> None:
+        super().__init__(to_seconds(wait, what="RetryAfter(wait)"))
+
+    @property
+    def seconds(self) -> float:
+        return float(self.args[0])
+
+    def __str__(self) -> str:
+        return f"the step asks to be tried again after {self.args[0]:g} s; that takes retry= with attempts left"
 
 
 class StepNotPicklable(PerdureError, TypeError):

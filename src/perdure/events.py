@@ -27,6 +27,7 @@ from perdure.snapshots.consistent_view import View
 from perdure.snapshots.parts import StepResult
 from perdure.snapshots.resume_state import ResumeState, parse_state
 from perdure.snapshots.snapshot import Snapshot
+from perdure.stepspec import current_run_id
 
 EventType: TypeAlias = Literal[
     "run_start",
@@ -287,8 +288,9 @@ class ResumeStateCollector:
     """The resume state of a running run: pass `handle_event` as `on_event=` or to `run.subscribe`, and save `resume_state()`.
 
     From the first event on the state includes what the run had recorded before this process drove it, so saving again never loses
-    anything. A collector that hears several runs keeps them apart, each as long as the collector lives, and must be asked for one
-    by its id. In a process that drives many runs, make one for each: `wf.run(..., on_event=collector.handle_event)`.
+    anything. A collector that hears several runs keeps them apart, each as long as the collector lives. In the body or a step of
+    one of them, that run is meant; elsewhere, ask for one by its id. In a process that drives many runs, make a collector for
+    each: `wf.run(..., on_event=collector.handle_event)`.
     """
 
     def __init__(self) -> None:
@@ -300,6 +302,8 @@ class ResumeStateCollector:
 
     def resume_state(self, run_id: str | None = None) -> ResumeState:
         """The results of all recorded steps of the run; empty before its first event. ValueError if it is not clear which run."""
+        if run_id is None and current_run_id() in self._views:
+            run_id = current_run_id()
         if run_id is None and len(self._views) > 1:
             heard = ", ".join(map(repr, list(self._views)[:5])) + (", ..." if len(self._views) > 5 else "")
             raise ValueError(

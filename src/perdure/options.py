@@ -21,7 +21,7 @@ from perdure.errors import OnChange, OnDivergence
 from perdure.model.clock import Clock, SystemClock
 from perdure.model.durations import MAX_INSTANT, MICROSECOND, Duration, instant, microseconds
 from perdure.model.ids import check_id
-from perdure.model.records import check_priority, encode_metadata
+from perdure.model.records import check_priority, encode_users_metadata
 from perdure.store import Store
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ _COLUMNS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "priority": check_priority,
     "limit_key": lambda key: None if key is None else check_id(key, "a limit key"),
     "start_at": lambda at: None if at is None else instant(at, what="start_at"),
-    "metadata": encode_metadata,
+    "metadata": encode_users_metadata,
 }
 
 

@@ -330,12 +330,12 @@ class Runtime:
         start = await self._new_run(definition, args, options)
         if connection is not None:
             await self._host.create_in(connection, definition, start)
-            return Run(self._host, start.new.id)
+            return self._run_with(start.new.id)
         worker = self._worker_for(start)
         active = await self._host.create_and_drive(definition, start, {}, may_drive=worker is not None, is_background=True)
         if worker is not None and active is not None:
             worker.adopt(active)
-        return Run(self._host, start.new.id)
+        return self._run_with(start.new.id)
 
     @overload
     async def start_many(
@@ -392,7 +392,7 @@ class Runtime:
                 error.add_note(f"in inputs[{index}] of start_many; nothing was written")
                 raise
         await self._host.create_many(definition, starts)
-        return [Run(self._host, start.new.id) for start in starts]
+        return [self._run_with(start.new.id) for start in starts]
 
     @overload
     async def signal_with_start(
@@ -452,7 +452,7 @@ class Runtime:
         claim = await self._host.signal_or_create(definition, start, signal, payload, dedupe=dedupe, may_lease=worker is not None)
         if worker is not None and claim is not None:
             worker.adopt(self._host.drive(definition, claim, {}, arguments=start.arguments, is_background=True))
-        return Run(self._host, id)
+        return self._run_with(id)
 
     @overload
     async def run(
@@ -565,7 +565,7 @@ class Runtime:
     async def get(self, run_id: str) -> Run[Any] | None:
         """The run with this id, or None."""
         row = await self._store.get(check_id(run_id, "a run's id"))
-        return None if row is None else Run(self._host, run_id)
+        return None if row is None else self._run_with(run_id)
 
     async def describe(self, run_id: str) -> RunDescription:
         """The run with every step it has recorded, what it does or waits for now, and which worker has it.
@@ -641,7 +641,7 @@ class Runtime:
     async def retry(self, run_id: str) -> Run[Any]:
         """Let a failed, cancelled or dead run go on: what failed is set aside, what succeeded is kept."""
         await self._host.reopen(check_id(run_id, "a run's id"))
-        return Run(self._host, run_id)
+        return self._run_with(run_id)
 
     async def fork(self, run_id: str, *, from_step: str, id: str | None = None) -> Run[Any]:  # noqa: A002 - the name that everything else here has
         """A new run of the same workflow and input that has what this run recorded before the step, and calls the step anew.
@@ -652,7 +652,7 @@ class Runtime:
         check_id(from_step, "a step's key")
         new_id = str(uuid.uuid4()) if id is None else check_id(id, "a run's id")
         await fork_run(self._host, run_id, from_step, new_id)
-        return Run(self._host, new_id)
+        return self._run_with(new_id)
 
     async def hold(self, run_id: str) -> None:
         """Keep the run from being driven until `unhold`; an attempt under way goes on until it suspends or ends."""
@@ -762,7 +762,7 @@ class Runtime:
 
     async def run_schedule(self, schedule_id: str) -> Run[Any]:
         """Start a run of the schedule now; its next instant stays. Raises `ScheduleNotFound`."""
-        return Run(self._host, (await self._schedules.run_now(schedule_id)).id)
+        return self._run_with((await self._schedules.run_now(schedule_id)).id)
 
     async def drop_schedule(self, schedule_id: str) -> bool:
         """Remove the schedule; False when there was none. Its runs stay."""
@@ -832,6 +832,10 @@ class Runtime:
 
     def _is_working(self) -> bool:
         return self._worker_task is not None and not self._worker_task.done()
+
+    def _run_with(self, run_id: str) -> Run[Any]:
+        """Return the handle on this run. Every method that gives a run makes it here."""
+        return Run(self._host, run_id)
 
     def _host_at(self, clock: Clock) -> Host:
         host = Host(

@@ -18,6 +18,7 @@ from weakref import ref
 
 import msgspec
 
+from perdure.errors import RetryAfter
 from perdure.model.durations import Duration, seconds
 from perdure.model.ids import check_id
 from perdure.model.stream_items import MAX_STREAM_ITEMS
@@ -215,7 +216,7 @@ def _inspect(fn: Any) -> StepSpec:
     return StepSpec(
         name=None if name == "<lambda>" else name,
         # A plain function may return an awaitable; that shows only when it is called, and then the result is awaited.
-        is_async=inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(_call_of(fn)),
+        is_async=_is_async(fn),
         returns=value,
         fails_with=error,
         options=dict(getattr(fn, _ATTRIBUTE, {})),
@@ -249,6 +250,10 @@ def _innermost_function(fn: Any) -> Any:
             fn = fn.__func__
         else:
             return fn
+
+
+def _is_async(fn: Any) -> bool:
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(_call_of(fn))
 
 
 def _call_of(fn: Any) -> Any:
@@ -294,10 +299,14 @@ def _union(members: list[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Retry:
-    """How often and when a step is tried again. `attempts` includes the first; `on` names the exceptions that are retried."""
+    """How often and when a step is tried again. `attempts` includes the first.
+
+    `on` names the exceptions that are retried, or is a function that is called with the exception and says whether. An attempt
+    that raises `RetryAfter` is retried whatever `on` says.
+    """
 
     attempts: int = 3
-    on: type[BaseException] | tuple[type[BaseException], ...] = Exception
+    on: type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], object] = Exception
     wait_initial: Duration = "100ms"
     wait_max: Duration = "30s"
     wait_exp_base: float = 2
@@ -308,9 +317,12 @@ class Retry:
             raise ValueError(f"Retry(attempts=) must be a whole number of at least 1, not {self.attempts!r}")
         if not self.wait_exp_base >= 1:
             raise ValueError(f"Retry(wait_exp_base=) must be at least 1, not {self.wait_exp_base!r}")
-        for kind in self.on if isinstance(self.on, tuple) else (self.on,):
+        if _is_async(self.on):
+            raise TypeError(f"Retry(on=) takes a plain function, which answers at once, and {self.on!r} is async")
+        is_function = callable(self.on) and not isinstance(self.on, type)
+        for kind in () if is_function else self.on if isinstance(self.on, tuple) else (self.on,):
             if not (isinstance(kind, type) and issubclass(kind, Exception)):
-                raise TypeError(f"Retry(on=) takes Exception classes, not {kind!r}")
+                raise TypeError(f"Retry(on=) takes Exception classes, or a function of the exception, not {kind!r}")
         for name in ("wait_initial", "wait_max", "wait_jitter"):
             seconds(getattr(self, name), what=f"Retry({name}=)")
         if seconds(self.wait_initial) > seconds(self.wait_max):
@@ -326,11 +338,20 @@ class Retry:
         return retry if isinstance(retry, Retry) else cls(attempts=retry)
 
     def wants(self, error: Exception, attempt: int) -> bool:
-        """Whether attempt number `attempt`, which failed with `error`, is followed by another."""
-        return attempt < self.attempts and isinstance(error, self.on)
+        """Whether attempt number `attempt`, which failed with `error`, is followed by another. Raises what `on` raises."""
+        if attempt >= self.attempts:
+            return False
+        if isinstance(self.on, type | tuple):
+            return isinstance(error, (RetryAfter, self.on))
+        return isinstance(error, RetryAfter) or bool(self.on(error))
 
-    def wait_after(self, attempt: int) -> float:
-        """Seconds between attempt number `attempt` and the next: exponential plus jitter, never more than `wait_max`."""
+    def wait_after(self, attempt: int, error: Exception | None = None) -> float:
+        """Return the seconds between attempt number `attempt`, which failed with `error`, and the next.
+
+        They are those of `RetryAfter`, or else exponential plus jitter and never more than `wait_max`.
+        """
+        if isinstance(error, RetryAfter):
+            return error.seconds
         most = seconds(self.wait_max)
         try:
             wait = seconds(self.wait_initial) * float(self.wait_exp_base) ** (attempt - 1)
@@ -399,6 +420,12 @@ def current_step() -> StepInfo:
     if isinstance(here, StepInfo):
         return here
     raise RuntimeError("current_step() was called outside a step's function; it only works in a function run by ctx.step")
+
+
+def current_run_id() -> str | None:
+    """Return the id of the run in whose body or step's function this is called, or None elsewhere."""
+    run_id: str | None = getattr(current.get(), "run_id", None)
+    return run_id
 
 
 def name_caller() -> str:

@@ -14,7 +14,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, TypeVarTuple, Unpack, overload
 
-from perdure.aio.loop_thread import block_on
+from perdure.aio.loop_thread import BlockOn, block_on
 from perdure.definition import Workflow
 from perdure.engine.subscriptions import Coalesce, Mode, Subscription
 from perdure.events import Listener
@@ -121,8 +121,9 @@ class AsyncRuntime(Protocol):
 class SyncStreamReader(Generic[T_co]):
     """A `StreamReader` whose reads block: an iterator over a stream of a run. `position` is that of the next item."""
 
-    def __init__(self, reader: StreamReader[T_co]) -> None:
+    def __init__(self, reader: StreamReader[T_co], block: BlockOn = block_on) -> None:
         self._reader = reader
+        self._block = block
 
     @property
     def position(self) -> int:
@@ -134,7 +135,7 @@ class SyncStreamReader(Generic[T_co]):
 
     def __next__(self) -> T_co:
         """The next item; `TimeoutError` when none came in time."""
-        items = block_on(self._next(), name_caller())
+        items = self._block(self._next(), name_caller())
         if not items:
             raise StopIteration
         return items[0]
@@ -159,8 +160,9 @@ def _run_here(verb: Coroutine[Any, Any, T]) -> T:
 class SyncRun(Generic[T_co]):
     """A `Run` whose methods block."""
 
-    def __init__(self, run: Run[T_co]) -> None:
+    def __init__(self, run: Run[T_co], block: BlockOn = block_on) -> None:
         self._run = run
+        self._block = block
         self.id = run.id
 
     def __repr__(self) -> str:
@@ -168,31 +170,31 @@ class SyncRun(Generic[T_co]):
 
     def result(self) -> T_co:
         """The run's value when it has ended, or its error raised: the blocking `await run`."""
-        return block_on(self._result(), name_caller())
+        return self._block(self._result(), name_caller())
 
     def problem(self) -> str | None:
         """Why the run could not go on when it was last tried, or None."""
-        return block_on(self._run.problem())
+        return self._block(self._run.problem())
 
     def progress(self) -> Any:
         """What the run last showed with `ctx.set_progress`, or None; also after its end."""
-        return block_on(self._run.progress())
+        return self._block(self._run.progress())
 
     def status(self) -> Status:
         """Where the run stands now."""
-        return block_on(self._run.status())
+        return self._block(self._run.status())
 
     def outcome(self) -> Outcome[T_co]:
         """How the run ended, or that it is suspended; waits while it is neither. `result()` waits through suspensions too."""
-        return block_on(self._run.outcome(), name_caller())
+        return self._block(self._run.outcome(), name_caller())
 
     def signal(self, name: str, payload: Any = None, *, dedupe: str | None = None) -> None:
         """Put a signal into the run's inbox."""
-        block_on(self._run.signal(name, payload, dedupe=dedupe))
+        self._block(self._run.signal(name, payload, dedupe=dedupe))
 
     def cancel(self) -> None:
         """Ask the run to stop."""
-        block_on(self._run.cancel())
+        self._block(self._run.cancel())
 
     def snapshot(
         self,
@@ -203,11 +205,11 @@ class SyncRun(Generic[T_co]):
         since: str | None = None,
     ) -> Snapshot:
         """The run as a value, its steps in the order in which they were recorded."""
-        return block_on(self._run.snapshot(include=include, metadata=metadata, limit=limit, since=since))
+        return self._block(self._run.snapshot(include=include, metadata=metadata, limit=limit, since=since))
 
     def resume_state(self) -> ResumeState:
         """The results of the run's steps, from which another run can go on."""
-        return block_on(self._run.resume_state())
+        return self._block(self._run.resume_state())
 
     @overload
     def stream(
@@ -244,11 +246,11 @@ class SyncRun(Generic[T_co]):
     ) -> SyncStreamReader[Any]: ...
     def stream(self, name: str, **options: Any) -> SyncStreamReader[Any]:
         """`for item in run.stream("tokens")`: as `Run.stream`, blocking."""
-        return SyncStreamReader(self._run.stream(name, **options))
+        return SyncStreamReader(self._run.stream(name, **options), self._block)
 
     def subscribe(self, listener: Listener, *, mode: Mode = "sync", coalesce: Coalesce = "none") -> Subscription:
         """Call `listener`, on the background loop, with what happens to this run. Call the subscription to unsubscribe."""
-        return block_on(self._subscribed(listener, mode, coalesce))
+        return self._block(self._subscribed(listener, mode, coalesce))
 
     async def _subscribed(self, listener: Listener, mode: Mode, coalesce: Coalesce) -> Subscription:
         return self._run.subscribe(listener, mode=mode, coalesce=coalesce)
@@ -260,19 +262,20 @@ class SyncRun(Generic[T_co]):
 class SyncRuntime:
     """A `Runtime` whose methods block. `with` works in the background, as `async with` does there."""
 
-    def __init__(self, runtime: AsyncRuntime) -> None:
+    def __init__(self, runtime: AsyncRuntime, block: BlockOn = block_on) -> None:
         self._runtime = runtime
+        self._block = block
 
     def __enter__(self) -> Self:
-        block_on(self._runtime.__aenter__())
+        self._block(self._runtime.__aenter__())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        block_on(self._runtime.__aexit__(kind, error, trace))
+        self._block(self._runtime.__aexit__(kind, error, trace))
 
     def close(self) -> None:
         """Give back the runs that are still driven, shut down the threads, and close the store if this runtime opened it."""
-        block_on(self._runtime.close())
+        self._block(self._runtime.close())
 
     def register(self, workflow: Workflow[Any, Any]) -> None:
         """Let runs of this workflow be driven here."""
@@ -301,8 +304,8 @@ class SyncRuntime:
     def start(self, workflow: Any, /, *args: Any, connection: Any = None, **options: Any) -> SyncRun[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
         """A new run, at once; a worker drives it. With `connection=`, of a synchronous driver, it exists if you commit."""
         if connection is not None:
-            return SyncRun(_run_here(self._runtime.start(workflow, *args, connection=connection, **options)))
-        return SyncRun(block_on(self._runtime.start(workflow, *args, **options)))
+            return SyncRun(_run_here(self._runtime.start(workflow, *args, connection=connection, **options)), self._block)
+        return SyncRun(self._block(self._runtime.start(workflow, *args, **options)), self._block)
 
     @overload
     def start_many(
@@ -344,7 +347,7 @@ class SyncRuntime:
         **options: Any,
     ) -> builtins.list[SyncRun[Any]]:
         """Runs of one workflow for many inputs, each a tuple of its arguments, in the order of the inputs. They share commits."""
-        return [SyncRun(run) for run in block_on(self._runtime.start_many(workflow, inputs, ids=ids, **options))]
+        return [SyncRun(run, self._block) for run in self._block(self._runtime.start_many(workflow, inputs, ids=ids, **options))]
 
     @overload
     def signal_with_start(
@@ -384,7 +387,7 @@ class SyncRuntime:
     ) -> SyncRun[Any]: ...
     def signal_with_start(self, workflow: Any, /, *args: Any, **options: Any) -> SyncRun[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
         """The run with this id, which gets the signal. If there is none, it is started with the signal in its inbox."""
-        return SyncRun(block_on(self._runtime.signal_with_start(workflow, *args, **options)))
+        return SyncRun(self._block(self._runtime.signal_with_start(workflow, *args, **options)), self._block)
 
     @overload
     def run(
@@ -406,37 +409,37 @@ class SyncRuntime:
     def run(self, workflow: str, /, *args: Any, **options: Unpack[StoredOptions]) -> Outcome[Any]: ...
     def run(self, workflow: Any, /, *args: Any, **options: Any) -> Outcome[Any]:  # type: ignore[misc]  # mypy holds ** against required arguments
         """The outcome of a run that is driven here until it ends or suspends."""
-        outcome: Outcome[Any] = block_on(self._runtime.run(workflow, *args, **options), name_caller())
+        outcome: Outcome[Any] = self._block(self._runtime.run(workflow, *args, **options), name_caller())
         return outcome
 
     def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]:
         """The outcomes of the runs that are due, each resumed once."""
-        return block_on(self._runtime.sweep(now, limit), name_caller())
+        return self._block(self._runtime.sweep(now, limit), name_caller())
 
     def resume(self, run_id: str) -> Outcome[Any]:
         """The outcome of the run after driving it, if it is due; otherwise its present state."""
-        return block_on(self._runtime.resume(run_id), name_caller())
+        return self._block(self._runtime.resume(run_id), name_caller())
 
     def signal(self, run_id: str, name: str, payload: Any = None, *, dedupe: str | None = None, connection: Any = None) -> None:
         """Put a signal into the run's inbox. With `connection=`, of a synchronous driver, it is sent if you commit."""
         if connection is not None:
             _run_here(self._runtime.signal(run_id, name, payload, dedupe=dedupe, connection=connection))
         else:
-            block_on(self._runtime.signal(run_id, name, payload, dedupe=dedupe))
+            self._block(self._runtime.signal(run_id, name, payload, dedupe=dedupe))
 
     def approve(self, run_id: str, name: str, *, by: str, payload: Any = UNCHANGED, key: str | None = None) -> None:
         """Approve what the run asks, as it is or with another payload. Of several decisions the first counts."""
-        block_on(self._runtime.approve(run_id, name, by=by, payload=payload, key=key))
+        self._block(self._runtime.approve(run_id, name, by=by, payload=payload, key=key))
 
     def reject(self, run_id: str, name: str, *, by: str, reason: str | None = None, key: str | None = None) -> None:
         """Reject what the run asks. Of several decisions the first counts."""
-        block_on(self._runtime.reject(run_id, name, by=by, reason=reason, key=key))
+        self._block(self._runtime.reject(run_id, name, by=by, reason=reason, key=key))
 
     def approvals(
         self, *, assignee: str | None = None, limit: int = 100, **selection: Unpack[RunSelection]
     ) -> builtins.list[PendingApproval]:
         """What runs ask and can be decided now, by this person if one is given."""
-        return block_on(self._runtime.approvals(assignee=assignee, limit=limit, **selection))
+        return self._block(self._runtime.approvals(assignee=assignee, limit=limit, **selection))
 
     def approval_token(
         self,
@@ -449,40 +452,40 @@ class SyncRuntime:
         key: str | None = None,
     ) -> str:
         """A text for a link by which this person may approve, reject, or both."""
-        return block_on(self._runtime.approval_token(run_id, name, by=by, action=action, expires_in=expires_in, key=key))
+        return self._block(self._runtime.approval_token(run_id, name, by=by, action=action, expires_in=expires_in, key=key))
 
     def decide_by_token(self, token: str, action: DecidingAction, *, payload: Any = UNCHANGED, reason: str | None = None) -> None:
         """Approve or reject what the token is about, as the person for whom it was made."""
-        block_on(self._runtime.decide_by_token(token, action, payload=payload, reason=reason))
+        self._block(self._runtime.decide_by_token(token, action, payload=payload, reason=reason))
 
     def get(self, run_id: str) -> SyncRun[Any] | None:
         """The run with this id, or None."""
-        run = block_on(self._runtime.get(run_id))
-        return None if run is None else SyncRun(run)
+        run = self._block(self._runtime.get(run_id))
+        return None if run is None else SyncRun(run, self._block)
 
     def describe(self, run_id: str) -> RunDescription:
         """The run with every step it has recorded, and what it does or waits for now. Raises `RunNotFound`."""
-        return block_on(self._runtime.describe(run_id))
+        return self._block(self._runtime.describe(run_id))
 
     def workers(self) -> builtins.list[WorkerInfo]:
         """The workers on this store, by name: what each drives, and whether it has been silent for too long."""
-        return block_on(self._runtime.workers())
+        return self._block(self._runtime.workers())
 
     def health(self, timeout: Duration = "2s") -> RuntimeHealth:
         """Whether the store replies and the worker claims runs, for probes. It never raises, and takes at most this long."""
-        return block_on(self._runtime.health(timeout))
+        return self._block(self._runtime.health(timeout))
 
     def list(self, *, limit: int = 100, cursor: RunInfo | None = None, **selection: Unpack[RunSelection]) -> list[RunInfo]:
         """Runs, last changed first."""
-        return block_on(self._runtime.list(limit=limit, cursor=cursor, **selection))
+        return self._block(self._runtime.list(limit=limit, cursor=cursor, **selection))
 
     def count(self, **selection: Unpack[RunSelection]) -> int:
         """How many runs there are."""
-        return block_on(self._runtime.count(**selection))
+        return self._block(self._runtime.count(**selection))
 
     def stuck_runs(self, *, limit: int = 100, **selection: Unpack[RunSelection]) -> builtins.list[RunInfo]:
         """Runs that do not go on by themselves."""
-        return block_on(self._runtime.stuck_runs(limit=limit, **selection))
+        return self._block(self._runtime.stuck_runs(limit=limit, **selection))
 
     def check(
         self,
@@ -493,51 +496,51 @@ class SyncRuntime:
         patience: Duration = "5s",
     ) -> CheckReport:
         """Which runs that have not ended fit the workflows registered here."""
-        return block_on(self._runtime.check(workflow=workflow, prefix=prefix, limit=limit, patience=patience))
+        return self._block(self._runtime.check(workflow=workflow, prefix=prefix, limit=limit, patience=patience))
 
     def cancel(self, run_id: str) -> None:
         """Ask the run to stop."""
-        block_on(self._runtime.cancel(run_id))
+        self._block(self._runtime.cancel(run_id))
 
     def retry(self, run_id: str) -> SyncRun[Any]:
         """Let a failed, cancelled or dead run go on."""
-        return SyncRun(block_on(self._runtime.retry(run_id)))
+        return SyncRun(self._block(self._runtime.retry(run_id)), self._block)
 
     def fork(self, run_id: str, *, from_step: str, id: str | None = None) -> SyncRun[Any]:  # noqa: A002 - the name that everything else here has
         """A new run that has what this run recorded before the step, and calls the step anew."""
-        return SyncRun(block_on(self._runtime.fork(run_id, from_step=from_step, id=id)))
+        return SyncRun(self._block(self._runtime.fork(run_id, from_step=from_step, id=id)), self._block)
 
     def hold(self, run_id: str) -> None:
         """Keep the run from being driven until `unhold`."""
-        block_on(self._runtime.hold(run_id))
+        self._block(self._runtime.hold(run_id))
 
     def unhold(self, run_id: str) -> None:
         """Undo `hold`."""
-        block_on(self._runtime.unhold(run_id))
+        self._block(self._runtime.unhold(run_id))
 
     def delete(self, run_id: str) -> None:
         """Remove the run and everything recorded for it."""
-        block_on(self._runtime.delete(run_id))
+        self._block(self._runtime.delete(run_id))
 
     def cancel_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
         """Ask many runs to stop, selected as for `list`; without `status`, those that have not ended."""
-        return block_on(self._runtime.cancel_many(**options))
+        return self._block(self._runtime.cancel_many(**options))
 
     def retry_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
         """Let many runs go on that ended badly: failed and dead ones, unless `status` names others."""
-        return block_on(self._runtime.retry_many(**options))
+        return self._block(self._runtime.retry_many(**options))
 
     def hold_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
         """Keep many runs from being driven: those that have not ended, unless `status` names others."""
-        return block_on(self._runtime.hold_many(**options))
+        return self._block(self._runtime.hold_many(**options))
 
     def unhold_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
         """Undo `hold` for many runs: those that have not ended, unless `status` names others."""
-        return block_on(self._runtime.unhold_many(**options))
+        return self._block(self._runtime.unhold_many(**options))
 
     def delete_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
         """Remove many runs with everything recorded: ended ones, unless `status` names others."""
-        return block_on(self._runtime.delete_many(**options))
+        return self._block(self._runtime.delete_many(**options))
 
     def purge(
         self,
@@ -547,7 +550,7 @@ class SyncRuntime:
         workflow: Workflow[Any, Any] | str | None = None,
     ) -> int:
         """Delete runs that ended longer ago than this, of these statuses and of this workflow, and say how many."""
-        return block_on(self._runtime.purge(older_than, status=status, workflow=workflow))
+        return self._block(self._runtime.purge(older_than, status=status, workflow=workflow))
 
     def schedule(
         self,
@@ -566,32 +569,32 @@ class SyncRuntime:
         made = self._runtime.schedule(
             workflow, *args, cron=cron, every=every, tz=tz, id=id, overlap=overlap, catch_up=catch_up, **options
         )
-        return block_on(made)
+        return self._block(made)
 
     def schedules(self) -> builtins.list[ScheduleInfo]:
         """All schedules, by id."""
-        return block_on(self._runtime.schedules())
+        return self._block(self._runtime.schedules())
 
     def hold_schedule(self, schedule_id: str) -> None:
         """Let the schedule start no run until `unhold_schedule`."""
-        block_on(self._runtime.hold_schedule(schedule_id))
+        self._block(self._runtime.hold_schedule(schedule_id))
 
     def unhold_schedule(self, schedule_id: str) -> None:
         """Undo `hold_schedule`."""
-        block_on(self._runtime.unhold_schedule(schedule_id))
+        self._block(self._runtime.unhold_schedule(schedule_id))
 
     def run_schedule(self, schedule_id: str) -> SyncRun[Any]:
         """Start a run of the schedule now."""
-        return SyncRun(block_on(self._runtime.run_schedule(schedule_id)))
+        return SyncRun(self._block(self._runtime.run_schedule(schedule_id)), self._block)
 
     def drop_schedule(self, schedule_id: str) -> bool:
         """Remove the schedule; False when there was none."""
-        return block_on(self._runtime.drop_schedule(schedule_id))
+        return self._block(self._runtime.drop_schedule(schedule_id))
 
     def set_queue(self, queue: Queue) -> None:
         """Replace the limits of a queue, for all workers of this store."""
-        block_on(self._runtime.set_queue(queue))
+        self._block(self._runtime.set_queue(queue))
 
     def queues(self) -> builtins.list[Queue]:
         """The queues that have limits, by name."""
-        return block_on(self._runtime.queues())
+        return self._block(self._runtime.queues())

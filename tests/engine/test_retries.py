@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure import Context, Err, Ok, Outcome, Retry, Runtime, Suspended, Workflow, current_step, stores, workflow
+from perdure import (
+    Context,
+    Duration,
+    Err,
+    Ok,
+    Outcome,
+    Retry,
+    RetryAfter,
+    Runtime,
+    Suspended,
+    Workflow,
+    current_step,
+    stores,
+    testing,
+    workflow,
+)
 from perdure.errors import PersistenceError, StepFailed, StepTimeout
+from perdure.model.durations import MAX_INSTANT, moment
 from perdure.testing import ManualClock
+from perdure.testing.processes import process_pool
 from tests.engine.replays import raised, twice
 from tests.engine.worlds import world
 from tests.simulation import LoopClock, MortalStore, simulate
@@ -207,6 +227,212 @@ async def test_only_errors_worth_another_attempt_get_one(on: Any, attempts: int)
     assert len(flaky.attempts) == attempts
 
 
+class HttpError(Exception):
+    """An error as clients raise it: what matters is in an attribute that no record has."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.response = threading.local()
+        self.response.status = status
+
+
+async def test_a_function_says_which_errors_get_another_attempt() -> None:
+    statuses = [503, 503, 400, 200]
+    asked: list[Exception] = []
+
+    def is_temporary(error: Exception) -> bool:
+        asked.append(error)
+        return isinstance(error, HttpError) and error.response.status >= 500
+
+    async def fetch() -> int:
+        if (status := statuses.pop(0)) != 200:
+            raise HttpError(status)
+        return status
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        return await ctx.step(fetch, retry=Retry(9, on=is_temporary, wait_initial=0, wait_jitter=0))
+
+    outcome = await flow.run(id="asks a function", store=stores.memory())
+    assert isinstance(outcome, Err)
+    assert str(outcome.error) == "status 400"
+    assert [str(error) for error in asked] == ["status 503", "status 503", "status 400"]
+    assert statuses == [200]
+
+
+async def test_the_function_is_not_asked_about_the_last_attempt() -> None:
+    flaky, asked = Flaky(99), list[Exception]()
+
+    def is_temporary(error: Exception) -> bool:
+        asked.append(error)
+        return True
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        return await ctx.step("flaky", flaky, retry=Retry(2, on=is_temporary, wait_initial=0, wait_jitter=0))
+
+    with pytest.raises(ValueError, match="not yet"):
+        await flow()
+    assert (len(asked), len(flaky.attempts)) == (1, 2)
+
+
+@pytest.mark.parametrize("is_transaction", [False, True], ids=["step", "transaction"])
+async def test_an_error_about_which_the_function_itself_fails_is_not_tried_again(
+    is_transaction: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[object] = []
+
+    async def fail(*_: object) -> None:
+        calls.append(None)
+        raise HttpError(503)
+
+    def look(error: Exception) -> Any:
+        return error.reponse  # type: ignore[attr-defined]  # a typing error
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        call: Any = ctx.transaction if is_transaction else ctx.step
+        await call(fail, retry=Retry(3, on=look))
+
+    outcome = await flow.run(id="run", store=f"sqlite:///{tmp_path}/runs.db")
+    assert isinstance(outcome, Err)
+    assert isinstance(outcome.error, HttpError)
+    reason = "the function of Retry(on=) raised AttributeError: 'HttpError' object has no attribute 'reponse'"
+    assert f"not tried again, because {reason}" in outcome.error.__notes__
+    assert len(calls) == 1
+    (logged,) = [record for record in caplog.records if "Retry" in record.getMessage()]
+    assert logged.levelname == "WARNING"
+    assert reason.partition(" raised ")[2] in logged.getMessage()
+    assert "'fail' of run 'run' (flow)" in logged.getMessage()
+    assert logged.exc_info is not None
+
+
+class Limited:
+    """Asks once, or more often, to be tried again after a time of its own."""
+
+    def __init__(self, wait: Duration, times: int = 1) -> None:
+        self.wait = wait
+        self.times = times
+        self.attempts: list[int] = []
+
+    async def __call__(self, *_: object) -> str:
+        self.attempts.append(current_step().attempt)
+        if len(self.attempts) <= self.times:
+            try:
+                raise HttpError(429)
+            except HttpError as error:
+                raise RetryAfter(self.wait) from error
+        return "done"
+
+
+@pytest.mark.parametrize("wait", ["3h", 10800, timedelta(hours=3)], ids=repr)
+@pytest.mark.parametrize("on", [Exception, KeyError, lambda _: False], ids=["all", "class", "function"])
+async def test_an_attempt_may_say_when_the_next_one_is(wait: Duration, on: Any) -> None:
+    limited = Limited(wait)
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        return await ctx.step("limited", limited, retry=Retry(2, on=on, wait_initial="1s", wait_max="1m"))
+
+    async with world(flow) as here:
+        assert await here.runtime.run(flow, id="run") == Suspended("run", EPOCH + timedelta(hours=3))
+        assert await here.later("2h") == {}
+        assert limited.attempts == [1]
+        assert await here.later("1h") == {"run": Ok("done")}
+    assert limited.attempts == [1, 2]
+
+
+@pytest.mark.parametrize("attempts", [None, 1, 3])
+async def test_an_attempt_that_asks_for_another_counts_and_after_the_last_it_is_a_failure(attempts: int | None) -> None:
+    limited = Limited(0, times=99)
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        return await ctx.step("limited", limited, retry=None if attempts is None else Retry(attempts))
+
+    outcome = await flow.run(id="run", store=stores.memory())
+    assert isinstance(outcome, Err)
+    assert isinstance(outcome.error, RetryAfter)
+    assert outcome.error.seconds == 0
+    assert str(outcome.error.__cause__) == "status 429"
+    assert limited.attempts == list(range(1, (attempts or 1) + 1))
+
+
+async def test_a_pause_beyond_the_last_day_ends_on_that_day() -> None:
+    limited = Limited(MAX_INSTANT / 10**6)
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        return await ctx.step("limited", limited, retry=2)
+
+    async with world(flow) as here:
+        assert await here.runtime.run(flow, id="run") == Suspended("run", moment(MAX_INSTANT))
+
+
+async def test_the_next_attempt_that_was_asked_for_survives_a_restart(tmp_path: Path) -> None:
+    limited, clock, path = Limited("3h"), ManualClock(), f"sqlite:///{tmp_path}/runs.db"
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        return await ctx.step("limited", limited, retry=Retry(2, wait_max="1m"))
+
+    for wait, outcomes in ((None, {}), ("2h", {}), ("1h", {"run": Ok("done")})):
+        runtime = Runtime(path, [flow], clock=clock, concurrency=0, unload_grace=0)
+        try:
+            if wait is None:
+                await runtime.run(flow, id="run")
+            else:
+                clock.advance(wait)
+            assert await runtime.sweep() == outcomes
+        finally:
+            await runtime.close()
+    assert limited.attempts == [1, 2]
+
+
+@pytest.fixture
+def pool() -> Iterator[Executor]:
+    with process_pool(1) as made:
+        yield made
+
+
+async def test_the_pause_that_was_asked_for_passes_in_virtual_time_wherever_the_step_runs(pool: Executor, tmp_path: Path) -> None:
+    @workflow
+    async def flow(ctx: Context[Any]) -> Any:
+        retry = Retry(3, wait_max="1m")
+        return [
+            await ctx.step(ask_for_more, retry=retry),
+            await ctx.step(ask_for_more, retry=retry, executor=pool, key="pool"),
+            await ctx.map(ask_again, [1, 2], retry=retry),
+            await ctx.transaction(ask_again, retry=retry, key="transaction"),
+        ]
+
+    async with testing.runtime(flow, store=f"sqlite:///{tmp_path}/runs.db") as rt:
+        before = rt.now()
+        assert await rt.run(flow, id="run") == Ok([2, 2, [2, 2], 2])
+        assert rt.now() - before == timedelta(hours=4)
+
+
+async def ask_again(*_: object) -> int:
+    return ask_for_more()
+
+
+def ask_for_more() -> int:
+    if current_step().attempt == 1:
+        raise RetryAfter("1h")
+    return current_step().attempt
+
+
+@pytest.mark.parametrize("wait", [-1, "soon", None, True, float("nan")], ids=repr)
+def test_a_pause_that_cannot_be_is_refused_where_it_is_asked_for(wait: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"RetryAfter\(wait\)"):
+        RetryAfter(wait)
+
+
+def test_an_error_that_asks_for_another_attempt_can_be_pickled() -> None:
+    error = pickle.loads(pickle.dumps(RetryAfter("1m30s")))  # noqa: S301 - its own bytes
+    assert (type(error), error.seconds) == (RetryAfter, 90)
+
+
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -220,6 +446,9 @@ async def test_only_errors_worth_another_attempt_get_one(on: Any, attempts: int)
         {"on": ValueError("x")},
         {"on": (ValueError, "OSError")},
         {"on": [ValueError]},
+        {"on": (ValueError, bool)},
+        {"on": asyncio.sleep},
+        {"on": Flaky(0)},
         {"wait_initial": -1},
         {"wait_max": float("nan")},
         {"wait_max": float("inf")},

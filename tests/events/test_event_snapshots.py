@@ -342,6 +342,50 @@ async def test_a_collector_keeps_the_runs_that_it_hears_apart() -> None:
     assert collector.resume_state("run-c") == ResumeState()
 
 
+async def test_inside_a_run_its_own_state_is_meant() -> None:
+    collector, both_are_under_way = ResumeStateCollector(), asyncio.Barrier(2)
+    seen: dict[str, list[list[str]]] = {"a": [], "b": []}
+
+    @workflow(on_event=collector.handle_event)
+    async def flow(ctx: Context[Any], key: str) -> None:
+        def look() -> None:
+            seen[key].append(list(collector.resume_state().steps))
+
+        async def look_in_a_task() -> None:
+            look()
+
+        await ctx.step("work", work, key=key)
+        await ctx.step("both", both_are_under_way.wait)
+        look()
+        await asyncio.create_task(look_in_a_task())
+        await ctx.step("in a thread", look)
+        await ctx.step("on the loop", look_in_a_task)
+
+    runs = [await flow.start(key, id=f"run-{key}", store=stores.memory()) for key in "ab"]
+    await asyncio.gather(*runs)
+    for key in "ab":
+        here = [key, "both"]
+        assert seen[key] == [here, here, here, [*here, "in a thread"]]
+
+
+async def test_a_run_that_the_collector_has_not_heard_asks_for_the_one_that_it_has() -> None:
+    collector = ResumeStateCollector()
+
+    @workflow
+    async def inner(ctx: Context[Any]) -> None:
+        await ctx.step("work", work)
+
+    async def drive_inner() -> list[str]:
+        await inner.run(on_event=collector.handle_event)
+        return list(collector.resume_state().steps)
+
+    @workflow
+    async def outer(ctx: Context[Any]) -> list[str]:
+        return await ctx.step(drive_inner)
+
+    assert await outer() == ["work"]
+
+
 async def test_a_collector_of_one_run_needs_no_id() -> None:
     collector = ResumeStateCollector()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, Ok, Suspended, workflow
-from perdure.errors import StoreClosed
+from perdure.errors import SnapshotFormatError, StoreClosed
 from perdure.kv.protocol import maybe_await
 from perdure.state import MemoryKeyValueStore, ResumeState, Snapshot, StatePersistence, StepResult
 from tests.kv.places import MemoryPlace, Place
@@ -63,6 +63,22 @@ async def test_the_key_of_a_state_is_its_prefix_and_its_id_with_colons_escaped()
     for id_ in ("order-1", "user:1", "100%"):
         await StatePersistence(kv, "tenant:7:").save(id_, STATE)
     assert await kv.keys("*") == ["tenant:7:order-1", "tenant:7:user%3A1", "tenant:7:100%25"]
+
+
+@pytest.mark.parametrize("kv", [None, {}, "sqlite:///app.db"], ids=["None", "dict", "dsn"])
+def test_what_is_no_key_value_store_is_refused_at_once(kv: Any) -> None:
+    with pytest.raises(TypeError, match=r"StatePersistence takes a key-value store, .*MemoryKeyValueStore\(\).*open with a DSN"):
+        StatePersistence(kv)
+
+
+@pytest.mark.parametrize("value", ["mine", 7, {"mine": 1}, ["mine"]], ids=repr)
+async def test_metadata_that_only_perdure_writes_is_refused_before_anything_is_saved(value: Any) -> None:
+    kv = MemoryKeyValueStore()
+    states = StatePersistence(kv)
+    for state, metadata in ((STATE, {"perdure": value}), (ResumeState(STATE.steps, {"perdure": value}), None)):
+        with pytest.raises(SnapshotFormatError, match=r"metadata\.perdure.*give your metadata another name"):
+            await states.save("wf-1", state, metadata)
+    assert await kv.keys("*") == []
 
 
 def test_a_prefix_that_could_overlap_another_is_refused() -> None:

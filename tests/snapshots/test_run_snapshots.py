@@ -172,6 +172,8 @@ class TestSelection:
         for wrong in ({"at": datetime.now(UTC)}, {1: 2}, [("a", 1)]):
             with pytest.raises(TypeError, match="metadata must be a dict of JSON values"):
                 await self.taken(metadata=wrong)
+        with pytest.raises(ValueError, match="metadata has 'perdure', which only perdure writes"):
+            await self.taken(metadata={"perdure": 1})
 
     @pytest.mark.parametrize("cut", ["a", "b", "c", "nap", "lost"])
     async def test_two_halves_merge_to_the_whole(self, cut: str) -> None:

@@ -211,7 +211,7 @@ async def test_each_scripted_answer_is_given_once_whatever_crashes() -> None:
 
 
 async def test_a_run_that_does_not_end_says_what_it_waits_for() -> None:
-    with pytest.raises(AssertionError, match="waits for 'review' and does not end; pass what it waits for in signals="):
+    with pytest.raises(AssertionError, match="waits for signal 'review' and does not end; pass what it waits for in signals="):
         await testing.crash_everywhere(order, "book")
 
 

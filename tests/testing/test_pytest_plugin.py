@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import tomllib
+from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
-from perdure import Context, Ok, Suspended, testing, workflow
+from perdure import Context, Ok, RunCancelled, Suspended, testing, workflow
+from perdure.model.durations import moment
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -92,6 +94,65 @@ def test_a_test_that_is_no_coroutine_has_a_runtime_too() -> None:
     with testing.runtime_sync(answered) as rt:
         assert isinstance(rt.run(answered, id="r"), Suspended)
         rt.signal("r", "word", "yes")
-        assert rt.result(rt.get("r")) == "yes"
+        run = rt.get("r")
+        assert run is not None
+        assert run.result() == "yes"
         rt.assert_history("r", ["sleep trial 14d", "signal word"])
         assert rt.run(answered, id="r") == Ok("yes")
+
+
+def test_every_run_of_a_blocking_runtime_blocks() -> None:
+    with testing.runtime_sync(answered) as rt:
+        run = rt.start(answered, id="a")
+        assert isinstance(run.outcome(), Suspended)
+        run.signal("word", "yes")
+        assert run.result() == "yes"
+        assert run.status() == "completed"
+        assert list(run.resume_state().steps) == ["trial", "word"]
+        rt.assert_history(run, ["sleep trial 14d", "signal word"])
+        other = rt.signal_with_start(answered, id="b", signal="word", payload="early")
+        assert other.result() == "early"
+        assert [made.result() for made in rt.start_many(answered, [()], ids=["a"])] == ["yes"]
+        rt.fork("a", from_step="word", id="c").cancel()
+        forked = rt.get("c")
+        assert forked is not None
+        with pytest.raises(RunCancelled):
+            forked.result()
+        assert rt.retry("c").result() == "yes"
+
+
+def test_a_blocking_runtime_has_the_whole_kit() -> None:
+    async def welcome(name: str) -> str:
+        raise AssertionError(f"{name} was welcomed")
+
+    @workflow
+    async def signup(ctx: Context, name: str) -> list[Any]:
+        text = await ctx.step(welcome, name)
+        approvals = await ctx.approve("a", 1), await ctx.approve("b", 2)
+        return [text, await ctx.wait_for_signal("word"), *(type(one).__name__ for one in approvals)]
+
+    with testing.runtime_sync(signup, auto_skip=False) as rt:
+        stub = rt.stub("welcome", returns="hello")
+        rt.signal_when_waiting("word", "yes")
+        rt.approve_when_waiting("a", by="ada")
+        rt.reject_when_waiting("b", by="eve", reason="no")
+        run = rt.start(signup, "ada")
+        rt.settle()
+        assert run.result() == ["hello", "yes", "Approved", "Rejected"]
+        assert stub.calls == [("ada",)]
+        assert [str(item) for item in rt.history(run)] == [str(item) for item in rt.history(run.id)]
+        before = rt.now()
+        rt.skip("3d")
+        rt.skip_to(before + timedelta(days=4))
+        assert rt.now() == before + timedelta(days=4) == moment(rt.clock.now())
+
+
+def test_the_kit_of_both_runtimes_is_the_same() -> None:
+    mine = {name for name in vars(testing.VirtualRuntime) if not name.startswith("_")} - {"run"}
+    for_crashes = {"wait_for", "watch_steps", "go_on_from"}
+    assert mine - for_crashes <= {name for name in dir(testing.SyncVirtualRuntime) if not name.startswith("_")}
+
+
+async def test_a_blocking_runtime_is_refused_where_an_event_loop_runs() -> None:
+    with pytest.raises(RuntimeError, match="running event loop"), testing.runtime_sync(answered):
+        pass

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -337,6 +339,93 @@ async def test_a_stub_keeps_the_options_of_its_step() -> None:
         outcome = await rt.run(paying)
         assert isinstance(outcome, Err)
         assert isinstance(outcome.error, StepTimeout)
+
+
+@pytest.mark.parametrize("pause", ["1ms", "1h"], ids=["in one drive", "over drives"])
+async def test_every_attempt_asks_the_stubs(pause: str) -> None:
+    real: list[int] = []
+
+    async def pay(cents: int) -> str:
+        real.append(current_step().attempt)
+        raise OSError("the real one")
+
+    @workflow
+    async def paying(ctx: Context) -> str:
+        return await ctx.step(pay, 5, retry=Retry(6, wait_initial=pause, wait_max=pause, wait_jitter=0))
+
+    async with testing.runtime(paying) as rt:
+        declined = rt.stub(pay, raises=CardDeclined, times=2)
+        away = rt.stub("pay", raises=TimeoutError, times=1)
+        assert isinstance((await rt.run(paying, id="r")), Err)
+        assert (declined.calls, away.calls, real) == ([(5,), (5,)], [(5,)], [4, 5, 6])
+        paid = rt.stub(pay, returns="paid")
+        await rt.retry("r")
+        assert await rt.run(paying, id="r") == Ok("paid")
+        assert paid.calls == [(5,)]
+
+
+def in_a_thread(cents: int) -> str:
+    return f"{re.split('[-_][0-9]', threading.current_thread().name)[0]}: {cents}"
+
+
+@pytest.mark.parametrize("executor", [None, "heavy"])
+async def test_after_its_stubs_a_plain_step_runs_where_it_belongs(executor: str | None) -> None:
+    @workflow
+    async def paying(ctx: Context) -> str:
+        retry = Retry(2, wait_initial=0, wait_jitter=0)
+        return await ctx.step(in_a_thread, 5, retry=retry, executor=executor, timeout="1h")
+
+    threads = ThreadPoolExecutor(1, thread_name_prefix="heavy")
+    try:
+        async with testing.runtime(paying, executors={"heavy": threads}) as rt:
+            rt.stub(in_a_thread, raises=CardDeclined, times=1)
+            outcome = await rt.run(paying)
+    finally:
+        await asyncio.to_thread(threads.shutdown)
+    assert outcome == Ok("perdure-step: 5" if executor is None else "heavy: 5")
+
+
+async def test_a_stubbed_step_needs_no_executor_here() -> None:
+    @workflow
+    async def paying(ctx: Context) -> str:
+        return await ctx.step(in_a_thread, 5, executor="elsewhere")
+
+    async with testing.runtime(paying) as rt:
+        rt.stub(in_a_thread, returns="stubbed")
+        assert await rt.run(paying) == Ok("stubbed")
+
+
+@pytest.mark.parametrize("option", ["none", "compensate", "at_most_once", "timeout"])
+async def test_branches_share_the_calls_of_a_stub(option: str) -> None:
+    given: dict[str, Any] = {"compensate": remind, "at_most_once": True, "timeout": "1h"}
+
+    @workflow
+    async def welcoming(ctx: Context) -> Any:
+        options = {option: given[option]} if option in given else {}
+        return await ctx.map(welcome, ["ada", "grace", "edsger"], **options)
+
+    async with testing.runtime(welcoming) as rt:
+        once = rt.stub(welcome, returns="stubbed", times=1)
+        outcome = await rt.run(welcoming)
+        assert outcome == Ok(["stubbed", "welcome grace", "welcome edsger"])
+        assert once.calls == [("ada",)]
+
+
+async def test_a_stubbed_step_is_compensated() -> None:
+    refunded: list[str] = []
+
+    async def refund(payment: str) -> None:
+        refunded.append(payment)
+
+    @workflow
+    async def paying(ctx: Context) -> None:
+        await ctx.step(charge, "ada", compensate=refund)
+        raise CardDeclined
+
+    async with testing.runtime(paying) as rt:
+        rt.stub(charge, returns="payment 1")
+        assert isinstance(await rt.run(paying), Err)
+    assert refunded == ["payment 1"]
 
 
 async def test_scripted_signals_are_given_when_a_run_waits() -> None:

@@ -56,6 +56,11 @@ async def waits(ctx: Context) -> None:
     assert_type(await ctx.sleep("nap", timedelta(hours=1), key="nap:2"), None)
     assert_type(await ctx.sleep_until("then", datetime(2026, 1, 1, tzinfo=UTC)), None)
     assert_type(await ctx.wait_for_signal("decision", timeout="2d", default=None), Any)
+    assert_type(await ctx.wait_for_signal("count", returns=int), int)
+    assert_type(await ctx.wait_for_signal("count", key="second", timeout="2d", returns=int), int)
+    assert_type(await ctx.wait_for_signal("count", timeout="2d", default=None, returns=int), int | None)
+    assert_type(await ctx.wait_for_signal("count", timeout=60, default="none", returns=int), int | str)
+    assert_type(await ctx.wait_for_signal("counts", returns=list[int]), list[int])
     async with ctx.timeout("review", "2d"):
         assert_type(await ctx.wait_for_signal("decision"), Any)
 

@@ -23,3 +23,11 @@ async def wrong(rt: testing.VirtualRuntime) -> None:
     await rt.skip([3])  # error
     await rt.assert_history("r", "charge")  # error
     await testing.crash_everywhere("greet")  # error
+
+
+def wrong_and_blocking(rt: testing.SyncVirtualRuntime) -> None:
+    testing.runtime_sync(plain)  # error
+    rt.run(greet, 1)  # error
+    rt.start(greet)  # error
+    rt.skip([3])  # error
+    rt.start(greet, "ada").result() + 1  # error

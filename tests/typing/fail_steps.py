@@ -81,6 +81,8 @@ async def options_of_the_wrong_type(ctx: Context) -> None:
     await ctx.step(load, 1, key=1)  # error
     await ctx.step(load, 1, retry="often")  # error
     await ctx.step(load, 1, retry=Retry(atempts=3))  # error
+    await ctx.step(load, 1, retry=Retry(on=3))  # error
+    await ctx.step(load, 1, retry=Retry(on=isinstance))  # error
     await ctx.step(load, 1, timeout=[1])  # error
     await ctx.step(load, 1, executor=4)  # error
     await ctx.step("load", load, 1, at_most_once="yes")  # error
@@ -129,6 +131,8 @@ async def waits(ctx: Context) -> None:
     await ctx.sleep_until("then", "tomorrow")  # error
     await ctx.wait_for_signal("decision", "2d")  # error
     await ctx.wait_for_signal("decision", time_out="2d")  # error
+    await ctx.wait_for_signal("decision", default=None)  # error
+    (await ctx.wait_for_signal("decision", returns=int)).upper()  # error
     ctx.timeout("2d")  # error
 
 

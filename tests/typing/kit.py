@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import assert_type
+from datetime import datetime
+from typing import Any, assert_type
 
-from perdure import Context, Err, Ok, Outcome, Run, Workflow, testing, workflow
-from perdure.testing import CrashReport, HistoryItem, Stub, VirtualRuntime
+from perdure import Context, Err, Ok, Outcome, Run, SyncRun, Workflow, testing, workflow
+from perdure.testing import CrashReport, HistoryItem, Stub, SyncVirtualRuntime, VirtualRuntime
 
 
 @workflow
@@ -34,6 +35,22 @@ async def runs() -> None:
         assert_type(await rt.history(run), list[HistoryItem])
         await rt.skip("3d")
         await rt.assert_history("r", ["charge"])
+
+
+def blocking() -> None:
+    with testing.runtime_sync(greet, review, auto_skip=False) as rt:
+        assert_type(rt, SyncVirtualRuntime)
+        assert_type(rt.run(greet, "ada"), Outcome[str])
+        run = rt.start(greet, "ada", 2)
+        assert_type(run, SyncRun[str])
+        assert_type(run.result(), str)
+        assert_type(run.signal("word", 1), None)
+        assert_type(rt.get("r"), SyncRun[Any] | None)
+        assert_type(rt.stub(charge, returns=3), Stub)
+        assert_type(rt.history(run), list[HistoryItem])
+        assert_type(rt.now(), datetime)
+        rt.skip("3d")
+        rt.assert_history("r", ["charge"])
 
 
 async def crashes() -> None:

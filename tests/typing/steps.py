@@ -169,6 +169,7 @@ async def options(ctx: Context[Any]) -> None:
     assert_type(await ctx.step(fetch_user, 1, key="fetch:1"), User)
     assert_type(await ctx.step(fetch_user, 1, retry=5, timeout="10s"), User)
     assert_type(await ctx.step(fetch_user, 1, retry=Retry(on=(OSError, ValueError), wait_max="1m"), timeout=1.5), User)
+    assert_type(await ctx.step(fetch_user, 1, retry=Retry(on=lambda error: "429" in str(error))), User)
     assert_type(await ctx.step("load", load_user, 1, key="load:1", timeout=timedelta(seconds=1), abandon=True), User)
     assert_type(await ctx.step("load", load_user, 1, at_most_once=True), User)
     assert_type(await ctx.step(load_user, 1, executor="cpu"), User)

@@ -152,6 +152,7 @@ async def test_a_choice_that_does_not_exist_is_refused(store: Store) -> None:
         ("metadata", {"a": object()}, "metadata must be a dict of JSON values"),
         ("metadata", {"a": (1, 2)}, "metadata must be a dict of JSON values"),
         ("metadata", {1: "a"}, "metadata must be a dict of JSON values"),
+        ("metadata", {"perdure": {}}, "metadata has 'perdure', which only perdure writes"),
         ("metadata", {"a": float("nan")}, "metadata must be a dict of JSON values"),
     ],
 )

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future, wait
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from perdure.aio.own_tasks import own_context
 from perdure.aio.threads import count_blocked, start_thread
@@ -84,6 +84,12 @@ if hasattr(os, "register_at_fork"):
 _thread: Final = LoopThread("perdure-sync")
 # How long a thread is blocked before it looks whether all threads for plain steps are.
 WARN_OF_BLOCKED_SECONDS: Final = 3.0
+
+
+class BlockOn(Protocol):
+    """Wait for a coroutine and return its result: `block_on`, or another function for a loop that is not in that thread."""
+
+    def __call__(self, coro: Coroutine[Any, Any, T], by: str = ..., /) -> T: ...
 
 
 def block_on(coro: Coroutine[Any, Any, T], by: str = "a call") -> T:

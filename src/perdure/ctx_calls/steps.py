@@ -25,6 +25,7 @@ from perdure.aio.threads import ThreadsClosed
 from perdure.codec import dump_error, tree_of
 from perdure.codec.checksums import have_changed
 from perdure.codec.outcomes import error_on_replay, load_failure, note_step, store_err, store_exception, store_value
+from perdure.codec.shapes import error_text
 from perdure.engine.drive import Drive
 from perdure.engine.keyed_calls import CtxCall
 from perdure.engine.step_cache import Cached, StepCaching
@@ -40,9 +41,10 @@ from perdure.errors import (
     ValueNotStorable,
 )
 from perdure.executors.calls import ExecutorCall, SubmittedCall, call_plain, explain_pickling
-from perdure.model.durations import MICROSECOND, moment
+from perdure.model.durations import MAX_INSTANT, MICROSECOND, moment
 from perdure.model.journal import Entry, NextTry
 from perdure.model.logs import log, run_fields
+from perdure.model.own_names import name_key
 from perdure.result import Err, Ok
 from perdure.snapshots.step_results import load_error_of, load_value
 from perdure.stepspec import StepInfo, StepPlan, current, current_step, mark_cancelled
@@ -156,10 +158,7 @@ class Attempts(msgspec.Struct):
     _executor: Executor | None = None
 
     async def run(self) -> Any:
-        drive = self._drive
-        if drive.settings.replace_step is not None:
-            self._step = drive.settings.replace_step(self._step)
-        step = self._step
+        drive, step = self._drive, self._step
         drive.results.begin_work()
         try:
             result = await (self._until_done() if step.caching is None else self._cached(step.caching))
@@ -269,12 +268,14 @@ class Attempts(msgspec.Struct):
         if opened and (unknown := await self._resume_after(opened[-1])) is not None:
             unknown.started_at = opened[-1].started_at
             return unknown
-        self._executor = None if step.plan.executor is None else self._find_executor(step.plan.executor)
+        replace_step = drive.settings.replace_step
         while True:
             if not drive.may_start_now():
                 await drive.may_start()
             if drive.publisher.subscribers:
                 await self._publish_start()
+            step = self._step if replace_step is None else replace_step(self._step)
+            self._executor = None if step.plan.executor is None else self._find_executor(step.plan.executor)
             started_at = drive.clock.now()
             try:
                 # The function's own code, and what it starts, runs outside the body, and in a copy of its context: variables that
@@ -286,7 +287,7 @@ class Attempts(msgspec.Struct):
                 context.run(current.set, info)
                 drive.executing[step.key] = started_at
                 try:
-                    called = context.run(step.fn, *step.args) if step.plan.is_bare else self._called()
+                    called = context.run(step.fn, *step.args) if step.plan.is_bare else self._called(step)
                     value = await _await_in(context, called)
                 finally:
                     del drive.executing[step.key]
@@ -319,12 +320,31 @@ class Attempts(msgspec.Struct):
         error = self._as_exception(raised)
         if isinstance(error, StepTimeout):
             await self._publish(events.StepTimeoutEvent, error=error)
-        if isinstance(error, StepNotPicklable) or not self._step.plan.retry.wants(error, self._attempt):
+        if isinstance(error, StepNotPicklable) or not self._is_retried(error):
             if self._attempt > 1:
                 self._log_last_attempt(error)
             return self._failed(error, is_final=isinstance(raised, Exception))
         await self._pause(error)
         return None
+
+    def _is_retried(self, error: Exception) -> bool:
+        """Return whether the step is tried again after this error: not if the function that `Retry(on=)` has raises itself."""
+        try:
+            return self._step.plan.retry.wants(error, self._attempt)
+        except Exception as failure:  # noqa: BLE001 - a user's function may raise anything
+            run, key, what = self._drive.run, self._step.key, f"{type(failure).__name__}: {error_text(failure)}"
+            with contextlib.suppress(Exception):  # `__notes__` may be anything in a user's class
+                BaseException.add_note(error, f"not tried again, because the function of Retry(on=) raised {what}")
+            log.warning(
+                "step %s of run %r (%s) is not tried again, because the function of its Retry(on=) raised %s",
+                name_key(key),
+                run.id,
+                run.workflow,
+                what,
+                exc_info=failure,
+                extra=run_fields(run, key=key),
+            )
+            return False
 
     def _log_last_attempt(self, error: Exception) -> None:
         run, key = self._drive.run, self._step.key
@@ -386,7 +406,8 @@ class Attempts(msgspec.Struct):
 
     async def _pause(self, error: Exception) -> None:
         """Record which attempt is next and when, wait until then, and for a thread that is still at it."""
-        at = self._drive.clock.now() + round(self._step.plan.retry.wait_after(self._attempt) * MICROSECOND)
+        pause = round(self._step.plan.retry.wait_after(self._attempt, error) * MICROSECOND)
+        at = min(self._drive.clock.now() + pause, MAX_INSTANT)
         failed, self._attempt = self._attempt, self._attempt + 1
         opened = self._open(msgspec.json.encode(NextTry(at, msgspec.Raw(dump_error(error)))))
         if self._drive.publisher.subscribers:
@@ -426,56 +447,59 @@ class Attempts(msgspec.Struct):
             drive.results.running += may_unload
             drive.waits.remove(wait)
 
-    async def _called(self) -> Any:
-        """What the function gives, called once as its plan says."""
-        plan = self._step.plan
-        if plan.at_most_once or (plan.compensate is not None and self._step.key not in self._drive.calls.opened):
+    async def _called(self, step: StepCall) -> Any:
+        """What the function gives, called once as its plan says. A test may have another step called than the one asked for."""
+        plan = step.plan
+        if plan.at_most_once or (plan.compensate is not None and step.key not in self._drive.calls.opened):
             self._open(payload=b"null")  # the intent
             await self._drive.recorded()
         if plan.timeout is not None:
-            return await self._call_in_time(plan.timeout)
+            return await self._call_in_time(step, plan.timeout)
         if plan.is_async:
-            return await self._step.fn(*self._step.args)
-        return await self._call_in_executor()
+            return await step.fn(*step.args)
+        return await self._call_in_executor(step)
 
-    async def _call_in_time(self, timeout: float) -> Any:
+    async def _call_in_time(self, step: StepCall, timeout: float) -> Any:
         """What the function gives. Its time counts from the call: a plain function may have to wait for a thread before that.
 
         An executor of another process does not say when it calls the function: there the time counts from `submit`.
         """
-        plan, is_by_clock = self._step.plan, self._drive.settings.limits_steps_by_clock
+        plan, is_by_clock = step.plan, self._drive.settings.limits_steps_by_clock
         try:
             async with asyncio.timeout(timeout if plan.is_async and not is_by_clock else None) as limit:
                 if is_by_clock:
-                    return await self._call_until(self._drive.clock.now() + round(timeout * MICROSECOND), limit)
+                    return await self._call_until(step, self._drive.clock.now() + round(timeout * MICROSECOND), limit)
                 if plan.is_async:
-                    return await self._step.fn(*self._step.args)
+                    return await step.fn(*step.args)
                 return await self._call_in_executor(
-                    _LimitFromCall(limit, asyncio.get_running_loop(), timeout, contextvars.copy_context()).start
+                    step, _LimitFromCall(limit, asyncio.get_running_loop(), timeout, contextvars.copy_context()).start
                 )
         except TimeoutError as error:
             if limit.expired():
-                raise StepTimeout(self._step.key, timeout) from error
+                raise StepTimeout(step.key, timeout) from error
             raise
 
-    async def _call_until(self, at: int, limit: asyncio.Timeout) -> Any:
+    async def _call_until(self, step: StepCall, at: int, limit: asyncio.Timeout) -> Any:
         """What the function gives. Its time is over at this instant of a clock that is not the event loop's."""
         timer = self._drive.clock.call_at(at, lambda: limit.reschedule(asyncio.get_running_loop().time()))
         try:
-            return await (self._step.fn(*self._step.args) if self._step.plan.is_async else self._call_in_executor())
+            return await (step.fn(*step.args) if step.plan.is_async else self._call_in_executor(step))
         finally:
             timer.cancel()
 
-    async def _call_in_executor(self, on_call: Callable[[], None] | None = None) -> Any:
+    async def _call_in_executor(self, step: StepCall, on_call: Callable[[], None] | None = None) -> Any:
         """What a plain function gives, called in a thread of ours or by the executor of the step."""
         info = current_step()
-        call = self._submit(info, on_call)
+        call = self._submit(step, info, on_call)
         self._lingering = running = asyncio.wrap_future(call)
         try:
-            # Shielded: cancelling cannot stop a thread or a process, and whether it has ended must stay known.
-            value = await asyncio.shield(running)
+            # Cancelling cannot stop a thread or a process, and whether it has ended must stay known. Not with `asyncio.shield`:
+            # some versions of Python report what the function raises after that.
+            await _end_of(running)
+            value = running.result()
         except (asyncio.CancelledError, GeneratorExit):
             mark_cancelled(info)
+            running.add_done_callback(_drop_failure)
             call.add_done_callback(_close_result)  # not `running`: the loop may be closed before the thread ends
             if call.cancel():  # no thread has taken it, and none will
                 self._lingering = None
@@ -484,15 +508,15 @@ class Attempts(msgspec.Struct):
             self._lingering = None
             if self._executor is None:
                 raise
-            explained = explain_pickling(error, self._step.key, self._step.fn, self._step.args)
+            explained = explain_pickling(error, step.key, step.fn, step.args)
             if explained is None:
                 raise
             raise explained from error
         self._lingering = None
         return await value if inspect.isawaitable(value) else value
 
-    def _submit(self, info: StepInfo, on_call: Callable[[], None] | None) -> Future[Any]:
-        context, fn, args = contextvars.copy_context(), self._step.fn, self._step.args
+    def _submit(self, step: StepCall, info: StepInfo, on_call: Callable[[], None] | None) -> Future[Any]:
+        context, fn, args = contextvars.copy_context(), step.fn, step.args
         if self._executor is None:
             return self._drive.settings.threads.submit_patiently(functools.partial(context.run, call_plain, fn, args, on_call))
         call = SubmittedCall(self._executor, ExecutorCall(info, fn, args, context, on_call))
@@ -540,6 +564,19 @@ class _LimitFromCall(msgspec.Struct, frozen=True):
     def _reschedule(self, at: float) -> None:
         with contextlib.suppress(RuntimeError):  # the step has ended, or was cancelled
             self.limit.reschedule(at)
+
+
+def _end_of(running: asyncio.Future[Any]) -> asyncio.Future[None]:
+    """Return a future that is done when this one is. It may be cancelled on its own."""
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    running.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
+    return ended
+
+
+def _drop_failure(running: asyncio.Future[Any]) -> None:
+    """Retrieve what a function raised that nobody waits for any more, so that asyncio does not report it."""
+    if not running.cancelled():
+        running.exception()
 
 
 def _close_result(call: Future[Any]) -> None:

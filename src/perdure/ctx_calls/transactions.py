@@ -22,10 +22,10 @@ from typing import Any, Final
 import msgspec
 
 from perdure.codec import dump_error
-from perdure.ctx_calls.steps import AttemptResult, Attempts
+from perdure.ctx_calls.steps import AttemptResult, Attempts, StepCall
 from perdure.engine.recorder import RolledBack
 from perdure.errors import LeaseLost, PersistenceError, StepTimeout, TransactionFailed, ValueNotStorable
-from perdure.model.durations import MICROSECOND
+from perdure.model.durations import MAX_INSTANT, MICROSECOND
 from perdure.model.journal import Entry, NextTry
 from perdure.model.records import Item, Pulse
 from perdure.store import Transaction
@@ -84,24 +84,24 @@ class TransactionAttempts(Attempts):
     # Of the attempt that has succeeded: the transaction, and what ends it.
     _opened: tuple[Transaction, AsyncExitStack] | None = None
 
-    async def _called(self) -> AttemptResult:
+    async def _called(self, step: StepCall) -> AttemptResult:
         """The result of the function, whose transaction is left open; or the failure that it returned, with nothing left."""
         while True:
             try:
-                return await self._transact()
+                return await self._transact(step)
             except _UndoneError as undone:
                 return undone.result
             except _ConflictError:
                 self._conflicts += 1
             await asyncio.sleep(self._pause_after_conflict())
 
-    async def _transact(self) -> AttemptResult:
+    async def _transact(self, step: StepCall) -> AttemptResult:
         recorder = self._drive.recorder
         await recorder.hold()
         try:
             async with AsyncExitStack() as stack:
                 transaction = await self._begin(stack)
-                result = await self._work(transaction)
+                result = await self._work(step, transaction)
                 self._opened = transaction, stack.pop_all()
                 return result
         except BaseException:
@@ -114,11 +114,11 @@ class TransactionAttempts(Attempts):
         except (PersistenceError, LeaseLost) as failure:
             self._drive.stop_because(failure)
 
-    async def _work(self, transaction: Transaction) -> AttemptResult:
+    async def _work(self, step: StepCall, transaction: Transaction) -> AttemptResult:
         """The result of the function in this transaction. Raises to have it rolled back."""
         given = StepTransaction(transaction)
         try:
-            value = await self._call_in_transaction(transaction, given)
+            value = await self._call_in_transaction(step, transaction, given)
         except Exception as error:
             if self._conflicts < MOST_CONFLICTS and transaction.is_transient(error):
                 raise _ConflictError from error
@@ -132,8 +132,7 @@ class TransactionAttempts(Attempts):
             raise _UndoneError(result)
         return result
 
-    async def _call_in_transaction(self, transaction: Transaction, given: StepTransaction) -> Any:
-        step = self._step
+    async def _call_in_transaction(self, step: StepCall, transaction: Transaction, given: StepTransaction) -> Any:
         try:
             async with asyncio.timeout(step.plan.timeout) as limit:
                 if step.plan.is_async:
@@ -169,13 +168,13 @@ class TransactionAttempts(Attempts):
         if self._conflicts < MOST_CONFLICTS and transaction.is_transient(error):
             self._conflicts += 1
             pause = self._pause_after_conflict()
-        elif self._step.plan.retry.wants(error, self._attempt):
-            pause = self._step.plan.retry.wait_after(self._attempt)
+        elif self._is_retried(error):
+            pause = self._step.plan.retry.wait_after(self._attempt, error)
             self._attempt += 1
         else:
             return msgspec.structs.replace(entry, ok=False, payload=self._failed(error).payload)
         now = self._drive.clock.now()
-        next_try = NextTry(now + round(pause * MICROSECOND), msgspec.Raw(dump_error(error)))
+        next_try = NextTry(min(now + round(pause * MICROSECOND), MAX_INSTANT), msgspec.Raw(dump_error(error)))
         return msgspec.structs.replace(
             entry, phase="open", payload=msgspec.json.encode(next_try), attempt=self._attempt, started_at=now, ended_at=now
         )

@@ -91,6 +91,11 @@ class BodyTasks(TaskCreator):
         self.stirs = 0
         self.ended = 0
 
+    @property
+    def run_id(self) -> str | None:
+        """The id of the body's run, until its drive is over."""
+        return None if self.drive is None else str(self.drive.run.id)
+
     def all_ours(self) -> bool:
         """Whether every branch waits for us, so that nothing but us can move the body."""
         return len(self.alive) == self.ours

@@ -36,7 +36,9 @@ __all__ = [  # noqa: PLE0604 - built from the table, so that it cannot drift fro
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'perdure.kv' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"perdure.kv.{_MODULE_OF[name]}"), name)
+if not TYPE_CHECKING:  # checkers know the names above and no others
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'perdure.kv' has no attribute {name!r}")
+        return getattr(importlib.import_module(f"perdure.kv.{_MODULE_OF[name]}"), name)

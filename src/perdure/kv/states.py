@@ -27,7 +27,7 @@ class StatePersistence:
     """
 
     def __init__(self, kv: KeyValueStore, prefix: str = "workflow:state:") -> None:
-        self._kv = kv
+        self._kv = _check_store(kv)
         self._prefix = _check_prefix(prefix)
         self._is_owned = False
 
@@ -93,6 +93,16 @@ class StatePersistence:
         """The id of the state under this key, or None when the key is of another prefix: a star in a prefix matches any text."""
         prefix, colon, escaped = key.rpartition(":")
         return unescape_colons(escaped) if prefix + colon == self._prefix else None
+
+
+def _check_store(kv: KeyValueStore) -> KeyValueStore:
+    lacking = [name for name in ("get", "set", "delete", "exists", "keys") if not callable(getattr(kv, name, None))]
+    if lacking:
+        raise TypeError(
+            f"StatePersistence takes a key-value store, and {type(kv).__name__} has no {', '.join(lacking)}: pass "
+            "MemoryKeyValueStore(), another store of perdure.kv or one of your own, or call StatePersistence.open with a DSN"
+        )
+    return kv
 
 
 def _check_prefix(prefix: str) -> str:

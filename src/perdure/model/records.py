@@ -445,6 +445,14 @@ def encode_metadata(metadata: Any) -> bytes:
     return encoded
 
 
+def encode_users_metadata(metadata: Any) -> bytes:
+    """Return the metadata that a user gives a run as JSON. Raises TypeError, and ValueError for a field that is ours."""
+    encoded = encode_metadata(metadata)
+    if OWN_FIELD in metadata:
+        raise ValueError(f"metadata has {OWN_FIELD!r}, which only perdure writes; give it another name")
+    return encoded
+
+
 def load_metadata(stored: bytes) -> dict[str, Any]:
     """The metadata that the user stored with a run; an empty dict for what cannot be read."""
     try:

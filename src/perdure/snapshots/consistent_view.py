@@ -15,7 +15,7 @@ import msgspec
 from perdure.errors import SnapshotCorrupt
 from perdure.model.durations import moment
 from perdure.model.journal import Entry, entries_in_force
-from perdure.model.records import ENDED, OWN_FIELD, RunRow, Signal, Status, encode_metadata
+from perdure.model.records import ENDED, OWN_FIELD, RunRow, Signal, Status, encode_users_metadata
 from perdure.snapshots.parts import Execution, ExecutionStatus, LossWarning, StepResult
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.run_metadata import RunMetadata
@@ -194,5 +194,5 @@ def user_metadata(row: RunRow) -> dict[str, Any]:
 def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     if metadata is None:
         return {}
-    encode_metadata(dict(metadata) if isinstance(metadata, Mapping) else metadata)
+    encode_users_metadata(dict(metadata) if isinstance(metadata, Mapping) else metadata)
     return dict(metadata)

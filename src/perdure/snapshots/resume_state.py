@@ -17,6 +17,7 @@ from perdure.errors import SnapshotFormatError
 from perdure.snapshots.json_reader import Problems, copy_json, describe, write_text
 from perdure.snapshots.parts import AROUND_VALUES, Execution, ExecutionStatus, StepResult, check_and_copy
 from perdure.snapshots.resume_v1 import read_entry, write_entry
+from perdure.snapshots.run_metadata import read_run_metadata
 from perdure.snapshots.snapshot import Snapshot, raw_tree, read_snapshot
 from perdure.snapshots.validation import Fields, read_step
 
@@ -55,8 +56,8 @@ class ResumeState:
 def dump_state(state: ResumeState | Snapshot | dict[str, Any] | str | bytes, /, **metadata: Any) -> str:
     """The state as JSON text that `parse_state` and the TypeScript library read; `metadata` is added to the state's own.
 
-    A dict or JSON text of any shape that `parse_state` reads will do too. `SnapshotFormatError` when it is none, or a part of it
-    is no plain JSON.
+    A dict or JSON text of any shape that `parse_state` reads will do too. `SnapshotFormatError` when it is none, a part of it is
+    no plain JSON, or the metadata has something of its own under "perdure".
     """
     if isinstance(state, Snapshot):
         state = ResumeState.from_snapshot(state)
@@ -71,6 +72,7 @@ def dump_state(state: ResumeState | Snapshot | dict[str, Any] | str | bytes, /, 
 def _tree(state: ResumeState, metadata: dict[str, Any]) -> dict[str, Any]:
     entries = {key: write_entry(step) for key, step in state.steps.items()}
     merged = {**state.metadata, **metadata}
+    read_run_metadata(merged)  # or no run could go on from what is saved
     return {**state.extra, "version": 1, "entries": entries, **({"metadata": merged} if merged else {})}
 
 

@@ -163,5 +163,6 @@ def read_run_metadata(metadata: Any) -> RunMetadata | None:
         run_metadata = msgspec.json.decode(msgspec.json.encode(tree), type=RunMetadata)
         run_metadata.check()
     except (ValueError, TypeError, RecursionError) as reason:
-        raise SnapshotFormatError([(f"$.metadata.{OWN_FIELD}", f"cannot be read: {reason}")]) from None
+        why = f"cannot be read: {reason} (only perdure writes this field; give your metadata another name)"
+        raise SnapshotFormatError([(f"$.metadata.{OWN_FIELD}", why)]) from None
     return run_metadata

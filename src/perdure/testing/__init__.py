@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from perdure.testing.crashes import CrashReport as CrashReport
     from perdure.testing.crashes import crash_everywhere as crash_everywhere
     from perdure.testing.history import HistoryItem as HistoryItem
+    from perdure.testing.standstill import NothingMoves as NothingMoves
     from perdure.testing.stubs import Stub as Stub
     from perdure.testing.sync_runtime import SyncVirtualRuntime as SyncVirtualRuntime
     from perdure.testing.sync_runtime import runtime_sync as runtime_sync
@@ -21,6 +22,7 @@ _HOMES = {
     "crash_everywhere": "crashes",
     "ManualClock": "clock",
     "HistoryItem": "history",
+    "NothingMoves": "standstill",
     "RunCannotGoOn": "virtual_runtime",
     "Stub": "stubs",
     "SyncVirtualRuntime": "sync_runtime",
@@ -33,6 +35,7 @@ __all__ = [
     "CrashReport",
     "HistoryItem",
     "ManualClock",
+    "NothingMoves",
     "RunCannotGoOn",
     "Stub",
     "SyncVirtualRuntime",
@@ -43,10 +46,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name when it is first used: pytest's plugin is loaded where nothing of this is needed."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # checkers know the names above and no others
 
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        """Import a name when it is first used: pytest's plugin is loaded where nothing of this is needed."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -22,6 +22,8 @@ class Stub:
         self.target = target
         self.times = times
         self.calls: list[tuple[Any, ...]] = []
+        # How many attempts it stands for so far. Each of them calls it, but not at once if its intent is recorded first.
+        self._taken = 0
         self._answer = answer
 
     def __repr__(self) -> str:
@@ -29,13 +31,18 @@ class Stub:
 
     def fits(self, step: StepCall) -> bool:
         """Whether it stands for this step, and may be called once more."""
-        if self.times is not None and len(self.calls) >= self.times:
+        if self.times is not None and self._taken >= self.times:
             return False
         if isinstance(self.target, str):
             return self.target in (step.key, step.name)
         return bool(_innermost(step.fn) == _innermost(self.target)) and _has_same_self(step.fn, self.target)
 
-    async def call(self, *args: Any) -> Any:
+    def take(self) -> Callable[..., Any]:
+        """Return what one attempt of a step calls."""
+        self._taken += 1
+        return self._call
+
+    async def _call(self, *args: Any) -> Any:
         """Answer in place of the step's function."""
         self.calls.append(args)
         result = self._answer(*args)
@@ -60,15 +67,15 @@ class Stubs:
         return stub
 
     def replace(self, step: StepCall) -> StepCall:
-        """The step, or the same with the function of its stub."""
+        """Return what this attempt of the step calls: the step, or the same with the function of its stub."""
         self._steps[step.key] = None
         stub = next((each for each in self._stubs if each.fits(step)), None)
         if stub is None:
             return step
         plan = step.plan
-        is_bare = plan.timeout is None and not plan.at_most_once
+        is_bare = plan.timeout is None and not plan.at_most_once and plan.compensate is None
         plan = msgspec.structs.replace(plan, is_async=True, is_bare=is_bare, executor=None)
-        return msgspec.structs.replace(step, fn=stub.call, plan=plan)
+        return msgspec.structs.replace(step, fn=stub.take(), plan=plan)
 
     def problems(self) -> list[str]:
         """What is to be said of stubs that were not called, or less often than they were to be."""

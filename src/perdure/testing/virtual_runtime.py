@@ -33,6 +33,7 @@ from perdure.store import Store
 from perdure.testing.clock import EPOCH, ManualClock
 from perdure.testing.counted_store import CountedStore
 from perdure.testing.history import HistoryItem, assert_same_history, history_of
+from perdure.testing.standstill import NothingMoves, explain_wait, is_only_task
 from perdure.testing.stubs import _NOTHING, Stub, Stubs
 from perdure.worker.active_runs import active_runs
 
@@ -45,6 +46,8 @@ _QUIET_TURNS: Final = 5
 _QUIET_TURNS_UNSEEN: Final = 200
 # Between two looks at what threads and servers do in real time.
 _PAUSE_SECONDS: Final = 0.001
+# How many runs are named when none can move any more.
+_MOST_EXPLAINED: Final = 20
 
 
 class RunCannotGoOn(AssertionError):
@@ -55,6 +58,24 @@ class RunCannotGoOn(AssertionError):
 
     def __str__(self) -> str:
         return f"run {self.args[0]!r} cannot go on: {self.args[1]}"
+
+
+class _Standstill:
+    """Whether the runs that a test awaits have come to a standstill: at once where nothing is left to wait for in real time.
+
+    Otherwise another task of the test, or what a body waits for outside ctx, may go on with them: they get `patience` seconds.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._seen: tuple[int, list[RunInfo]] | None = None
+        self._since = 0.0
+
+    def is_reached(self, now: int, left: list[RunInfo], *, is_at_rest: bool) -> bool:
+        """Return whether these runs will not move any more, at this virtual time."""
+        if self._seen != (now, left):
+            self._seen, self._since = (now, left), time.monotonic()
+        return is_at_rest or time.monotonic() - self._since > self._patience
 
 
 class ScriptedAnswer(msgspec.Struct, eq=False):
@@ -84,8 +105,7 @@ class VirtualRun(Run[T_co]):
         return await self._runtime.wait_for(self.id)
 
     async def _value(self) -> T_co:
-        while isinstance(found := await self.outcome(), Suspended):  # noqa: ASYNC110 - what it waits for may come from anywhere
-            await asyncio.sleep(_PAUSE_SECONDS)
+        found: Outcome[T_co] = await self._runtime.wait_for(self.id, through_waits=True)
         return found.unwrap()
 
 
@@ -142,19 +162,27 @@ class VirtualRuntime(Runtime):
         async with self._moving:
             await self._settle()
 
-    async def wait_for(self, run_id: str) -> Outcome[Any]:
-        """The outcome of the run when it has ended, or when it waits for what time does not bring.
+    async def wait_for(self, run_id: str, *, through_waits: bool = False) -> Outcome[Any]:
+        """Return the outcome of the run when it has ended or, unless `through_waits`, waits for what time does not bring.
 
-        With `auto_skip=False` no time passes: then it is the outcome when everything is at rest.
+        With `auto_skip=False` no time passes: then it is the outcome when everything is at rest. Through waits it raises
+        `NothingMoves` when nothing is left that could end them.
         """
+        standstill = _Standstill(self._hang_after)
         while True:
             async with self._moving:
                 await self._settle()
                 row = await self._host.row(run_id)
-                if row.ended or not (self._auto_skip and await self._jump()):
+                if row.ended:
+                    return self._host.ended_outcome(row)
+                if self._auto_skip and await self._jump():
+                    continue
+                if not through_waits:
                     break
-        if row.ended:
-            return self._host.ended_outcome(row)
+                left = await self._unfinished()
+                if standstill.is_reached(self.clock.now(), left, is_at_rest=not active_runs.count(self._host) and is_only_task()):
+                    raise NothingMoves(run_id, [await self._explain_wait(info.id) for info in left[:_MOST_EXPLAINED]])
+            await asyncio.sleep(_PAUSE_SECONDS)  # what it waits for may come from another task of the test, or from a thread
         wake_at = None if row.wake_at is None or row.status == "running" else moment(row.wake_at)
         return Suspended(run_id, wake_at, tuple(each.by_user for each in row.waiting_for))
 
@@ -213,16 +241,13 @@ class VirtualRuntime(Runtime):
         if problems and kind is None and self.reports_unused:
             raise AssertionError("; ".join(problems))
 
-    if not TYPE_CHECKING:  # the signatures are those of Runtime
-
-        async def start(self, workflow: Any, /, *args: Any, **options: Any) -> VirtualRun[Any]:
-            return VirtualRun(self, (await super().start(workflow, *args, **options)).id)
-
-        async def get(self, run_id: str) -> VirtualRun[Any] | None:
-            return None if await super().get(run_id) is None else VirtualRun(self, run_id)
+    if not TYPE_CHECKING:  # the signature is that of Runtime
 
         async def run(self, workflow: Any, /, *args: Any, **options: Any) -> Outcome[Any]:
             return await self.wait_for((await self.start(workflow, *args, **options)).id)
+
+    def _run_with(self, run_id: str) -> VirtualRun[Any]:
+        return VirtualRun(self, run_id)
 
     async def _skip_to(self, target: int) -> None:
         async with self._moving:
@@ -237,7 +262,12 @@ class VirtualRuntime(Runtime):
         for info in unfinished:
             if info.problem is not None:
                 raise RunCannotGoOn(info.id, info.problem)
-        if at is None or not any(info.wake_at for info in unfinished):
+        if at is None:
+            return False
+        # Of a running one it is the end of its lease, which nothing waits for. What it does wait for comes before that.
+        leases = [instant(info.wake_at) for info in unfinished if info.status == "running" and info.wake_at is not None]
+        is_awaited = any(info.status != "running" and info.wake_at is not None for info in unfinished)
+        if not is_awaited and at >= min(leases, default=at):
             return False
         await self._advance_to(at)
         return True
@@ -298,6 +328,10 @@ class VirtualRuntime(Runtime):
     def _script(self, kind: str, name: str, run_id: str) -> ScriptedAnswer | None:
         """The next scripted answer of this name for this run."""
         return next((each for each in self._scripted if (each.kind, each.name) == (kind, name) and each.is_for(run_id)), None)
+
+    async def _explain_wait(self, run_id: str) -> str:
+        active = active_runs.find(self._host.store, run_id)
+        return explain_wait(await self._host.row(run_id), None if active is None else active.drive, self.clock.now())
 
     async def _unfinished(self) -> list[RunInfo]:
         found: list[RunInfo] = await self._counted.inner.list(RunFilter(status=UNFINISHED), limit=10_000)
