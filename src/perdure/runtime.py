@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, TypeVarT
 
 from perdure.aio.own_tasks import own_context
 from perdure.aio.threads import STEP_THREADS, ThreadPool
-from perdure.errors import InvalidInput, OnChange, OnDivergence
+from perdure.errors import InvalidInput, OnChange, OnDivergence, StepNotStopped
 from perdure.model.clock import Clock, NotBefore, SystemClock
 from perdure.model.durations import Duration, instant, microseconds, seconds
 from perdure.model.ids import check_id
@@ -238,7 +238,8 @@ class Runtime:
     async def work(self) -> None:
         """Work in the foreground until SIGTERM, SIGINT or cancellation; then let running steps end and give the runs back.
 
-        A Runtime has one worker: inside `async with` this waits for the one that works already, and stops it.
+        A Runtime has one worker: inside `async with` this waits for the one that works already, and stops it. Raises
+        `StepNotStopped` when a step ignores its cancellation and still runs.
         """
         if not self._concurrency:
             raise ValueError("a runtime with concurrency=0 is a client and works on nothing; give it a higher one")
@@ -252,6 +253,8 @@ class Runtime:
             raise RuntimeError("this Runtime works already, on another event loop; leave that one running instead")
         with stop_on_signals(worker.stop):
             await _wait_for_worker(worker, working)
+        if worker.left:
+            raise StepNotStopped(worker.left)
 
     async def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]:
         """The outcomes of up to `limit` due runs, each resumed once. A run that could not be driven has an `Err`.

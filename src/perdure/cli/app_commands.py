@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, TextIO
@@ -11,13 +12,16 @@ import msgspec
 from cyclopts import App, Parameter
 
 from perdure.cli.options import CommandFailed, JsonOption, call_runtime, load_runtime, parse_json
-from perdure.cli.output import print_json, print_table, print_text, report
+from perdure.cli.output import print_error, print_json, print_table, print_text, report
+from perdure.errors import StepNotStopped
 from perdure.model.logs import printable
 from perdure.operations.check_runs import CheckReport
 from perdure.operations.replay_check import RunCheck
 from perdure.runtime import Runtime
 
 _DEFAULT: Final = JsonOption()
+# The exit code of a worker that ends although a step still runs.
+NOT_STOPPED: Final = 3
 # What every log record has; the rest is what `extra=` gave it.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -64,7 +68,8 @@ def start(
 def worker(app: str, /, *, options: JsonOption = _DEFAULT) -> None:
     """Drive runs until SIGTERM or Ctrl-C.
 
-    Then running steps end, and the runs are given back. Log records go to stderr, with --json to stdout as lines of JSON.
+    Then running steps end, and the runs are given back. The exit code is 3 when a step ignores its cancellation and still runs.
+    Log records go to stderr, with --json to stdout as lines of JSON.
 
     Parameters
     ----------
@@ -75,7 +80,18 @@ def worker(app: str, /, *, options: JsonOption = _DEFAULT) -> None:
     _refuse_memory(runtime, app, "it would find no runs")
     if not logging.getLogger().handlers:  # the program may have set up logging itself
         _log_to(sys.stdout if options.json else sys.stderr, _JsonLines() if options.json else _TextLines())
-    call_runtime(runtime, lambda runtime: runtime.work())
+    call_runtime(runtime, _work)
+
+
+async def _work(runtime: Runtime) -> None:
+    try:
+        await runtime.work()
+    except StepNotStopped as left:
+        await runtime.close()
+        print_error(str(left))
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(NOT_STOPPED)  # neither the event loop nor threads that the step may have started are waited for
 
 
 def check(

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from perdure.aio.store_watch import POLL_SECONDS
+from perdure.engine.endings import give_up_left_tasks
 from perdure.errors import LeaseLost, PerdureError
 from perdure.model.clock import elapsed
 from perdure.model.durations import MICROSECOND, moment
@@ -70,6 +71,8 @@ class Worker:
         self._unclaimed = _UnclaimedRuns(queues)
         self.scheduler = Scheduler(host) if "schedules" in host.store.capabilities else None
         self._retention = RetentionWork(host, retention or {})
+        # When it has drained: what still runs although it was cancelled, in words.
+        self.left: list[str] = []
 
     @property
     def is_stopping(self) -> bool:
@@ -139,7 +142,13 @@ class Worker:
             finally:
                 self.registration.stop()
             await self.registration.remove()
-            log.info("worker %s has stopped, after %.1f s", self.name, elapsed() - started_at, extra=fields)
+            self.left = give_up_left_tasks()
+            seconds = elapsed() - started_at
+            if self.left:
+                left = ", and ".join(self.left)
+                log.warning("worker %s ends, after %.1f s, although this still runs: %s", self.name, seconds, left, extra=fields)
+            else:
+                log.info("worker %s has stopped, after %.1f s", self.name, seconds, extra=fields)
 
     def stop(self) -> None:
         """Claim nothing more; let running steps end and give the runs back."""
@@ -262,6 +271,8 @@ class Worker:
             until = "a signal" if outcome.wake_at is None else outcome.wake_at.isoformat(timespec="milliseconds")
             names = ", ".join(map(repr, outcome.waiting_for)) or "nothing else"
             log.info("run %r is suspended until %s, waiting for %s", row.id, until, names, extra=fields)
+        elif run.drive.executing:
+            log.warning("run %r is not given back while a step of it runs; its lease ends by itself", row.id, extra=fields)
         elif run.drive.is_continued:
             log.info("run %r starts over, in generation %d", row.id, row.generation, extra=fields)
         else:

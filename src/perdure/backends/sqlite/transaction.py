@@ -113,7 +113,7 @@ class _TransactionThread(ConnectionThread):
             call.error = error
         except BaseException as error:  # noqa: BLE001 - whatever it is, the caller gets it and the thread lives on
             call.fail(error, self.file.path)
-            self._close()
+            self._distrust()
 
 
 class SQLiteTransaction:
