@@ -77,17 +77,20 @@ class DatabaseFile:
         self.busy_timeout = BUSY_TIMEOUT
         self.lost_in_fork = False
         self._identity: _Identity | None = None
-        # The log and its index, `-wal` and `-shm`, that each open connection has, by the id of the connection. While there is
-        # one, SQLite removes neither, whatever other processes do.
-        self._logs: dict[int, _Logs] = {}
+        # The log and its index, `-wal` and `-shm`, of each open connection, by its owner. While a connection is open, SQLite
+        # removes neither, whatever other processes do.
+        self._logs: dict[object, _Logs] = {}
 
-    def check(self, connection: sqlite3.Connection | None = None) -> None:
-        """Raise `PersistenceError` when the files that were opened, here by this connection, are not those at the path."""
+    def check(self, owner: object = None) -> None:
+        """Raise `PersistenceError` when the files that were opened are not those at the path.
+
+        With the owner of a connection, the log that it has is looked at too.
+        """
         if self._identity is not None and self._identity != self._stat():
             raise self._error(
                 "the file was deleted or replaced while it was open; put it back, or close the store and open it again"
             )
-        if connection is not None and self._logs[id(connection)] != self._stat_logs():
+        if owner is not None and self._logs[owner] != self._stat_logs():
             raise self._log_error()
 
     def _check_logs(self) -> _Logs:
@@ -105,12 +108,12 @@ class DatabaseFile:
             "only the deleted log has. Then start them again"
         )
 
-    def forget(self, connection: sqlite3.Connection) -> None:
-        """Note that this connection is about to be closed: the last one to close removes the log."""
-        self._logs.pop(id(connection), None)
+    def forget(self, owner: object) -> None:
+        """Note that this owner is about to close its connection: the last one to be closed removes the log."""
+        self._logs.pop(owner, None)
 
-    def connect(self, *, read_only: bool = False, of_any_thread: bool = False) -> sqlite3.Connection:
-        """A connection of the calling thread, or of any: WAL in force, committing to disk as asked for."""
+    def connect(self, owner: object, *, read_only: bool = False, of_any_thread: bool = False) -> sqlite3.Connection:
+        """A connection of the calling thread, or of any: WAL in force, committing to disk as asked for. Each owner has one."""
         if self.lost_in_fork:
             raise self._error("this process was forked while a transaction was open; use start method 'spawn', or fork earlier")
         self.check()
@@ -136,7 +139,7 @@ class DatabaseFile:
             connection.close()
             raise
         self._identity = identity
-        self._logs[id(connection)] = logs
+        self._logs[owner] = logs
         return connection
 
     def _configure(self, connection: sqlite3.Connection) -> None:

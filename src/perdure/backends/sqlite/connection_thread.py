@@ -182,9 +182,9 @@ class ConnectionThread:
 
     def _open(self) -> WriterConnection:
         if self._connection is None:
-            self._connection = WriterConnection(self.file.connect(read_only=self._read_only))
+            self._connection = WriterConnection(self.file.connect(self, read_only=self._read_only))
         else:
-            self.file.check(self._connection.connection)
+            self.file.check(self)
         return self._connection
 
     def _distrust(self) -> None:
@@ -197,7 +197,7 @@ class ConnectionThread:
         opened = self._connection
         if opened is not None:
             try:
-                self.file.check(opened.connection)
+                self.file.check(self)
             except PerdureError:
                 with contextlib.suppress(sqlite3.Error):
                     opened.roll_back()
@@ -208,6 +208,6 @@ class ConnectionThread:
         """Close the connection, which rolls back what is open."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            self.file.forget(connection.connection)
+            self.file.forget(self)
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
