@@ -92,6 +92,7 @@ class Tuning(TypedDict, total=False):
     - `max_attempts`: how many attempts in a row may fail without recording anything before a run is `dead`.
     - `drain_after`: how long a worker that stops lets running steps go on; what is left then is called again elsewhere.
     - `cancel_grace`: how long a body that was cancelled may clean up; after that it is left, and its compensations run.
+    - `max_blocked`: how long the event loop may be blocked before other workers take its runs over. None: it is only logged.
     - `clock`: where the time comes from; for tests.
     """
 
@@ -99,6 +100,7 @@ class Tuning(TypedDict, total=False):
     max_attempts: int
     drain_after: Duration
     cancel_grace: Duration
+    max_blocked: Duration | None
     clock: Clock
 
 
@@ -565,13 +567,13 @@ class Runtime:
         return await require(self._store, "operators").count(self._run_filter(selection))
 
     async def stuck_runs(self, *, limit: int = 100, **selection: Unpack[RunSelection]) -> builtins.list[RunInfo]:
-        """Runs that have a problem, or have been due for a minute and were not claimed, selected as for `list`.
+        """Runs that have a problem, or were due for a minute and not claimed, or whose worker is blocked, selected as for `list`.
 
         `problem` says what it is.
         """
         wanted = self._run_filter(selection)
         check_positive(limit, "limit")
-        return await stuck_runs(self._store, wanted, limit, self._host.clock.store_now())
+        return await stuck_runs(self._store, await list_workers(self._host), wanted, limit, self._host.clock.store_now())
 
     async def check(
         self,
@@ -866,4 +868,14 @@ def _settings(tuning: Tuning) -> EngineSettings:
         max_attempts=tuning.get("max_attempts", 10),
         drain_after=seconds(tuning.get("drain_after", 10), what="drain_after"),
         cancel_grace=seconds(tuning.get("cancel_grace", 30), what="cancel_grace"),
+        max_blocked=_max_blocked(tuning.get("max_blocked", 60)),
     )
+
+
+def _max_blocked(length: Duration | None) -> float | None:
+    if length is None:
+        return None
+    found = seconds(length, what="max_blocked")
+    if found <= 0:
+        raise ValueError(f"max_blocked must be longer than zero, or None for no limit, not {length!r}")
+    return found

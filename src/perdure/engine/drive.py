@@ -224,7 +224,9 @@ class Drive:
         self._held: HeldLease | None = None
         self._heartbeat = heartbeat
         if heartbeat is not None:
-            self._held = HeldLease(claim.lease, ttl, asked_at, self.clock, pulsed, self._lost, self.executing)
+            self._held = HeldLease(
+                claim, ttl, asked_at, self.clock, pulsed, self._lost, self.executing, self.tasks, settings.max_blocked
+            )
             heartbeat.hold(self._held)
         self._main: asyncio.Task[None] | None = None
         # Done when there is something that `drive` has to deal with.

@@ -178,7 +178,7 @@ def _describe(view: View, under_way: _UnderWay) -> RunDescription:
         attempts=row.attempts,
         held=row.held,
         cancel_requested=row.cancel_requested and not row.ended,
-        worker=_worker_of(row),
+        worker=worker_of(row),
         lease_owner=row.lease_owner,
         lease_until=_moment(row.lease_until),
         waiting_for=tuple(map(WaitingFor.of, row.waiting_for)),
@@ -200,7 +200,7 @@ def _describe(view: View, under_way: _UnderWay) -> RunDescription:
     )
 
 
-def _worker_of(row: RunRow) -> str | None:
+def worker_of(row: RunRow) -> str | None:
     """The holder of the lease. A store on this machine names a process so that its end can be noticed; that is long."""
     if row.lease_owner is None:
         return None

@@ -1,7 +1,14 @@
-"""Which runs do not go on by themselves: those that met a problem, and those that no worker has claimed in time."""
+"""Which runs do not go on by themselves.
+
+They have met a problem, no worker has claimed them in time, or their worker gives no sign of life although its leases are renewed:
+the renewals come from a thread of their own, so its event loop is blocked.
+"""
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -9,7 +16,9 @@ import msgspec
 from perdure.model.durations import MICROSECOND, instant
 from perdure.model.records import RunInfo, RunRow, Status
 from perdure.model.run_filter import RunFilter
+from perdure.operations.describe_run import worker_of
 from perdure.store import OperatorStore, Store, require
+from perdure.worker.worker_registry import WorkerInfo
 
 # A run that has been due for longer should have been claimed: workers look every few seconds.
 _OVERDUE_AFTER: Final = 60 * MICROSECOND
@@ -18,8 +27,9 @@ _PAGE: Final = 1000
 _WITH_PROBLEM: Final[tuple[Status, ...]] = ("pending", "running")
 
 
-async def stuck_runs(store: Store, wanted: RunFilter, limit: int, now: int | None) -> list[RunInfo]:
-    """Up to `limit` runs that have a problem, or have been due for more than a minute and were not claimed."""
+async def stuck_runs(store: Store, workers: Sequence[WorkerInfo], wanted: RunFilter, limit: int, now: int | None) -> list[RunInfo]:
+    """Up to `limit` runs that have a problem, were not claimed in more than a minute, or whose worker is blocked."""
+    silent = _silent(workers)
     operators = require(store, "operators")
     found = await _runs_with_problem(store, wanted, limit)
     if len(found) < limit:
@@ -31,7 +41,24 @@ async def stuck_runs(store: Store, wanted: RunFilter, limit: int, now: int | Non
                 found[run_id] = _overdue(row, at, is_limited=row.queue in limited)
             if len(found) >= limit:
                 break
-    return list(found.values())
+        for info in await _runs_of_silent_workers(store, wanted, silent, at) if len(found) < limit else ():
+            found.setdefault(info.id, info)
+    return list(found.values())[:limit]
+
+
+async def _runs_of_silent_workers(store: Store, wanted: RunFilter, silent: Mapping[str, datetime], at: int) -> list[RunInfo]:
+    """The runs whose leases are renewed by workers of which nothing else is seen. `silent` has when that was, by their names."""
+    found: list[RunInfo] = []
+    if not silent or "running" not in wanted.statuses:
+        return found
+    for info in await store.list(msgspec.structs.replace(wanted, status=("running",)), limit=_PAGE):
+        row = await store.get(info.id)
+        worker = None if row is None else worker_of(row)
+        if row is not None and worker in silent and row.lease_until is not None and row.lease_until > at:
+            seconds = (at - instant(silent[worker])) // MICROSECOND
+            problem = f"its worker {worker} has given no sign of life for {seconds} s, but renews its lease: its event loop is blocked"
+            found.append(msgspec.structs.replace(info, problem=row.problem or problem))
+    return found
 
 
 async def _runs_with_problem(store: Store, wanted: RunFilter, limit: int) -> dict[str, RunInfo]:
@@ -56,8 +83,23 @@ async def _due_since(store: OperatorStore, at: int) -> list[str]:
     return list(ids)
 
 
+def _silent(workers: Sequence[WorkerInfo]) -> dict[str, datetime]:
+    """When the workers that are silent were last seen, by what a lease says of its holder.
+
+    Leases name a process, so a process that has another worker, or has one again, is left out.
+    """
+    alive = {name for worker in workers if not worker.is_silent for name in _names(worker)}
+    seen = {name: worker.seen_at for worker in sorted(workers, key=lambda each: each.seen_at) for name in _names(worker)}
+    return {name: at for name, at in seen.items() if name not in alive}
+
+
+def _names(worker: WorkerInfo) -> tuple[str, ...]:
+    return (worker.name, f"process {worker.pid}") if worker.host == socket.gethostname() else (worker.name,)
+
+
 def _overdue(row: RunRow, now: int, *, is_limited: bool) -> RunInfo:
     late = (now - (row.wake_at or row.updated_at)) // MICROSECOND
     why = f"; its queue {row.queue!r} has limits" if is_limited else ""
-    problem = row.problem or f"due for {late} s, and no worker has claimed it{why}"
+    lost = "" if row.status != "running" else f"its worker {worker_of(row)} has not renewed its lease, and may be dead or blocked; "
+    problem = row.problem or f"{lost}due for {late} s, and no worker has claimed it{why}"
     return msgspec.structs.replace(RunInfo.of(row), problem=problem)

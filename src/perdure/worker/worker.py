@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from perdure.aio.store_watch import POLL_SECONDS
 from perdure.engine.endings import give_up_left_tasks
+from perdure.engine.heartbeat import describe_blockage
 from perdure.errors import LeaseLost, PerdureError
 from perdure.model.clock import elapsed
 from perdure.model.durations import MICROSECOND, moment
@@ -87,6 +88,10 @@ class Worker:
     def count_driven(self) -> int:
         """How many runs it drives now."""
         return active_runs.count(self)
+
+    def describe_blockage(self) -> str | None:
+        """For how long its event loop has been blocked, and where; None when it is not, or it drives no runs."""
+        return describe_blockage(self._loop)
 
     def seconds_without_claim(self) -> float:
         """For how long it has had room for another run, and no claim of it was answered."""
