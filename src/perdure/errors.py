@@ -213,8 +213,8 @@ class StepNotStopped(PerdureError):
 
     def __str__(self) -> str:
         return (
-            f"the worker has stopped, but {', and '.join(self.args[0])}: cancelled when drain_after was over, it goes on. Its run was "
-            "not given back; let the function end at CancelledError"
+            f"the worker has stopped, but {', and '.join(self.args[0])}: cancelled when drain_after was over, it goes on. "
+            "Its run was not given back; let the function end at CancelledError"
         )
 
 

@@ -196,7 +196,7 @@ async def test_leases_are_renewed_once_the_thread_for_it_can_be_started(
     claim = (await store.create(new_run("r1"), ttl=ttl)).claim
     assert claim is not None
     pulses: list[Pulse] = []
-    held = HeldLease(claim, ttl, elapsed(), SystemClock(), pulses.append, lambda: None, {}, BodyTasks(), None)
+    held = HeldLease(claim, ttl, elapsed(), SystemClock(), pulses.append, lambda: None, {}, body=BodyTasks(), max_blocked=None)
     beat = heartbeat_of(store, ttl)
     beat.hold(held)
     await asyncio.sleep(ttl / 4)

@@ -188,14 +188,8 @@ def watched() -> tuple[WatchedLoop, list[Any]]:
     """A loop that answers when the test says so, by calling what is in the list."""
     asked: list[Any] = []
 
-    class Loop(asyncio.AbstractEventLoop):
-        def call_soon_threadsafe(self, callback: Any, *args: Any, **_: Any) -> Any:
-            asked.append(callback)
-
-        def is_running(self) -> bool:
-            return True
-
-    return WatchedLoop(Loop()), asked
+    loop: Any = SimpleNamespace(call_soon_threadsafe=asked.append, is_running=lambda: True)
+    return WatchedLoop(loop), asked
 
 
 def test_a_process_that_stood_still_was_not_blocked(said: Said) -> None:

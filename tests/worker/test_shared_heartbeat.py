@@ -137,7 +137,7 @@ def test_a_store_that_cannot_be_remembered_gets_one_each_time() -> None:
 async def hold(store: Store, run_id: str, ttl: float, beat: Heartbeat, clock: Clock = CLOCK) -> HeldLease:
     claim = (await store.create(new_run(run_id), ttl=ttl)).claim
     assert claim is not None
-    held = HeldLease(claim, ttl, 0.0, clock, lambda _: None, lambda: None, {}, BodyTasks(), None)
+    held = HeldLease(claim, ttl, 0.0, clock, lambda _: None, lambda: None, {}, body=BodyTasks(), max_blocked=None)
     beat.hold(held)
     return held
 

@@ -120,9 +120,7 @@ def test_a_process_does_not_stay_for_a_step_that_ignores_its_cancellation(
         assert runtime.resume("s1") == Ok("done elsewhere")  # with the process its lease has ended
 
 
-async def test_a_run_whose_step_ignores_its_cancellation_is_not_given_back(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_whose_step_ignores_its_cancellation_is_not_given_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perdure.engine.endings.CLOSING_SECONDS", 0.05)
     started, is_over = asyncio.Event(), asyncio.Event()
 
@@ -137,10 +135,12 @@ async def test_a_run_whose_step_ignores_its_cancellation_is_not_given_back(
         return await ctx.step("first", lambda: "recorded") + await ctx.step(hold)
 
     flow = Workflow("flow", body)
+    runtime = Runtime(store, [flow], drain_after=0.05)
+    await runtime.__aenter__()
+    await runtime.start(flow, id="f1")
+    await started.wait()
     with pytest.warns(PerdureWarning, match="step 'hold' does not end when it is cancelled"):
-        async with Runtime(store, [flow], drain_after=0.05) as runtime:
-            await runtime.start(flow, id="f1")
-            await started.wait()
+        await runtime.__aexit__(None, None, None)
     row = await store.get("f1")
     assert row is not None
     assert row.status == "running"

@@ -72,8 +72,10 @@ def _awaiting_frames(awaited: Any) -> Iterator[FrameType]:
         if frame is None:
             return
         yield frame
-        is_step = frame.f_code is await_in.__code__
-        awaited = frame.f_locals.get("coroutine") if is_step else getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
+        if frame.f_code is await_in.__code__:
+            awaited = frame.f_locals.get("coroutine")
+        else:
+            awaited = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
 
 
 def _innermost(frames: list[FrameType]) -> CodePlace | None:

@@ -6,7 +6,7 @@ way, so that an operator can see what a run does now.
 A renewal that has no reply after a quarter of the ttl is not given up, since the server may only be slow; but another is sent
 through a handle with connections of its own, since the connection may be silent. So a lease outlasts one silent connection,
 whatever time-outs the store's own statements have.
-A loop that is blocked for longer than `max_blocked` keeps its leases no more: they end, and other workers take over (`loop_watch`).
+A loop that is blocked for longer than `max_blocked` keeps its leases no more (`loop_watch`): they end, and others take over.
 The holder has its own deadline, on a clock that also counts while the machine sleeps: if no renewal has succeeded by then, it
 stops by itself, before another process can claim the run.
 """
@@ -62,6 +62,7 @@ class HeldLease:
         on_pulse: Callable[[Pulse], None],
         on_lost: Callable[[], None],
         running_steps: dict[str, int],
+        *,
         body: BodyTasks,
         max_blocked: float | None,
     ) -> None:

@@ -96,5 +96,9 @@ class WatchedLoop:
         else:
             run, others = executing.run, len(held) - 1
             log.warning(
-                "run %r has blocked the event loop for %s; %d other runs stand still", run.id, described, others, extra=run_fields(run)
+                "run %r has blocked the event loop for %s; %d other runs stand still",
+                run.id,
+                described,
+                others,
+                extra=run_fields(run),
             )

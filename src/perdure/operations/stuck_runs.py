@@ -1,7 +1,7 @@
 """Which runs do not go on by themselves.
 
-They have met a problem, no worker has claimed them in time, or their worker gives no sign of life although its leases are renewed:
-the renewals come from a thread of their own, so its event loop is blocked.
+They have met a problem, no worker has claimed them in time, or their worker gives no sign of life but renews its leases: the
+renewals come from a thread of their own, so its event loop is blocked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _PAGE: Final = 1000
 _WITH_PROBLEM: Final[tuple[Status, ...]] = ("pending", "running")
 
 
-async def stuck_runs(store: Store, workers: Sequence[WorkerInfo], wanted: RunFilter, limit: int, now: int | None) -> list[RunInfo]:
+async def stuck_runs(
+    store: Store, workers: Sequence[WorkerInfo], wanted: RunFilter, limit: int, now: int | None
+) -> list[RunInfo]:
     """Up to `limit` runs that have a problem, were not claimed in more than a minute, or whose worker is blocked."""
     silent = _silent(workers)
     operators = require(store, "operators")
@@ -54,9 +56,10 @@ async def _runs_of_silent_workers(store: Store, wanted: RunFilter, silent: Mappi
     for info in await store.list(msgspec.structs.replace(wanted, status=("running",)), limit=_PAGE):
         row = await store.get(info.id)
         worker = None if row is None else worker_of(row)
-        if row is not None and worker in silent and row.lease_until is not None and row.lease_until > at:
-            seconds = (at - instant(silent[worker])) // MICROSECOND
-            problem = f"its worker {worker} has given no sign of life for {seconds} s, but renews its lease: its event loop is blocked"
+        seen_at = None if worker is None else silent.get(worker)
+        if row is not None and seen_at is not None and row.lease_until is not None and row.lease_until > at:
+            late = (at - instant(seen_at)) // MICROSECOND
+            problem = f"its worker {worker} gave no sign of life for {late} s, but renews its lease: its event loop is blocked"
             found.append(msgspec.structs.replace(info, problem=row.problem or problem))
     return found
 
@@ -100,6 +103,8 @@ def _names(worker: WorkerInfo) -> tuple[str, ...]:
 def _overdue(row: RunRow, now: int, *, is_limited: bool) -> RunInfo:
     late = (now - (row.wake_at or row.updated_at)) // MICROSECOND
     why = f"; its queue {row.queue!r} has limits" if is_limited else ""
-    lost = "" if row.status != "running" else f"its worker {worker_of(row)} has not renewed its lease, and may be dead or blocked; "
+    lost = (
+        f"its worker {worker_of(row)} has not renewed its lease, and may be dead or blocked; " if row.status == "running" else ""
+    )
     problem = row.problem or f"{lost}due for {late} s, and no worker has claimed it{why}"
     return msgspec.structs.replace(RunInfo.of(row), problem=problem)

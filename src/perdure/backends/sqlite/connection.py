@@ -103,9 +103,9 @@ class DatabaseFile:
     def _log_error(self) -> PersistenceError:
         name = os.path.basename(self.path)
         return self._error(
-            f"{name}-wal or {name}-shm was deleted or replaced while the database was open. This call wrote nothing, and its run is "
-            "tried again. End every program that has the database open, but not with SIGKILL: the last one to close it saves what "
-            "only the deleted log has. Then start them again"
+            f"{name}-wal or {name}-shm was deleted or replaced while the database was open. This call wrote nothing, and its run "
+            "is tried again. End every program that has the database open, but not with SIGKILL: the last one to close it saves "
+            "what only the deleted log has. Then start them again"
         )
 
     def forget(self, owner: object) -> None:
