@@ -16,8 +16,8 @@ from typing import Any, Final
 import pytest
 
 from perdure import Context, Ok, Runtime, Workflow, stores
+from perdure.aio.loop_watch import WatchedLoop
 from perdure.engine import heartbeat
-from perdure.engine.loop_watch import WatchedLoop
 from perdure.store import Store
 from tests.worker.flows import PATIENCE, Gate, client, soon
 

@@ -224,9 +224,9 @@ class Drive:
         self._held: HeldLease | None = None
         self._heartbeat = heartbeat
         if heartbeat is not None:
-            body, max_blocked = self.tasks, settings.max_blocked
+            tasks, max_blocked = self.tasks, settings.max_blocked
             self._held = HeldLease(
-                claim, ttl, asked_at, self.clock, pulsed, self._lost, self.executing, body=body, max_blocked=max_blocked
+                claim, ttl, asked_at, self.clock, pulsed, self._lost, self.executing, body=tasks, max_blocked=max_blocked
             )
             heartbeat.hold(self._held)
         self._main: asyncio.Task[None] | None = None

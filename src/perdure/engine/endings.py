@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from perdure.aio.code_places import CodePlace, innermost_place
 from perdure.codec import Codec
 from perdure.codec.outcomes import Ending, Hints, run_ending
 from perdure.engine.body_tasks import BodyTasks
-from perdure.engine.code_places import place_of_task
 from perdure.engine.keyed_calls import Calls
 from perdure.engine.replay_order import MOST_TURNS, QUIET_TURNS_AFTER_END
 from perdure.errors import CompensationFailed, DeadlineExceeded, PerdureWarning, RunCancelled, RunDead, SnapshotMismatch
@@ -25,6 +26,7 @@ from perdure.model.journal import Entry, entries_in_force
 from perdure.model.logs import log
 from perdure.model.records import NewInput, RunRow
 from perdure.result import Err
+from perdure.stepspec import StepInfo, await_in, current
 
 # How long a body may take to end once it was cancelled. It is discarded then; only its own clean-up is cut short.
 CLOSING_SECONDS: Final = 5.0
@@ -159,8 +161,33 @@ def _leave(run_id: str, task: asyncio.Task[Any]) -> None:
 
 def _what_runs(task: asyncio.Task[Any]) -> tuple[str, str]:
     """A task of a body in words: the step or other code that it runs, and where that is."""
-    key, place = place_of_task(task)
+    key, place = _place_of_task(task)
     return "a task of it" if key is None else f"step {key!r}", "" if place is None else f"; it is at {place}"
+
+
+def _place_of_task(task: asyncio.Task[Any]) -> tuple[str | None, CodePlace | None]:
+    """The key of the step in whose function a task of a body waits, and the place where it does."""
+    frames, key = [], None
+    for frame in _awaiting_frames(task.get_coro()):
+        if frame.f_code is await_in.__code__:
+            info = frame.f_locals["context"].get(current)
+            key = info.key if isinstance(info, StepInfo) else key
+        frames.append(frame)
+    return key, innermost_place(frames)
+
+
+def _awaiting_frames(awaited: Any) -> Iterator[FrameType]:
+    """The frames of a coroutine that waits, the outermost first."""
+    while awaited is not None:
+        kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(awaited, f"{kind}_frame")), None)
+        frame: FrameType | None = None if kind is None else getattr(awaited, f"{kind}_frame")
+        if frame is None:
+            return
+        yield frame
+        if frame.f_code is await_in.__code__:
+            awaited = frame.f_locals.get("coroutine")
+        else:
+            awaited = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
 
 
 def give_up_left_tasks() -> list[str]:

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from typing import Final
 
 from perdure.aio.loop_thread import LoopThread
+from perdure.aio.loop_watch import LOOK_EVERY, WatchedLoop
 from perdure.engine.body_tasks import BodyTasks
-from perdure.engine.loop_watch import LOOK_EVERY, WatchedLoop
 from perdure.errors import PersistenceError
 from perdure.model.clock import Clock, elapsed
 from perdure.model.records import Claim, Pulse

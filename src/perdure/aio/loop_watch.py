@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from perdure.engine.code_places import CodePlace, is_in_debugger, place_in_thread
+from perdure.aio.code_places import CodePlace, is_in_debugger, place_in_thread
 from perdure.model.logs import LoggedRun, log, run_fields
 
 LOOK_EVERY: Final = 1.0

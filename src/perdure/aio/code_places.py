@@ -6,16 +6,13 @@ packages are passed over.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NamedTuple
-
-from perdure.stepspec import StepInfo, await_in, current
+from typing import Final, NamedTuple
 
 _OWN: Final = str(Path(__file__).parent.parent) + os.sep
 _LIBRARY: Final = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
@@ -35,20 +32,9 @@ class CodePlace(NamedTuple):
         return f"{self.file}:{self.line} in {self.function}"
 
 
-def place_of_task(task: asyncio.Task[Any]) -> tuple[str | None, CodePlace | None]:
-    """The key of the step in whose function a task of a body waits, and the place where it does."""
-    frames, key = [], None
-    for frame in _awaiting_frames(task.get_coro()):
-        if frame.f_code is await_in.__code__:
-            info = frame.f_locals["context"].get(current)
-            key = info.key if isinstance(info, StepInfo) else key
-        frames.append(frame)
-    return key, _innermost(frames)
-
-
 def place_in_thread(thread_id: int) -> CodePlace | None:
     """Where this thread is. None when it has ended, or is in no code but perdure's and that of the standard library."""
-    return _innermost(list(_frames_of(thread_id))[::-1])
+    return innermost_place(list(_frames_of(thread_id))[::-1])
 
 
 def is_in_debugger(thread_id: int) -> bool:
@@ -64,21 +50,7 @@ def _frames_of(thread_id: int) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _awaiting_frames(awaited: Any) -> Iterator[FrameType]:
-    """The frames of a coroutine that waits, the outermost first."""
-    while awaited is not None:
-        kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(awaited, f"{kind}_frame")), None)
-        frame: FrameType | None = None if kind is None else getattr(awaited, f"{kind}_frame")
-        if frame is None:
-            return
-        yield frame
-        if frame.f_code is await_in.__code__:
-            awaited = frame.f_locals.get("coroutine")
-        else:
-            awaited = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
-
-
-def _innermost(frames: list[FrameType]) -> CodePlace | None:
+def innermost_place(frames: list[FrameType]) -> CodePlace | None:
     """The place in the last of these frames that is the user's; without one, in the last that is an installed package's."""
     others = [frame for frame in frames if not _is_library(frame.f_code.co_filename)]
     own = [frame for frame in others if not any(part in frame.f_code.co_filename for part in _INSTALLED)]
