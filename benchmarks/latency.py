@@ -22,12 +22,12 @@ from typing import Final, NamedTuple
 
 from perdure import Runtime
 from tests.backends import fleet_worker
-from tests.backends.registry import FILES, LIBSQL, MONGO, MYSQL, POSTGRES, REDIS, SQLITE, Backend
+from tests.backends.registry import LIBSQL, MONGO, MYSQL, POSTGRES, REDIS, SQLITE, Backend
 from tests.servers.process import ServerMissing
 
 ROOT: Final = Path(__file__).parent.parent
-STORES: Final = {backend.name: backend for backend in (SQLITE, FILES, POSTGRES, REDIS, MONGO, MYSQL, LIBSQL)}
-# Seconds. SQLite and files have no notifications, but a worker looks every 50 ms whether the file has changed.
+STORES: Final = {backend.name: backend for backend in (SQLITE, POSTGRES, REDIS, MONGO, MYSQL, LIBSQL)}
+# Seconds. SQLite has no notifications, but a worker looks every 50 ms whether the file has changed.
 GOALS: Final = {"postgres": 0.05, "redis": 0.05, "mongo": 0.05}
 GOAL_ELSEWHERE: Final = 1.0
 # MongoDB's server is emulated here: its figures are reported, and compared with no goal.

@@ -51,9 +51,10 @@ HARMLESS: Final = (
     ("zoneinfo/_common.py", {"load_data", "load_tzdata"}),
     # A workflow reads its own source when it is defined, like an import; defined later the file might be another already.
     ("perdure/definition.py", {"definition_hash"}),
+    # The scripts of Redis are read once, when their module is imported.
+    ("backends/redis/scripts.py", {"_read"}),
     # A store looks where its path leads when it is made, once; everything else it does in its threads.
     ("backends/sqlite/store.py", {"_check_path"}),
-    ("backends/files/store.py", {"_check_path"}),
     ("kv/sqlite.py", {"_check_path"}),
     ("kv/files.py", {"_check_path"}),
     # asyncmy reads its own version when it is imported.

@@ -17,6 +17,8 @@ PAGES: Final = sorted(DOCS.rglob("*.md"))
 PROGRAM: Final = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 FENCED: Final = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LINK: Final = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]*))?\)")
+# README once denied four features that were there.
+MISSING: Final = re.compile(r"not\s+in\s+this\s+version|not\s+there\s+yet|has\s+room\s+for", re.IGNORECASE)
 ROWS: Final = Path(__file__).parent / "snapshots" / "test_coming_from.py"
 PROGRAMS: Final = [
     pytest.param(program, printed, id=f"{page.stem}-{number}")
@@ -46,6 +48,11 @@ def test_links_lead_to_files_and_headings_that_are_there(page: Path) -> None:
     found = [((page.parent / name).resolve() if name else page, heading) for name, heading in LINK.findall(text)]
     assert [target for target, _ in found if not target.exists()] == []
     assert [(target, heading) for target, heading in found if heading and heading not in _headings(target)] == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
+def test_no_page_lists_what_is_missing(page: Path) -> None:
+    assert MISSING.findall(page.read_text()) == []
 
 
 def _headings(page: Path) -> set[str]:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Final
 
@@ -27,13 +28,13 @@ DRIVERS: Final = frozenset({"cli", "dashboard", "integrations", "backends", "kv"
 EXTRAS: Final = frozenset({("src/perdure/model/recurrence.py", "cronsim")})
 
 PROMISE: Final = """
-A step's function runs at least once, and never again after its result has reached the workflow: a step that returned is
-recorded. The result is recorded at most once, by the one worker that holds the run's current epoch, and every later
-replay returns it. A worker that lost its lease may finish a side effect, but can never change the run. An acknowledged
-record survives process death and, with the stated store settings, power loss. A signal that the store accepted is
-delivered exactly once. A run that no longer fits its code stops before it repeats an effect, and goes on when the code
-fits again. For effects outside the store there are an idempotency key (`current_step().idempotency_key`),
-`at_most_once=True`, and transactional steps.
+A step's function runs at least once. Once its result is saved, it never runs again: every replay returns the saved result, and
+the workflow sees a result only after it is saved. Only the worker that holds the run's lease can save results; a worker that
+lost its lease may finish a side effect, but cannot change the run. A saved result survives the death of the process and, with
+the settings stated for each store, a power failure. A signal that the store accepted is delivered exactly once. If new code
+cannot replay an old run, perdure stops the run before it repeats an effect, and resumes it once the code fits. For effects
+outside the store use the step's idempotency key (`current_step().idempotency_key`), `at_most_once=True`, or a transactional
+step.
 """
 
 # Package registries, and directories that exist on one machine only.
@@ -131,6 +132,13 @@ def test_readme_makes_the_promise_word_for_word() -> None:
 def _words(text: str) -> str:
     """One line, without the marks of a quotation."""
     return " ".join(re.sub(r"^> ?", "", text, flags=re.MULTILINE).split())
+
+
+def test_readme_names_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    named = re.search(r"`pip install '\.\[([\w,]+)\]'`\. There are ([^.]+)\.", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert named is not None
+    assert set(re.findall(r"\w+", named[2])) - {"and"} == extras.keys() >= set(named[1].split(","))
 
 
 def test_readme_is_short() -> None:

@@ -98,7 +98,7 @@ class Options(msgspec.Struct, frozen=True):
     on_changed_arguments: OnChange = "warn"
     on_unknown_steps: OnChange = "warn"
     on_definition_change: OnChange = "warn"
-    on_divergence: OnDivergence = "stop"
+    on_divergence: OnDivergence | None = None
     executors: Mapping[str, Executor] = msgspec.field(default_factory=dict)
 
     @classmethod

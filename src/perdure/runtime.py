@@ -116,7 +116,8 @@ class Runtime:
     - `on_changed_arguments`: what happens when a recorded step is called with other arguments: `warn`, `error` or `ignore`.
     - `on_unknown_steps`: what happens when a finished body never asked for a recorded step: `warn`, `error` or `ignore`.
     - `on_definition_change`: what happens when a run goes on in other code: `warn`, `error` or `ignore`.
-    - `on_divergence`: `stop`, or `run`: go on although the code asks for something new while recorded results are left over.
+    - `on_divergence`: what happens when the code asks for something new while recorded results are unused: `stop`, or `run` it
+      all the same. By default `stop`, but `run` where these results come from a snapshot or resume state.
     - `executors`: executors by name, for steps with `executor="name"`.
     - `concurrency`: how many runs are driven at a time in this process, and how many threads plain steps have. 0 is a client.
     - `lease_ttl`: how long a worker may be silent before its runs are taken over. Leases are renewed after each third of it.

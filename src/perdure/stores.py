@@ -16,14 +16,13 @@ import os
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, ParamSpec, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from perdure.backends.base import dsn as _dsn
 from perdure.store import FullStore, Store
 
 if TYPE_CHECKING:
-    from perdure.backends.files import FilesStore
     from perdure.backends.key_value import KeyValueRunStore
     from perdure.backends.libsql import LibsqlStore
     from perdure.backends.memory.store import MemoryStore
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "files",
     "key_value",
     "libsql",
     "memory",
@@ -92,17 +90,6 @@ def sqlite(
     from perdure.backends.sqlite import SQLiteStore
 
     return SQLiteStore(path, table=table, prefix=prefix, synchronous=synchronous, auto_migrate=auto_migrate)
-
-
-@_refuse_lock
-def files(directory: str | Path, *, prefix: str = "") -> FilesStore:
-    """A store in a directory of a local disk, for any number of processes on one machine.
-
-    - `directory`: where the runs are. It is made at the first use.
-    """
-    from perdure.backends.files import FilesStore
-
-    return FilesStore(directory, prefix=prefix)
 
 
 @_refuse_lock
@@ -257,10 +244,18 @@ def open_store(dsn: str) -> FullStore:
     return _SCHEMES[_dsn.scheme_of(dsn, _SCHEMES)].make_store(dsn)
 
 
+def _refuse_files(location: str, **_options: object) -> NoReturn:
+    directory = location.rstrip("/") or "runs"
+    raise ValueError(
+        f"files: names a key-value store, which holds texts and not runs; to store runs write sqlite:///{directory}.db, "
+        f"or, for one process, stores.key_value(FilesKeyValueStore({unquote(directory)!r}))"
+    )
+
+
 _SCHEMES: Final[dict[str, _dsn.DsnScheme[FullStore]]] = {
     "memory": _dsn.DsnScheme(memory, _dsn.no_location),
     "sqlite": _dsn.DsnScheme(sqlite, _dsn.path_after_slashes),
-    "files": _dsn.DsnScheme(files, _dsn.path),
+    "files": _dsn.DsnScheme(_refuse_files, lambda location: (location,)),
     "postgresql": _dsn.DsnScheme(postgres),
     "postgres": _dsn.DsnScheme(postgres),
     "mysql": _dsn.DsnScheme(mysql),

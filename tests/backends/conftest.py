@@ -1,4 +1,4 @@
-"""Each test here runs once for each backend, unless `on` names the backends.
+"""Each test here runs once for each backend that `by_default` gives for it, unless `on` names the backends.
 
 `dsn` is an empty place, `shared_dsn` a prefix in a place that tests share. A test that takes `server_backend` runs on the stores
 that talk to a server; one that takes `driver_options` once with each set of them.
@@ -17,7 +17,8 @@ from tests.backends import disk_processes
 from tests.backends.disk_processes import StartChild
 from tests.backends.places import new_name, with_options
 from tests.backends.processes import Child, Job
-from tests.backends.registry import BACKENDS, SERVER_BACKENDS, Backend, ServerBackend
+from tests.backends.registry import SERVER_BACKENDS, Backend, ServerBackend, by_default
+from tests.campaign import IS_FULL
 from tests.wire import Wire
 
 Start: TypeAlias = Callable[..., Child]
@@ -27,19 +28,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     chosen = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark)}
     if "backend" in chosen:
         return
+    backends = by_default(metafunc.definition.get_closest_marker("same_everywhere") is not None)
     if "driver_options" in metafunc.fixturenames and "driver_options" not in chosen:
-        choices = [(backend, options) for backend in SERVER_BACKENDS for options in backend.driver_options]
+        sets = {backend: backend.driver_options if IS_FULL else backend.driver_options[:1] for backend in SERVER_BACKENDS}
+        choices = [(backend, options) for backend in SERVER_BACKENDS for options in sets[backend]]
         names = [f"{backend}-{options}" if options else str(backend) for backend, options in choices]
         metafunc.parametrize(("backend", "driver_options"), choices, ids=names, scope="session")
     elif "server_backend" in metafunc.fixturenames:
         metafunc.parametrize("backend", SERVER_BACKENDS, ids=str, scope="session")
     elif "goes_down" in metafunc.fixturenames:
-        cases = [(backend, backend.goes_down) for backend in BACKENDS.values()]
+        cases = [(backend, backend.goes_down) for backend in backends]
         metafunc.parametrize(
             ("backend", "goes_down"), cases, ids=[f"{backend}-{what}" for backend, what in cases], scope="session"
         )
     elif "backend" in metafunc.fixturenames:
-        metafunc.parametrize("backend", BACKENDS.values(), ids=str, scope="session")
+        metafunc.parametrize("backend", backends, ids=str, scope="session")
 
 
 def _names(mark: pytest.Mark) -> Sequence[str]:

@@ -11,7 +11,6 @@ import asyncio
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote, urlsplit
 
@@ -19,8 +18,6 @@ import msgspec
 from obstore.store import S3Store
 
 from perdure.backends.base.dsn import split_options
-from perdure.backends.files.disk import namespace_name
-from perdure.backends.files.disk import run_name as files_name
 from perdure.backends.key_value.keys import run_name
 from tests.backends.operators import LibsqlOperator, MysqlOperator, PostgresOperator, SqlOperator
 from tests.backends.registry import Backend
@@ -316,25 +313,6 @@ class ObjectVandal(Vandal):
         return msgspec.json.encode(document).replace(b'"@"', b'"' + NO_TEXT + b'"')
 
 
-class FilesVandal(Vandal):
-    """A log has checksums: what is wrong is a bit, in one of its records."""
-
-    def __init__(self, dsn: str) -> None:
-        self._root = Path(unquote(dsn.removeprefix("files:")))
-
-    def damages(self) -> Sequence[Damage]:
-        return DAMAGES[:12]
-
-    def replace(self, run_id: str, part: Part, column: str, value: Any) -> Any:
-        path = self._root / namespace_name("") / "runs" / files_name(run_id) / "log"
-        before = path.read_bytes()
-        if not isinstance(value, bytearray):
-            at = len(before) * (1 + [damage.run_id for damage in DAMAGES].index(run_id)) // 13
-            value = before[:at] + bytes([before[at] ^ 4]) + before[at + 1 :]
-        path.write_bytes(value)
-        return bytearray(before)
-
-
 _VANDALS: Final[dict[str, Callable[[str], Vandal]]] = {
     "sqlite": SqliteVandal,
     "postgres": PostgresVandal,
@@ -343,7 +321,6 @@ _VANDALS: Final[dict[str, Callable[[str], Vandal]]] = {
     "redis": RedisVandal,
     "mongo": MongoVandal,
     "key_value-s3": ObjectVandal,
-    "files": FilesVandal,
 }
 
 

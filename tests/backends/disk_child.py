@@ -134,12 +134,18 @@ async def fail_to_sync(dsn: str, count: str) -> None:
 
 
 async def write_everything(dsn: str) -> None:
-    """Call every verb that writes on a files store, in one thread, and say after each what was acknowledged."""
-    from perdure.backends.files import threads
+    """Call every verb that writes to more than one run, in one thread, and say after each what was acknowledged."""
+    from perdure.aio import threads
+    from tests.backends.opening import store_at
 
-    threads.THREADS = 1  # type: ignore[misc]  # so that the tenth call is the same one each time: strace counts by thread
-    store = open_store(dsn)
-    wait_for_go()
+    # So that the tenth call is the same one each time: strace counts by thread.
+    vars(threads)["_file_threads"] = threads.ThreadPool("perdure-io", 1)
+    async with store_at(dsn) as store:
+        wait_for_go()
+        await _write_everything(store)
+
+
+async def _write_everything(store: FullStore) -> None:
     await store.put_schedule(Schedule(id="daily", workflow="flow", spec="", input=b"[]", next_at=1))
     say("scheduled")
     parent = await create_leased(store, "parent")
@@ -163,24 +169,6 @@ async def write_everything(dsn: str) -> None:
     say("claimed", *sorted(claim.run.id for claim in claims.claims))
     await store.delete("restored")
     say("deleted")
-    await store.close()
-
-
-async def stop_in_create(dsn: str) -> None:
-    """Send itself SIGSTOP where a files store syncs the log of a new run, which it has locked."""
-    from perdure.backends.files import disk, log
-
-    store = open_store(dsn)
-    await store.setup()
-    wait_for_go()
-
-    def stop_first(fd: int) -> None:
-        os.kill(os.getpid(), signal.SIGSTOP)
-        disk.sync(fd)
-
-    vars(log)["sync"] = stop_first
-    await store.create(new_run("stopped"))
-    await store.close()
 
 
 def fork(dsn: str) -> None:
@@ -254,7 +242,7 @@ async def _expect_refusal(store: FullStore) -> None:
 JOBS: dict[str, Job] = {
     job.__name__: job
     for job in (
-        setup, hold, write, create, create_and_restore, leave_open, fail_to_sync, write_everything, stop_in_create,
+        setup, hold, write, create, create_and_restore, leave_open, fail_to_sync, write_everything,
     )
 }  # fmt: skip
 FORKING_JOBS: dict[str, Callable[[str], None]] = {"fork": fork, "fork_in_transaction": fork_in_transaction}

@@ -6,6 +6,7 @@ Some stores have no DSN, since a program makes them from an object of its own. T
     sql_client+mysql://...
     sql_client+sqlite:////path
     s3+http://host/bucket/folder    key_value on a folder of a bucket
+    key_value+files:directory       key_value on the key-value store that the rest names
 
 They take `prefix=` after a `?`, as all DSNs do.
 """
@@ -24,6 +25,7 @@ from perdure import open_store
 from perdure.backends.base.connections import ServerConnections
 from perdure.backends.base.dsn import split_options
 from perdure.backends.key_value import KeyValueRunStore
+from perdure.kv import open_key_value_store
 from perdure.store import FullStore
 from tests.backends.sql_client.places import Place
 from tests.servers import s3
@@ -50,6 +52,8 @@ async def _make_store(dsn: str) -> tuple[FullStore, FullStore | Place]:
         return database.store(**options), database
     if kind == "s3":
         store: FullStore = KeyValueRunStore(_folder(url), **options)
+    elif kind == "key_value":
+        store = KeyValueRunStore(await asyncio.to_thread(open_key_value_store, url), **options)
     else:
         store = await asyncio.to_thread(open_store, dsn)
     return store, store

@@ -35,12 +35,6 @@ def on_sqlite() -> Iterator[str]:
 
 
 @contextmanager
-def on_files() -> Iterator[str]:
-    with directory() as inside:
-        yield f"files:{quote(str(inside))}/runs"
-
-
-@contextmanager
 def on_postgres() -> Iterator[str]:
     dsn, schema = postgres.shared_server().dsn, new_name()
     run_on_postgres(dsn, f"CREATE SCHEMA {schema}")

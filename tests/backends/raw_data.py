@@ -7,7 +7,6 @@ import base64
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -49,8 +48,6 @@ def _parts(dsn: str) -> Iterator[Any]:
             yield from database.iterdump()
             for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
                 yield from _cells(database.execute(f'SELECT * FROM "{table}"').fetchall())
-    elif kind == "files":
-        yield from (path.read_bytes() for path in Path(unquote(dsn.removeprefix("files:"))).rglob("*") if path.is_file())
     elif kind == "mongodb":
         with MongoOperator()._client(dsn) as client:
             database = client.get_default_database()

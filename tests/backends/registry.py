@@ -6,6 +6,10 @@ memory and would lose it when killed, so the tests cut the network to it for a w
 
 A `ServerBackend` also has what the tests of lost replies, round trips, handles and restarts must know of its driver and server.
 Those run on each of `SERVER_BACKENDS`, or on the ones that a test names with `on`.
+
+`make chaos` runs every test here on every backend. By default, `by_default` leaves out what only repeats: a test marked
+`same_everywhere` is about code that all stores share and runs on `FEW` of them, and a backend that `repeats` another one has its
+contract suite and the tests that name it.
 """
 
 from __future__ import annotations
@@ -98,6 +102,8 @@ class Backend:
     pace: float = 1.0
     # Whether its contract suite takes minutes, and is run by `make chaos` only.
     leaves_contract_to_chaos: bool = False
+    # Whether all that it does with processes and kills is done by the code of another backend in the list.
+    repeats: bool = False
 
     @property
     def lease_ttl(self) -> float:
@@ -156,7 +162,10 @@ def on(*backends: Backend) -> pytest.MarkDecorator:
 
 
 def through_a_client(backend: Backend) -> Backend:
-    """The same databases, for `sql_client`: slower, as statements go one by one and leases are renewed on the work's own loop."""
+    """The same databases, for `sql_client`: slower, as statements go one by one and leases are renewed on the work's own loop.
+
+    PostgreSQL stands for all of them; the others differ by their dialect, which their contract suites go through.
+    """
     own = backend.own_server
     return Backend(
         f"sql_client-{backend}",
@@ -165,11 +174,11 @@ def through_a_client(backend: Backend) -> Backend:
         None if own is None else lambda: ThroughAClient(own()),
         backend.goes_down,
         pace=2,
+        repeats=backend is not POSTGRES,
     )
 
 
 SQLITE: Final = Backend("sqlite", "test_sqlite.py::test_contract", places.on_sqlite, goes_down="every process", kills=500)
-FILES: Final = Backend("files", "test_files.py::test_contract", places.on_files, goes_down="every process")
 POSTGRES: Final = ServerBackend(
     "postgres",
     "test_postgres.py::test_contract",
@@ -255,5 +264,13 @@ S3: Final = Backend(
 
 SERVER_BACKENDS: Final = (POSTGRES, MYSQL, MONGO, REDIS, LIBSQL)
 BACKENDS: Final[dict[str, Backend]] = {
-    backend.name: backend for backend in (SQLITE, FILES, *SERVER_BACKENDS, *map(through_a_client, (SQLITE, POSTGRES, MYSQL)), S3)
+    backend.name: backend for backend in (SQLITE, *SERVER_BACKENDS, *map(through_a_client, (SQLITE, POSTGRES, MYSQL)), S3)
 }
+FEW: Final = (SQLITE, POSTGRES)
+
+
+def by_default(is_same_everywhere: bool) -> list[Backend]:
+    """Return the backends that a test runs on; all of them under `make chaos`."""
+    if IS_FULL:
+        return list(BACKENDS.values())
+    return list(FEW) if is_same_everywhere else [backend for backend in BACKENDS.values() if not backend.repeats]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from perdure import Ok, Runtime
 from tests.backends.approval_jobs import SECRET, ask, decide_together
 from tests.backends.conftest import Start
@@ -14,6 +16,7 @@ from tests.backends.registry import Backend
 PEOPLE = ("ada", "bob", "token", "xenia", "yves", "zoe")
 
 
+@pytest.mark.same_everywhere
 def test_of_processes_that_decide_at_once_one_is_first(backend: Backend, dsn: str, start: Start) -> None:
     run_ids = [f"run-{n}" for n in range(backend.times(50))]
     tokens = asyncio.run(_start(dsn, run_ids))

@@ -18,7 +18,7 @@ import pytest
 
 from perdure import Context, Runtime, Workflow, current_step
 from tests.backends.places import libsql_dsn, new_name, run_on_mysql, run_on_postgres
-from tests.backends.registry import FILES, LIBSQL, MONGO, MYSQL, POSTGRES, REDIS, SQLITE, Backend, on
+from tests.backends.registry import LIBSQL, MONGO, MYSQL, POSTGRES, REDIS, SQLITE, Backend, on
 from tests.campaign import IS_FULL
 from tests.servers import mysql, postgres
 from tests.servers.libsql import LibsqlServer
@@ -58,17 +58,6 @@ def command(first_word: str, directory: Path, **variables: str) -> None:
 @contextmanager
 def sqlite_backup(directory: Path) -> Iterator[Backup]:
     yield Backup(f"sqlite:///{directory}/app.db", lambda: command("sqlite3", directory), lambda: f"sqlite:///{directory}/copy.db")
-
-
-@contextmanager
-def files_backup(directory: Path) -> Iterator[Backup]:
-    source, target = directory / "runs", directory / "copy"
-    yield Backup(
-        f"files:{source}",
-        lambda: command("cp", directory, SOURCE=str(source), TARGET=str(target)),
-        lambda: f"files:{target}",
-        is_copied_at_rest=True,
-    )
 
 
 @contextmanager
@@ -170,7 +159,6 @@ def mongo_backup(directory: Path) -> Iterator[Backup]:
 
 BACKUPS: Final[dict[Backend, Callable[[Path], AbstractContextManager[Backup]]]] = {
     SQLITE: sqlite_backup,
-    FILES: files_backup,
     POSTGRES: postgres_backup,
     MYSQL: mysql_backup,
     REDIS: redis_backup,

@@ -42,6 +42,7 @@ async def _sleep_under(dsn: str, skew: float, pace: float) -> None:
     assert store.calls["claim"] < 40, f"{skew} s: {store.calls['claim']} claims"
 
 
+@pytest.mark.same_everywhere
 async def test_a_run_sleeps_as_long_as_it_asked_for_by_the_clock_of_any_store(backend: Backend, shared_dsn: str) -> None:
     dsns = [with_options(shared_dsn.partition("prefix=")[0].rstrip("?&"), f"prefix={new_name()}") for _ in SKEWS]
     await asyncio.gather(*(_sleep_under(dsn, skew, backend.pace) for dsn, skew in zip(dsns, SKEWS, strict=True)))

@@ -10,13 +10,13 @@ from perdure import Runtime
 from tests.backends import jobs
 from tests.backends.conftest import Start
 from tests.backends.opening import store_at
-from tests.backends.registry import FILES, POSTGRES, REDIS, SQLITE, Backend, on
+from tests.backends.registry import POSTGRES, REDIS, SQLITE, Backend, on
 
 HEALTHY: Final = 20
 MAX_ATTEMPTS: Final = 4
 
 
-@on(SQLITE, FILES, POSTGRES, REDIS)
+@on(SQLITE, POSTGRES, REDIS)
 def test_only_the_run_that_ends_its_workers_is_set_aside(backend: Backend, dsn: str, start: Start) -> None:
     async def begin() -> None:
         async with store_at(dsn) as store:

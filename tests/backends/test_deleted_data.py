@@ -15,7 +15,7 @@ from perdure.model.records import Item, NewInput, NewRun
 from perdure.store import FullStore
 from tests.backends.opening import store_at
 from tests.backends.raw_data import is_in, read_raw, sqlite_path
-from tests.backends.registry import FILES, SQLITE, Backend, on
+from tests.backends.registry import SQLITE, Backend, on
 from tests.campaign import IS_FULL
 
 NOW: Final = 1_800_000_000_000_000
@@ -63,19 +63,6 @@ async def test_nothing_is_left_of_a_run(backend: Backend, dsn: str, verb: str) -
         assert is_in(OTHER, left)
         assert not is_in(SECRET, left)
         assert [info.id for info in await store.list()] == ["other"]
-
-
-@on(FILES)
-async def test_the_index_of_files_forgets_a_run_and_knows_the_next_one_of_its_id(dsn: str) -> None:
-    async with store_at(dsn) as store:
-        await write_secrets(store, "run")
-        await store.delete("run")
-        await store.create(NewRun(id="run", workflow="flow", input=b"[]", input_hash=b"h", seed=b"s"), now=NOW)
-        await store.delete("other")
-        assert not is_in(SECRET, await read_raw(dsn))
-        assert [(info.id, info.status) for info in await store.list()] == [("run", "pending")]
-    async with store_at(dsn) as again:
-        assert [(info.id, info.status) for info in await again.list()] == [("run", "pending")]
 
 
 @on(SQLITE)
@@ -151,5 +138,5 @@ async def test_a_run_that_starts_over_again_and_again_keeps_its_size(backend: Ba
             await store.continue_as(claim.lease, new, now=NOW)
             if number in (120, 159, 399):
                 sizes.append(len(await read_raw(dsn)))
-    # Redis remembers calls for a minute, and the index of files has a line for each change until it is compacted.
+    # Redis remembers calls for a minute.
     assert max(sizes) - min(sizes) < len(sizes) * 50_000, sizes

@@ -42,7 +42,6 @@ LEASE_TTL: Final = 1.0
 OPENERS: Final[dict[str, Callable[[Path], Store]]] = {
     "memory": lambda _: stores.memory(),
     "sqlite": lambda path: stores.sqlite(path / "app.db"),
-    "files": lambda path: stores.files(path / "runs"),
     "key_value-files": lambda path: stores.key_value(FilesKeyValueStore(path / "values")),
     "key_value-sqlite": lambda path: stores.key_value(SQLiteKeyValueStore(path / "values.db")),
 }

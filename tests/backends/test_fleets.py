@@ -19,7 +19,7 @@ from tests.backends.errands import SHAPES, check_errands, drive_errands, errand_
 from tests.backends.ledger import Ledger, lines_of
 from tests.backends.opening import store_at
 from tests.backends.processes import Child
-from tests.backends.registry import FILES, MONGO, MYSQL, POSTGRES, REDIS, SQLITE, Backend, on
+from tests.backends.registry import MONGO, MYSQL, POSTGRES, REDIS, SQLITE, Backend, on
 from tests.campaign import IS_FULL
 
 PATIENCE: Final = 90.0 if not IS_FULL else 240.0
@@ -103,12 +103,12 @@ async def test_every_run_ends_once_with_its_value_however_often_workers_are_kill
     assert fleet.killed
 
 
-@on(*STORES, FILES)
+@on(*STORES)
 async def test_the_runs_of_a_killed_worker_go_on_elsewhere_in_the_stated_time(
     backend: Backend, dsn: str, start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the default lease under `make chaos`, otherwise with a shorter one. On one machine the end of a process is noticed."""
-    is_local = backend in (SQLITE, FILES)
+    is_local = backend is SQLITE
     lease_ttl, ledger = LEASE_TTL if IS_FULL or is_local else 2.0, tmp_path / "ledger"
     stranded = stranded_in(Ledger(ledger, 0), hangs=False)
     async with store_at(dsn) as store, asyncio.timeout(PATIENCE), Runtime(store, concurrency=0) as client:

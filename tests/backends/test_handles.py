@@ -131,7 +131,7 @@ def test_a_missing_driver_says_what_to_install(server_backend: ServerBackend, ds
         "except ImportError as error: print(error)"
     )
     shown = subprocess.run([sys.executable, "-c", program, dsn], check=True, capture_output=True, text=True).stdout
-    assert f"pip install perdure[{server_backend.name}]" in shown
+    assert f"pip install 'perdure[{server_backend.name}]'" in shown
 
 
 async def test_cancelling_a_caller_leaves_the_store_usable(store: FullStore) -> None:

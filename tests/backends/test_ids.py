@@ -160,6 +160,6 @@ def test_no_name_leads_out_of_its_place(backend: Backend, dsn: str) -> None:
 
 
 def strangers(dsn: str) -> list[Path]:
-    """Files beside the place, where that is a file or a directory."""
+    """Files beside the place, where that is a file."""
     path = Path(unquote(dsn.partition(":")[2].removeprefix("///")))
     return [found for found in path.parent.iterdir() if not found.name.startswith(path.name)] if path.exists() else []

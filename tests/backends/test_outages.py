@@ -58,6 +58,7 @@ class InterruptedStore:
         return call
 
 
+@pytest.mark.same_everywhere
 async def test_an_outage_costs_few_calls_and_few_lines_and_afterwards_every_run_ends(
     backend: Backend, shared_dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:

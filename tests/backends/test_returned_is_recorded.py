@@ -28,6 +28,7 @@ MOMENTS: Final = {
     "after a sleep": ["charge", "once", "approve", "settle"],
     "after the last step": ["charge", "once", "approve", "settle", "left", "right", "receipt"],
 }
+LAST: Final = "after the last step"
 
 
 def kill_this_process() -> None:
@@ -78,11 +79,20 @@ async def pay(pipe: ParentPipe, dsn: str, path: Path, generation: int, ttl: floa
             pipe.send(await run)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.same_everywhere
+@pytest.mark.parametrize("moment", [moment for moment in MOMENTS if moment != LAST])
 def test_what_returned_before_a_kill_is_recorded_and_not_repeated(
     backend: Backend, start: Start, tmp_path: Path, moment: str
 ) -> None:
-    ledger = tmp_path / "ledger"
+    check_kill(backend, start, tmp_path / "ledger", moment)
+
+
+def test_all_that_returned_is_recorded_in_any_store(backend: Backend, start: Start, tmp_path: Path) -> None:
+    check_kill(backend, start, tmp_path / "ledger", LAST)
+
+
+def check_kill(backend: Backend, start: Start, ledger: Path, moment: str) -> None:
+    """Kill a process at this moment: what had returned is in the store, and the next process repeats nothing of it."""
     with backend.place() as dsn:
         killed = start(pay, dsn, ledger, 0, backend.lease_ttl, moment)
         with pytest.raises(AssertionError, match="died"):

@@ -31,6 +31,7 @@ async def collect(ctx: Context, expected: int) -> list[str]:
     return items
 
 
+@pytest.mark.same_everywhere
 async def test_a_run_ends_at_its_deadline_whichever_worker_has_it(backend: Backend, shared_dsn: str) -> None:
     async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE):
         here, there = [await stack.enter_async_context(store_at(shared_dsn)) for _ in range(2)]

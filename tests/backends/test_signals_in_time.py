@@ -83,6 +83,7 @@ async def test_it_arrives_soon_however_the_run_is_driven(backend: Backend, share
         assert run.resumed_at - accepted_at < 3 * backend.pace
 
 
+@pytest.mark.same_everywhere
 async def test_it_wins_over_the_deadline_although_the_store_notified_nothing(
     backend: Backend, shared_dsn: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ FEW: Final = 5_000
 PAUSE: Final = 0.1
 
 
+@pytest.mark.same_everywhere
 @pytest.mark.timeout(900 if IS_FULL else 300)
 def test_readers_see_each_item_once_in_order_whatever_becomes_of_the_writer(
     backend: Backend, dsn: str, start: Start, tmp_path: Path, record_property: Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -12,6 +12,7 @@ import pytest
 
 from perdure import Context, Err, Ok, Runtime, Suspended, workflow
 from perdure.errors import InvalidInput, ValueNotStorable
+from perdure.store import FullStore
 from tests.backends.opening import store_at
 from tests.backends.registry import Backend
 from tests.codec.same import same
@@ -64,48 +65,49 @@ async def build(ctx: Context[Any], levels: int) -> Any:
 
 @pytest.fixture(scope="module")
 def place(backend: Backend) -> Iterator[str]:
-    """One place for all values: they are told apart by the ids of their runs."""
+    """One place for all tests of this file: what they keep there is told apart by the ids of their runs."""
     with backend.place() as dsn:
         yield dsn
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_a_value_reads_back_with_its_type_wherever_it_is_recorded(backend: Backend, place: str, name: str) -> None:
-    value: Any = VALUES[name]
-    seen: list[tuple[Any, ...]] = []
+def test_values_read_back_with_their_types_wherever_they_are_recorded(backend: Backend, place: str) -> None:
+    seen: dict[str, list[tuple[Any, ...]]] = {name: [] for name in VALUES}
 
-    async def begin() -> None:
+    async def begin(name: str, store: FullStore) -> None:
+        runtime = Runtime(store, concurrency=0, deps=seen[name])
+        assert isinstance(await runtime.run(carry, VALUES[name], id=name), Suspended)
+        await runtime.close()
+
+    async def tell(name: str, store: FullStore) -> None:
+        runtime = Runtime(store, concurrency=0)
+        await runtime.signal(name, "value", VALUES[name])
+        await runtime.close()
+
+    async def go_on(name: str, store: FullStore) -> None:
+        runtime = Runtime(store, [carry], concurrency=0, deps=seen[name])
+        check(name, await runtime.resume(name))
+        await runtime.close()
+
+    async def look(name: str, store: FullStore) -> None:
+        runtime = Runtime(store, [carry], concurrency=0)
+        run = await runtime.get(name)
+        assert run is not None
+        check(name, await run.outcome())
+
+    async def with_another_handle(act: Callable[[str, FullStore], Awaitable[None]]) -> None:
         async with store_at(place) as store:
-            runtime = Runtime(store, concurrency=0, deps=seen)
-            assert isinstance(await runtime.run(carry, value, id=name), Suspended)
-            await runtime.close()
+            for name in VALUES:
+                await act(name, store)
 
-    async def tell() -> None:
-        async with store_at(place) as store:
-            runtime = Runtime(store, concurrency=0)
-            await runtime.signal(name, "value", value)
-            await runtime.close()
+    def check(name: str, outcome: object) -> None:
+        assert isinstance(outcome, Ok), name
+        assert same(outcome.value, VALUES[name]), name
 
-    async def go_on() -> Any:
-        async with store_at(place) as store:
-            runtime = Runtime(store, [carry], concurrency=0, deps=seen)
-            driven = await runtime.resume(name)
-            await runtime.close()
-            return driven
-
-    async def look() -> Any:
-        async with store_at(place) as store:
-            runtime = Runtime(store, [carry], concurrency=0)
-            run = await runtime.get(name)
-            assert run is not None
-            return await run.outcome()
-
-    asyncio.run(begin())
-    asyncio.run(tell())
-    outcomes = [asyncio.run(go_on()), asyncio.run(look())]
-    assert all(isinstance(outcome, Ok) and same(outcome.value, value) for outcome in outcomes)
-    assert len(seen) == 1
-    assert all(same(part, value) for part in seen[0])
+    for act in (begin, tell, go_on, look):
+        asyncio.run(with_another_handle(act))
+    for name, parts in seen.items():
+        assert len(parts) == 1, name
+        assert all(same(part, VALUES[name]) for part in parts[0]), name
 
 
 async def refusals(dsn: str) -> list[str]:

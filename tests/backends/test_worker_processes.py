@@ -23,7 +23,7 @@ from perdure import Runtime
 from perdure.errors import RunCancelled
 from perdure.store import require
 from tests.backends.fleet_worker import answer, busy, slow
-from tests.backends.registry import FILES, LIBSQL, MONGO, MYSQL, POSTGRES, REDIS, SQLITE, Backend, on
+from tests.backends.registry import LIBSQL, MONGO, MYSQL, POSTGRES, REDIS, SQLITE, Backend, on
 from tests.campaign import IS_FULL
 
 WORKER: Final = Path(__file__).with_name("fleet_worker.py")
@@ -34,7 +34,7 @@ ENDS_WITHIN: Final = 30.0
 # What may be logged when all is well. An emulated server is slow.
 HARMLESS: Final = ("LOG INFO ", "LOG WARNING the store answers slowly")
 # Those whose DSN any process can open.
-STORES: Final = (SQLITE, FILES, POSTGRES, MYSQL, MONGO, REDIS, LIBSQL)
+STORES: Final = (SQLITE, POSTGRES, MYSQL, MONGO, REDIS, LIBSQL)
 
 
 @asynccontextmanager

@@ -23,7 +23,7 @@ from tests.backends.registry import Backend
 
 TTL: Final = 0.25
 # How long a takeover may take once the lease has run out, before the stopped process is let go on: it may have been stopped
-# inside a lock of the store's own, which SQLite and files hold while they write, and then nobody gets past it.
+# inside a lock of the store's own, which SQLite holds while it writes, and then nobody gets past it.
 PATIENCE: Final = 0.5
 TOGETHER: Final = [f"run-{n}" for n in range(4)]
 

@@ -21,6 +21,8 @@ USAGE = [
     (["runs", "order-1"], "too many arguments: order-1"),
     (["runs", "--store", ""], "--store is empty"),
     (["runs", "--store", "nosuch:thing"], "no store for a DSN that begins with 'nosuch:'"),
+    (["runs", "--store", "files:runs"], "to store runs write sqlite:///runs.db"),
+    (["migrate", "files:runs", "sqlite:///app.db"], "files: names a key-value store"),
     (["runs", "--watch"], "use --watch --json for lines"),
     (["show"], "RUN_ID requires an argument"),
     (["show", ""], "a run's id"),
@@ -70,7 +72,6 @@ FAILURES = [
     (["schedules", "hold", "nope"], "there is no schedule 'nope'"),
     (["schedules", "drop", "nope"], "there is no schedule 'nope'"),
     (["runs", "--store", "sqlite:///none.db"], "there is no such file"),
-    (["runs", "--store", "files:none"], "there is no directory"),
     (["import", "nofile"], "No such file or directory: 'nofile'"),
     (["import", "app.py"], "app.py is no snapshot"),
 ]

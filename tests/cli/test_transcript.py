@@ -12,7 +12,7 @@ import pytest
 
 from tests.backends.places import on_postgres, on_sqlite
 from tests.cli.conftest import Command
-from tests.cli.transcript import Said, Session, for_readers, is_as_shown, program, rewrite, transcript
+from tests.cli.transcript import PAGE, Said, Session, for_readers, is_as_shown, is_one_recording, program, rewrite, transcript
 
 
 @pytest.mark.parametrize("place", [on_sqlite, on_postgres])
@@ -62,12 +62,24 @@ def test_what_is_compared(printed: str, shown: str, is_same: bool) -> None:
     assert is_as_shown(Said("perdure show x", shown), printed) is is_same
 
 
-def test_a_page_is_written_anew_where_it_differs() -> None:
+def test_a_page_is_written_anew_as_one_recording_if_anything_differs() -> None:
     page = "# A page\n\n```console\n$ old\nat 2030-12-31 23:59:59\n$ new\n$ silent\n```\n\nThe end.\n"
     printed = {"old": "at 2026-01-01 00:00:00", "new": "in /scratch/app.db", "silent": ""}
     written = rewrite(page, printed.__getitem__, "/scratch")
-    assert written == page.replace("$ new\n", "$ new\nin /srv/app.db\n")
-    assert rewrite(written, printed.__getitem__, "/scratch") == written
+    assert written == page.replace("2030-12-31 23:59:59", "2026-01-01 00:00:00").replace("$ new\n", "$ new\nin /srv/app.db\n")
+    later = {**printed, "old": "at 2027-01-01 00:00:00", "new": "in /srv/app.db"}
+    assert rewrite(written, later.__getitem__, "/scratch") == written
+
+
+def test_a_page_of_two_recordings_is_written_anew() -> None:
+    page = "```console\n$ a\nat 2026-01-01 00:00:00\n$ b\nuntil 2026-01-04 {}\n```\n"
+    printed = {"a": "at 2030-01-01 00:00:00", "b": "until 2030-01-04 00:00:04"}
+    assert rewrite(page.format("00:04:59"), printed.__getitem__, "/scratch") == page.format("00:04:59")
+    assert rewrite(page.format("08:00:00"), printed.__getitem__, "/scratch").count("2030") == 2
+
+
+def test_the_page_is_one_recording() -> None:
+    assert is_one_recording(PAGE.read_text(encoding="utf-8"))
 
 
 def test_readers_see_the_frames_of_the_program_only() -> None:
@@ -75,3 +87,4 @@ def test_readers_see_the_frames_of_the_program_only() -> None:
     theirs = '    File "/usr/lib/steps.py", line 1, in run\n      await call()\n            ^^^^^^\n'
     assert for_readers("perdure show x", theirs + theirs + ours.format("/scratch"), "/scratch") == "...\n" + ours.format("/srv")
     assert for_readers("perdure worker app:runtime", "a log^C", "/scratch") == "...\n^C"
+    assert for_readers("perdure workers", "no workers", "/scratch") == "no workers"

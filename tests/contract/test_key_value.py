@@ -13,6 +13,7 @@ from obstore.store import LocalStore, MemoryStore
 
 from perdure.backends.key_value import KeyValueRunStore
 from perdure.backends.key_value.backend import StoredValue, Version
+from perdure.kv import FilesKeyValueStore
 from perdure.store import STANDARD_PARTS, FullStore
 from perdure.testing.contract import StoreFactory, contract_tests
 
@@ -81,6 +82,26 @@ class LocalFactory(StoreFactory):
         await asyncio.to_thread(shutil.rmtree, self.directory)
 
 
+class FilesFactory(StoreFactory):
+    """Plain files, by the key-value store that is ours."""
+
+    capabilities = STANDARD_PARTS | {"durable"}
+
+    def __init__(self) -> None:
+        self.directory = new_directory()
+        self.kv = FilesKeyValueStore(self.directory)
+
+    async def open(self, prefix: str = "") -> FullStore:
+        return KeyValueRunStore(self.kv, prefix=prefix)
+
+    async def restart(self) -> None:
+        gc.collect()
+        self.kv = await asyncio.to_thread(FilesKeyValueStore, self.directory)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(shutil.rmtree, self.directory, ignore_errors=True)  # made by the first write
+
+
 class ObjectMemoryFactory(StoreFactory):
     """An object store with compare-and-swap, in which two handles are like two processes, though only in one."""
 
@@ -136,5 +157,6 @@ class OwnFactory(StoreFactory):
 test_own_backend = contract_tests(OwnFactory)
 test_dict = contract_tests(DictFactory)
 test_py_key_value_memory = contract_tests(PyMemoryFactory)
+test_files = contract_tests(FilesFactory)
 test_obstore_local = contract_tests(LocalFactory)
 test_obstore_memory = contract_tests(ObjectMemoryFactory)

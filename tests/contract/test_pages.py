@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from perdure.store import Store
 from perdure.testing.contract import PARTS, all_cases
 from perdure.testing.contract.pages import BEGIN, END, promises, with_promises, write_promises
 
@@ -43,3 +45,9 @@ def test_a_page_without_a_place_for_them_is_refused() -> None:
 def test_one_command_prints_them() -> None:
     done = subprocess.run([sys.executable, "-m", "perdure.testing.contract"], capture_output=True, text=True, check=True)
     assert done.stdout == promises()
+
+
+def test_the_page_lists_every_member_of_the_core() -> None:
+    core = PAGE.read_text(encoding="utf-8").partition("## A store with leases: the core")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| \d\. [^|]+ \| ([^|]+) \|", core, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(name for name in vars(Store) if not name.startswith("_"))

@@ -1,13 +1,20 @@
-"""The contract once more, where the loop that writes has connections of its own."""
+"""The contract once more, where the loop that writes has connections of its own.
+
+The statements and their batchers are those of `test_postgres.py`; only the connections differ, so this is left to `make chaos`.
+"""
+
+import pytest
 
 from perdure.backends.postgres import PostgresStore
 from perdure.store import FullStore
 from perdure.testing.contract import contract_tests
 from tests.contract.test_postgres import PostgresFactory
 
+pytestmark = pytest.mark.chaos
 
-class OutpostFactory(PostgresFactory):
-    """What is written on the loop that opens a store goes by an loop_pool; what is written elsewhere does not."""
+
+class LoopConnectionsFactory(PostgresFactory):
+    """Writes on the loop that opens a store go by its own connections; writes elsewhere do not."""
 
     async def open(self, prefix: str = "") -> FullStore:
         store = await super().open(prefix)
@@ -18,4 +25,4 @@ class OutpostFactory(PostgresFactory):
         return store
 
 
-test_contract = contract_tests(OutpostFactory)
+test_contract = contract_tests(LoopConnectionsFactory)

@@ -125,7 +125,7 @@ except ImportError as missing:
     print(missing)
 """
     said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    assert f"pip install perdure[{extra}]" in said
+    assert f"pip install 'perdure[{extra}]'" in said
 
 
 def test_no_driver_is_imported_for_what_needs_none() -> None:

@@ -116,7 +116,7 @@ async def test_drafts_of_killed_processes_are_swept_when_they_are_old(tmp_path: 
 async def test_a_damaged_file_is_told_and_left_as_it_is(content: bytes, files: FilesKeyValueStore, tmp_path: Path) -> None:
     await files.set("a", "1", 3600)
     await files.set("good", "1")
-    path = tmp_path / "values/n-/kept/r-a"
+    path = tmp_path / "values/n-/kept/k-a"
     await asyncio.to_thread(path.write_bytes, content)
     with pytest.raises(PersistenceError, match=r"cannot be read .* it was left as it is"):
         await files.get("a")
@@ -139,7 +139,7 @@ async def test_markers_and_their_minutes_go_with_what_they_are_about(
     async with asyncio.timeout(20):
         while await asyncio.to_thread(under, tmp_path, "expiring"):
             await files.set("writer", "1")
-    assert await asyncio.to_thread(under, tmp_path, "kept") == ["kept/r-renewed", "kept/r-writer"]
+    assert await asyncio.to_thread(under, tmp_path, "kept") == ["kept/k-renewed", "kept/k-writer"]
 
 
 async def test_what_expires_later_in_this_minute_is_left_with_its_marker(
@@ -151,7 +151,7 @@ async def test_what_expires_later_in_this_minute_is_left_with_its_marker(
     for _ in range(3):
         await files.set("writer", "1")
     assert await files.get("live") == "1"
-    assert await asyncio.to_thread(under, tmp_path, "expiring") == ["expiring/0", "expiring/0/r-live"]
+    assert await asyncio.to_thread(under, tmp_path, "expiring") == ["expiring/0", "expiring/0/k-live"]
 
 
 async def test_what_was_renewed_is_left_and_only_its_marker_goes(
@@ -166,8 +166,8 @@ async def test_what_was_renewed_is_left_and_only_its_marker_goes(
     sweeping = await asyncio.to_thread(FilesKeyValueStore, tmp_path)
     await sweeping.set("writer", "1")
     assert [await files.get(key) for key in ("good", "longer")] == ["2", "2"]
-    markers = [name for name in await asyncio.to_thread(under, tmp_path, "expiring") if "/r-" in name]
-    assert [name.rpartition("/")[2] for name in markers] == ["r-longer"]
+    markers = [name for name in await asyncio.to_thread(under, tmp_path, "expiring") if "/k-" in name]
+    assert [name.rpartition("/")[2] for name in markers] == ["k-longer"]
 
 
 def test_a_key_that_is_renewed_while_it_is_swept_is_not_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_a_key_that_is_renewed_while_it_is_swept_is_not_taken_away(tmp_path: Pat
 
     def peek_and_wait(files: Any, path: str) -> Any:
         head = peek(files, path)
-        if path.endswith("/r-key") and head is not None and not head.is_live and renewing.ident is None:
+        if path.endswith("/k-key") and head is not None and not head.is_live and renewing.ident is None:
             renewing.start()
             renewing.join(0.3)  # without a lock it would be done by now
         return head

@@ -13,7 +13,7 @@ from perdure.snapshots.consistent_view import View, load_view
 from perdure.store import FullStore
 
 # The backends that are left and moved into, by their names in `tests.backends.registry`.
-PLACES = ("sqlite", "files", "postgres", "redis", "mysql", "libsql")
+PLACES = ("sqlite", "postgres", "redis", "mysql", "libsql")
 
 # Some time ago, so that nothing here is due only later.
 THEN = 1_700_000_000_000_000

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+import asyncpg  # type: ignore[import-untyped]  # it ships no types
 import pytest
+import redis.asyncio
+from pymongo import AsyncMongoClient
 
 from perdure import Context, Err, Ok, Runtime, StoredRun, Suspended, Workflow, open_store, stores, workflow
 from perdure.errors import DuplicateStep, PerdureWarning, SnapshotFormatError, SnapshotMismatch
@@ -32,8 +37,12 @@ from perdure.state import (
     parse_state,
     validate_snapshot,
 )
+from perdure.store import FullStore
 from perdure.testing import ManualClock
+from tests.backends.opening import store_at
+from tests.backends.operators import mysql_lender, postgres_lender
 from tests.backends.registry import BACKENDS, Backend
+from tests.backends.sql_client.places import CLIENTS
 from tests.servers.libsql import shared_server as libsql_server
 from tests.snapshots.documents import COMPLETED
 
@@ -90,6 +99,26 @@ async def test_row_create_workflow_run_with_resume_state_and_run_with_state() ->
         return int(ctx.deps.base)
 
     assert await Workflow("plain", body, deps={"base": 7}).run() == Ok(7)
+
+
+async def test_row_deps_of_the_workflow_the_runtime_and_the_run() -> None:
+    async def read(ctx: Context) -> str:
+        return str(ctx.deps.base)
+
+    child: Workflow[[], str] = Workflow("child", read, deps={"base": "child"})
+
+    @workflow(deps={"base": "workflow"})
+    async def parent(ctx: Context) -> list[str]:
+        return [await read(ctx), await child()]
+
+    assert await parent() == ["workflow", "child"]
+    assert await parent.run(deps={"base": "run"}) == Ok(["run", "child"])
+    store = stores.memory()
+    assert await parent.run(id="stored", store=store, deps={"base": "run"}) == Ok(["run", "child"])
+    async with Runtime(store, [parent, child], deps={"base": "runtime"}) as runtime:
+        assert await (await runtime.start(parent)) == ["runtime", "runtime"]
+        with pytest.raises(TypeError, match="do not take deps"):
+            await runtime.start(parent, deps={"base": "run"})  # type: ignore[call-overload]
 
 
 async def test_row_step_with_id_thunk_and_key() -> None:
@@ -405,7 +434,7 @@ async def test_row_a_users_own_snapshot_store_with_five_methods() -> None:
     assert await own.list("wf-") == ["wf-1"]
 
 
-ONE_LINERS: Final = ("sqlite", "files", "postgres", "mysql", "mongo", "redis", "libsql")
+ONE_LINERS: Final = ("sqlite", "postgres", "mysql", "mongo", "redis", "libsql")
 
 
 @pytest.fixture(params=[BACKENDS[name] for name in ONE_LINERS], ids=str)
@@ -425,6 +454,105 @@ async def test_row_one_liners_for_every_database(place: str) -> None:
     assert counted.calls == ["user:1", "posts:1"]
     with pytest.raises(TypeError, match="leases are always on"):
         stores.postgres("postgresql://localhost", lock=True)  # type: ignore[call-arg]
+
+
+async def test_row_init_is_setup(tmp_path: Path) -> None:
+    explicit = open_store(f"sqlite:///{tmp_path}/explicit.db?auto_migrate=false")
+    await explicit.setup()
+    lazy = open_store(f"sqlite:///{tmp_path}/lazy.db")
+    for store in (explicit, lazy):
+        assert await feed(Counted()).run("1", id="wf-1", store=store) == Ok(2)
+        await store.setup()
+        await store.close()
+
+
+LENDERS: Final[dict[str, Callable[[str], AbstractAsyncContextManager[Callable[[], FullStore]]]]] = {
+    "postgres": postgres_lender,
+    "mysql": mysql_lender,
+}
+
+
+@pytest.mark.parametrize(("place", "dialect"), [(BACKENDS[name], name) for name in LENDERS], indirect=["place"], ids=str)
+async def test_row_sql_store_by_url_or_client(place: str, dialect: Literal["postgres", "mysql"]) -> None:
+    async with LENDERS[dialect](place) as on_a_pool, store_at(place) as by_url:
+        await _hold_the_same_run(by_url, on_a_pool())
+    client = CLIENTS[dialect](place)
+    by_client = partial(stores.sql_client, client, dialect, table="flows")
+    await _hold_the_same_run(by_client(), by_client())
+    await client.close()
+
+
+@pytest.mark.parametrize("place", [BACKENDS["redis"]], indirect=True, ids=str)
+async def test_row_redis_store_by_url_or_client(place: str) -> None:
+    url, _, table = place.partition("?table=")
+    async with redis.asyncio.Redis.from_url(url, driver_info=None) as client, store_at(place) as by_url:
+        await _hold_the_same_run(by_url, stores.redis(client=client, table=table))
+
+
+async def _hold_the_same_run(*opened: Any) -> None:
+    counted = Counted()
+    for store in opened:
+        assert await feed(counted).run("1", id="order:1", store=store) == Ok(2)
+        await store.close()
+    assert counted.calls == ["user:1", "posts:1"]
+
+
+async def test_row_unstorage_store_over_a_key_value_store() -> None:
+    counted, kv = Counted(), MemoryKeyValueStore()
+    store = stores.key_value(kv)
+    assert await feed(counted).run("1", id="order:1", store=store) == Ok(2)
+    assert await feed(counted).run("1", id="order:1", store=store) == Ok(2)
+    assert counted.calls == ["user:1", "posts:1"]
+    assert "shared" not in store.capabilities
+    assert await kv.keys("*")
+    await store.close()
+
+
+# As the adapters of awaitly 1 keep it: a snapshot that runs, one that has ended, and a resume state.
+AWAITLY_RUNS: Final[dict[str, dict[str, Any]]] = {
+    "order:1": {**COMPLETED, "execution": {"status": "running", "lastUpdated": "2026-03-01T09:00:00.000Z"}},
+    "order:2": COMPLETED,
+    "order:3": {"kind": "ResumeState", "steps": [*COMPLETED["steps"].items()]},
+}
+
+
+@pytest.mark.parametrize("place", [BACKENDS["postgres"]], indirect=True, ids=str)
+async def test_an_awaitly_table_of_postgres_is_imported(place: str) -> None:
+    connection = await asyncpg.connect(place)
+    await connection.execute(
+        "CREATE TABLE awaitly_snapshots (id TEXT PRIMARY KEY, snapshot JSONB NOT NULL, updated_at TIMESTAMPTZ)"
+    )
+    for run_id, document in AWAITLY_RUNS.items():
+        await connection.execute("INSERT INTO awaitly_snapshots VALUES ($1, $2, now())", run_id, json.dumps(document))
+    rows = await connection.fetch("SELECT id, snapshot FROM awaitly_snapshots")
+    await connection.close()
+    await _import_runs(place, {row["id"]: json.loads(row["snapshot"]) for row in rows})
+
+
+@pytest.mark.parametrize("place", [BACKENDS["mongo"]], indirect=True, ids=str)
+async def test_an_awaitly_collection_of_mongodb_is_imported(place: str) -> None:
+    client: AsyncMongoClient[dict[str, Any]] = await asyncio.to_thread(AsyncMongoClient, place)
+    collection = client.get_default_database()["awaitly_snapshots"]
+    for run_id, document in AWAITLY_RUNS.items():
+        await collection.insert_one({"_id": run_id, "snapshot": document, "updatedAt": datetime.now(UTC)})
+    found = {each["_id"]: each["snapshot"] async for each in collection.find()}
+    await client.close()
+    await _import_runs(place, found)
+
+
+async def _import_runs(place: str, found: dict[str, dict[str, Any]]) -> None:
+    assert found.keys() == AWAITLY_RUNS.keys()
+    counted = Counted()
+    async with store_at(place) as store:
+        for run_id, document in found.items():
+            await store.save(run_id, document if looks_like_snapshot(document) else parse_state(document))
+        runtime = Runtime(store, [feed(counted)], concurrency=0)
+        assert await runtime.sweep() == {}
+        assert {info.id: info.status for info in await store.list()} == dict.fromkeys(found, "pending")
+        for run_id in found:
+            assert await feed(counted).run("1", id=run_id, store=store) == Ok(1)
+        await runtime.close()
+    assert counted.calls == []
 
 
 async def test_row_libsql_local_file_and_remote_with_auth_token(tmp_path: Path) -> None:
@@ -533,11 +661,12 @@ async def test_row_ctx_step_sleep_wait_for_event_payload_run_id_and_durations() 
         await ctx.sleep("settle", "1h30m")
         await ctx.sleep("again", timedelta(minutes=30))
         await ctx.sleep("more", 60)
+        await ctx.sleep_until("next morning", cron="0 9 * * *", tz="Europe/Berlin")
         return [ctx.run_id, paid, await ctx.wait_for_signal("go", timeout="2d", default="late")]
 
     runtime = Runtime(store=stores.memory(), workflows=[waits], clock=clock)
     assert isinstance(await runtime.run(waits, {"cents": 7}, id="w"), Suspended)
-    for step in ("90m", "30m", "1m"):
+    for step in ("90m", "30m", "1m", "1d"):
         clock.advance(step)
         await runtime.sweep()
     await runtime.signal("w", "go", "now")

@@ -24,6 +24,7 @@ from perdure import Context, Err, Ok, Retry, Runtime, Suspended, Workflow, store
 from perdure.errors import (
     PerdureError,
     PerdureWarning,
+    RunDiverged,
     SnapshotCorrupt,
     SnapshotFormatError,
     SnapshotMismatch,
@@ -317,6 +318,33 @@ class TestOptions:
         with pytest.raises(SnapshotMismatch, match="'gone'"):
             await flow.run(snapshot=self.EXTRA, on_unknown_steps="error")
         assert called == []
+
+    async def own_snapshot(self) -> Snapshot:
+        run = await asking("a")[0].start()
+        await run
+        return await run.snapshot()
+
+    async def test_a_new_step_beside_results_that_nobody_asks_for_runs_and_is_warned_of(self) -> None:
+        for state in (await self.own_snapshot(), ONE_STEP, RUNNING):
+            flow, called = asking("new")
+            with pytest.warns(PerdureWarning, match="was a step renamed"):
+                assert await flow.run(snapshot=state, on_definition_change="ignore") == Ok([])
+            assert called == ["new"]
+
+    async def test_with_an_explicit_stop_it_does_not_run(self) -> None:
+        stopping: dict[str, Any] = {"on_definition_change": "ignore", "on_divergence": "stop"}
+        by_workflow, called_by_workflow = asking("new", **stopping)
+        by_run, called = asking("new")
+        for state in (await self.own_snapshot(), ONE_STEP, RUNNING):
+            with pytest.raises(RunDiverged, match="stopped before 'new'"):
+                await by_workflow.run(snapshot=state)
+            with pytest.raises(RunDiverged, match="stopped before 'new'"):
+                await by_run.run(snapshot=state, **stopping)
+        store = stores.memory()
+        await store.save("run", ONE_STEP)
+        with pytest.raises(RunDiverged, match="stopped before 'new'"):
+            await Runtime(store, [by_run], concurrency=0, **stopping).run(by_run, id="run")
+        assert called == called_by_workflow == []
 
     async def test_another_definition_is_warned_of_or_an_error_before_it_starts_or_ignored(self) -> None:
         flow, called = asking("user:1", "posts:1", name="feed")

@@ -29,6 +29,26 @@ async def retrying(ctx: Context) -> None:
     await ctx.step(fail, retry=Retry(attempts=3, wait_initial="1h", wait_jitter=0, wait_max="1h"))
 
 
+@workflow
+async def waiting_for_everything(ctx: Context) -> None:
+    await asyncio.gather(ctx.wait_for_signal("go"), ctx.approve("refund", None), ctx.child(waiting))
+
+
+async def test_lines_and_descriptions_name_the_signals_approvals_and_children_that_a_run_waits_for(store: Store) -> None:
+    async with Runtime(store, [waiting_for_everything, waiting], concurrency=0, unload_grace=0) as runtime:
+        await runtime.run(waiting_for_everything, id="r")
+        found = await runtime.describe("r")
+        (line,) = await runtime.list(workflow=waiting_for_everything)
+    assert {(each.kind, each.name) for each in found.waiting_for} == {
+        ("signal", "go"),
+        ("approval", "refund"),
+        ("child", "waiting"),
+    }
+    listed = [str(each) for each in line.waiting_for]
+    assert len(listed) == 3
+    assert all(any(name in each for each in listed) for name in ("go", "refund", "waiting"))
+
+
 async def test_a_suspended_run_says_what_it_waits_for_and_until_when(store: Store) -> None:
     async with Runtime(store, [waiting], concurrency=0, unload_grace=0) as runtime:
         await runtime.run(waiting, id="r", metadata={"team": "books"}, priority=3, queue="mail")

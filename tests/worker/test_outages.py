@@ -6,7 +6,6 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,16 @@ import pytest
 
 from perdure import Context, Runtime, stores, workflow
 from perdure.errors import PersistenceError
-from perdure.store import FullStore, Store
+from perdure.store import Store
 from tests.worker.flows import PATIENCE, Gate, client, greet, nap, reaches
 
-ON_DISK = pytest.mark.parametrize("opened", [lambda path: stores.sqlite(path / "runs.db"), stores.files], ids=["sqlite", "files"])
 
-
-@ON_DISK
 async def test_a_database_that_is_moved_away_for_a_while_costs_a_few_lines_and_no_time(
-    opened: Callable[[Path], FullStore], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     home, away = tmp_path / "home", tmp_path / "away"
     await asyncio.to_thread(home.mkdir)
-    store = await asyncio.to_thread(opened, home)
+    store = await asyncio.to_thread(stores.sqlite, home / "runs.db")
     with caplog.at_level(logging.INFO, "perdure"):
         async with Runtime(store, [greet]) as runtime, asyncio.timeout(PATIENCE):
             assert await (await runtime.start(greet, "Ada")) == "hello Ada!"
@@ -43,12 +39,11 @@ async def test_a_database_that_is_moved_away_for_a_while_costs_a_few_lines_and_n
     assert spent < 1.0
 
 
-@ON_DISK
-async def test_a_run_is_not_missing_while_its_database_is_moved_away(opened: Callable[[Path], FullStore], tmp_path: Path) -> None:
-    """Neither a caller nor the holder of its lease may take it for deleted: it goes on when the files are back."""
+async def test_a_run_is_not_missing_while_its_database_is_moved_away(tmp_path: Path) -> None:
+    """Neither a caller nor the holder of its lease may take it for deleted: it goes on when the file is back."""
     home, away = tmp_path / "home", tmp_path / "away"
     await asyncio.to_thread(home.mkdir)
-    store = await asyncio.to_thread(opened, home)
+    store = await asyncio.to_thread(stores.sqlite, home / "runs.db")
     async with client(store, nap) as runtime, asyncio.timeout(PATIENCE):
         run = await runtime.start(nap, id="run")
         claim = await store.acquire("run", PATIENCE)

@@ -71,9 +71,6 @@ class StoreOptions(JsonOption):
             await _reach(runtime.store)
             return await verb(runtime)
 
-        kind, path = runtime.store.key[:2] if len(runtime.store.key) > 1 else ("", "")
-        if kind == "files" and not create and not Path(path).is_dir():
-            raise CommandFailed(f"there is no directory {path!r}")
         return call_runtime(runtime, call, create=create)
 
     def dsn(self) -> str:

@@ -191,7 +191,7 @@ class Drive:
         self._loop = asyncio.get_running_loop()
         # Whether anything was recorded before this attempt.
         self.is_resumed = bool(claim.journal)
-        recorded, self._unreadable = _readable(claim)
+        recorded, self._unreadable = _readable(claim, owes_imported=options.on_divergence == "stop")
         if options.on_divergence == "run":
             recorded.owed.clear()
             recorded.owed_after.clear()
@@ -979,11 +979,11 @@ class _Cancellation(msgspec.Struct, frozen=True):
         """Nothing to do: the run has left memory or ended."""
 
 
-def _readable(claim: Claim) -> tuple[JournalIndex, SnapshotCorrupt | None]:
+def _readable(claim: Claim, *, owes_imported: bool) -> tuple[JournalIndex, SnapshotCorrupt | None]:
     """What the journal says, or the error that says why it cannot be read."""
     if not claim.journal:
         return JournalIndex([], {}, {}, {}, {}, {}, []), None
     try:
-        return JournalIndex.of(claim.journal), None
+        return JournalIndex.of(claim.journal, owes_imported=owes_imported), None
     except ValueError as reason:
         return JournalIndex.of([]), SnapshotCorrupt(claim.run.id, "the journal", str(reason))

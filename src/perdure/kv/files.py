@@ -30,20 +30,21 @@ import msgspec
 from perdure.aio.pending_write import await_reply
 from perdure.aio.threads import run_in_thread
 from perdure.backends.base.lifecycle import Lifecycle
-from perdure.backends.files.disk import (
+from perdure.errors import PersistenceError
+from perdure.kv.disk import (
+    PLAIN_NAME,
+    key_name,
     make_directory,
     namespace_name,
     open_file,
     read_all,
     refuse_network,
-    run_name,
     sync,
     sync_directory,
     write_all,
 )
-from perdure.backends.files.locks import LockBusy, check_locks, file_lock, lock_timeout
-from perdure.errors import PersistenceError
 from perdure.kv.limits import check_key, check_namespace, decode_value, encode_value, lifetime
+from perdure.kv.locks import LockBusy, check_locks, file_lock, lock_timeout
 from perdure.kv.patterns import literal_prefix, matches
 from perdure.model.durations import MICROSECOND, Duration
 
@@ -78,6 +79,9 @@ class FilesKeyValueStore:
 
     `namespace` keeps several users of one directory apart.
     """
+
+    # What `stores.key_value` says of runs in this store.
+    durability: Final = "disk"
 
     def __init__(self, directory: str | Path, *, namespace: str = "") -> None:
         check_locks()
@@ -163,7 +167,7 @@ class _Files:
         path = self._path(key)
         try:
             with open_file(path, os.O_RDONLY) as fd:
-                content = read_all(fd, 0)
+                content = read_all(fd)
         except FileNotFoundError:
             return None
         line, _, data = content.partition(b"\n")
@@ -185,7 +189,7 @@ class _Files:
         draft = f"{self._drafts}/{secrets.token_hex(8)}"
         try:
             with open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
-                write_all(fd, head + b"\n" + data, 0)
+                write_all(fd, head + b"\n" + data)
                 sync(fd)
             self._put(draft, key, expires_at)
         except BaseException:
@@ -213,12 +217,12 @@ class _Files:
             names = [entry.name for entry in os.scandir(self._kept)]
         except FileNotFoundError:
             return []
-        prefix = _name(pattern.partition("*")[0])
+        prefix = key_name(pattern.partition("*")[0])
         heads = (self._peek(f"{self._kept}/{name}") for name in names if _may_match(name, prefix))
         return [head.key for head in heads if head is not None and head.is_live and matches(head.key, pattern)]
 
     def _path(self, key: str) -> str:
-        return f"{self._kept}/{_name(key)}"
+        return f"{self._kept}/{key_name(key)}"
 
     def _make(self) -> None:
         if self._is_made:
@@ -239,7 +243,7 @@ class _Files:
                 minute = f"{self._expiring}/{expires_at // _MINUTE}"
                 with suppress(FileExistsError):
                     os.mkdir(minute, 0o700)
-                with open_file(f"{minute}/{_name(key)}", os.O_WRONLY | os.O_CREAT):
+                with open_file(f"{minute}/{key_name(key)}", os.O_WRONLY | os.O_CREAT):
                     pass
             os.rename(draft, self._path(key))
 
@@ -294,18 +298,13 @@ class _Files:
         return PersistenceError(f"key-value files {self._root!r}", f"{path!r} cannot be read ({reason}); it was left as it is")
 
 
-def _name(key: str) -> str:
-    # The same encoding as the file name of a run with this id.
-    return run_name(key)
-
-
 def _may_match(name: str, prefix: str) -> bool:
     """Whether the file has to be read. Unless a name is a hash, it begins as its key does."""
     return name.startswith(prefix) or not (_is_plain(name) and _is_plain(prefix))
 
 
 def _is_plain(name: str) -> bool:
-    return name.startswith(_name(""))
+    return name.startswith(PLAIN_NAME)
 
 
 def _now() -> int:

@@ -65,6 +65,9 @@ class SQLiteKeyValueStore:
     `namespace` keeps several users of one table apart.
     """
 
+    # What `stores.key_value` says of runs in this store.
+    durability: Final = "disk"
+
     def __init__(self, path: str | Path, *, table: str = "perdure", namespace: str = "") -> None:
         SqliteTables(table)  # which refuses what is no identifier
         self._rows = _ValueRows(f"{table}_values", check_namespace(namespace))

@@ -130,8 +130,11 @@ class JournalIndex(NamedTuple):
     owed_after: list[tuple[str, dict[str, Entry]]]
 
     @classmethod
-    def of(cls, entries: Collection[Entry]) -> JournalIndex:
-        """The entries in force among these. Raises ValueError when a drop entry cannot be read."""
+    def of(cls, entries: Collection[Entry], *, owes_imported: bool = False) -> JournalIndex:
+        """Index the entries in force among these. Raises ValueError when a drop entry cannot be read.
+
+        `owes_imported` says that results which came from a snapshot are owed like those that this run recorded.
+        """
         kept = entries_in_force(entries)
         return cls(
             closes=[entry for entry in kept if entry.phase == "close"],
@@ -139,15 +142,15 @@ class JournalIndex(NamedTuple):
             opened=_by_key(entry for entry in kept if entry.phase == "open"),
             kinds={entry.key: entry.kind for entry in kept},
             cancelled=Counter(entry.key for entry in kept if entry.phase == "cancel"),
-            **_owed(entries, kept),
+            **_owed(entries, kept, owes_imported=owes_imported),
         )
 
 
-def _owed(entries: Iterable[Entry], kept: list[Entry]) -> dict[str, Any]:
-    """`owed` and `owed_after`.
+def _owed(entries: Iterable[Entry], kept: list[Entry], *, owes_imported: bool) -> dict[str, Any]:
+    """Compute `owed` and `owed_after`.
 
-    Never owed are: what was imported from a snapshot, which may lack steps, and what came after a failure that `retry` set aside,
-    since the body goes another way without that failure.
+    What came after a failure that `retry` set aside is never owed, since the body goes another way without that failure. What was
+    imported from a snapshot, which may lack steps and have others, is owed only if the program asks for that.
     """
     windows: list[tuple[int, int]] = []
     for drop in entries:
@@ -162,7 +165,7 @@ def _owed(entries: Iterable[Entry], kept: list[Entry]) -> dict[str, Any]:
         if entry.phase == "cancel" and not entry.ok:
             segment = {}
             after.append((entry.key, segment))
-        elif entry.phase == "close" and entry.epoch and entry.kind not in ("foreign", "cancel"):
+        elif entry.phase == "close" and entry.kind != "cancel" and (owes_imported or (entry.epoch and entry.kind != "foreign")):
             if windows and _is_within(entry, windows):
                 continue
             segment[entry.key] = entry

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure import open_store, stores
+from perdure import Context, Runtime, migrate_store, open_key_value_store, open_store, stores, workflow
 
 # What a DSN leads to: the function with its first argument, and what of the DSN's options the server gets.
 SERVERS = [
@@ -45,14 +47,56 @@ def test_a_lock_is_refused_because_leases_are_always_on(function: Callable[..., 
         function("somewhere", lock=True)
 
 
-async def test_a_directory_is_opened_by_its_path(tmp_path: Path) -> None:
-    store = open_store(f"files:{tmp_path}/runs?prefix=a")
-    assert store.key == stores.files(tmp_path / "runs", prefix="a").key
-    await store.close()
-    with pytest.raises(ValueError, match="no store for such a DSN; write"):
-        open_store("files:")
-    with pytest.raises(ValueError, match="does not take these options"):
-        open_store(f"files:{tmp_path}?table=flows")
+@workflow
+async def noop(ctx: Context) -> None:
+    """Do nothing."""
+
+
+ASKING: dict[str, Callable[[str], object]] = {
+    "open_store": open_store,
+    "Runtime": lambda dsn: Runtime(dsn, [noop]),
+    "run": lambda dsn: asyncio.run(noop.run(id="a", store=dsn)),
+    "migrate_store": lambda dsn: asyncio.run(migrate_store(dsn, "memory:")),
+}
+
+
+@pytest.mark.parametrize(
+    ("dsn", "directory", "file"),
+    [
+        ("files:runs", "runs", "sqlite:///runs.db"),
+        ("files:/var/lib/my%20runs/", "/var/lib/my runs", "sqlite:////var/lib/my%20runs.db"),
+        ("files:runs?prefix=a", "runs", "sqlite:///runs.db"),
+        ("files:", "runs", "sqlite:///runs.db"),
+    ],
+)
+@pytest.mark.parametrize("ask", ASKING.values(), ids=ASKING)
+def test_files_are_a_key_value_store_and_what_to_write_for_runs_is_said(
+    dsn: str, directory: str, file: str, ask: Callable[[str], object]
+) -> None:
+    with pytest.raises(ValueError, match="files: names a key-value store, which holds texts and not runs") as refused:
+        ask(dsn)
+    assert f"write {file}, " in str(refused.value)
+    assert f"stores.key_value(FilesKeyValueStore({directory!r}))" in str(refused.value)
+
+
+def test_the_environment_cannot_name_files_as_the_store_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_STORE", "files:runs")
+    with pytest.raises(ValueError, match=r"to store runs write sqlite:///runs\.db"):
+        asyncio.run(noop.run(id="a"))
+
+
+@pytest.mark.parametrize(
+    ("dsn", "message"),
+    [
+        ("memory:here", "a DSN of memory has no place in it; write memory:"),
+        ("sqlite:app.db", "a DSN of SQLite names no file; write sqlite:///relative.db or sqlite:////absolute.db"),
+        ("sqlite:///", "a DSN of SQLite names no file; write sqlite:///relative.db or sqlite:////absolute.db"),
+    ],
+)
+def test_a_dsn_whose_place_is_wrong_is_told_how_it_is_written(dsn: str, message: str) -> None:
+    for read in (open_store, open_key_value_store):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            read(dsn)
 
 
 async def test_the_database_of_mongodb_is_an_option_or_the_path_or_perdure() -> None:

@@ -15,7 +15,7 @@ from perdure.backends.base.address import refuse_ambiguous
 T = TypeVar("T")
 
 FORMS: Final = (
-    "sqlite:///relative.db, sqlite:////absolute.db, files:directory, memory:, file:local.db, libsql://host, "
+    "sqlite:///relative.db, sqlite:////absolute.db, memory:, file:local.db, libsql://host, "
     "or the URL of a server: postgresql://..., mysql://..., mongodb://..., redis://..."
 )
 # Arguments of a store that no DSN can carry: its location, and objects.
@@ -61,22 +61,25 @@ def scheme_of(dsn: object, schemes: Collection[str], *, what: str = "store", for
 
 
 def no_location(location: str) -> tuple[str, ...]:
-    """No argument, for a store in memory."""
+    """Return no argument, for a store in memory. Raises `ValueError` if the DSN names a place."""
     if location.strip("/"):
-        raise ValueError(f"no store for such a DSN; write {FORMS}")
+        raise ValueError("a DSN of memory has no place in it; write memory:")
     return ()
 
 
 def path(location: str) -> tuple[str, ...]:
-    """The whole location as a path."""
+    """Return the whole location as a path. Raises `ValueError` if it is empty."""
     if not location:
-        raise ValueError(f"no store for such a DSN; write {FORMS}")
+        raise ValueError("a DSN of files names no directory; write files:directory")
     return (unquote(location),)
 
 
 def path_after_slashes(location: str) -> tuple[str, ...]:
-    """The path after the empty host of a URL."""
-    return path(location.removeprefix("///") if location.startswith("///") else "")
+    """Return the path after the empty host of a URL. Raises `ValueError` if there is none."""
+    found = location.removeprefix("///")
+    if found in ("", location):
+        raise ValueError("a DSN of SQLite names no file; write sqlite:///relative.db or sqlite:////absolute.db")
+    return (unquote(found),)
 
 
 def split_options(dsn: str, names: Collection[str]) -> tuple[str, dict[str, Any]]:

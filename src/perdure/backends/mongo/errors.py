@@ -31,9 +31,9 @@ def driver() -> ModuleType:
     try:
         import pymongo
     except ImportError as missing:
-        raise ImportError("the MongoDB store needs pymongo 4.13 or newer: pip install perdure[mongo]") from missing
+        raise ImportError("the MongoDB store needs pymongo 4.13 or newer: pip install 'perdure[mongo]'") from missing
     if not hasattr(pymongo, "AsyncMongoClient"):
-        raise ImportError(f"the MongoDB store needs pymongo 4.13 or newer, not {pymongo.version}: pip install perdure[mongo]")
+        raise ImportError(f"the MongoDB store needs pymongo 4.13 or newer, not {pymongo.version}: pip install 'perdure[mongo]'")
     return pymongo
 
 

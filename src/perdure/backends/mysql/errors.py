@@ -14,7 +14,7 @@ def driver() -> Any:
     try:
         import asyncmy
     except ImportError as missing:
-        raise ImportError("the MySQL store needs asyncmy: pip install perdure[mysql]") from missing
+        raise ImportError("the MySQL store needs asyncmy: pip install 'perdure[mysql]'") from missing
     return asyncmy
 
 

@@ -14,7 +14,7 @@ def driver() -> Any:
     try:
         import asyncpg  # type: ignore[import-untyped]  # it ships no types
     except ImportError as missing:
-        raise ImportError("the PostgreSQL store needs asyncpg: pip install perdure[postgres]") from missing
+        raise ImportError("the PostgreSQL store needs asyncpg: pip install 'perdure[postgres]'") from missing
     return asyncpg
 
 

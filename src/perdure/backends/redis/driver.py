@@ -24,7 +24,7 @@ def driver() -> Any:
     try:
         import redis.asyncio
     except ImportError as missing:
-        raise ImportError("the Redis store needs the driver redis-py 6 or later: pip install perdure[redis]") from missing
+        raise ImportError("the Redis store needs the driver redis-py 6 or later: pip install 'perdure[redis]'") from missing
     return redis.asyncio
 
 

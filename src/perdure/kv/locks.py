@@ -5,6 +5,9 @@ lock when the process dies. A forked child would keep its parent's locks alive t
 them.
 """
 
+# Paths are the strings that the kernel takes.
+# ruff: noqa: PTH116
+
 from __future__ import annotations
 
 import os
@@ -34,7 +37,7 @@ _guard: Final = threading.Lock()
 def check_locks() -> None:
     """Raise `StoreCapabilityError` where there is no flock."""
     if fcntl is None:
-        raise StoreCapabilityError("files", "file locks on this system")
+        raise StoreCapabilityError("files key-value", "file locks on this system")
 
 
 class LockBusy(Exception):
@@ -42,12 +45,12 @@ class LockBusy(Exception):
 
 
 @contextmanager
-def file_lock(path: str, *, shared: bool = False, create: bool = False, patience: float | None = None) -> Iterator[bool]:
-    """The lock on the file at `path`; False, and no lock, when there is no such file.
+def file_lock(path: str, *, create: bool = False) -> Iterator[bool]:
+    """Hold the lock on the file at `path`; False, and no lock, if there is no such file.
 
-    A file that was moved away meanwhile is no longer the one to lock. Raises `LockBusy` when the lock is not free in time.
+    A file that was moved away meanwhile is no longer the one to lock. Raises `LockBusy` if the lock is not free in time.
     """
-    fd = _acquire(path, shared=shared, create=create, deadline=time.monotonic() + (PATIENCE if patience is None else patience))
+    fd = _acquire(path, create=create, deadline=time.monotonic() + PATIENCE)
     try:
         yield fd is not None
     finally:
@@ -55,7 +58,7 @@ def file_lock(path: str, *, shared: bool = False, create: bool = False, patience
             _release(fd)
 
 
-def _acquire(path: str, *, shared: bool, create: bool, deadline: float) -> int | None:
+def _acquire(path: str, *, create: bool, deadline: float) -> int | None:
     while True:
         try:
             fd = _open_lock(path, os.O_RDWR | (os.O_CREAT if create else 0))
@@ -64,7 +67,7 @@ def _acquire(path: str, *, shared: bool, create: bool, deadline: float) -> int |
                 raise
             return None
         try:
-            _wait(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, deadline)
+            _wait(fd, deadline)
             if _is_at(fd, path):
                 return fd
         except BaseException:
@@ -88,12 +91,12 @@ def _release(fd: int) -> None:
         os.close(fd)
 
 
-def _wait(fd: int, kind: int, deadline: float) -> None:
-    """Polls rather than waiting in the kernel: a process that is stopped with the lock must not block the others for ever."""
+def _wait(fd: int, deadline: float) -> None:
+    """Poll rather than wait in the kernel: a process that is stopped with the lock must not block the others forever."""
     pause = _FIRST_PAUSE
     while True:
         try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 raise LockBusy from None
@@ -113,9 +116,9 @@ def _is_at(fd: int, path: str) -> bool:
 
 
 def lock_timeout(path: str) -> PersistenceError:
-    """The error of a caller that did not get the lock in time."""
+    """Return the error for a caller that did not get the lock in time."""
     return PersistenceError(
-        f"files store {path!r}",
+        f"key-value files {path!r}",
         f"another process kept a lock for more than {PATIENCE:g} s; is it stopped in the middle of a write?",
     )
 

@@ -1,10 +1,13 @@
-"""The file system: whether it is local, how ids become file names, and how what was written gets onto the disk (fsync).
+"""The file system: whether it is local, how keys become file names, and how what was written gets onto the disk (fsync).
 
-Every id has one file name, and no two ids share one, also on file systems that ignore case or Unicode normalization. A name is
-made of lower-case letters, digits and `-`, with every other byte of the id as `_` and two hex digits. It begins with a letter and
-`-`, so it is never reserved (`con`, `nul`), hidden, empty or a way up (`..`). An id whose name would be longer than file systems
-take is named by its hash; the content of the file says which id it really is.
+Every key has one file name, and no two keys share one, also on file systems that ignore case or Unicode normalization. A name
+is made of lower-case letters, digits and `-`, with every other byte of the key as `_` and two hex digits. It begins with a letter
+and `-`, so it is never reserved (`con`, `nul`), hidden, empty or a way up (`..`). A key whose name would be longer than file
+systems take is named by its hash; the content of the file says which key it really is.
 """
+
+# Paths are the strings that the kernel takes.
+# ruff: noqa: PTH102, PTH110, PTH112, PTH120
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
-from urllib.parse import unquote
 
 from perdure.errors import PersistenceError
 
@@ -42,30 +44,22 @@ _NOT_LOCAL: Final = {
 }
 _F_FULLFSYNC: Final = 51  # macOS: fsync alone does not reach the disk
 
+# How the name of a key's file begins, unless it is a hash.
+PLAIN_NAME: Final = "k-"
 _PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-")
 _BYTES: Final = tuple(chr(byte) if byte in _PLAIN else f"_{byte:02x}" for byte in range(256))
 # File systems take 255 bytes, encrypted ones 143.
 _LONGEST: Final = 140
 
 
-def run_name(run_id: str) -> str:
-    """The directory of this run."""
-    return _file_name("r-", "s-", run_id)
+def key_name(key: str) -> str:
+    """Return the name of this key's file."""
+    return _file_name(PLAIN_NAME, "h-", key)
 
 
-def run_id_of(name: str) -> str | None:
-    """The id of the run in this directory, or None when it is named by its hash."""
-    if not name.startswith("r-"):
-        return None
-    try:
-        return unquote(name.removeprefix("r-").replace("_", "%"), errors="strict")
-    except UnicodeDecodeError:
-        return None
-
-
-def namespace_name(prefix: str) -> str:
-    """The directory of this namespace."""
-    return _file_name("n-", "m-", prefix)
+def namespace_name(namespace: str) -> str:
+    """Return the name of this namespace's directory."""
+    return _file_name("n-", "m-", namespace)
 
 
 def _file_name(plain: str, hashed: str, text: str) -> str:
@@ -75,20 +69,20 @@ def _file_name(plain: str, hashed: str, text: str) -> str:
 
 
 def refuse_network(path: str) -> None:
-    """Raise `PersistenceError` when the directory is not, or would not be, on a local file system."""
+    """Raise `PersistenceError` if the directory is not, or would not be, on a local file system."""
     there = path
     while not os.path.exists(there):
         there = os.path.dirname(there)
     kind = _NOT_LOCAL.get(file_system_magic(there))
     if kind is not None:
         raise PersistenceError(
-            f"files store {path!r}",
+            f"key-value files {path!r}",
             f"it is on {kind}, where locks and fsync do not work everywhere; use a directory on a local disk, or a database",
         )
 
 
 def file_system_magic(path: str) -> int:
-    """The type of the file system according to statfs; 0 where that is unknown."""
+    """Return the type of the file system according to statfs; 0 where that is unknown."""
     if not sys.platform.startswith("linux"):
         return 0
     answer = ctypes.create_string_buffer(512)
@@ -96,15 +90,6 @@ def file_system_magic(path: str) -> int:
         return 0
     (kind,) = struct.unpack_from("@l", answer)
     return int(kind) & 0xFFFFFFFF
-
-
-def boot_id() -> str:
-    """The id of this boot of the machine, "" if unknown. Within one boot, written pages are seen by all processes unsynced."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 if sys.platform == "darwin":
@@ -124,7 +109,7 @@ else:
 
 @contextmanager
 def open_file(path: str, flags: int) -> Iterator[int]:
-    """A descriptor of the file for the length of the block. Symbolic links are refused; a new file has mode 0600."""
+    """Open the file for the length of the block. Symbolic links are refused; a new file has mode 0600."""
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         yield fd
@@ -148,39 +133,21 @@ def make_directory(path: str) -> None:
     sync_directory(above)
 
 
-def write_all(fd: int, data: bytes, offset: int) -> None:
-    """Write all of `data` at `offset`."""
-    view = memoryview(data)
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of `data` to an empty file."""
+    view, offset = memoryview(data), 0
     while view:
         written = os.pwrite(fd, view, offset)
         view, offset = view[written:], offset + written
 
 
-def replace_file(path: str, data: bytes) -> None:
-    """Replace the file at `path` atomically: a crash leaves the old content or the new one."""
-    draft = f"{path}.new"
-    with open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
-        write_all(fd, data, 0)
-        sync(fd)
-    os.rename(draft, path)
-    sync_directory(os.path.dirname(path))
+def read_all(fd: int) -> bytes:
+    """Return the whole content of the file."""
+    return b"".join(_parts(fd))
 
 
-def read_all(fd: int, offset: int) -> bytes:
-    """Everything from `offset` on."""
-    return b"".join(_parts(fd, offset))
-
-
-def _parts(fd: int, offset: int) -> Iterable[bytes]:
+def _parts(fd: int) -> Iterable[bytes]:
+    offset = 0
     while part := os.pread(fd, 1 << 20, offset):
         yield part
         offset += len(part)
-
-
-def map_error(error: BaseException, path: str) -> BaseException:
-    """What the caller gets for this error: a `PersistenceError` for an `OSError`, others as they are."""
-    if not isinstance(error, OSError):
-        return error
-    result = PersistenceError(f"files store {path!r}", f"{error.strerror or error} ({error.filename})")
-    result.__cause__ = error
-    return result

@@ -1,14 +1,13 @@
-"""Several processes on one store on the disk: SQLite's file, or a directory. Leases end with the process that holds them."""
+"""Several processes on one file. Leases end with the process that holds them."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote
 
 import pytest
 
@@ -16,25 +15,15 @@ from perdure.errors import LeaseHeld
 from perdure.store import FullStore
 from tests.backends.disk_processes import StartChild, go, integrity, kill_unreaped, run_to_end
 from tests.backends.opening import store_at
-from tests.backends.registry import FILES, SQLITE, Backend, on
 
-ENTRIES: Final = {"sqlite": 25, "files": 10}
-
-on_disk = on(SQLITE, FILES)
+ENTRIES: Final = 25
 
 
 @pytest.fixture
-async def store(backend: Backend, dsn: str) -> AsyncIterator[FullStore]:
-    async with store_at(dsn) as store:
-        yield store
-
-
-@pytest.fixture
-def sound_dsn(backend: Backend, dsn: str) -> Iterator[str]:
-    """An empty place. A database that the test has left there is sound."""
+def sound_dsn(path: Path, dsn: str) -> Iterator[str]:
+    """An empty place. The database that the test has left there is sound."""
     yield dsn
-    if backend is SQLITE:
-        assert integrity(Path(unquote(dsn.removeprefix("sqlite:///")))) == "ok"
+    assert integrity(path) == "ok"
 
 
 async def journal_lengths(dsn: str, run_ids: list[str]) -> list[int]:
@@ -47,7 +36,6 @@ async def count(dsn: str) -> int:
         return await store.count()
 
 
-@on_disk
 def test_a_place_that_sixteen_processes_set_up_at_once_is_sound(sound_dsn: str, start_child: StartChild) -> None:
     processes = [start_child("setup", sound_dsn) for _ in range(16)]
     for process in processes:
@@ -57,20 +45,17 @@ def test_a_place_that_sixteen_processes_set_up_at_once_is_sound(sound_dsn: str, 
     assert asyncio.run(count(sound_dsn)) == 0
 
 
-@on_disk
-def test_eight_processes_write_at_once_without_an_error(backend: Backend, sound_dsn: str, start_child: StartChild) -> None:
-    entries = ENTRIES[backend.name]
-    processes = [start_child("write", sound_dsn, f"p{n}", entries) for n in range(8)]
+def test_eight_processes_write_at_once_without_an_error(sound_dsn: str, start_child: StartChild) -> None:
+    processes = [start_child("write", sound_dsn, f"p{n}", ENTRIES) for n in range(8)]
     for process in processes:
         go(process)
     for process in processes:
         run_to_end(process)
     run_ids = [f"p{n}-{k}" for n in range(8) for k in range(4)]
-    assert asyncio.run(journal_lengths(sound_dsn, run_ids)) == [entries] * 32
+    assert asyncio.run(journal_lengths(sound_dsn, run_ids)) == [ENTRIES] * 32
     assert asyncio.run(count(sound_dsn)) == 32
 
 
-@on_disk
 def test_a_forked_child_and_its_parent_both_go_on(sound_dsn: str, start_child: StartChild) -> None:
     process = start_child("fork", sound_dsn, ready=False)
     assert process.stdout is not None
@@ -83,7 +68,6 @@ async def claimed_ids(store: FullStore) -> list[str]:
     return [claim.run.id for claim in (await store.claim(10, 60, [("flow", 1)])).claims]
 
 
-@on_disk
 async def test_a_lease_is_free_at_once_when_its_process_was_killed(store: FullStore, dsn: str, start_child: StartChild) -> None:
     process = await asyncio.to_thread(start_child, "hold", dsn, "run")
     assert await claimed_ids(store) == []
@@ -97,7 +81,6 @@ async def test_a_lease_is_free_at_once_when_its_process_was_killed(store: FullSt
     assert ids == ["run"]
 
 
-@on_disk
 async def test_a_killed_holders_run_is_due_and_can_be_acquired(store: FullStore, dsn: str, start_child: StartChild) -> None:
     process = await asyncio.to_thread(start_child, "hold", dsn, "run")
     assert await store.due() == []
@@ -108,7 +91,6 @@ async def test_a_killed_holders_run_is_due_and_can_be_acquired(store: FullStore,
     assert await store.acquire("run", 60) is not None
 
 
-@on_disk
 async def test_a_stopped_process_keeps_its_lease(store: FullStore, dsn: str, start_child: StartChild) -> None:
     process = await asyncio.to_thread(start_child, "hold", dsn, "run")
     process.send_signal(signal.SIGSTOP)
