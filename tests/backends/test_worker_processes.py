@@ -21,6 +21,7 @@ import pytest
 
 from perdure import Runtime
 from perdure.errors import RunCancelled
+from perdure.model.durations import MICROSECOND
 from perdure.store import require
 from tests.backends.fleet_worker import answer, busy, slow
 from tests.backends.registry import LIBSQL, MONGO, MYSQL, POSTGRES, REDIS, SQLITE, Backend, on
@@ -109,9 +110,14 @@ async def test_a_run_whose_worker_is_silent_but_renews_its_lease_is_stuck(backen
         store, operators = client.store, require(client.store, "operators")
         for run_id in ("held", "free"):
             await client.start(slow, id=run_id)
-        claim = await store.acquire("held", 60)
+        row = await store.get("held")
+        assert row is not None
+        leased_at = row.created_at - 100 * MICROSECOND
+        claim = await store.acquire("held", 3600, due_only=False, now=leased_at)
         assert claim is not None
-        await operators.put_worker("blocked", worker, now=10**15)
+        await operators.put_worker("blocked", worker, now=leased_at - 30 * MICROSECOND)
+        assert await client.stuck_runs() == [], "the worker may have died before it had to renew its lease"
+        await store.renew([claim.lease], 3600)
         await operators.put_worker("other", worker)
         assert await client.stuck_runs() == []
         await operators.drop_worker("other")

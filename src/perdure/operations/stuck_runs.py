@@ -18,11 +18,13 @@ from perdure.model.records import RunInfo, RunRow, Status
 from perdure.model.run_filter import RunFilter
 from perdure.operations.describe_run import worker_of
 from perdure.store import OperatorStore, Store, require
-from perdure.worker.worker_registry import WorkerInfo
+from perdure.worker.worker_registry import LONGEST_PAUSE, SILENT_AFTER_PAUSES, WorkerInfo
 
 # A run that has been due for longer should have been claimed: workers look every few seconds.
 _OVERDUE_AFTER: Final = 60 * MICROSECOND
 _PAGE: Final = 1000
+# After how long without a sign of life every worker is silent.
+_SILENCE: Final = round(SILENT_AFTER_PAUSES * LONGEST_PAUSE * MICROSECOND)
 # Only runs in these keep a problem.
 _WITH_PROBLEM: Final[tuple[Status, ...]] = ("pending", "running")
 
@@ -57,7 +59,9 @@ async def _runs_of_silent_workers(store: Store, wanted: RunFilter, silent: Mappi
         row = await store.get(info.id)
         worker = None if row is None else worker_of(row)
         seen_at = None if worker is None else silent.get(worker)
-        if row is not None and seen_at is not None and row.lease_until is not None and row.lease_until > at:
+        if row is None or seen_at is None or row.lease_until is None or row.lease_until <= at:
+            continue
+        if row.updated_at > instant(seen_at) + _SILENCE:  # otherwise it may have died after its last renewal
             late = (at - instant(seen_at)) // MICROSECOND
             problem = f"its worker {worker} gave no sign of life for {late} s, but renews its lease: its event loop is blocked"
             found.append(msgspec.structs.replace(info, problem=row.problem or problem))
