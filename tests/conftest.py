@@ -30,7 +30,7 @@ settings.load_profile("perdure")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Another event loop for the tests: uvloop, or asyncio's in debug mode. Only those that are coroutines run then: the others, among
+# Another event loop for the tests: uvloop, asyncio's in debug mode, or uvloop's in debug mode. Only those that are coroutines run then: the others, among
 # them the fuzzers and those that kill processes, have no loop or make their own. Those marked `one_loop` are left out too.
 LOOP: Final = os.environ.get("PERDURE_LOOP", "")
 
@@ -89,12 +89,12 @@ def pytest_configure(config: pytest.Config) -> None:
     contracts = {backend.name: backend.contract for backend in BACKENDS.values()}
     left_to_chaos = [backend.name for backend in BACKENDS.values() if backend.leaves_contract_to_chaos]
     config.pluginmanager.register(Exercised(contracts, left_to_chaos), "perdure-backends")
-    if LOOP == "uvloop":
+    if LOOP not in {"", "uvloop", "debug", "uvloop+debug"}:
+        raise pytest.UsageError(f"PERDURE_LOOP is uvloop, debug or uvloop+debug, not {LOOP!r}")
+    if "uvloop" in LOOP:
         config.pluginmanager.register(OnUvloop(), "perdure-uvloop")
-    elif LOOP == "debug":
+    if "debug" in LOOP:
         config.option.asyncio_debug = True
-    elif LOOP:
-        raise pytest.UsageError(f"PERDURE_LOOP is uvloop or debug, not {LOOP!r}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -6,7 +6,8 @@ The values are text that perdure made. Instants come from the wall clock, becaus
 `FileCache` has one file for each key, named after the key's hash. A file is never changed: a new one is written beside it under a
 temporary name and replaces it by a rename, so any number of processes may use a directory at once. There is no lock, because a
 stopped process could hold it for ever; the price is that a value renewed at the very moment at which its expired predecessor is
-removed may be removed too. Files are not fsynced: after a power cut one may be torn, which is detected on reading. A call that is
+removed may be removed too. An expired file is removed when its key is asked for, and by later writes, each of which checks the
+heads of some files. Files are not fsynced: after a power cut one may be torn, which is detected on reading. A call that is
 cancelled goes on in its thread and leaves the old file or the new one.
 """
 
@@ -18,7 +19,7 @@ import json
 import os
 import re
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,11 +31,17 @@ from perdure.aio.fork_locks import new_fork_lock
 from perdure.aio.threads import run_in_thread
 from perdure.errors import PerdureWarning
 from perdure.model.clock import Clock, SystemClock
-from perdure.model.durations import Duration, microseconds
+from perdure.model.durations import MICROSECOND, Duration, microseconds
 
 _FORMAT_VERSION: Final = 1
 _KEPT_FILE: Final = re.compile(r"perdure-[0-9a-f]{64}\.json")
 _TEMPORARY_FILE: Final = re.compile(r"perdure-[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
+# How a file begins that expires, and how much of a file is read to see that.
+_EXPIRING_HEAD: Final = re.compile(rb'\{"version": 1, "expires_at": (\d+), ')
+_HEAD_BYTES: Final = 64
+# How many files a write checks, and how long after the directory was listed it is listed again.
+_CHECKED_PER_WRITE: Final = 50
+_LIST_EVERY: Final = 60 * MICROSECOND
 # No write takes that long, so the process that wrote this file was killed.
 _LEFT_OVER_AFTER: Final = 3600
 
@@ -172,11 +179,12 @@ class _CacheFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is in a file of a `FileCache`."""
 
     version: Literal[1]
-    key: str
     expires_at: int | None
+    key: str
     value: str
 
-    # Not msgspec's JSON: any str can be a key, also one with lone surrogates.
+    # In the order of the fields, as expiry is read off the beginning. Not msgspec's JSON: any str can be a key, also one with
+    # lone surrogates.
     def to_bytes(self) -> bytes:
         return json.dumps(msgspec.structs.asdict(self), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
@@ -207,6 +215,12 @@ def _read(path: Path, key: str) -> _CacheFile | None:
     return file
 
 
+def _expiry_of(path: Path) -> int | None:
+    with path.open("rb") as file:
+        head = _EXPIRING_HEAD.match(file.read(_HEAD_BYTES))
+    return None if head is None else int(head[1])
+
+
 def _temporary_for(path: Path) -> Path:
     return path.with_suffix(f".{os.urandom(8).hex()}.tmp")
 
@@ -230,6 +244,9 @@ class FileCache:
         self._directory = Path(directory)
         self._lifetimes = _Lifetimes(ttl, clock)
         self._is_swept = False
+        # Files that later writes check. Several threads take from it.
+        self._unchecked: deque[Path] = deque()
+        self._list_at = 0
 
     async def get(self, key: str) -> str | None:
         try:
@@ -239,7 +256,7 @@ class FileCache:
             return None
 
     async def set(self, key: str, value: str, ttl: Duration | None = None) -> None:
-        file = _CacheFile(_FORMAT_VERSION, _check_key(key), self._lifetimes.expires_at(ttl), value)
+        file = _CacheFile(_FORMAT_VERSION, self._lifetimes.expires_at(ttl), _check_key(key), value)
         await run_in_thread(self._set, file)
 
     async def delete(self, key: str) -> bool:
@@ -260,7 +277,7 @@ class FileCache:
             return None
         if not self._lifetimes.is_over(file.expires_at):
             return file.value
-        self._drop_expired(path, key)
+        self._drop_expired(path)
         return None
 
     def _set(self, file: _CacheFile) -> None:
@@ -275,6 +292,8 @@ class FileCache:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+        with suppress(OSError):  # the value is there; a later write checks what this one could not
+            self._drop_some_expired()
 
     def _delete(self, key: str) -> bool:
         path = self._path(key)
@@ -285,11 +304,24 @@ class FileCache:
             return False
         return was_live
 
-    def _drop_expired(self, path: Path, key: str) -> None:
-        """Remove the file, unless another process has renewed it since it was read."""
+    def _drop_some_expired(self) -> None:
+        """Check some files, more than a write adds, so that expired ones become fewer."""
+        now = self._lifetimes.now()
+        if not self._unchecked and now >= self._list_at:
+            self._list_at = now + _LIST_EVERY
+            self._unchecked.extend(self._files(_KEPT_FILE))
+        for _ in range(_CHECKED_PER_WRITE):
+            try:
+                path = self._unchecked.popleft()
+            except IndexError:
+                return
+            self._drop_expired(path)
+
+    def _drop_expired(self, path: Path) -> None:
+        """Remove the file if it has expired, unless another process renews it meanwhile."""
         with suppress(FileNotFoundError):
             seen = path.stat()
-            if not self._is_live(path, key) and _is_same(path.stat(), seen):
+            if self._lifetimes.is_over(_expiry_of(path)) and _is_same(path.stat(), seen):
                 path.unlink()
 
     def _clear(self) -> None:

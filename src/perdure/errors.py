@@ -56,7 +56,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 # How many of its errors a SnapshotFormatError shows in its text. All of them are in `errors`.
 _MAX_SHOWN_ERRORS: Final = 20
@@ -233,6 +233,16 @@ class LeaseHeld(PerdureError):
 
     def __init__(self, run_id: str, by: str) -> None:
         super().__init__(run_id, by)
+
+    @classmethod
+    def by_operator(cls, run_id: str) -> Self:
+        """Return the refusal to drive a run that is on hold."""
+        return cls(run_id, "an operator, who put it on hold; unhold it first")
+
+    @classmethod
+    def by_attempt(cls, run_id: str, status: str) -> Self:
+        """Return the refusal to reopen a run that has not ended."""
+        return cls(run_id, f"its present attempt (it is {status}); wait until it has ended")
 
     def __str__(self) -> str:
         return f"run {self.args[0]!r} is held by {self.args[1]}"
@@ -540,6 +550,9 @@ class TransactionFailed(PersistenceError):
 
 class StoreClosed(PersistenceError):
     """The store was closed, or the event loop of the connections it borrowed: it will not answer again."""
+
+    def __init__(self, what: str, reason: str = "it was closed; open a new one") -> None:
+        super().__init__(what, reason)
 
 
 class StoreCapabilityError(PerdureError):

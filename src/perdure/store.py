@@ -489,11 +489,12 @@ def require(store: Store, capability: Literal["outbox"]) -> OutboxStore: ...
 def require(store: Any, capability: Literal["operators", "schedules", "streams", "transaction", "outbox"]) -> Any:
     """The store, as one that has this part. Raises `StoreCapabilityError` when `capabilities` does not name it."""
     if capability not in store.capabilities:
-        raise StoreCapabilityError(type(store).__name__, _IN_WORDS[capability])
+        raise StoreCapabilityError(type(store).__name__, MISSING_PART[capability])
     return store
 
 
-_IN_WORDS: Final = {
+# What a `StoreCapabilityError` says a store has not, by the part that it does not announce.
+MISSING_PART: Final = {
     "operators": "verbs for operators (hold, unhold, delete, purge, count, due, restore, save, load, workers)",
     "schedules": "schedules and queue limits",
     "streams": "streams of items and progress reports",

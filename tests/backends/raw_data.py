@@ -28,6 +28,20 @@ async def read_raw(dsn: str) -> bytes:
     return await asyncio.to_thread(lambda: b"\n".join(map(_as_bytes, _parts(dsn.removeprefix("sql_client+")))))
 
 
+async def ask(dsn: str, sql: str) -> list[tuple[Any, ...]]:
+    """The rows of a statement in the SQL database of this DSN, where tables begin with `perdure_`."""
+    place = dsn.removeprefix("sql_client+")
+    kind = place.partition(":")[0]
+    if kind in _OPERATORS:
+        return [tuple(row) for row in await _OPERATORS[kind].query(place, sql)]
+    return await asyncio.to_thread(_ask_sqlite, sqlite_path(place), sql)
+
+
+def _ask_sqlite(path: str, sql: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path)) as database:
+        return database.execute(sql).fetchall()
+
+
 def is_in(text: str, raw: bytes) -> bool:
     """Whether the raw data hold this text, as it is or in base64."""
     # Where a text begins in base64 depends on what stands before it: its first and last characters are mixed with others.

@@ -471,6 +471,37 @@ def test_an_expired_file_is_removed_when_it_is_met(tmp_path: Path, method: str) 
     assert files(tmp_path) == []
 
 
+def test_later_writes_remove_expired_files_that_nobody_asks_for(tmp_path: Path) -> None:
+    clock = ManualClock()
+    cache = FileCache(tmp_path, clock=clock)
+    for n in range(120):
+        run(cache.set(f"{n}", "1", 5))
+    run(cache.set("kept", "1"))
+    run(cache.set("later", "1", 3600))
+    run(cache.set("renewed", "1", 5))
+    run(cache.set("renewed", "2", 3600))
+    foreign = tmp_path / "notes.json"
+    foreign.write_text('{"version": 1, "expires_at": 1, "key": "a", "value": "b"}')
+    torn = tmp_path / f"perdure-{'0' * 64}.json"
+    torn.write_bytes(b'{"version": 1, "expi')
+    clock.advance(60)
+    for left in (80, 30, 7):
+        run(cache.set("writer", "1"))
+        assert len(files(tmp_path)) <= left
+    assert set(files(tmp_path)) >= {foreign, torn}
+    assert [run(cache.get(key)) for key in ("kept", "later", "renewed", "writer", "7")] == ["1", "1", "2", "1", None]
+
+
+def test_another_process_removes_expired_files_too_and_reads_no_value_for_that(tmp_path: Path) -> None:
+    clock = ManualClock()
+    run(FileCache(tmp_path, clock=clock).set("a", "1" * 1_000_000, 5))
+    long = only_file(tmp_path)
+    clock.advance(5)
+    run(FileCache(tmp_path, clock=clock).set("b", "2"))
+    assert not long.exists()
+    assert len(files(tmp_path)) == 1
+
+
 class MeddlingClock(ManualClock):
     """A clock that lets another process come in between, the next time it is looked at."""
 

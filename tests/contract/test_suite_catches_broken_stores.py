@@ -34,6 +34,7 @@ from tests.contract.broken import (
     problems,
     queues,
     reading,
+    refusals,
     restoring,
     saving,
     streams,
@@ -62,6 +63,7 @@ PARTS = (
     versions,
     generations,
     queues,
+    refusals,
 )
 
 

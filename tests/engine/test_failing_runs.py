@@ -162,7 +162,7 @@ async def test_a_run_that_has_not_ended_is_not_retried() -> None:
 
     async with world(flow) as here:
         await here.runtime.run(flow, id="run")
-        with pytest.raises(LeaseHeld, match="has not ended"):
+        with pytest.raises(LeaseHeld, match="wait until it has ended"):
             await here.runtime.retry("run")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from perdure.backends.base.dsn import DsnScheme, no_location, path, path_after_slashes, scheme_of
-from perdure.kv.protocol import KeyValueStore
+from perdure.kv.protocol import OpenedKeyValueStore
 
 _FORMS: Final = (
     "memory:, files:directory, sqlite:///relative.db, sqlite:////absolute.db, postgresql://..., mongodb://... or redis://..."
@@ -37,12 +37,12 @@ _KINDS: Final = {
 }
 
 
-def open_key_value_store(dsn: str) -> KeyValueStore:
+def open_key_value_store(dsn: str) -> OpenedKeyValueStore:
     """The key-value store that a DSN names, opened by its first use.
 
     `?table=` (on MongoDB `?collection=`) and `&namespace=` can follow; other options of a server's DSN are its driver's.
     Raises `ValueError` and `TypeError` without repeating the DSN, which may hold a password.
     """
     kind = _KINDS[scheme_of(dsn, _KINDS, what="key-value store", forms=_FORMS)]
-    make: Callable[..., KeyValueStore] = getattr(importlib.import_module(f"perdure.kv.{kind.module}"), kind.name)
+    make: Callable[..., OpenedKeyValueStore] = getattr(importlib.import_module(f"perdure.kv.{kind.module}"), kind.name)
     return DsnScheme(make, kind.parse_location).make_store(dsn)

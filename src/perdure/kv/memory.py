@@ -10,6 +10,7 @@ import heapq
 from typing import NamedTuple
 
 from perdure.aio.fork_locks import new_fork_lock
+from perdure.errors import StoreClosed
 from perdure.kv.limits import check_key, encode_value, lifetime
 from perdure.kv.patterns import literal_prefix, matches
 from perdure.model.clock import Clock, SystemClock
@@ -22,15 +23,16 @@ class _StoredText(NamedTuple):
 
 
 class MemoryKeyValueStore:
-    """A `KeyValueStore` that lives as long as this object. Event loops of several threads may share it."""
+    """A `KeyValueStore` that lives until it is closed, or as long as this object. Event loops of several threads may share it."""
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        # Guards the two below.
+        # Guards the three below.
         self._lock = new_fork_lock()
         self._texts: dict[str, _StoredText] = {}
         # A heap of (expires_at, key). The pair of a replaced or deleted text stays in it, and is skipped when it comes due.
         self._expiring: list[tuple[int, str]] = []
+        self._is_closed = False
 
     async def get(self, key: str) -> str | None:
         with self._lock:
@@ -59,6 +61,12 @@ class MemoryKeyValueStore:
         with self._lock:
             return [key for key in self._live() if matches(key, pattern)]
 
+    async def close(self) -> None:
+        """Forget all texts, and take no more calls."""
+        with self._lock:
+            self._is_closed = True
+            self._texts, self._expiring = {}, []
+
     def _note_expiry(self, key: str, expires_at: int | None) -> None:
         if expires_at is not None:
             heapq.heappush(self._expiring, (expires_at, key))
@@ -67,7 +75,9 @@ class MemoryKeyValueStore:
             heapq.heapify(self._expiring)
 
     def _live(self) -> dict[str, _StoredText]:
-        """The texts, after removing those that have expired."""
+        """Return the texts, after removing those that have expired. Raises `StoreClosed`."""
+        if self._is_closed:
+            raise StoreClosed("the key-value store in memory")
         now = self._clock.now()
         while self._expiring and self._expiring[0][0] <= now:
             expires_at, key = heapq.heappop(self._expiring)

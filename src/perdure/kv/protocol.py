@@ -10,6 +10,8 @@ import inspect
 from collections.abc import Awaitable
 from typing import Protocol, TypeVar, cast
 
+from perdure.model.durations import Duration
+
 T = TypeVar("T")
 
 
@@ -34,6 +36,20 @@ class KeyValueStore(Protocol):
 
     def keys(self, pattern: str) -> Awaitable[list[str]] | list[str]:
         """The keys that match the pattern, in any order."""
+        ...
+
+
+class OpenedKeyValueStore(KeyValueStore, Protocol):
+    """A ready-made key-value store: its methods are coroutine functions, and it can be closed."""
+
+    async def get(self, key: str) -> str | None: ...
+    async def set(self, key: str, value: str, ttl: Duration | None = None) -> None: ...
+    async def delete(self, key: str) -> bool: ...
+    async def exists(self, key: str) -> bool: ...
+    async def keys(self, pattern: str) -> list[str]: ...
+
+    async def close(self) -> None:
+        """Take no more calls, and return when none is in flight. Closing again does nothing."""
         ...
 
 

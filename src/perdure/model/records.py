@@ -36,7 +36,11 @@ class Awaited(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of a run's inbox. `seq` counts from 1 in order of arrival."""
+    """A row of a run's inbox. `seq` counts from 1 in order of arrival.
+
+    `consumed_by` is the token of the lease that consumed the row, for who reads a database. No verb gives such a row, so a store
+    need not keep more than that it was consumed.
+    """
 
     seq: int
     name: str

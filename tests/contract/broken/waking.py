@@ -72,6 +72,12 @@ class LastInFirstOut(MemoryStore):
         return (await super().inbox(run_id, after=after))[::-1]
 
 
+@breaks("no_verb_gives_a_consumed_row")
+class TakesEmptyTextForNobody(MemoryStore):
+    async def inbox(self, run_id: str, *, after: int = 0) -> list[Signal]:
+        return [msgspec.structs.replace(row, consumed_by="") for row in await super().inbox(run_id, after=after)]
+
+
 @breaks("a_signal_wakes_the_run_that_waits_for_it")
 class AnySignalWakes(MemoryStore):
     async def signal(self, run_id: str, name: str, payload: bytes, **options: Any) -> int:

@@ -2,6 +2,9 @@
 
 The contract of `record`: entries and items that are recorded already and equal are left alone, another one under a taken number
 is refused, and so is an inbox row that does not exist. Then nothing is written.
+
+A statement or script that finds a contradiction by itself reports it as `entry SEQ`, `inbox SEQ` or `item N STREAM`, so that
+every store says the same of it.
 """
 
 from __future__ import annotations
@@ -14,12 +17,23 @@ from perdure.model.records import Item
 
 
 def refuse_write(run_id: str, reason: str) -> PersistenceError:
-    """The error of a write that contradicts itself or what is recorded; the caller raises it, or replies with it."""
+    """Return the error of a write that contradicts itself or what is recorded; the caller raises it, or replies with it."""
     return PersistenceError(f"run {run_id!r}", f"{reason}; nothing was written")
 
 
+def refusal_from(run_id: str, found: str) -> PersistenceError:
+    """Return the error for the contradiction that a statement or script has found."""
+    kind, number, *stream = found.split(" ", 2)
+    reasons = {
+        "entry": f"something else is recorded under seq {number} already",
+        "inbox": f"its inbox has no row {number} to consume",
+        "item": f"stream {''.join(stream)!r} has another item {number} already",
+    }
+    return refuse_write(run_id, reasons[kind])
+
+
 def unique_entries(run_id: str, entries: Iterable[Entry]) -> list[Entry]:
-    """The entries of one write without repetitions. Raises `PersistenceError` when two different ones have the same seq."""
+    """Return the entries of one write without repetitions. Raises `PersistenceError` if two different ones have the same seq."""
     unique: dict[int, Entry] = {}
     for entry in entries:
         if unique.setdefault(entry.seq, entry) != entry:
@@ -28,7 +42,7 @@ def unique_entries(run_id: str, entries: Iterable[Entry]) -> list[Entry]:
 
 
 def unique_items(run_id: str, items: Iterable[Item]) -> list[Item]:
-    """The items of one write without repetitions. Raises `PersistenceError` when two different ones have the same number."""
+    """Return the items of one write without repetitions. Raises `PersistenceError` if two different ones have the same number."""
     unique: dict[tuple[str, int], Item] = {}
     for item in items:
         if unique.setdefault((item.stream, item.n), item) != item:
@@ -36,27 +50,28 @@ def unique_items(run_id: str, items: Iterable[Item]) -> list[Item]:
     return list(unique.values())
 
 
-def missing_entries(run_id: str, recorded: Mapping[int, Entry], entries: Iterable[Entry]) -> dict[int, Entry]:
-    """The entries that are not recorded yet, by seq. Raises `PersistenceError` when a seq holds something else."""
-    missing: dict[int, Entry] = {}
+def missing_entries(run_id: str, recorded: Mapping[int, Entry], entries: Collection[Entry]) -> dict[int, Entry]:
+    """Return the entries, all unique, that are not recorded yet, by seq. Raises `PersistenceError` if a seq holds another one."""
     for entry in entries:
-        if recorded.get(entry.seq, entry) != entry or missing.setdefault(entry.seq, entry) != entry:
-            raise refuse_write(run_id, f"something else is recorded under seq {entry.seq} already")
-    return {seq: entry for seq, entry in missing.items() if seq not in recorded}
+        if recorded.get(entry.seq, entry) != entry:
+            raise refusal_from(run_id, f"entry {entry.seq}")
+    return {entry.seq: entry for entry in entries if entry.seq not in recorded}
 
 
-def missing_items(run_id: str, recorded: Mapping[tuple[str, int], Item], items: Iterable[Item]) -> dict[tuple[str, int], Item]:
-    """The items that are not recorded yet, by stream and number. Raises `PersistenceError` when a number holds another item."""
-    missing: dict[tuple[str, int], Item] = {}
-    for item in items:
-        place = item.stream, item.n
-        if recorded.get(place, item) != item or missing.setdefault(place, item) != item:
-            raise refuse_write(run_id, f"stream {item.stream!r} has another item {item.n} already")
-    return {place: item for place, item in missing.items() if place not in recorded}
+def missing_items(run_id: str, recorded: Mapping[tuple[str, int], Item], items: Collection[Item]) -> dict[tuple[str, int], Item]:
+    """Return the items, all unique, that are not recorded yet, by stream and number.
+
+    Raises `PersistenceError` if a number holds another one.
+    """
+    by_place = {(item.stream, item.n): item for item in items}
+    for place, item in by_place.items():
+        if recorded.get(place, item) != item:
+            raise refusal_from(run_id, f"item {item.n} {item.stream}")
+    return {place: item for place, item in by_place.items() if place not in recorded}
 
 
 def check_consumed(run_id: str, inbox: Collection[int], consume: Iterable[int]) -> None:
-    """Raise `PersistenceError` when a row to consume is not in the inbox."""
+    """Raise `PersistenceError` if a row to consume is not in the inbox."""
     for seq in consume:
         if seq not in inbox:
-            raise refuse_write(run_id, f"its inbox has no row {seq} to consume")
+            raise refusal_from(run_id, f"inbox {seq}")

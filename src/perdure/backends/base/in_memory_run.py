@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from perdure.backends.base.duplicate_records import check_consumed, missing_entries, missing_items
+from perdure.backends.base.duplicate_records import check_consumed, missing_entries, missing_items, unique_entries, unique_items
 from perdure.backends.base.leases import Release, is_due, is_leased, length_in_microseconds, new_token, refuse_leased
 from perdure.errors import LeaseHeld, LeaseLost, RunFinished
 from perdure.model.journal import Entry, drop_entry
@@ -97,7 +97,7 @@ class RunTransitions(ABC):
         if self.row.ended:
             return False
         if self.row.held:
-            raise LeaseHeld(self.row.id, "an operator; unhold it first")
+            raise LeaseHeld.by_operator(self.row.id)
         if not owner_has_died:
             refuse_leased(self.row, now)
         return not self.row.lacks_input and (not due_only or owner_has_died or is_due(self.row, now))
@@ -137,7 +137,7 @@ class RunTransitions(ABC):
         if row.status == "completed":
             raise RunFinished(row.id, "completed")
         if not row.ended:
-            raise LeaseHeld(row.id, f"its present attempt: it is {row.status} and has not ended")
+            raise LeaseHeld.by_attempt(row.id, row.status)
         epoch = max(row.epoch + 1, now)
         self.append(drop_entry(self.next_seq, drop, now, epoch))
         self.free(status="pending", wake_at=None if row.lacks_input else now, epoch=epoch, attempts=0, updated_at=now)
@@ -169,10 +169,7 @@ class RunTransitions(ABC):
 
 @dataclass(slots=True)
 class InMemoryRun(RunTransitions):
-    """Everything of one run. `claimed_length` is the journal's length at the last claim; items are by stream and number.
-
-    Whatever is added goes through `append`, `_add_item`, `_add_signal` and `_consume`, which a subclass may extend.
-    """
+    """Everything of one run. `claimed_length` is the journal's length at the last claim; items are by stream and number."""
 
     row: RunRow
     token: str | None = None
@@ -210,15 +207,14 @@ class InMemoryRun(RunTransitions):
     def write(self, lease: Lease, entries: Iterable[Entry], consume: Collection[int], items: Iterable[Item] = ()) -> None:
         """Record everything or nothing; what is recorded already is left as it is. Raises `PersistenceError`."""
         check_consumed(self.row.id, self.inbox, consume)
-        new_entries = missing_entries(self.row.id, self.entries, entries)
-        new_items = missing_items(self.row.id, self.items, items)
+        new_entries = missing_entries(self.row.id, self.entries, unique_entries(self.row.id, entries))
+        new_items = missing_items(self.row.id, self.items, unique_items(self.row.id, items))
         for entry in new_entries.values():
             self.append(entry)
-        for item in new_items.values():
-            self._add_item(item)
+        self.items |= new_items
         for seq in consume:
-            if self.inbox[seq].consumed_by != lease.token:
-                self._consume(seq, lease.token)
+            if self.inbox[seq].consumed_by is None:
+                self.inbox[seq] = msgspec.structs.replace(self.inbox[seq], consumed_by=lease.token)
 
     def send_signal(self, name: str, payload: bytes, dedupe: str | None, now: int) -> int:
         """Deliver a signal, unless one with the same name and dedupe came before; its seq. Raises `RunFinished`."""
@@ -234,7 +230,7 @@ class InMemoryRun(RunTransitions):
     ) -> int:
         """Append to the inbox, and wake the run if it waits for this; the seq of the new row."""
         signal = Signal(seq=self.inbox_seq + 1, name=name, payload=payload, kind=kind, dedupe=dedupe)
-        self._add_signal(signal)
+        self.inbox[signal.seq] = signal
         self.wake_for(signal, now)
         return signal.seq
 
@@ -254,15 +250,6 @@ class InMemoryRun(RunTransitions):
     def _is_needed(self, row: Signal) -> bool:
         """Whether an inbox row is asked for even when the journal is gone."""
         return row.consumed_by is None or row.dedupe is not None
-
-    def _add_item(self, item: Item) -> None:
-        self.items[item.stream, item.n] = item
-
-    def _add_signal(self, signal: Signal) -> None:
-        self.inbox[signal.seq] = signal
-
-    def _consume(self, seq: int, token: str) -> None:
-        self.inbox[seq] = msgspec.structs.replace(self.inbox[seq], consumed_by=token)
 
     def journal(self, after: int = 0) -> list[Entry]:
         """The entries above a seq, in order."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from perdure.backends.base.process_owner import Owner
+from perdure.backends.base.process_owner import label_of
 from perdure.errors import LeaseHeld
 from perdure.model.durations import MICROSECOND, microseconds
 from perdure.model.ids import random_bytes
@@ -87,7 +87,5 @@ def is_due(row: HasLease, now: int) -> bool:
 
 def refuse_leased(row: RunRow, now: int) -> None:
     """Raise `LeaseHeld` while the run has a lease that has not expired."""
-    if not is_leased(row, now):
-        return
-    owner = None if row.lease_owner is None else Owner.parse(row.lease_owner)
-    raise LeaseHeld(row.id, (row.lease_owner or "a live worker") if owner is None else owner.label)
+    if is_leased(row, now):
+        raise LeaseHeld(row.id, label_of(row.lease_owner))

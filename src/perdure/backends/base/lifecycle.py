@@ -123,7 +123,7 @@ class Lifecycle:
 
     def _check(self) -> None:
         if self._closed:
-            raise StoreClosed(self._label, "it was closed; open a new one")
+            raise StoreClosed(self._label)
 
 
 _lifecycles: Final[weakref.WeakSet[Lifecycle]] = weakref.WeakSet()

@@ -54,9 +54,14 @@ class Owner(NamedTuple):
 
 
 def label_of(owner: str | None) -> str:
-    """How an error message names the holder of a lease."""
-    known = None if owner is None else Owner.parse(owner)
-    return known.label if known is not None else owner or "a live worker"
+    """Return how an error message names the holder of a lease."""
+    if not owner:
+        return "a live worker"
+    known = Owner.parse(owner)
+    if known is not None:
+        return known.label
+    host, _, pid = owner.rpartition("/")  # which is how a store on a server names its processes
+    return f"process {pid} on host {host}" if host and pid.isdecimal() else owner
 
 
 def _read(path: str) -> str:

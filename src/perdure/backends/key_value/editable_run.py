@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from perdure.backends.base.duplicate_records import check_consumed, missing_entries, missing_items
+from perdure.backends.base.duplicate_records import check_consumed, missing_entries, missing_items, unique_entries, unique_items
 from perdure.backends.base.in_memory_run import RunTransitions
 from perdure.backends.base.leases import new_token
 from perdure.backends.key_value.keys import new_nonce
@@ -199,8 +199,8 @@ class EditableRun(RunTransitions):
         document = self._stored
         unconsumed = {inbox_row.row.seq for inbox_row in document.inbox}
         check_consumed(self.id, unconsumed | {seq for seq in consume if contains(document.consumed, seq)}, consume)
-        new_entries = self._missing_entries(list(entries))
-        new_items = self._missing_items(list(items))
+        new_entries = self._missing_entries(unique_entries(self.id, entries))
+        new_items = self._missing_items(unique_items(self.id, items))
         document.seqs = add_to_ranges(document.seqs, (entry.seq for entry in new_entries))
         document.tail += new_entries
         for item in new_items:

@@ -53,7 +53,7 @@ from perdure.model.records import (
     check_positive,
 )
 from perdure.model.run_filter import EVERY_RUN, RunFilter
-from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
+from perdure.store import MISSING_PART, STANDARD_PARTS, Capability, Durability, Transaction
 
 T = TypeVar("T")
 
@@ -405,7 +405,7 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
 
     def transaction(self, lease: Lease) -> AbstractAsyncContextManager[Transaction]:  # noqa: ARG002 - always refused
         """Refused: key-value stores have no transactions that a step's own writes could be part of."""
-        raise StoreCapabilityError(STORE, "transactions")
+        raise StoreCapabilityError(STORE, MISSING_PART["transaction"])
 
     async def _load_arrived(self, services: Services, lease: Lease, arrived: builtins.list[Signal]) -> builtins.list[Signal]:
         """The signals with their payloads. Raises `LeaseLost` when the run was deleted meanwhile."""

@@ -49,7 +49,7 @@ from perdure.model.records import (
 )
 from perdure.model.run_filter import EVERY_RUN, RunFilter, page_of
 from perdure.snapshots.save_load import SavesSnapshots
-from perdure.store import STANDARD_PARTS, Capability, Durability, Transaction
+from perdure.store import MISSING_PART, STANDARD_PARTS, Capability, Durability, Transaction
 
 __all__ = ["MemoryDatabase", "MemoryStore"]
 
@@ -388,14 +388,14 @@ class MemoryStore(ChecksIds, SavesSnapshots):
             return dict(namespace.limits)
 
     def transaction(self, lease: Lease) -> AbstractAsyncContextManager[Transaction]:  # noqa: ARG002 - always refused
-        raise StoreCapabilityError("memory", "transactions")
+        raise StoreCapabilityError("memory", MISSING_PART["transaction"])
 
     @contextmanager
     def _lock(self) -> Iterator[Namespace]:
         """The runs under this handle's prefix, for the length of one verb. Raises `StoreClosed` once it is closed."""
         with self._database.lock:
             if self._closed:
-                raise StoreClosed("the memory store", "this handle is closed; open another one")
+                raise StoreClosed("the memory store")
             yield self._database.namespaces[self._prefix]
 
     @contextmanager

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest, SuspectCounter, earliest
 from perdure.backends.base.damaged_runs import UNREADABLE, problem_of, set_aside
-from perdure.backends.base.leases import Release, new_token
+from perdure.backends.base.leases import Release, new_token, refuse_leased
 from perdure.backends.mongo.documents import (
     LARGE_COLUMNS,
     LEAST,
@@ -225,9 +225,8 @@ def _may_be_taken(found: Document, now: int, *, due_only: bool) -> bool:
     if run.ended:
         return False
     if run.held:
-        raise LeaseHeld(run.id, "an operator, who put it on hold")
-    if run.lease_until is not None and run.lease_until > now:
-        raise LeaseHeld(run.id, run.lease_owner or "a live worker")
+        raise LeaseHeld.by_operator(run.id)
+    refuse_leased(run, now)
     return not run.lacks_input and (not due_only or (run.wake_at is not None and run.wake_at <= now))
 
 

@@ -68,7 +68,7 @@ class MongoConnections(ServerConnections):
 
     def _require_client(self) -> AsyncMongoClient[Document]:
         if self._client is None:
-            raise StoreClosed(self.label, "it was closed; open a new one")
+            raise StoreClosed(self.label)
         return self._client
 
     async def open(self, *, allowed: bool) -> None:

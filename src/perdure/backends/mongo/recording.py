@@ -248,7 +248,7 @@ async def _find_new_entries(db: Collections, found: Document, write: RunUpdate) 
     ids = [numbered_id(stem, entry.seq) for entry in write.entries if entry.seq <= found["steps_top"]]
     if ids:
         recorded |= {entry["seq"]: entry_as_stored(entry) async for entry in db.steps.find({"_id": {"$in": ids}})}
-    missing = missing_entries(write.lease.run_id, recorded, map(entry_as_stored, entry_documents(db, write)))
+    missing = missing_entries(write.lease.run_id, recorded, [entry_as_stored(entry) for entry in entry_documents(db, write)])
     return [entry for entry in write.entries if entry.seq in missing]
 
 
@@ -258,7 +258,7 @@ async def _find_new_items(db: Collections, found: Document, write: RunUpdate) ->
     ids = [item_id(stem_in(found), item.stream, item.n) for item in write.items if item.n <= found["items_top"]]
     if ids:
         recorded |= {(item["stream"], item["n"]): item_of(item) async for item in db.items.find({"_id": {"$in": ids}})}
-    missing = missing_items(write.lease.run_id, recorded, map(item_of, item_documents(db, write)))
+    missing = missing_items(write.lease.run_id, recorded, [item_of(item) for item in item_documents(db, write)])
     return [item for item in write.items if (item.stream, item.n) in missing]
 
 

@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from perdure.backends.base.batching import Reply
-from perdure.backends.base.leases import new_token
+from perdure.backends.base.leases import new_token, refuse_leased
 from perdure.backends.base.new_runs import new_row, row_after_create, row_after_restore
 from perdure.backends.mongo.claims import acquire
 from perdure.backends.mongo.documents import (
@@ -240,8 +240,8 @@ async def restore(db: Collections, run: RunRow, entries: Sequence[Entry], inbox:
         found = await db.runs.find_one({"_id": key}, ROW_ONLY)
         at = await db.clock(now)
         before = None if found is None else row_of(found)
-        if before is not None and before.lease_until is not None and before.lease_until > at:
-            raise LeaseHeld(run.id, before.lease_owner or "a live worker")
+        if before is not None:
+            refuse_leased(before, at)
         row = row_after_restore(run, inbox, before, at)
         document = await split_document(db, run_document(db.namespace, row, incarnation, entries, inbox))
         if await _replace(db, found, document):
@@ -276,7 +276,7 @@ async def reopen(db: Collections, run_id: str, drop: Collection[str], generation
         if found["status"] == "completed":
             raise RunFinished(run_id, "completed")
         if found["status"] not in ENDED:
-            raise LeaseHeld(run_id, f"its present attempt: it is {found['status']} and has not ended")
+            raise LeaseHeld.by_attempt(run_id, found["status"])
         if await _reopen(db, found, drop, generations, await db.clock(now), mark):
             return
 

@@ -49,7 +49,7 @@ from perdure.model.records import (
     check_positive,
 )
 from perdure.model.run_filter import EVERY_RUN, RunFilter
-from perdure.store import STANDARD_PARTS, Capability, Transaction
+from perdure.store import MISSING_PART, STANDARD_PARTS, Capability, Transaction
 
 if TYPE_CHECKING:
     from pymongo import AsyncMongoClient
@@ -355,7 +355,7 @@ class MongoStore(ServerStore[MongoConnections]):
 
     def transaction(self, lease: Lease) -> AbstractAsyncContextManager[Transaction]:  # noqa: ARG002 - always refused
         """Refused: a step's own writes would be SQL."""
-        raise StoreCapabilityError("mongodb", "SQL transactions")
+        raise StoreCapabilityError("mongodb", MISSING_PART["transaction"])
 
     async def _do(self, verb: Callable[Concatenate[Collections, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._do_again(lambda db, _: verb(db, *args, **kwargs))

@@ -155,7 +155,7 @@ class MysqlConnections(SqlConnections):
     def _settings(self) -> dict[str, Any]:
         """The driver's arguments for a connection."""
         if self._arguments is None:
-            raise StoreClosed(self.label, "it was closed; open a new one")
+            raise StoreClosed(self.label)
         return dict(
             client_flag=_FOUND_ROWS,
             autocommit=True,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from perdure.backends.base.batching import SEND_AGAIN, Reply
-from perdure.backends.base.duplicate_records import refuse_write
+from perdure.backends.base.duplicate_records import refusal_from
 from perdure.backends.postgres.channel import columns, fetch, fetch_each
 from perdure.backends.postgres.notifications import NEW_ITEMS, channel_name
 from perdure.backends.sql.recording import Write
@@ -77,11 +77,11 @@ _WRITTEN: Final = f"""
         JOIN held USING (request)
     ),
     refused AS MATERIALIZED (
-        SELECT request, format('something else is recorded under seq %s already', seq) AS reason FROM entry WHERE NOT is_same
+        SELECT request, format('entry %s', seq) AS reason FROM entry WHERE NOT is_same
         UNION ALL
-        SELECT request, format('its inbox has no row %s to consume', seq) FROM used WHERE NOT is_there
+        SELECT request, format('inbox %s', seq) FROM used WHERE NOT is_there
         UNION ALL
-        SELECT request, format('stream %L has another item %s already', stream, n) FROM item WHERE NOT is_same
+        SELECT request, format('item %s %s', n, stream) FROM item WHERE NOT is_same
     ),
     appended AS (
         INSERT INTO $steps (namespace, run_id, {ENTRY_COLUMNS})
@@ -284,7 +284,7 @@ def _pulse(write: Write, row: Sequence[Any]) -> Reply[Pulse]:
     _, is_held, inbox_seq, cancel_requested, reason, _ = row
     if not is_held:
         return LeaseLost(write.run_id, write.lease.epoch)
-    return Pulse(inbox_seq, bool(cancel_requested)) if reason is None else refuse_write(write.run_id, reason)
+    return Pulse(inbox_seq, bool(cancel_requested)) if reason is None else refusal_from(write.run_id, reason)
 
 
 def are_plain_ends(writes: Sequence[Write]) -> bool:
@@ -326,7 +326,7 @@ def _close_reply(db: Session, write: Write, row: Sequence[Any]) -> Reply[list[Si
     if again:
         return SEND_AGAIN
     if reason is not None:
-        return refuse_write(write.run_id, reason)
+        return refusal_from(write.run_id, reason)
     return [] if row[5] is None else [signal_from(row[5:], db.tables.values)]
 
 

@@ -8,10 +8,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from perdure.backends.base.damaged_runs import LINE_FIELDS, UNREADABLE, damaged_line, line_from
+from perdure.backends.base.duplicate_records import refusal_from
 from perdure.backends.base.new_runs import row_after_restore
+from perdure.backends.base.process_owner import label_of
 from perdure.backends.redis.rows import Arg, as_list, column_from, run_from, signal_from
 from perdure.codec.outcomes import OUTCOME_START
-from perdure.errors import LeaseHeld, LeaseLost, PersistenceError, RunFinished, RunNotFound
+from perdure.errors import LeaseHeld, LeaseLost, RunFinished, RunNotFound
 from perdure.model.records import Lease, Pulse, RunInfo, RunRow, Signal
 
 
@@ -22,10 +24,14 @@ def check_reply(reply: list[Any], run_id: str) -> list[Any]:
         raise RunNotFound(run_id)
     if said == b"finished":
         raise RunFinished(run_id, reply[1].decode())
-    if said == b"held":
-        raise LeaseHeld(run_id, reply[1].decode())
+    if said == b"on hold":
+        raise LeaseHeld.by_operator(run_id)
+    if said == b"leased":
+        raise LeaseHeld(run_id, label_of(reply[1].decode()))
+    if said == b"driven":
+        raise LeaseHeld.by_attempt(run_id, reply[1].decode())
     if said == b"refused":
-        raise PersistenceError(f"run {run_id!r}", f"{reply[1].decode()}; nothing was written")
+        raise refusal_from(run_id, reply[1].decode())
     return reply
 
 

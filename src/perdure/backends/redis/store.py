@@ -17,6 +17,7 @@ from typing import Any, Final
 from perdure.backends.base.batching import Batcher
 from perdure.backends.base.claim_rules import ClaimFilter
 from perdure.backends.base.damaged_runs import raise_damage, report, set_aside
+from perdure.backends.base.duplicate_records import unique_entries, unique_items
 from perdure.backends.base.leases import lease_microseconds, new_token, steps_by_lease, store_time
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start, row_after_create
 from perdure.backends.base.server_store import ServerStore
@@ -65,7 +66,7 @@ from perdure.model.records import (
     check_positive,
 )
 from perdure.model.run_filter import EVERY_RUN, RunFilter
-from perdure.store import STANDARD_PARTS, Capability, Transaction
+from perdure.store import MISSING_PART, STANDARD_PARTS, Capability, Transaction
 
 # The parts of a run that a record touches.
 # How many runs one call looks at for their metadata: a script keeps the server from everything else.
@@ -227,7 +228,11 @@ class RedisStore(ServerStore[RedisConnections]):
         now: int | None = None,  # noqa: ARG002 - a record leaves no instant on the row
     ) -> Awaitable[Pulse]:
         """Append to the journal: one round trip, shared with whatever else is recorded at the time."""
-        lists: builtins.list[Sequence[Arg]] = [rows.entries_of(entries), [*consume], rows.items_of(items)]
+        lists: builtins.list[Sequence[Arg]] = [
+            rows.entries_of(unique_entries(lease.run_id, entries)),
+            [*consume],
+            rows.items_of(unique_items(lease.run_id, items)),
+        ]
         parts = ["run", "steps", *(["inbox", "consumed"] if consume else []), *(["items", "streams"] if items else [])]
         call = self._holders_call("record", lease, [], as_lists(lists), parts, pulse_from)
         return self._enqueue(lambda: self._scripts, call)
@@ -243,7 +248,7 @@ class RedisStore(ServerStore[RedisConnections]):
         now: int | None = None,
     ) -> Awaitable[builtins.list[Signal]]:
         """Record and give up the lease, unless something awaited is there."""
-        lists = as_lists([rows.entries_of(entries), [*consume]])
+        lists = as_lists([rows.entries_of(unique_entries(lease.run_id, entries)), [*consume]])
         args = [optional(wake_at), rows.awaited_bytes(waiting_for), *lists]
         call = self._holders_call("suspend", lease, [optional(now), new_token()], args, _RECORDED, arrived_signals_from)
         return self._enqueue(lambda: self._scripts, call)
@@ -259,7 +264,7 @@ class RedisStore(ServerStore[RedisConnections]):
         now: int | None = None,
     ) -> Awaitable[object]:
         """Record, end the run and notify its parent, which is in the same slot."""
-        args = [status, outcome, *as_lists([rows.entries_of(entries), [*consume]])]
+        args = [status, outcome, *as_lists([rows.entries_of(unique_entries(lease.run_id, entries)), [*consume]])]
         call = self._holders_call("finish", lease, [optional(now), new_token()], args, _RECORDED)
         return self._enqueue(lambda: self._scripts, call)
 
@@ -432,7 +437,7 @@ class RedisStore(ServerStore[RedisConnections]):
 
     def transaction(self, lease: Lease) -> AbstractAsyncContextManager[Transaction]:  # noqa: ARG002 - always refused
         """Refused: what a step writes elsewhere cannot be one with a script."""
-        raise StoreCapabilityError("redis", "transactions")
+        raise StoreCapabilityError("redis", MISSING_PART["transaction"])
 
     async def _change_once(
         self, verb: str, run_id: str, before: Sequence[Arg], after: Sequence[Arg], *parts: str

@@ -20,8 +20,7 @@ import msgspec
 
 from perdure.backends.base.claim_rules import ClaimRequest, QueueCounter, SuspectCounter, earliest
 from perdure.backends.base.damaged_runs import FETCH_FAILURES, DamagedRun, problem_of, raise_damage, set_aside
-from perdure.backends.base.leases import Release, new_token
-from perdure.backends.base.process_owner import label_of
+from perdure.backends.base.leases import Release, new_token, refuse_leased
 from perdure.backends.sql import reading
 from perdure.backends.sql.dialect import Statement, chunks
 from perdure.backends.sql.due_order import DueGroup, DueOrder, due_groups, next_wake_at
@@ -314,9 +313,8 @@ async def acquire(
     if run.ended:
         return None
     if run.held:
-        raise LeaseHeld(run_id, "an operator, who put it on hold")
-    if run.lease_until is not None and run.lease_until > at:
-        raise LeaseHeld(run_id, label_of(run.lease_owner))
+        raise LeaseHeld.by_operator(run_id)
+    refuse_leased(run, at)
     is_due = run.wake_at is not None and run.wake_at <= at
     if run.lacks_input or (due_only and not is_due):
         return None

@@ -10,8 +10,8 @@ import msgspec
 
 from perdure.backends.base.batching import SEND_AGAIN, Reply
 from perdure.backends.base.damaged_runs import FETCH_FAILURES, raise_damage
+from perdure.backends.base.leases import refuse_leased
 from perdure.backends.base.new_runs import new_row, row_after_create, row_after_restore
-from perdure.backends.base.process_owner import label_of
 from perdure.backends.sql import inbox, listing
 from perdure.backends.sql.dialect import Statement
 from perdure.backends.sql.inbox import wake_time
@@ -221,8 +221,8 @@ async def restore(db: Session, run: RunRow, entries: Sequence[Entry], rows: Sequ
     False when another transaction has just inserted the run: nothing was written, and the caller tries again.
     """
     found, at = await lock_run(db, run.id, now)
-    if found is not None and found.lease_until is not None and found.lease_until > at:
-        raise LeaseHeld(run.id, label_of(found.lease_owner))
+    if found is not None:
+        refuse_leased(found, at)
     values: list[Any] = [*run_values(row_after_restore(run, rows, found, at)), None, last_seq(entries), last_seq(rows)]
     if found is None:
         if not await db.run(INSERT, *values):
@@ -242,7 +242,7 @@ async def reopen(db: Session, run_id: str, drop: Collection[str], now: int | Non
     if run.status == "completed":
         raise RunFinished(run_id, run.status)
     if not run.ended:
-        raise LeaseHeld(run_id, f"its present attempt (it is {run.status}); wait until it has ended")
+        raise LeaseHeld.by_attempt(run_id, run.status)
     epoch = max(run.epoch + 1, at)
     last = await db.one(_LAST_SEQ, run_id)
     entry = drop_entry((0 if last is None or last[0] is None else int(last[0])) + 1, drop, at, epoch)

@@ -14,6 +14,7 @@ from perdure.backends.base.retries import WriteFailure
 from perdure.backends.sql.dialect import Statement, Tables
 from perdure.backends.sql.rows import Row
 from perdure.errors import StoreCapabilityError
+from perdure.store import MISSING_PART
 
 T = TypeVar("T")
 
@@ -167,7 +168,7 @@ class SqlConnections(ServerConnections):
         Raises `TypeError` and `ValueError`; `StoreCapabilityError` if the store has no such connections.
         """
         del caller
-        raise StoreCapabilityError(self.tables.dialect.label, "way to write inside a transaction of yours")
+        raise StoreCapabilityError(self.tables.dialect.label, MISSING_PART["outbox"])
 
     def is_duplicate(self, error: BaseException) -> bool:
         """Whether a statement met a row with the same key. In a verb that is transient, in a caller's own statement it is not."""

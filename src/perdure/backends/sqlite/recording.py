@@ -103,7 +103,7 @@ def record(
     for item in items:
         connection.execute_later(filled[_ADD_ITEM], (db.namespace, run_id, item.stream, item.n, bytearray(item.payload)))
     for seq in consume:
-        connection.execute_later(filled[_CONSUME], (str(lease.epoch), db.namespace, run_id, seq))
+        connection.execute_later(filled[_CONSUME], (lease.token, db.namespace, run_id, seq))
     return state
 
 

@@ -32,7 +32,7 @@ from perdure.snapshots.importer import read_state
 from perdure.snapshots.resume_state import ResumeState
 from perdure.snapshots.save_load import run_rows
 from perdure.snapshots.snapshot import Snapshot
-from perdure.store import Capability
+from perdure.store import MISSING_PART, Capability
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -115,7 +115,7 @@ class StateStore(MemoryStore):
         now: int | None = None,
     ) -> Pulse:
         if items:
-            raise StoreCapabilityError(type(self._keeper).__name__, "streams of items")
+            raise StoreCapabilityError(type(self._keeper).__name__, MISSING_PART["streams"])
         async with self._write(lease):
             return await super().record(lease, entries, consume=consume, items=items, now=now)
 

@@ -26,6 +26,7 @@ from perdure.model.journal import Entry
 from perdure.model.records import Claim, Claims, Created, Lease, NewRun, Pulse, RunRow, Signal, WorkflowVersion
 from perdure.simple_stores import StoredRun, WorkflowStore, stored_run
 from perdure.snapshots.snapshot import Snapshot
+from perdure.store import MISSING_PART
 
 _logger: Final = logging.getLogger("perdure")
 
@@ -213,10 +214,10 @@ class WorkflowStateStore(StateStore):
         self._refuse("list of runs, so that nothing can be purged")
 
     async def put_schedule(self, *_given: Any) -> NoReturn:
-        self._refuse("schedules")
+        self._refuse(MISSING_PART["schedules"])
 
     async def limit_queue(self, *_given: Any) -> NoReturn:
-        self._refuse("queue limits")
+        self._refuse(MISSING_PART["schedules"])
 
     def _refuse(self, what: str) -> NoReturn:
         raise StoreCapabilityError(type(self._user_store).__name__, what)

@@ -1,7 +1,12 @@
 """The store contract as a test suite: what `perdure.store` promises, case by case, for any store's author to run with pytest.
 
-    from perdure.testing.contract.world import StoreFactory
-from perdure.testing.contract import StoreFactory, contract_tests
+    import shutil
+    import tempfile
+
+    from my_store import MyStore
+    from perdure.store import Store
+    from perdure.testing.contract import StoreFactory, contract_tests
+
 
     class MyFactory(StoreFactory):
         capabilities = frozenset({"shared", "durable"})  # a core store that several processes use
@@ -14,6 +19,7 @@ from perdure.testing.contract import StoreFactory, contract_tests
 
         async def close(self) -> None:
             shutil.rmtree(self.path)
+
 
     test_contract = contract_tests(MyFactory)
 

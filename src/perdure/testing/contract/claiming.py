@@ -124,7 +124,7 @@ async def a_lease_is_alive_until_its_end(world: World) -> None:
     await world.lease("other", workflow="other")
     last = at(TTL) - 1
     equal(await claimed_ids(world.b, now=last), [], "claimed one microsecond before the end")
-    with refused(LeaseHeld, "acquire one microsecond before the end"):
+    with refused(await world.lease_held(), "acquire one microsecond before the end"):
         await world.b.acquire("run", TTL, now=last)
     equal(await claimed_ids(world.b, now=at(TTL)), ["run"], "claimed at the end")
     equal((await world.take("other", now=at(TTL))).run.status, "running", "the status of a run acquired at the end of its lease")
@@ -207,9 +207,9 @@ async def acquire_refuses_a_leased_run(world: World) -> None:
     """`acquire` raises `LeaseHeld` while a live lease holds the run, and `RunNotFound` for an unknown one."""
     await world.lease("leased")
     for due_only in (True, False):
-        with refused(LeaseHeld, "acquire of a leased run"):
+        with refused(await world.lease_held("leased"), "acquire of a leased run"):
             await world.b.acquire("leased", TTL, due_only=due_only, now=at(1))
-    with refused(RunNotFound, "acquire of an unknown run"):
+    with refused(RunNotFound("unknown"), "acquire of an unknown run"):
         await world.b.acquire("unknown", TTL, now=NOW)
 
 

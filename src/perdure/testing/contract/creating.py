@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from perdure.errors import PersistenceError, RunConflict, RunNotFound
+from perdure.errors import RunConflict, RunNotFound
 from perdure.model.journal import Entry
 from perdure.model.records import Claim, Created, NewRun, Signal
 from perdure.testing.contract.cases import promise
@@ -23,8 +23,10 @@ from perdure.testing.contract.world import (
     equal,
     holds,
     new_run,
+    no_input,
     outcomes,
     refused,
+    refused_write,
 )
 
 FULL = NewRun(
@@ -117,8 +119,12 @@ async def another_input_under_the_same_id_is_a_conflict(world: World) -> None:
     """Another input hash or another workflow under a known id raises `RunConflict` and changes nothing."""
     await world.a.create(new_run(), now=NOW)
     before = await world.dump("run")
-    for other in (new_run(input_hash=b"else"), new_run(workflow="other"), new_run(workflow="")):
-        with refused(RunConflict, "another start under the same id"):
+    for other, difference in (
+        (new_run(input_hash=b"else"), "another input"),
+        (new_run(workflow="other"), "another workflow ('flow')"),
+        (new_run(workflow=""), "another workflow ('flow')"),
+    ):
+        with refused(RunConflict("run", difference), "another start under the same id"):
             await world.b.create(other, ttl=TTL, now=at(1))
     equal(await world.dump("run"), before, "the run")
 
@@ -126,7 +132,7 @@ async def another_input_under_the_same_id_is_a_conflict(world: World) -> None:
 @promise
 async def a_run_is_created_with_an_input(world: World) -> None:
     """An empty input hash, which says that the input is not known, raises `ValueError`, and there is no run."""
-    with refused(ValueError, "create of a run with an empty input hash"):
+    with refused(no_input("run"), "create of a run with an empty input hash"):
         await world.a.create(new_run(input_hash=b""), ttl=TTL, now=NOW)
     equal(await world.b.get("run"), None, "the run")
 
@@ -143,7 +149,7 @@ async def a_run_may_begin_with_a_journal(world: World) -> None:
     equal((await world.take("pending", now=NOW)).journal, expected, "the journal in the first claim")
     holds(created.claim is not None, "a new run created with ttl= is leased at once")
     lease = (await world.take("leased")).lease
-    with refused(PersistenceError, "record of another entry under a seq that the run began with"):
+    with refused(refused_write("leased", "something else is recorded under seq 2 already"), "another entry under a first seq"):
         await world.b.record(lease, [entry(2)], now=EXPIRED)
     await world.b.record(lease, [entry(8)], now=EXPIRED)
     equal(await world.a.journal("leased"), [*expected, entry(8)], "the journal once it went on")
@@ -160,7 +166,7 @@ async def a_run_may_begin_with_an_inbox(world: World) -> None:
     equal((await world.take("pending", now=NOW)).inbox, rows, "the inbox in the first claim")
     equal(await world.b.signal("pending", "go", b"d", dedupe="once", now=NOW), 5, "the seq of a signal that is there")
     equal(await world.b.signal("pending", "go", b"d", now=NOW), 6, "the seq of the next signal")
-    with refused(ValueError, "create with two inbox rows under one seq"):
+    with refused(ValueError("seq 2 is twice in the inbox"), "create with two inbox rows under one seq"):
         await world.a.create(new_run(), inbox=[rows[0], rows[0]], now=NOW)
     equal(await world.b.get("run"), None, "the run that was refused")
 
@@ -196,7 +202,7 @@ async def a_run_that_exists_keeps_its_own_journal(world: World) -> None:
     again = await world.b.create(new_run(), ttl=TTL, entries=[entry(1, payload=b"x"), entry(2)], created_at=at(-9), now=at(1))
     equal((again.is_new, again.claim), (False, None), "what create() gave")
     equal(await world.dump("run"), before, "everything of the run")
-    with refused(RunConflict, "create with another input and entries"):
+    with refused(RunConflict("run", "another input"), "create with another input and entries"):
         await world.b.create(new_run(input_hash=b"else"), entries=[entry(2)], now=at(1))
     equal(await world.dump("run"), before, "everything of the run after a conflict")
 
@@ -204,8 +210,13 @@ async def a_run_that_exists_keeps_its_own_journal(world: World) -> None:
 @promise
 async def a_journal_to_begin_with_has_each_seq_once(world: World) -> None:
     """Entries whose seqs are not above zero and unique raise `ValueError`, and there is no run."""
-    for entries in ([entry(0)], [entry(-1), entry(1)], [entry(1), entry(1)], [entry(2), entry(1), entry(2, payload=b"x")]):
-        with refused(ValueError, f"create with the seqs {[line.seq for line in entries]}"):
+    for entries, wrong in (
+        ([entry(0)], "seq 0 is in the journal, but they count from 1"),
+        ([entry(-1), entry(1)], "seq -1 is in the journal, but they count from 1"),
+        ([entry(1), entry(1)], "seq 1 is twice in the journal"),
+        ([entry(2), entry(1), entry(2, payload=b"x")], "seq 2 is twice in the journal"),
+    ):
+        with refused(ValueError(wrong), f"create with the seqs {[line.seq for line in entries]}"):
             await world.a.create(new_run(), ttl=TTL, entries=entries, now=NOW)
     equal((await world.b.get("run"), await world.b.journal("run")), (None, []), "what is there")
     holds((await world.a.create(new_run(), entries=[entry(3), entry(1)], now=NOW)).is_new, "other seqs are accepted")

@@ -110,7 +110,7 @@ async def what_was_restored_survives_a_restart(world: FullWorld) -> None:
     before = await world.dump(*names)
     await world.restart()
     equal(await world.dump(*names), before, "everything of the runs")
-    with refused(LeaseLost, "record with a lease from before the restore"):
+    with refused(LeaseLost(lease.run_id, lease.epoch), "record with a lease from before the restore"):
         await world.a.record(lease, [entry(3)], now=EXPIRED)
     claim = await world.take("replaced", now=EXPIRED)
     equal((claim.journal, claim.inbox, claim.item_counts), ([entry(2, payload=b"new")], [INBOX[1]], {}), "the next claim")
@@ -140,7 +140,7 @@ async def a_restart_does_not_revive_a_stale_lease(world: World) -> None:
     stale = await world.lease()
     taken = await world.take()
     await world.restart()
-    with refused(LeaseLost, "record with a lease that was superseded before the restart"):
+    with refused(LeaseLost("run", stale.epoch), "record with a lease that was superseded before the restart"):
         await world.a.record(stale, [entry(1)], now=EXPIRED)
     holds((await world.take(now=at(99))).lease.epoch > taken.lease.epoch, "the epoch grows over a restart")
 

@@ -144,9 +144,10 @@ async def only_an_unsuccessful_end_can_be_reopened(world: World) -> None:
     names = ("completed", "pending", "running", "suspended")
     before = await world.dump(*names)
     for run_id in names:
-        with refused(RunFinished if run_id == "completed" else LeaseHeld, f"reopen of a {run_id} run"):
+        error = RunFinished(run_id, run_id) if run_id == "completed" else LeaseHeld.by_attempt(run_id, run_id)
+        with refused(error, f"reopen of a {run_id} run"):
             await world.b.reopen(run_id, [], now=EXPIRED)
-    with refused(RunNotFound, "reopen of an unknown run"):
+    with refused(RunNotFound("unknown"), "reopen of an unknown run"):
         await world.b.reopen("unknown", [], now=NOW)
     equal(await world.dump(*names), before, "the runs")
 
@@ -202,8 +203,8 @@ async def an_ended_run_cannot_be_cancelled(world: World) -> None:
     """`cancel` raises `RunFinished` for an ended run and `RunNotFound` for an unknown one."""
     for status in ENDS:
         await world.ended(status, status)
-        with refused(RunFinished, f"cancel of a {status} run"):
+        with refused(RunFinished(status, status), f"cancel of a {status} run"):
             await world.b.cancel(status, now=NOW)
         equal((await world.row(status)).cancel_requested, False, "cancel_requested")
-    with refused(RunNotFound, "cancel of an unknown run"):
+    with refused(RunNotFound("unknown"), "cancel of an unknown run"):
         await world.b.cancel("unknown", now=NOW)

@@ -220,7 +220,7 @@ def _stale_lease_case(spoil: Spoil) -> Check:
             if name == "renew":
                 equal(await write(world.a, stale), [None], "what renewing a stale lease gives")
             else:
-                with refused(LeaseLost, f"{name} with a stale lease"):
+                with refused(LeaseLost(stale.run_id, stale.epoch), f"{name} with a stale lease"):
                     await write(world.a, stale)
             equal(
                 await world.dump("run", PARENT), before, f"everything of the run and its parent after {name} with a stale lease"

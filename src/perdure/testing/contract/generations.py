@@ -58,7 +58,7 @@ async def create_compares_with_the_first_input(world: World) -> None:
         equal((found.is_new, found.run), (False, stored), "what a repeated create finds")
     equal(created.run, stored, "what create gave")
     for input_hash in (b"second", b"third"):
-        with refused(RunConflict, f"create with the hash {input_hash!r}"):
+        with refused(RunConflict("run", "another input"), f"create with the hash {input_hash!r}"):
             await world.b.create(new_run(input_hash=input_hash), now=at(1))
     equal(msgspec.structs.asdict(await world.row()), msgspec.structs.asdict(stored), "the row")
 
@@ -117,7 +117,7 @@ async def the_first_input_stays_the_first(world: World) -> None:
     found = await world.b.create(new_run(), ttl=TTL, now=at(4))
     equal((found.is_new, found.claim, found.run), (False, None, await world.row()), "what create gives for the first input")
     for number in (1, 3):
-        with refused(RunConflict, f"create with input {number}"):
+        with refused(RunConflict("run", "another input"), f"create with input {number}"):
             await world.b.create(new_run(input_hash=b"hash-%d" % number), now=at(4))
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from perdure.errors import PersistenceError
+from perdure.errors import StoreClosed
 from perdure.model.durations import MICROSECOND
 from perdure.model.run_filter import RunFilter
 from perdure.testing.contract.capabilities import CORE_VERBS, PART_VERBS, Part
@@ -47,13 +49,24 @@ async def setting_up_again_keeps_what_is_there(world: World) -> None:
 
 @promise
 async def a_closed_store_refuses_every_verb(world: World) -> None:
-    """After `close` every verb raises `PersistenceError`; closing again does nothing."""
+    """After `close` every verb raises `StoreClosed`; closing again does nothing."""
     lease = await world.lease()
     await world.a.close()
     await world.a.close()
     for name, verb in CORE_VERBS.items():
-        with refused(PersistenceError, f"{name} on a closed store"):
+        with _closed(f"{name} on a closed store"):
             await verb(world.a, lease)
+
+
+@contextmanager
+def _closed(what: str) -> Iterator[None]:
+    """Fail unless the block raises `StoreClosed` with the usual reason, whatever the store calls itself."""
+    with refused(StoreClosed, what):
+        try:
+            yield
+        except StoreClosed as raised:
+            equal(str(raised), str(StoreClosed(raised.args[0])), f"the text of the error for {what}")
+            raise
 
 
 def _closed_part(part: Part) -> Check:
@@ -61,7 +74,7 @@ def _closed_part(part: Part) -> Check:
         lease = await world.lease()
         await world.a.close()
         for name, verb in PART_VERBS[part].items():
-            with refused(PersistenceError, f"{name} on a closed store"):
+            with _closed(f"{name} on a closed store"):
                 await verb(world.a, lease)
 
     return check
@@ -71,7 +84,7 @@ for _part in PART_VERBS:
     add(
         _closed_part(_part),
         f"a_closed_store_refuses_the_verbs_of_{_part}",
-        f"After `close` every verb of `{_part}` raises `PersistenceError` too.",
+        f"After `close` every verb of `{_part}` raises `StoreClosed` too.",
         needs=[_part],
     )
 

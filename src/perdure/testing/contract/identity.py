@@ -8,7 +8,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from perdure.model.records import QueueLimits, Signal
+from perdure.model.ids import check_id
+from perdure.model.records import ALL_STATUSES, QueueLimits, Signal
 from perdure.model.run_filter import RunFilter
 from perdure.store import FullStore, Store
 from perdure.testing.contract.cases import promise, promise_with
@@ -80,7 +81,8 @@ NOT_TEXT: Final[tuple[Any, ...]] = ({"$gt": ""}, {"$ne": "x"}, ["run"], ("run",)
 # Text that some database cannot hold, or cuts off.
 NO_ID: Final = ("", "x" * 1025, "é" * 513, "ru\0n", "\ud800")
 
-Calls: TypeAlias = Mapping[str, Callable[[Any], Awaitable[object]]]
+# By verb, what its errors call the text, and how the verb is called with it.
+Calls: TypeAlias = Mapping[str, tuple[str, Callable[[Any], Awaitable[object]]]]
 
 
 class Name(str):
@@ -95,46 +97,57 @@ class Name(str):
         return "Name.another"
 
 
-async def _refuse_all(calls: Calls, values: Iterable[Any], error: type[Exception]) -> None:
-    for what, call in calls.items():
+async def _refuse_all(calls: Calls, values: Iterable[Any]) -> None:
+    for what, (name, call) in calls.items():
         for value in values:
-            with refused(error, f"{what} for {value!r}"):
+            with refused(_error_for(value, name), f"{what} for {value!r}"):
                 await call(value)
+
+
+def _error_for(value: Any, name: str) -> Exception:
+    """Return the error that every verb raises for this id, which is none."""
+    if name == "before":
+        return TypeError(f"before must be the (updated_at, id) of a line, not {(NOW, value)!r}")
+    try:
+        check_id(value, name)
+    except (TypeError, ValueError) as error:
+        return error
+    raise AssertionError(f"{value!r} is an id")
 
 
 def _run_verbs(store: Store) -> Calls:
     """The verbs of the core by an id that each of them takes."""
     return {
-        "acquire": lambda run_id: store.acquire(run_id, TTL, due_only=False, now=NOW),
-        "reopen": lambda run_id: store.reopen(run_id, ["step"], now=NOW),
-        "signal": lambda run_id: store.signal(run_id, "go", b"1", now=NOW),
-        "signal by name": lambda name: store.signal("run", name, b"1", now=NOW),
-        "cancel": lambda run_id: store.cancel(run_id, now=NOW),
-        "get": store.get,
-        "get by keyword": lambda run_id: store.get(run_id=run_id),
-        "journal": store.journal,
-        "inbox": store.inbox,
-        "create": lambda run_id: _create(store, id=run_id),
-        "create in a queue": lambda queue: _create(store, queue=queue),
+        "acquire": ("a run's id", lambda run_id: store.acquire(run_id, TTL, due_only=False, now=NOW)),
+        "reopen": ("a run's id", lambda run_id: store.reopen(run_id, ["step"], now=NOW)),
+        "signal": ("a run's id", lambda run_id: store.signal(run_id, "go", b"1", now=NOW)),
+        "signal by name": ("a signal's name", lambda name: store.signal("run", name, b"1", now=NOW)),
+        "cancel": ("a run's id", lambda run_id: store.cancel(run_id, now=NOW)),
+        "get": ("a run's id", store.get),
+        "get by keyword": ("a run's id", lambda run_id: store.get(run_id=run_id)),
+        "journal": ("a run's id", store.journal),
+        "inbox": ("a run's id", store.inbox),
+        "create": ("a run's id", lambda run_id: _create(store, id=run_id)),
+        "create in a queue": ("a queue's name", lambda queue: _create(store, queue=queue)),
     }
 
 
 def _other_names(store: Store) -> Calls:
     """The verbs of the core by names that may be left out."""
     return {
-        "signal by dedupe": lambda dedupe: store.signal("run", "go", b"1", dedupe=dedupe, now=NOW),
-        "reopen dropping a key": lambda key: store.reopen("ended", [key], now=NOW),
-        "list by prefix": lambda prefix: store.list(RunFilter(prefix=prefix)),
-        "list by status": lambda status: store.list(RunFilter(status=(status,))),
-        "list by workflow": lambda workflow: store.list(RunFilter(workflow=workflow)),
-        "list before a line": lambda run_id: store.list(before=(NOW, run_id)),
-        "claim of a workflow": lambda name: store.claim(1, TTL, [(name, 1)], now=NOW),
-        "claim from a queue": lambda queue: store.claim(1, TTL, [("flow", 1)], [queue], now=NOW),
-        "create of a workflow": lambda name: _create(store, workflow=name),
-        "create with a limit key": lambda name: _create(store, limit_key=name),
-        "create with a parent": lambda name: _create(store, parent_id=name, parent_key="child"),
-        "create with an entry": lambda key: _create(store, entries=[entry(1, key)]),
-        "create with a signal": lambda name: _create(store, inbox=[Signal(seq=1, name=name, payload=b"1")]),
+        "signal by dedupe": ("a signal's dedupe", lambda dedupe: store.signal("run", "go", b"1", dedupe=dedupe, now=NOW)),
+        "reopen dropping a key": ("a key", lambda key: store.reopen("ended", [key], now=NOW)),
+        "list by prefix": ("a prefix of ids", lambda prefix: store.list(RunFilter(prefix=prefix))),
+        "list by status": ("a status", lambda status: store.list(RunFilter(status=(status,)))),
+        "list by workflow": ("a workflow's name", lambda workflow: store.list(RunFilter(workflow=workflow))),
+        "list before a line": ("before", lambda run_id: store.list(before=(NOW, run_id))),
+        "claim of a workflow": ("a workflow's name", lambda name: store.claim(1, TTL, [(name, 1)], now=NOW)),
+        "claim from a queue": ("a queue's name", lambda queue: store.claim(1, TTL, [("flow", 1)], [queue], now=NOW)),
+        "create of a workflow": ("a workflow's name", lambda name: _create(store, workflow=name)),
+        "create with a limit key": ("limit_key", lambda name: _create(store, limit_key=name)),
+        "create with a parent": ("parent_id", lambda name: _create(store, parent_id=name, parent_key="child")),
+        "create with an entry": ("a key", lambda key: _create(store, entries=[entry(1, key)])),
+        "create with a signal": ("a signal's name", lambda name: _create(store, inbox=[Signal(seq=1, name=name, payload=b"1")])),
     }
 
 
@@ -144,12 +157,12 @@ async def _create(store: Store, *, entries: Any = (), inbox: Any = (), **columns
 
 def _operator_verbs(store: FullStore) -> Calls:
     return {
-        "hold": store.hold,
-        "unhold": lambda run_id: store.unhold(run_id, now=NOW),
-        "delete": store.delete,
-        "restore": lambda run_id: store.restore(run_row(id=run_id), [], now=NOW),
-        "load": store.load,
-        "save": lambda run_id: store.save(run_id, {}),
+        "hold": ("a run's id", store.hold),
+        "unhold": ("a run's id", lambda run_id: store.unhold(run_id, now=NOW)),
+        "delete": ("a run's id", store.delete),
+        "restore": ("a run's id", lambda run_id: store.restore(run_row(id=run_id), [], now=NOW)),
+        "load": ("a run's id", store.load),
+        "save": ("a run's id", lambda run_id: store.save(run_id, {})),
     }
 
 
@@ -158,11 +171,14 @@ def _schedule_verbs(store: FullStore) -> Calls:
         return store.fire(schedule_id, expected_at=NOW, next_at=None, run=new_run(**{"run_id": "new", **columns}), now=NOW)
 
     return {
-        "put_schedule": lambda schedule_id: store.put_schedule(msgspec.structs.replace(SCHEDULE, id=schedule_id)),
-        "drop_schedule": store.drop_schedule,
-        "fire": fire,
-        "fire of a run": lambda run_id: fire(SCHEDULE.id, id=run_id),
-        "limit_queue": lambda queue: store.limit_queue(queue, QueueLimits(concurrency=1)),
+        "put_schedule": (
+            "a schedule's id",
+            lambda schedule_id: store.put_schedule(msgspec.structs.replace(SCHEDULE, id=schedule_id)),
+        ),
+        "drop_schedule": ("a schedule's id", store.drop_schedule),
+        "fire": ("a schedule's id", fire),
+        "fire of a run": ("a run's id", lambda run_id: fire(SCHEDULE.id, id=run_id)),
+        "limit_queue": ("a queue's name", lambda queue: store.limit_queue(queue, QueueLimits(concurrency=1))),
     }
 
 
@@ -233,8 +249,8 @@ async def ids_that_are_no_text_are_refused(world: World) -> None:
     await world.a.create(new_run(), now=NOW)
     await world.ended("ended", "failed")
     before = await world.dump("run", "ended")
-    await _refuse_all(_run_verbs(world.a), (*NOT_TEXT, None), TypeError)
-    await _refuse_all(_other_names(world.a), NOT_TEXT, TypeError)
+    await _refuse_all(_run_verbs(world.a), (*NOT_TEXT, None))
+    await _refuse_all(_other_names(world.a), NOT_TEXT)
     equal(await world.dump("run", "ended"), before, "the runs afterwards")
     equal([line.id for line in await world.b.list()], ["ended", "run"], "the ids afterwards")
 
@@ -244,8 +260,11 @@ async def text_that_is_no_id_is_refused(world: World) -> None:
     """A run id or signal name that is empty, longer than 1,024 bytes, or has NUL or lone surrogates raises `ValueError`."""
     await world.a.create(new_run(), now=NOW)
     before = await world.dump("run")
-    await _refuse_all(_run_verbs(world.a), NO_ID, ValueError)
-    await _refuse_all({"list by status": lambda status: world.a.list(RunFilter(status=(status,)))}, ["ended", ""], ValueError)
+    await _refuse_all(_run_verbs(world.a), NO_ID)
+    statuses: list[Any] = ["ended", ""]
+    for status in statuses:
+        with refused(ValueError(f"a status is one of {', '.join(ALL_STATUSES)}, not {status!r}"), f"list by status {status!r}"):
+            await world.a.list(RunFilter(status=(status,)))
     equal(await world.dump("run"), before, "the run afterwards")
 
 
@@ -267,14 +286,14 @@ async def operators_ids_that_are_no_text_are_refused(world: FullWorld) -> None:
     """So do the verbs of operators: nothing is held, deleted, counted or replaced for an id that is no text."""
     await world.a.create(new_run(), now=NOW)
     before = await world.dump("run")
-    await _refuse_all(_operator_verbs(world.a), (*NOT_TEXT, None), TypeError)
-    await _refuse_all(_operator_verbs(world.a), NO_ID, ValueError)
+    await _refuse_all(_operator_verbs(world.a), (*NOT_TEXT, None))
+    await _refuse_all(_operator_verbs(world.a), NO_ID)
     counts: Calls = {
-        "count by prefix": lambda prefix: world.a.count(RunFilter(prefix=prefix)),
-        "count by status": lambda status: world.a.count(RunFilter(status=(status,))),
-        "count by workflow": lambda workflow: world.a.count(RunFilter(workflow=workflow)),
+        "count by prefix": ("a prefix of ids", lambda prefix: world.a.count(RunFilter(prefix=prefix))),
+        "count by status": ("a status", lambda status: world.a.count(RunFilter(status=(status,)))),
+        "count by workflow": ("a workflow's name", lambda workflow: world.a.count(RunFilter(workflow=workflow))),
     }
-    await _refuse_all(counts, NOT_TEXT, TypeError)
+    await _refuse_all(counts, NOT_TEXT)
     equal(await world.dump("run"), before, "the run afterwards")
 
 
@@ -282,8 +301,8 @@ async def operators_ids_that_are_no_text_are_refused(world: FullWorld) -> None:
 async def schedules_ids_that_are_no_text_are_refused(world: FullWorld) -> None:
     """So do the verbs of schedules and queue limits."""
     await world.a.put_schedule(SCHEDULE)
-    await _refuse_all(_schedule_verbs(world.a), (*NOT_TEXT, None), TypeError)
-    await _refuse_all(_schedule_verbs(world.a), NO_ID, ValueError)
+    await _refuse_all(_schedule_verbs(world.a), (*NOT_TEXT, None))
+    await _refuse_all(_schedule_verbs(world.a), NO_ID)
     equal(list(await world.b.schedules()), [SCHEDULE], "the schedules afterwards")
     equal(await world.b.queue_limits(), {}, "the limits afterwards")
     equal(await world.b.list(), [], "the runs afterwards")
@@ -293,7 +312,10 @@ async def schedules_ids_that_are_no_text_are_refused(world: FullWorld) -> None:
 async def streams_names_that_are_no_text_are_refused(world: FullWorld) -> None:
     """So does `items`, for the run and for the stream."""
     await world.record_item(await world.lease())
-    reads: Calls = {"items": lambda run_id: world.a.items(run_id, "log"), "items of": lambda stream: world.a.items("run", stream)}
-    await _refuse_all(reads, (*NOT_TEXT, None), TypeError)
-    await _refuse_all(reads, NO_ID, ValueError)
+    reads: Calls = {
+        "items": ("a run's id", lambda run_id: world.a.items(run_id, "log")),
+        "items of": ("a stream's name", lambda stream: world.a.items("run", stream)),
+    }
+    await _refuse_all(reads, (*NOT_TEXT, None))
+    await _refuse_all(reads, NO_ID)
     equal(await world.a.items("run", "log"), [ITEM], "the items")

@@ -60,10 +60,10 @@ async def a_signal_after_the_end_is_refused(world: World) -> None:
     """An ended run takes no signals: `RunFinished`; an unknown one raises `RunNotFound`."""
     for status in ENDS:
         await world.ended(status, status)
-        with refused(RunFinished, f"a signal to a {status} run"):
+        with refused(RunFinished(status, status), f"a signal to a {status} run"):
             await world.b.signal(status, "go", b"1", now=NOW)
         equal(await world.b.inbox(status), [], "the inbox of an ended run")
-    with refused(RunNotFound, "a signal to an unknown run"):
+    with refused(RunNotFound("unknown"), "a signal to an unknown run"):
         await world.b.signal("unknown", "go", b"1", now=NOW)
 
 
@@ -82,6 +82,22 @@ async def a_repeated_dedupe_is_the_first_signal_again(world: World) -> None:
     equal([row.seq for row in await world.b.inbox("run")], [2, 3, 4, 5], "the rows that are left")
     await world.a.finish(lease, "completed", b"1", now=NOW)
     equal(await world.b.signal("run", "go", b"fourth", dedupe="d", now=NOW), 1, "the seq once the run has ended")
+
+
+@promise
+async def no_verb_gives_a_consumed_row(world: World) -> None:
+    """The inbox rows that `inbox`, `suspend` and a claim return are not consumed, and their `consumed_by` is None."""
+    lease = await world.lease()
+    for _ in range(2):
+        await world.a.signal("run", "go", b"1", now=NOW)
+    await world.a.record(lease, [entry(1)], consume=[1], now=NOW)
+    given = {
+        "inbox()": await world.b.inbox("run"),
+        "suspend()": await world.a.suspend(lease, wake_at=None, waiting_for=signals("go"), now=NOW),
+        "a claim": (await world.take()).inbox,
+    }
+    for verb, rows in given.items():
+        equal([(row.seq, row.consumed_by) for row in rows], [(2, None)], f"seq and consumed_by of the rows that {verb} gives")
 
 
 @promise

@@ -98,7 +98,7 @@ async def a_restored_run_takes_the_input_of_its_own_workflow(world: FullWorld) -
     await world.a.restore(lacking("unknown", workflow=""), [], now=NOW)
     before = await world.dump("known")
     for name in ("other", "FLOW", "flow "):
-        with refused(RunConflict, "the input of another workflow"):
+        with refused(RunConflict("known", "another workflow ('flow')"), "the input of another workflow"):
             await world.b.create(new_run("known", workflow=name), ttl=TTL, now=at(1))
     equal(await world.dump("known"), before, "everything of the run")
     created = await world.b.create(new_run("unknown", workflow="other"), now=at(1))
@@ -117,7 +117,7 @@ async def a_restored_run_takes_its_input_once(world: FullWorld) -> None:
     before = await world.dump("run")
     again = await world.a.create(new_run(priority=3), ttl=TTL, now=at(2))
     equal((again.is_new, again.claim, again.run), (False, None, first.run), "the same start again")
-    with refused(RunConflict, "another input for a run that has one"):
+    with refused(RunConflict("run", "another input"), "another input for a run that has one"):
         await world.a.create(new_run(input_hash=b"else"), now=at(2))
     equal(await world.dump("run"), before, "everything of the run")
 
@@ -131,7 +131,7 @@ async def an_ended_run_takes_its_input_and_stays_ended(world: FullWorld) -> None
     row = await world.row()
     equal((row.input_hash, row.wake_at, row.status), (b"hash", None, "completed"), "the row")
     equal((await claimed_ids(world.b, now=at(10**6)), list(await world.b.due(now=at(10**6)))), ([], []), "claimed and due")
-    with refused(RunConflict, "another input for an ended run that has one"):
+    with refused(RunConflict("run", "another input"), "another input for an ended run that has one"):
         await world.a.create(new_run(input_hash=b"else"), now=at(2))
 
 

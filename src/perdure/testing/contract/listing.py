@@ -146,7 +146,7 @@ async def lists_refuse_a_limit_that_is_no_positive_number(world: World) -> None:
     await world.a.create(new_run(), now=NOW)
     limits: list[Any] = [0, -1, True, False, "3", 2.5, 1.0, None]
     for limit in limits:
-        with refused(ValueError, f"list(limit={limit!r})"):
+        with refused(ValueError(f"limit must be a whole number of at least 1, not {limit!r}"), f"list(limit={limit!r})"):
             await world.b.list(limit=limit)
 
 

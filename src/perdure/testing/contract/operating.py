@@ -24,7 +24,7 @@ async def a_held_run_waits_for_its_operator(world: FullWorld) -> None:
     await world.b.hold("run")
     await world.b.hold("run")
     equal((await claimed_ids(world.a, now=at(1)), list(await world.a.due(now=at(1)))), ([], []), "claimed and due while held")
-    with refused(LeaseHeld, "acquire of a held run"):
+    with refused(LeaseHeld.by_operator("run"), "acquire of a held run"):
         await world.a.acquire("run", TTL, due_only=False, now=at(1))
     equal((await world.a.claim(1, TTL, [("flow", 1)], now=at(-1))).next_wake_at, None, "next_wake_at while held")
     await world.b.unhold("run")
@@ -72,9 +72,9 @@ async def held_runs_delay_no_others(world: FullWorld) -> None:
 @promise_with("operators")
 async def only_a_known_run_can_be_held(world: FullWorld) -> None:
     """`hold` and `unhold` raise `RunNotFound` for an unknown run."""
-    with refused(RunNotFound, "hold of an unknown run"):
+    with refused(RunNotFound("unknown"), "hold of an unknown run"):
         await world.a.hold("unknown")
-    with refused(RunNotFound, "unhold of an unknown run"):
+    with refused(RunNotFound("unknown"), "unhold of an unknown run"):
         await world.a.unhold("unknown")
     equal(await world.a.get("unknown"), None, "the unknown run")
 
@@ -171,11 +171,13 @@ async def purge_takes_these_statuses_and_this_workflow(world: FullWorld) -> None
     equal(await world.b.purge(0, status=["completed"], now=at(10)), 2, "purged of one status")
     left = {line.id for line in await world.a.list()}
     equal(left, {"orders cancelled", "mails cancelled", "mails failed", "mails dead"}, "what is left")
-    with refused(ValueError, "purge of a status that is no end"):
+    with refused(
+        ValueError("an ended run is one of completed, failed, cancelled, dead, not 'running'"), "purge of a status that is no end"
+    ):
         await world.b.purge(0, status=["running"], now=at(10))  # type: ignore[list-item]
-    with refused(TypeError, "purge of a status that is no collection"):
+    with refused(TypeError("status must be a collection of statuses, not 'failed'"), "purge of a status that is no collection"):
         await world.b.purge(0, status="failed", now=at(10))  # type: ignore[arg-type]
-    with refused(TypeError, "purge of a workflow whose name is no text"):
+    with refused(TypeError("a workflow's name must be a str, not bytes"), "purge of a workflow whose name is no text"):
         await world.b.purge(0, workflow=b"orders", now=at(10))  # type: ignore[arg-type]
     equal(len(await world.a.list()), 4, "runs after refused calls")
 

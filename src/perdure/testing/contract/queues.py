@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure.errors import LeaseHeld
 from perdure.model.durations import MICROSECOND as SECOND
 from perdure.model.records import QueueLimits
 from perdure.store import require
@@ -164,7 +163,7 @@ async def acquire_keeps_to_the_limits(world: FullWorld) -> None:
     for run_id in ("a2", "b2", "asleep"):
         equal(await world.a.acquire(run_id, TTL, due_only=False, now=NOW), None, f"run {run_id!r} of a full queue")
     equal((await world.row("b2")).status, "pending", "the status of a run that had no room")
-    with refused(LeaseHeld, "acquire of a leased run of a full queue"):
+    with refused(await world.lease_held("a1"), "acquire of a leased run of a full queue"):
         await world.a.acquire("a1", TTL, now=NOW)
     equal(await claimed_ids(world.b), [], "what can be claimed from the full queue")
     await world.b.finish(first.lease, "completed", b"1", now=NOW)

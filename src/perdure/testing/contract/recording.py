@@ -5,11 +5,23 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from perdure.errors import LeaseLost, PersistenceError, ValueNotStorable
+from perdure.errors import LeaseLost, ValueNotStorable
 from perdure.model.journal import Entry
 from perdure.model.records import Pulse
 from perdure.testing.contract.cases import promise
-from perdure.testing.contract.world import EXPIRED, NOW, World, at, entry, equal, new_input, new_run, refused, signals
+from perdure.testing.contract.world import (
+    EXPIRED,
+    NOW,
+    World,
+    at,
+    entry,
+    equal,
+    new_input,
+    new_run,
+    refused,
+    refused_write,
+    signals,
+)
 
 FULL: Final = Entry(
     seq=4,
@@ -138,13 +150,13 @@ async def what_is_recorded_is_never_overwritten(world: World) -> None:
     await world.a.signal("run", "go", b"1", now=NOW)
     await world.a.record(lease, [entry(1)], now=NOW)
     before = await world.dump("run")
-    other = entry(1, payload=b"other")
+    other, error = entry(1, payload=b"other"), refused_write("run", "something else is recorded under seq 1 already")
     for changed in (other, entry(1, epoch=lease.epoch + 1), entry(1, attempt=2)):
-        with refused(PersistenceError, "record of another entry under a seq that is taken"):
+        with refused(error, "record of another entry under a seq that is taken"):
             await world.a.record(lease, [entry(2), changed], consume=[1], now=NOW)
-    with refused(PersistenceError, "suspend with another entry under a seq that is taken"):
+    with refused(error, "suspend with another entry under a seq that is taken"):
         await world.a.suspend(lease, wake_at=None, entries=[other], consume=[1], now=NOW)
-    with refused(PersistenceError, "finish with another entry under a seq that is taken"):
+    with refused(error, "finish with another entry under a seq that is taken"):
         await world.a.finish(lease, "completed", b"1", entries=[other], consume=[1], now=NOW)
     equal(await world.dump("run"), before, "everything of the run")
 
@@ -152,10 +164,10 @@ async def what_is_recorded_is_never_overwritten(world: World) -> None:
 @promise
 async def a_record_has_one_entry_for_each_seq(world: World) -> None:
     """Two different entries under one seq in one record are refused, and the same one twice is there once."""
-    lease = await world.lease()
-    with refused(PersistenceError, "record of two different entries under one seq"):
+    lease, error = await world.lease(), refused_write("run", "two different entries have seq 1")
+    with refused(error, "record of two different entries under one seq"):
         await world.a.record(lease, [entry(1), entry(2), entry(1, payload=b"other")], now=NOW)
-    with refused(PersistenceError, "finish with two different entries under one seq"):
+    with refused(error, "finish with two different entries under one seq"):
         await world.a.finish(lease, "completed", b"1", entries=[entry(1), entry(1, attempt=2)], now=NOW)
     equal(await world.b.journal("run"), [], "the journal")
     await world.a.record(lease, [entry(1), entry(1)], now=NOW)
@@ -169,9 +181,9 @@ async def only_what_is_in_the_inbox_can_be_consumed(world: World) -> None:
     await world.a.signal("run", "go", b"1", now=NOW)
     before = await world.dump("run")
     for missing in (2, 0, -1):
-        with refused(PersistenceError, f"consuming inbox row {missing}"):
+        with refused(refused_write("run", f"its inbox has no row {missing} to consume"), f"consuming inbox row {missing}"):
             await world.a.record(lease, [entry(1)], consume=[1, missing], now=NOW)
-    with refused(PersistenceError, "finish with an inbox row that is not there"):
+    with refused(refused_write("run", "its inbox has no row 2 to consume"), "finish with an inbox row that is not there"):
         await world.a.finish(lease, "completed", b"1", consume=[2], now=NOW)
     equal(await world.dump("run"), before, "everything of the run")
 
@@ -182,7 +194,7 @@ async def a_wait_closes_and_its_signal_is_consumed_together(world: World) -> Non
     lease = await world.lease()
     await world.a.signal("run", "go", b"1", now=NOW)
     await world.take()
-    with refused(LeaseLost, "record with a stale lease"):
+    with refused(LeaseLost("run", lease.epoch), "record with a stale lease"):
         await world.a.record(lease, [entry(1)], consume=[1], now=EXPIRED)
     equal([row.seq for row in await world.b.inbox("run")], [1], "the inbox, as the signal's wait was not recorded")
     equal(await world.b.journal("run"), [], "the journal")

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from perdure.errors import LeaseHeld, PersistenceError, RunFinished
+from perdure.errors import LeaseHeld, RunFinished
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, Claim, Item, RunRow, Signal, Status
 from perdure.model.run_filter import RunFilter
@@ -32,6 +32,7 @@ from perdure.testing.contract.world import (
     new_run,
     outcomes,
     refused,
+    refused_write,
     run_row,
     signals,
 )
@@ -157,7 +158,7 @@ async def a_restored_run_that_has_ended_stays_so(world: FullWorld) -> None:
         equal((row.wake_at, row.waiting_for), (None, ()), "timer and waits")
         equal((await world.b.create(new_run(status), ttl=TTL, now=NOW)).run, row, "what create() finds")
         equal(await world.b.acquire(status, TTL, due_only=False, now=NOW), None, "acquire of a run that has ended")
-        with refused(RunFinished, f"a signal to a restored {status} run"):
+        with refused(RunFinished(status, status), f"a signal to a restored {status} run"):
             await world.b.signal(status, "go", b"1", now=NOW)
     equal((await claimed_ids(world.b, now=at(10**6)), list(await world.b.due(now=at(10**6)))), ([], []), "claimed and due")
     await world.b.reopen("failed", ["step-1"], now=at(1))
@@ -223,7 +224,7 @@ async def a_restored_run_goes_on_after_its_journal(world: FullWorld) -> None:
     claim = (await world.b.claim(1, TTL, [("flow", 1)], now=NOW)).claims[0]
     equal(claim.journal, [entry(1, epoch=at(10**6)), entry(5)], "the journal in the claim")
     for taken in (entry(1), entry(5, payload=b"other")):
-        with refused(PersistenceError, "record of another entry under a restored seq"):
+        with refused(refused_write("run", f"something else is recorded under seq {taken.seq} already"), "a restored seq"):
             await world.b.record(claim.lease, [entry(6), taken], now=NOW)
     await world.b.record(claim.lease, [entry(6)], now=NOW)
     await world.b.finish(claim.lease, "completed", b"1", entries=[entry(7)], now=NOW)
@@ -247,7 +248,7 @@ async def a_restored_inbox_is_consumed_like_any_other(world: FullWorld) -> None:
     claim = await world.take(now=NOW)
     equal(([row.seq for row in claim.inbox], claim.inbox_seq), ([3, 7, 8], 8), "the inbox in a claim")
     for missing in (1, 5):
-        with refused(PersistenceError, f"consuming row {missing}, which was not restored"):
+        with refused(refused_write("run", f"its inbox has no row {missing} to consume"), f"consuming row {missing}"):
             await world.b.record(claim.lease, [entry(1)], consume=[3, missing], now=NOW)
     equal((await world.b.record(claim.lease, [entry(1)], consume=[3], now=NOW)).inbox_seq, 8, "inbox_seq in a pulse")
     arrived = await world.b.suspend(claim.lease, wake_at=None, waiting_for=[Awaited("child", "pay")], now=NOW)
@@ -261,7 +262,7 @@ async def a_live_lease_keeps_a_run_from_being_restored(world: FullWorld) -> None
     claim = await _busy(world)
     before = await world.dump("run")
     for now in (NOW, at(TTL) - 1):
-        with refused(LeaseHeld, "restore of a run that a worker drives"):
+        with refused(await world.lease_held(), "restore of a run that a worker drives"):
             await world.b.restore(run_row(), [entry(9)], INBOX, now=now)
         equal(await world.dump("run"), before, "everything of the run")
     await world.a.record(claim.lease, [entry(3)], now=NOW)
@@ -296,7 +297,7 @@ async def a_hold_outlasts_a_restore(world: FullWorld) -> None:
         await world.a.restore(run_row(f"given {held}", held=held), [], now=NOW)
         equal([(await world.row(name)).held for name in (run_id, f"given {held}")], [held, held], "held")
     equal(await claimed_ids(world.b, now=at(1)), ["given False", "was False"], "what can be claimed")
-    with refused(LeaseHeld, "acquire of a restored run on hold"):
+    with refused(LeaseHeld.by_operator("given True"), "acquire of a restored run on hold"):
         await world.b.acquire("given True", TTL, now=at(1))
     await world.b.unhold("given True")
     equal(await claimed_ids(world.b, now=at(1)), ["given True"], "what can be claimed after unhold")
@@ -307,19 +308,29 @@ async def a_restore_that_contradicts_itself_is_refused(world: FullWorld) -> None
     """Seqs not above zero or not unique, consumed inbox rows and repeated dedupes raise `ValueError`; nothing changes."""
     await _busy(world)
     before = await world.dump("run")
-    for entries in ([entry(0)], [entry(1), entry(1)], [entry(2), entry(2, payload=b"x")]):
-        with refused(ValueError, f"restore with the seqs {[line.seq for line in entries]}"):
+    for entries, wrong in (
+        ([entry(0)], "seq 0 is in the journal, but they count from 1"),
+        ([entry(1), entry(1)], "seq 1 is twice in the journal"),
+        ([entry(2), entry(2, payload=b"x")], "seq 2 is twice in the journal"),
+    ):
+        with refused(ValueError(wrong), f"restore with the seqs {[line.seq for line in entries]}"):
             await world.b.restore(run_row(), entries, now=EXPIRED)
     first = INBOX[0]
-    wrong = (
-        [msgspec.structs.replace(first, seq=0)],
-        [first, first],
-        [msgspec.structs.replace(first, consumed_by="somebody")],
-        [first, msgspec.structs.replace(first, seq=9)],
-        [msgspec.structs.replace(first, kind="child")],
-    )
-    for inbox in wrong:
-        with refused(ValueError, f"restore with the inbox {inbox}"):
+    twice = "two inbox rows have the name and dedupe ('go', 'd'); a signal that was repeated is one row"
+    for inbox, wrong in (
+        ([msgspec.structs.replace(first, seq=0)], "seq 0 is in the inbox, but they count from 1"),
+        ([first, first], "seq 3 is twice in the inbox"),
+        (
+            [msgspec.structs.replace(first, consumed_by="somebody")],
+            "inbox row 3 was consumed; leave it out, its outcome is in the journal",
+        ),
+        ([first, msgspec.structs.replace(first, seq=9)], twice),
+        (
+            [msgspec.structs.replace(first, kind="child")],
+            "inbox row 3 is a child's outcome and has a dedupe, which only signals have",
+        ),
+    ):
+        with refused(ValueError(wrong), f"restore with the inbox {inbox}"):
             await world.b.restore(run_row(), [], inbox, now=EXPIRED)
     equal(await world.dump("run"), before, "everything of the run")
 

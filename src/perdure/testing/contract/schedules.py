@@ -10,7 +10,17 @@ from perdure.model.records import Schedule
 from perdure.store import require
 from perdure.testing.contract.cases import promise_with
 from perdure.testing.contract.identity import NAMES
-from perdure.testing.contract.world import NOW, SCHEDULE, FullWorld, at, claimed_ids, equal, new_run, refused
+from perdure.testing.contract.world import (
+    NOW,
+    SCHEDULE,
+    FullWorld,
+    at,
+    claimed_ids,
+    equal,
+    new_run,
+    no_input,
+    refused,
+)
 
 
 @promise_with("schedules")
@@ -76,7 +86,7 @@ async def an_instant_can_be_passed_over(world: FullWorld) -> None:
 async def a_schedule_does_not_fire_without_an_input(world: FullWorld) -> None:
     """`fire` of a run with an empty input hash raises `ValueError`; the schedule stays where it is and there is no run."""
     await world.a.put_schedule(SCHEDULE)
-    with refused(ValueError, "firing a schedule for a run with an empty input hash"):
+    with refused(no_input("run"), "firing a schedule for a run with an empty input hash"):
         await world.a.fire("daily", expected_at=NOW, next_at=at(60), run=new_run(input_hash=b""), now=NOW)
     equal((await world.b.get("run"), list(await world.b.schedules())), (None, [SCHEDULE]), "run and schedule")
 

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure.errors import PersistenceError
 from perdure.model.records import Item, Pulse
 from perdure.testing.contract.cases import promise_with
 from perdure.testing.contract.identity import NAMES
 from perdure.testing.contract.recording import PAYLOADS
-from perdure.testing.contract.world import EXPIRED, ITEM, NOW, TTL, FullWorld, at, entry, equal, new_run, refused
+from perdure.testing.contract.world import (
+    EXPIRED,
+    ITEM,
+    NOW,
+    TTL,
+    FullWorld,
+    at,
+    entry,
+    equal,
+    new_run,
+    refused,
+    refused_write,
+)
 
 OTHER = Item(stream="log", n=0, payload=b"other")
 
@@ -112,7 +123,7 @@ async def an_item_is_never_overwritten(world: FullWorld) -> None:
     await world.a.signal("run", "go", b"1", now=NOW)
     await world.a.record(lease, items=[ITEM], now=NOW)
     before = await world.dump("run")
-    with refused(PersistenceError, "record of another item under a number that is taken"):
+    with refused(refused_write("run", "stream 'log' has another item 0 already"), "another item under a number that is taken"):
         await world.a.record(lease, [entry(1)], consume=[1], items=[Item(stream="log", n=1, payload=b"1"), OTHER], now=NOW)
     equal(await world.dump("run"), before, "everything of the run")
 
@@ -121,7 +132,7 @@ async def an_item_is_never_overwritten(world: FullWorld) -> None:
 async def a_record_has_one_item_for_each_number(world: FullWorld) -> None:
     """Two different items under one number in one record are refused, and the same one twice is there once."""
     lease = await world.lease()
-    with refused(PersistenceError, "record of two different items under one number"):
+    with refused(refused_write("run", "stream 'log' gets two different items 0"), "two different items under one number"):
         await world.a.record(lease, [entry(1)], items=[ITEM, OTHER], now=NOW)
     equal((await world.b.journal("run"), await world.b.items("run", "log")), ([], []), "journal and items")
     await world.a.record(lease, items=[ITEM, ITEM], now=NOW)

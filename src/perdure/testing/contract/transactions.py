@@ -10,7 +10,19 @@ from perdure.errors import LeaseLost, PersistenceError, RunConflict, RunNotFound
 from perdure.model.records import Pulse
 from perdure.store import Outbox, OutboxStore, Transaction
 from perdure.testing.contract.cases import promise_with, promise_without
-from perdure.testing.contract.world import EXPIRED, NOW, TTL, FullWorld, at, entry, equal, holds, new_run, refused
+from perdure.testing.contract.world import (
+    EXPIRED,
+    NOW,
+    TTL,
+    FullWorld,
+    at,
+    entry,
+    equal,
+    holds,
+    new_run,
+    refused,
+    refused_part,
+)
 
 T = TypeVar("T")
 
@@ -48,7 +60,7 @@ async def a_store_without_transactions_refuses_them(world: FullWorld) -> None:
     """A store that cannot commit a step's writes with its record has no `transaction`, or raises `StoreCapabilityError`."""
     lease = await world.lease()
     if hasattr(world.a, "transaction"):
-        with refused(StoreCapabilityError, "transaction()"):
+        with refused_part("transaction", "transaction()"):
             async with world.a.transaction(lease):
                 pass
     await world.a.record(lease, [entry(1)], now=NOW)
@@ -92,7 +104,7 @@ async def a_transaction_of_a_stale_lease_leaves_nothing(world: FullWorld) -> Non
     await _prepare(world)
     lease = await world.lease()
     await world.take()
-    with refused(LeaseLost, "a transaction with a stale lease"):
+    with refused(LeaseLost("run", lease.epoch), "a transaction with a stale lease"):
         async with world.a.transaction(lease) as transaction:
             await transaction.execute(INSERT)
     equal((await _effects(world), await world.b.journal("run")), ([], []), "the step's own writes, and the journal")
@@ -153,7 +165,7 @@ async def an_error_of_the_functions_own_is_not_transient(world: FullWorld) -> No
 async def a_store_without_an_outbox_refuses_it(world: FullWorld) -> None:
     """A store that cannot write in a transaction of the caller's has no `outbox`, or raises `StoreCapabilityError`."""
     if hasattr(world.a, "outbox"):
-        with refused(StoreCapabilityError, "outbox()"):
+        with refused_part("outbox", "outbox()"):
             await _outbox(world, object())
     await world.lease()
     equal([info.id for info in await world.b.list()], ["run"], "the runs, as the store is still good")
@@ -206,9 +218,9 @@ async def an_outbox_refuses_what_its_store_refuses(world: FullWorld) -> None:
 
     async def write(connection: Any) -> None:
         outbox = await _outbox(world, connection)
-        with refused(RunConflict, "create() with another input"):
+        with refused(RunConflict("run", "another input"), "create() with another input"):
             await outbox.create(new_run("run", input_hash=b"another"), now=NOW)
-        with refused(RunNotFound, "signal() to no run"):
+        with refused(RunNotFound("nobody"), "signal() to no run"):
             await outbox.signal("nobody", "go", b"1", now=NOW)
 
     async with world.a.transaction(lease) as transaction:

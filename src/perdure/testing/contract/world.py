@@ -7,14 +7,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, TypeVar, cast
+from typing import Any, ClassVar, Final, Literal, TypeVar, cast
 
 import msgspec
 
+from perdure.backends.base.process_owner import label_of
+from perdure.errors import LeaseHeld, PersistenceError, StoreCapabilityError
 from perdure.model.durations import MICROSECOND
 from perdure.model.journal import Entry
 from perdure.model.records import Awaited, Claim, EndStatus, Item, Lease, NewInput, NewRun, RunRow, Schedule
-from perdure.store import Capability, FullStore, Store, require
+from perdure.store import MISSING_PART, Capability, FullStore, Store, require
 
 T = TypeVar("T")
 
@@ -182,6 +184,10 @@ class World:
             raise AssertionError(f"run {run_id!r} is there, but get() gives None")
         return row
 
+    async def lease_held(self, run_id: str = "run") -> LeaseHeld:
+        """Return the error for whoever wants this leased run."""
+        return LeaseHeld(run_id, label_of((await self.row(run_id)).lease_owner))
+
     async def dump(self, *run_ids: str, streams: Iterable[str] = ("log",)) -> bytes:
         """Everything that can be read of these runs, as bytes to compare."""
         seen: list[Any] = []
@@ -229,14 +235,38 @@ def holds(condition: object, what: str) -> None:
 
 
 @contextmanager
-def refused(error: type[Exception] | tuple[type[Exception], ...], what: str) -> Iterator[None]:
-    """Fail unless the block raises this error, or one of these."""
+def refused_part(capability: Literal["operators", "schedules", "streams", "transaction", "outbox"], what: str) -> Iterator[None]:
+    """Fail unless the block raises the `StoreCapabilityError` for a part that the store does not announce."""
+    with refused(StoreCapabilityError, what):
+        try:
+            yield
+        except StoreCapabilityError as raised:
+            equal(raised.args[1], MISSING_PART[capability], f"what the error for {what} says is missing")
+            raise
+
+
+@contextmanager
+def refused(error: Exception | type[Exception] | tuple[type[Exception], ...], what: str) -> Iterator[None]:
+    """Fail unless the block raises this error, or one of these; an instance has to say the same text."""
+    kinds = error if isinstance(error, tuple) else (type(error) if isinstance(error, Exception) else error,)
     try:
         yield
-    except error:
+    except kinds as raised:
+        if isinstance(error, Exception):
+            equal(str(raised), str(error), f"the text of the error for {what}")
         return
-    names = " or ".join(one.__name__ for one in (error if isinstance(error, tuple) else (error,)))
+    names = " or ".join(one.__name__ for one in kinds)
     raise AssertionError(f"{what}: it should have raised {names}, but was accepted")
+
+
+def no_input(run_id: str) -> ValueError:
+    """Return the error for a new run without an input hash."""
+    return ValueError(f"run {run_id!r} has an empty input_hash, which only a run restored without its input may have")
+
+
+def refused_write(run_id: str, reason: str) -> PersistenceError:
+    """Return the error of a write that contradicts itself or what is recorded."""
+    return PersistenceError(f"run {run_id!r}", f"{reason}; nothing was written")
 
 
 async def claimed_ids(

@@ -1,4 +1,4 @@
--- now, id, ttl, token, owner, due_only -> ok and the whole run, nothing, missing or held
+-- now, id, ttl, token, owner, due_only -> ok and the whole run, nothing, missing, on hold or leased
 local now, id, length, token, owner, due_only = take_now(), take(), tonumber(take()), take(), take(), take() == '1'
 
 local row = indexed_columns(id)
@@ -13,10 +13,10 @@ if ENDED[row.status] then
   return { 'nothing' }
 end
 if row.held == '1' then
-  return { 'held', 'an operator; unhold it first' }
+  return { 'on hold' }
 end
 if is_leased(row, now) then
-  return { 'held', held.lease_owner or 'a live worker' }
+  return { 'leased', held.lease_owner or '' }
 end
 if held.input_hash == '' or (due_only and not is_due(row, now)) then
   return { 'nothing' }

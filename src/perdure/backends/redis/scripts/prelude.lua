@@ -338,31 +338,25 @@ local function item_at(id, stream, n)
   return found[1]
 end
 
--- The refusal of a record that contradicts what is there, or nil.
+-- The refusal of a record that contradicts what is there, or nil. Nothing in the record itself is there twice.
 local function contradiction(id, entries, consume, items)
-  local said = {}
   for i = 1, #entries, 2 do
     local seq, entry = entries[i], entries[i + 1]
-    local there = said[seq] or redis.call('ZRANGEBYSCORE', key_of('steps', id), seq, seq)[1] or entry
-    if there ~= entry then
-      return { 'refused', 'something else is recorded under seq ' .. seq .. ' already' }
+    if (redis.call('ZRANGEBYSCORE', key_of('steps', id), seq, seq)[1] or entry) ~= entry then
+      return { 'refused', 'entry ' .. seq }
     end
-    said[seq] = entry
   end
   for _, seq in ipairs(consume) do
     if redis.call('ZCOUNT', key_of('inbox', id), seq, seq) == 0 and redis.call('SISMEMBER', key_of('consumed', id), seq) == 0 then
-      return { 'refused', 'its inbox has no row ' .. seq .. ' to consume' }
+      return { 'refused', 'inbox ' .. seq }
     end
   end
-  local shown = {}
   for i = 1, #items, 3 do
     local stream, n = items[i], tonumber(items[i + 1])
     local item = item_prefix(stream, n) .. items[i + 2]
-    local there = shown[item_prefix(stream, n)] or item_at(id, stream, n) or item
-    if there ~= item then
-      return { 'refused', 'another item ' .. items[i + 1] .. ' is in that stream already' }
+    if (item_at(id, stream, n) or item) ~= item then
+      return { 'refused', 'item ' .. items[i + 1] .. ' ' .. stream }
     end
-    shown[item_prefix(stream, n)] = item
   end
 end
 

@@ -1,4 +1,4 @@
--- now, call, id, the rest of the drop entry, by how much the generation grows -> ok, missing, finished or held
+-- now, call, id, the rest of the drop entry, by how much the generation grows -> ok, missing, finished or driven
 local now, call, id, rest, generations = take_now(), take(), take(), take(), tonumber(take())
 if recall(call) then
   return { 'ok' }
@@ -11,7 +11,7 @@ if row.status == 'completed' then
   return { 'finished', row.status }
 end
 if not ENDED[row.status] then
-  return { 'held', 'its present attempt: it is ' .. row.status .. ' and has not ended' }
+  return { 'driven', row.status }
 end
 local epoch = next_epoch(row, now)
 local last = redis.call('ZREVRANGE', key_of('steps', id), 0, 0, 'WITHSCORES')[2] or '0'

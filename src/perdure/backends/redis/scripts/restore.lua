@@ -1,4 +1,4 @@
--- now, call, id, wake (never, due, now or given), columns, entries, inbox, dedupes -> ok or held
+-- now, call, id, wake (never, due, now or given), columns, entries, inbox, dedupes -> ok or leased
 local now, call, id, mode = take_now(), take(), take(), take()
 local columns, entries, inbox, dedupes = take_list(), take_list(), take_list(), take_list()
 
@@ -7,7 +7,7 @@ if recall(call) then
 end
 local found = columns_of(id, { 'status', 'epoch', 'held', 'lease_until', 'lease_owner' })
 if is_leased(found, now) then
-  return { 'held', found.lease_owner or 'a live worker' }
+  return { 'leased', found.lease_owner or '' }
 end
 
 local row = {}
