@@ -28,6 +28,7 @@ _TUNING: Final = {
     "max_attempts": str(_ENGINE.max_attempts),
     "drain_after": f"{_ENGINE.drain_after:g} s",
     "cancel_grace": f"{_ENGINE.cancel_grace:g} s",
+    "max_blocked": f"{_ENGINE.max_blocked:g} s",
     "clock": "the system's",
 }
 

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from perdure.errors import StepFailed as StepFailed
     from perdure.errors import StepNotFound as StepNotFound
     from perdure.errors import StepNotPicklable as StepNotPicklable
+    from perdure.errors import StepNotStopped as StepNotStopped
     from perdure.errors import StepTimeout as StepTimeout
     from perdure.errors import StoreCapabilityError as StoreCapabilityError
     from perdure.errors import StoreClosed as StoreClosed
@@ -252,6 +253,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "StepFailed",
         "StepNotFound",
         "StepNotPicklable",
+        "StepNotStopped",
         "StepTimeout",
         "StoreCapabilityError",
         "StoreClosed",

@@ -19,6 +19,7 @@
     │   ├── StepChanged            a recorded key was asked for as something else
     │   ├── StepTimeout            (also TimeoutError) an attempt took longer than timeout=
     │   ├── RetryAfter             raised by a step's function, to be tried again after so long
+    │   ├── StepNotStopped         the worker has stopped, but a step ignores its cancellation and still runs
     │   ├── StepNotPicklable       (also TypeError) a step's function, arguments or result cannot be sent to its executor or back
     │   ├── ExecutorNotFound       a step names an executor that this process was not given
     │   ├── ApprovalNotFound       the run does not wait for an approval of this name
@@ -203,6 +204,22 @@ class RunInterrupted(PerdureError):
     def __str__(self) -> str:
         run_id, where, what = self.args
         return f"{where} {what}, which stopped this attempt of run {run_id!r} and not the process; raise an ordinary exception"
+
+
+class StepNotStopped(PerdureError):
+    """A worker has stopped, and what it drove still runs: it was cancelled and went on.
+
+    Its run was not given back. It goes on elsewhere when its lease ends.
+    """
+
+    def __init__(self, left: Sequence[str]) -> None:
+        super().__init__(list(left))
+
+    def __str__(self) -> str:
+        return (
+            f"the worker has stopped, but {', and '.join(self.args[0])}: cancelled when drain_after was over, it goes on. "
+            "Its run was not given back; let the function end at CancelledError"
+        )
 
 
 class LeaseLost(PerdureError):

@@ -247,6 +247,8 @@ class EngineSettings:
     max_attempts: int = 10
     drain_after: float = 10.0
     cancel_grace: float = 30.0
+    # For how long an event loop may be blocked, in seconds, before the leases of its runs are not renewed. None: for ever.
+    max_blocked: float | None = 60.0
     # What is called in place of a step: a step as it was called, for another. `perdure.testing` has stubs.
     replace_step: Callable[[Any], Any] | None = None
     # Whether `timeout=` of a step counts by `clock`, and not by the event loop: under a virtual clock only.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, TypeVarT
 
 from perdure.aio.own_tasks import own_context
 from perdure.aio.threads import STEP_THREADS, ThreadPool
-from perdure.errors import InvalidInput, OnChange, OnDivergence
+from perdure.errors import InvalidInput, OnChange, OnDivergence, StepNotStopped
 from perdure.model.clock import Clock, NotBefore, SystemClock
 from perdure.model.durations import Duration, instant, microseconds, seconds
 from perdure.model.ids import check_id
@@ -92,6 +92,7 @@ class Tuning(TypedDict, total=False):
     - `max_attempts`: how many attempts in a row may fail without recording anything before a run is `dead`.
     - `drain_after`: how long a worker that stops lets running steps go on; what is left then is called again elsewhere.
     - `cancel_grace`: how long a body that was cancelled may clean up; after that it is left, and its compensations run.
+    - `max_blocked`: how long the event loop may be blocked before other workers take its runs over. None: it is only logged.
     - `clock`: where the time comes from; for tests.
     """
 
@@ -99,6 +100,7 @@ class Tuning(TypedDict, total=False):
     max_attempts: int
     drain_after: Duration
     cancel_grace: Duration
+    max_blocked: Duration | None
     clock: Clock
 
 
@@ -265,7 +267,8 @@ class Runtime:
     async def work(self) -> None:
         """Work in the foreground until SIGTERM, SIGINT or cancellation; then let running steps end and give the runs back.
 
-        A Runtime has one worker: inside `async with` this waits for the one that works already, and stops it.
+        A Runtime has one worker: inside `async with` this waits for the one that works already, and stops it. Raises
+        `StepNotStopped` when a step ignores its cancellation and still runs.
         """
         if not self._concurrency:
             raise ValueError("a runtime with concurrency=0 is a client and works on nothing; give it a higher one")
@@ -279,6 +282,8 @@ class Runtime:
             raise RuntimeError("this Runtime works already, on another event loop; leave that one running instead")
         with stop_on_signals(worker):
             await _wait_for_worker(worker, working)
+        if worker.left:
+            raise StepNotStopped(worker.left)
 
     async def sweep(self, now: datetime | None = None, limit: int = 100) -> dict[str, Outcome[Any]]:
         """The outcomes of up to `limit` due runs, each resumed once. A run that could not be driven has an `Err`.
@@ -590,7 +595,7 @@ class Runtime:
         return await require(self._store, "operators").count(self._run_filter(selection))
 
     async def stuck_runs(self, *, limit: int = 100, **selection: Unpack[RunSelection]) -> builtins.list[RunInfo]:
-        """Runs that have a problem, or have been due for a minute and were not claimed, selected as for `list`.
+        """Runs that have a problem, or were due for a minute and not claimed, or whose worker is blocked, selected as for `list`.
 
         `problem` says what it is: also that no worker takes the run's queue.
         """
@@ -909,4 +914,14 @@ def _settings(tuning: Tuning) -> EngineSettings:
         max_attempts=tuning.get("max_attempts", 10),
         drain_after=seconds(tuning.get("drain_after", 10), what="drain_after"),
         cancel_grace=seconds(tuning.get("cancel_grace", 30), what="cancel_grace"),
+        max_blocked=_max_blocked(tuning.get("max_blocked", 60)),
     )
+
+
+def _max_blocked(length: Duration | None) -> float | None:
+    if length is None:
+        return None
+    found = seconds(length, what="max_blocked")
+    if found <= 0:
+        raise ValueError(f"max_blocked must be longer than zero, or None for no limit, not {length!r}")
+    return found

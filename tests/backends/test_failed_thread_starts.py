@@ -18,6 +18,7 @@ import pytest
 
 from perdure import Context, Ok, Runtime, open_store, stores, workflow
 from perdure.aio.loop_thread import LoopThread
+from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.heartbeat import HeldLease, heartbeat_of
 from perdure.errors import PersistenceError, RunCancelled
 from perdure.kv.files import FilesKeyValueStore
@@ -194,7 +195,7 @@ async def test_leases_are_renewed_once_the_thread_for_it_can_be_started(
     claim = (await store.create(new_run("r1"), ttl=ttl)).claim
     assert claim is not None
     pulses: list[Pulse] = []
-    held = HeldLease(claim.lease, ttl, elapsed(), SystemClock(), pulses.append, lambda: None, {})
+    held = HeldLease(claim, ttl, elapsed(), SystemClock(), pulses.append, lambda: None, {}, body=BodyTasks(), max_blocked=None)
     beat = heartbeat_of(store, ttl)
     beat.hold(held)
     await asyncio.sleep(ttl / 4)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -12,12 +14,15 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from socket import gethostname
 from typing import Final
 
 import pytest
 
 from perdure import Runtime
 from perdure.errors import RunCancelled
+from perdure.model.durations import MICROSECOND
+from perdure.store import require
 from tests.backends.fleet_worker import answer, busy, slow
 from tests.backends.registry import LIBSQL, MONGO, MYSQL, POSTGRES, REDIS, SQLITE, Backend, on
 from tests.campaign import IS_FULL
@@ -94,6 +99,37 @@ async def test_a_cancel_and_a_signal_reach_another_process_within_a_second(backe
     for seconds in latencies.values():  # the medians are a figure of `make bench`: here other processes keep the machine busy
         assert min(seconds) < 1, latencies
         assert sorted(seconds)[1] < 3, latencies
+
+
+@on(*(backend for backend in STORES if backend is not MONGO))  # as above
+async def test_a_run_whose_worker_is_silent_but_renews_its_lease_is_stuck(backend: Backend, shared_dsn: str) -> None:
+    """This process holds the lease, and its worker's sign of life is old. A second worker of the process is alive at first."""
+    said = {"name": f"{gethostname()}/{os.getpid()}", "host": gethostname(), "pid": os.getpid(), "started_at": 1, "pause": 30.0}
+    worker = json.dumps({**said, "concurrency": 1, "driven": 1}).encode()
+    async with Runtime(shared_dsn, [slow], concurrency=0) as client:
+        store, operators = client.store, require(client.store, "operators")
+        for run_id in ("held", "free"):
+            await client.start(slow, id=run_id)
+        row = await store.get("held")
+        assert row is not None
+        leased_at = row.created_at - 100 * MICROSECOND
+        claim = await store.acquire("held", 3600, due_only=False, now=leased_at)
+        assert claim is not None
+        await operators.put_worker("blocked", worker, now=leased_at - 30 * MICROSECOND)
+        assert await client.stuck_runs() == [], "the worker may have died before it had to renew its lease"
+        await store.renew([claim.lease], 3600)
+        await operators.put_worker("other", worker)
+        assert await client.stuck_runs() == []
+        await operators.drop_worker("other")
+        (stuck,) = await client.stuck_runs()
+        assert stuck.id == "held"
+        assert stuck.problem is not None
+        assert re.fullmatch(
+            r"its worker .+ gave no sign of life for \d+ s, but renews its lease: its event loop is blocked", stuck.problem
+        )
+        assert await client.stuck_runs(prefix="f") == []
+        await store.release(claim.lease)
+        assert await client.stuck_runs() == []
 
 
 @on(*STORES)

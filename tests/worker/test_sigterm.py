@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from perdure import Context, Ok, Runtime, Workflow
+from perdure import Context, Ok, PerdureWarning, Runtime, Workflow
 from perdure.store import Store
 from tests.worker.flows import PATIENCE
 
-WORKER = Path(__file__).parent / "sigterm_worker.py"
+WORKER: Final = Path(__file__).parent / "sigterm_worker.py"
+ROOT: Final = WORKER.parents[2]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -120,6 +125,84 @@ def test_a_process_does_not_stay_for_a_step_that_takes_longer_than_the_drain(tmp
         assert "Traceback" not in complained
         assert "Fatal" not in complained
         assert runtime.resume("s1") == Ok("done elsewhere")  # released, and not when a lease has expired
+
+
+STAYS_AT: Final = next(n for n, line in enumerate(WORKER.read_text().splitlines(), 1) if line.endswith("# here it stays"))
+APP: Final = """
+from perdure import Runtime
+from tests.worker.sigterm_worker import stubborn
+
+runtime = Runtime("sqlite:///app.db", [stubborn], drain_after=0.5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["-m", "perdure", "worker", "app:runtime"], 3, "perdure: the worker has stopped, but step 'hold' of run 's1'"),
+        ([str(WORKER), "app.db", "work"], 1, "StepNotStopped: the worker has stopped, but step 'hold' of run 's1'"),
+        ([str(WORKER), "app.db", "inside"], 0, ""),
+    ],
+    ids=["command", "work", "inside"],
+)
+def test_a_process_does_not_stay_for_a_step_that_ignores_its_cancellation(
+    tmp_path: Path, arguments: list[str], code: int, says: str
+) -> None:
+    async def body(ctx: Context) -> str:
+        return await ctx.step("hold", lambda: "done elsewhere")
+
+    stubborn = Workflow("stubborn", body)
+    (tmp_path / "app.py").write_text(APP)
+    with Runtime(f"sqlite:///{tmp_path / 'app.db'}", [stubborn], concurrency=0).sync as runtime:
+        runtime.start(stubborn, id="s1")
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+        with subprocess.Popen(
+            [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=env
+        ) as worker:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "running\n"
+            worker.send_signal(signal.SIGTERM)
+            try:
+                _, complained = worker.communicate(timeout=PATIENCE)
+            finally:
+                worker.kill()
+        assert worker.returncode == code, complained
+        place = f"; it is at {WORKER}:{STAYS_AT} in hold"
+        assert f"run 's1' left memory, but step 'hold' does not end when it is cancelled{place}" in complained
+        assert "run 's1' is not given back while a step of it runs" in complained
+        assert re.search(rf"worker \S+ ends, after \S+ s, although this still runs: step 'hold' of run 's1'{place}", complained)
+        assert says in complained
+        assert "has stopped, after" not in complained
+        assert "run 's1' is given back" not in complained
+        assert runtime.resume("s1") == Ok("done elsewhere")  # with the process its lease has ended
+
+
+async def test_a_run_whose_step_ignores_its_cancellation_is_not_given_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.engine.endings.CLOSING_SECONDS", 0.05)
+    started, is_over = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> str:
+        started.set()
+        while not is_over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await is_over.wait()
+        return "late"
+
+    async def body(ctx: Context) -> str:
+        return await ctx.step("first", lambda: "recorded") + await ctx.step(hold)
+
+    flow = Workflow("flow", body)
+    runtime = Runtime(store, [flow], drain_after=0.05)
+    await runtime.__aenter__()
+    await runtime.start(flow, id="f1")
+    await started.wait()
+    with pytest.warns(PerdureWarning, match="step 'hold' does not end when it is cancelled"):
+        await runtime.__aexit__(None, None, None)
+    row = await store.get("f1")
+    assert row is not None
+    assert row.status == "running"
+    assert [entry.key for entry in await store.journal("f1")] == ["first"]
+    is_over.set()
 
 
 async def test_the_late_result_of_a_step_that_was_left_at_the_drain_is_discarded(store: Store) -> None:

@@ -15,12 +15,15 @@ import msgspec
 from cyclopts import App, Parameter
 
 from perdure.cli.options import INTERRUPTED, CommandFailed, JsonOption, call_runtime, check_dsn, load_runtime, parse_json
-from perdure.cli.output import print_json, print_text, report, safe_json
+from perdure.cli.output import print_error, print_json, print_text, report, safe_json
+from perdure.errors import StepNotStopped
 from perdure.model.logs import printable
 from perdure.runtime import Runtime
 
 _DEFAULT: Final = JsonOption()
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+# The exit code of a worker that ends although a step still runs.
+NOT_STOPPED: Final = 3
 # What every log record has; the rest is what `extra=` gave it.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -85,8 +88,8 @@ def worker(
 ) -> None:
     """Drive runs until SIGTERM or Ctrl-C.
 
-    Then running steps end, and the runs are given back; a second Ctrl-C ends at once. Log records go to stderr, with --json to
-    stdout as lines of JSON.
+    Then running steps end, and the runs are given back; a second Ctrl-C ends at once. The exit code is 3 if a step ignores its
+    cancellation and still runs. Log records go to stderr, with --json to stdout as lines of JSON.
 
     Parameters
     ----------
@@ -102,7 +105,18 @@ def worker(
         logging.getLogger("perdure").setLevel(log_level.upper())
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, _end_at_once)
-    call_runtime(runtime, lambda runtime: runtime.work())
+    call_runtime(runtime, _work)
+
+
+async def _work(runtime: Runtime) -> None:
+    try:
+        await runtime.work()
+    except StepNotStopped as left:
+        await runtime.close()
+        print_error(str(left))
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(NOT_STOPPED)  # neither the event loop nor threads that the step may have started are waited for
 
 
 def _end_at_once(_number: int, _frame: FrameType | None) -> None:

@@ -12,9 +12,8 @@ import contextlib
 import contextvars
 import functools
 import inspect
-import types
 import warnings
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, Final
 
@@ -47,7 +46,7 @@ from perdure.model.logs import log, run_fields
 from perdure.model.own_names import name_key
 from perdure.result import Err, Ok
 from perdure.snapshots.step_results import load_error_of, load_value
-from perdure.stepspec import StepInfo, StepPlan, current, current_step, mark_cancelled
+from perdure.stepspec import StepInfo, StepPlan, await_in, current, current_step, mark_cancelled
 
 _OUTCOMES: Final = (Ok, Err)
 # In place of an error's class, of a step that was to run at most once and has no result.
@@ -288,7 +287,7 @@ class Attempts(msgspec.Struct):
                 drive.executing[step.key] = started_at
                 try:
                     called = context.run(step.fn, *step.args) if step.plan.is_bare else self._called(step)
-                    value = await _await_in(context, called)
+                    value = await await_in(context, called)
                 finally:
                     del drive.executing[step.key]
                     if drive.must_stop:
@@ -522,29 +521,6 @@ class Attempts(msgspec.Struct):
         call = SubmittedCall(self._executor, ExecutorCall(info, fn, args, context, on_call))
         call.submit(self._drive.settings.threads, None if type(self._executor) is ThreadPoolExecutor else on_call)
         return call
-
-
-@types.coroutine
-def _await_in(context: contextvars.Context, awaitable: Awaitable[Any]) -> Generator[Any, Any, Any]:
-    """What the awaitable gives, each of its turns run in this context. Unlike a task of its own it costs no turn of the loop."""
-    coroutine: Any = awaitable if type(awaitable) is types.CoroutineType else _awaited(awaitable)
-    resume, value = coroutine.send, None
-    while True:
-        try:
-            waits_for = context.run(resume, value)
-        except StopIteration as ended:
-            return ended.value
-        try:
-            value, resume = (yield waits_for), coroutine.send
-        except GeneratorExit:
-            coroutine.close()
-            raise
-        except BaseException as error:  # noqa: BLE001 - cancelled, or what the awaited future raised
-            value, resume = error, coroutine.throw
-
-
-async def _awaited(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
 
 
 class _LimitFromCall(msgspec.Struct, frozen=True):

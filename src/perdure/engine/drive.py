@@ -225,7 +225,10 @@ class Drive:
         self._held: HeldLease | None = None
         self._heartbeat = heartbeat
         if heartbeat is not None:
-            self._held = HeldLease(claim.lease, ttl, asked_at, self.clock, pulsed, self._lost, self.executing)
+            tasks, max_blocked = self.tasks, settings.max_blocked
+            self._held = HeldLease(
+                claim, ttl, asked_at, self.clock, pulsed, self._lost, self.executing, body=tasks, max_blocked=max_blocked
+            )
             heartbeat.hold(self._held)
         self._main: asyncio.Task[None] | None = None
         # Done when there is something that `drive` has to deal with.
@@ -756,8 +759,9 @@ class Drive:
         if self._store is None:
             self._stands(status="failed", wake_at=None)
             return
-        # A drain does not wait for a store that has just failed: the lease expires by itself.
-        if isinstance(self._failure, LeaseLost) or (self.must_stop and isinstance(self._failure, PersistenceError)):
+        # A drain does not wait for a store that has just failed, and a step may still run: the lease expires by itself.
+        is_failing = self.must_stop and isinstance(self._failure, PersistenceError)
+        if isinstance(self._failure, LeaseLost) or is_failing or self.executing:
             return
         self.problem = problem_text("unknown" if self._failure is None else self._failure)
         # Whatever a failing store raises now: the lease expires by itself, and the failure that is being raised says why.
@@ -792,13 +796,16 @@ class Drive:
                 await self._release()
 
     async def _release(self, wake_at: int | None = None) -> None:
-        """Give the run back, due at this instant or at once."""
+        """Give the run back, due at this instant or at once. Not while a step of it still runs: then the lease ends by itself."""
         if self._progress is not None:
             if self.is_replaying:
                 self._progress.stop()  # what a replay has set is older than what is stored
             await self._progress.flush()
         if not self.may_record:
             self.recorder.items.clear()  # the next replay emits them again
+        if self.executing:  # and ignores its cancellation: a run that is given back is called again at once
+            await self.recorder.record_rest()
+            return
         await self.recorder.release(wake_at)
         self._stands(status="pending", wake_at=self.clock.now() if wake_at is None else wake_at)
         self.publisher.publish_release()

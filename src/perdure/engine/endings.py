@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from perdure.aio.code_places import CodePlace, innermost_place
 from perdure.codec import Codec
 from perdure.codec.outcomes import Ending, Hints, run_ending
 from perdure.engine.body_tasks import BodyTasks
@@ -20,13 +23,18 @@ from perdure.engine.replay_order import MOST_TURNS, QUIET_TURNS_AFTER_END
 from perdure.errors import CompensationFailed, DeadlineExceeded, PerdureWarning, RunCancelled, RunDead, SnapshotMismatch
 from perdure.model.durations import moment
 from perdure.model.journal import Entry, entries_in_force
+from perdure.model.logs import log
 from perdure.model.records import NewInput, RunRow
 from perdure.result import Err
+from perdure.stepspec import StepInfo, await_in, current
 
 # How long a body may take to end once it was cancelled. It is discarded then; only its own clean-up is cut short.
 CLOSING_SECONDS: Final = 5.0
 # How long a body that ends is left alone before the next look at which of its tasks cannot end by themselves.
 _LOOK_AGAIN_SECONDS: Final = 0.05
+
+# Tasks that did not end when they were cancelled, with the ids of their runs.
+_left: Final[weakref.WeakKeyDictionary[asyncio.Task[Any], str]] = weakref.WeakKeyDictionary()
 
 
 class StartingOver(BaseException):
@@ -134,18 +142,66 @@ async def _cancel_tasks(run_id: str, branches: BodyTasks, patience: tuple[float,
             cancelled |= tasks
             await asyncio.wait(tasks, timeout=left)
     for task in _running(branches):
-        warnings.warn(f"run {run_id!r} left memory, but {_where(task)}", PerdureWarning, stacklevel=2)
+        _leave(run_id, task)
 
 
 def _running(branches: BodyTasks) -> set[asyncio.Task[Any]]:
     return {branch.task for branch in branches.alive if branch.task is not None and not branch.task.done()}
 
 
-def _where(task: asyncio.Task[Any]) -> str:
-    """What a task that does not end is at."""
-    frames = task.get_stack(limit=1)
-    line = f" at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
-    return f"a task of it{line} does not end when it is cancelled"
+def _leave(run_id: str, task: asyncio.Task[Any]) -> None:
+    """Leave a task alone that does not end, and say so."""
+    _left[task] = run_id
+    what, where = _what_runs(task)
+    if log.hasHandlers():  # otherwise it would be printed twice
+        log.warning("run %r left memory, but %s does not end when it is cancelled%s", run_id, what, where)
+    message = f"run {run_id!r} left memory, but {what} does not end when it is cancelled{where}"
+    warnings.warn(message, PerdureWarning, stacklevel=2)
+
+
+def _what_runs(task: asyncio.Task[Any]) -> tuple[str, str]:
+    """A task of a body in words: the step or other code that it runs, and where that is."""
+    key, place = _place_of_task(task)
+    return "a task of it" if key is None else f"step {key!r}", "" if place is None else f"; it is at {place}"
+
+
+def _place_of_task(task: asyncio.Task[Any]) -> tuple[str | None, CodePlace | None]:
+    """The key of the step in whose function a task of a body waits, and the place where it does."""
+    frames, key = [], None
+    for frame in _awaiting_frames(task.get_coro()):
+        if frame.f_code is await_in.__code__:
+            info = frame.f_locals["context"].get(current)
+            key = info.key if isinstance(info, StepInfo) else key
+        frames.append(frame)
+    return key, innermost_place(frames)
+
+
+def _awaiting_frames(awaited: Any) -> Iterator[FrameType]:
+    """The frames of a coroutine that waits, the outermost first."""
+    while awaited is not None:
+        kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(awaited, f"{kind}_frame")), None)
+        frame: FrameType | None = None if kind is None else getattr(awaited, f"{kind}_frame")
+        if frame is None:
+            return
+        yield frame
+        if frame.f_code is await_in.__code__:
+            awaited = frame.f_locals.get("coroutine")
+        else:
+            awaited = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
+
+
+def give_up_left_tasks() -> list[str]:
+    """The tasks that were left alone on this event loop and still run, in words. `asyncio.run` waits for them no more.
+
+    Called when a worker has drained: its program ends now, and the loop would otherwise wait for ever.
+    """
+    loop, found = asyncio.get_running_loop(), []
+    for task, run_id in list(_left.items()):
+        if not task.done() and task.get_loop() is loop:
+            asyncio._unregister_task(task)  # noqa: SLF001 - documented, for those who extend asyncio
+            what, where = _what_runs(task)
+            found.append(f"{what} of run {run_id!r}{where}")
+    return found
 
 
 def ending_of_body(

@@ -6,6 +6,7 @@ way, so that an operator can see what a run does now.
 A renewal that has no reply after a quarter of the ttl is not given up, since the server may only be slow; but another is sent
 through a handle with connections of its own, since the connection may be silent. So a lease outlasts one silent connection,
 whatever time-outs the store's own statements have.
+A loop that is blocked for longer than `max_blocked` keeps its leases no more (`loop_watch`): they end, and others take over.
 The holder has its own deadline, on a clock that also counts while the machine sleeps: if no renewal has succeeded by then, it
 stops by itself, before another process can claim the run.
 """
@@ -22,9 +23,11 @@ from collections.abc import Callable
 from typing import Final
 
 from perdure.aio.loop_thread import LoopThread
+from perdure.aio.loop_watch import LOOK_EVERY, WatchedLoop
+from perdure.engine.body_tasks import BodyTasks
 from perdure.errors import PersistenceError
 from perdure.model.clock import Clock, elapsed
-from perdure.model.records import Lease, Pulse
+from perdure.model.records import Claim, Pulse
 from perdure.model.running_steps import encode_running_steps
 from perdure.store import Store
 
@@ -52,18 +55,25 @@ class HeldLease:
 
     def __init__(
         self,
-        lease: Lease,
+        claim: Claim,
         ttl: float,
         asked_at: float,
         clock: Clock,
         on_pulse: Callable[[Pulse], None],
         on_lost: Callable[[], None],
         running_steps: dict[str, int],
+        *,
+        body: BodyTasks,
+        max_blocked: float | None,
     ) -> None:
-        self.lease = lease
+        self.run = claim.run
+        self.lease = claim.lease
         self.clock = clock
+        self.loop = asyncio.get_running_loop()
+        self.thread_id = threading.get_ident()
+        self._max_blocked = max_blocked
+        self._body = body
         self._ttl = ttl
-        self._loop = asyncio.get_running_loop()
         self._on_pulse = on_pulse
         self._on_lost = on_lost
         self._running_steps = running_steps
@@ -77,6 +87,15 @@ class HeldLease:
     def running_steps(self) -> bytes | None:
         """The steps that the holder executes now, for the store. `copy` is atomic while the holder's thread changes the dict."""
         return encode_running_steps(self._running_steps.copy())
+
+    def is_executing(self) -> bool:
+        """Whether the holder's loop executes the code of this run just now."""
+        return self._body.running is not None
+
+    def is_blocked(self) -> bool:
+        """Whether the holder's loop has been blocked for so long that other workers are to take the run over."""
+        watched = _loop_watch.loops.get(self.loop)
+        return self._max_blocked is not None and watched is not None and watched.blocked_for >= self._max_blocked
 
     def was_asked_before(self, time: float) -> bool:
         """Whether the last reply about this lease belongs to a request that was sent before this time."""
@@ -99,7 +118,7 @@ class HeldLease:
 
     def _call_holder(self, callback: Callable[..., None], *args: object) -> bool:
         try:
-            self._loop.call_soon_threadsafe(callback, *args)
+            self.loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:  # the holder's loop is closed
             return False
         return True
@@ -171,7 +190,7 @@ class Heartbeat:
         # Guards everything below; never held during I/O.
         self._lock = threading.Lock()
         self._held: dict[str, HeldLease] = {}
-        self._is_beating = False
+        _beating.discard(self)
         # Whether the last attempt to start the thread failed, which is logged once.
         self._is_failing = False
 
@@ -179,17 +198,19 @@ class Heartbeat:
         """Renew this lease from now on."""
         with self._lock:
             self._held[held.lease.token] = held
-            must_start, self._is_beating = not self._is_beating, True
+            must_start = self not in _beating
+            _beating.add(self)
         if must_start:
             self._start()
 
     def _start(self) -> None:
         """Begin to beat; if the thread cannot be started, try again from the caller's event loop after a pause."""
         try:
+            _loop_watch.start()
             _thread.submit(self._beat())
         except PersistenceError as failure:
             with self._lock:
-                self._is_beating = False
+                _beating.discard(self)
                 is_new, self._is_failing = not self._is_failing, True
             if is_new:
                 log.warning("leases are not renewed for now: %s", failure)
@@ -199,8 +220,9 @@ class Heartbeat:
 
     def _start_again(self) -> None:
         with self._lock:
-            must_start = bool(self._held) and not self._is_beating
-            self._is_beating |= must_start
+            must_start = bool(self._held) and self not in _beating
+            if must_start:
+                _beating.add(self)
         if must_start:
             self._start()
 
@@ -209,20 +231,27 @@ class Heartbeat:
         with self._lock:
             self._held.pop(held.lease.token, None)
 
+    def held(self) -> list[HeldLease]:
+        """The leases that are renewed now."""
+        with self._lock:
+            return list(self._held.values())
+
     async def _beat(self) -> None:
         # The handle is opened at the first renewal: most runs end before their lease has to be renewed.
         store: Store | None = None
         loop = asyncio.get_running_loop()
         renew_at = loop.time() + self._ttl / 3
-        changes = _Changes(self._store)
+        changes, blocked = _Changes(self._store), 0
         try:
             while True:
                 await changes.wait(renew_at)
                 with self._lock:
                     held = list(self._held.values())
-                    self._is_beating = bool(held)
-                if not held:
-                    return
+                    if not held:
+                        _beating.discard(self)
+                        return
+                blocked = _log_blocked([one for one in held if one.is_blocked()], blocked)
+                held = [one for one in held if not one.is_blocked()]
                 is_due = loop.time() >= renew_at
                 asked = held if is_due else [one for one in held if one.was_asked_before(elapsed() - changes.pause)]
                 # The change may concern a lease that is too young to be asked about: look again soon.
@@ -287,6 +316,14 @@ class Heartbeat:
         return store.sibling()
 
 
+def _log_blocked(blocked: list[HeldLease], known: int) -> int:
+    """Log that these leases are not renewed, unless that is known, and return how many they are."""
+    if blocked and not known:
+        seconds = _loop_watch.loops[blocked[0].loop].blocked_for
+        log.error("the leases of %d runs are not renewed: their event loop has been blocked for %.0f s", len(blocked), seconds)
+    return len(blocked)
+
+
 def _group_by_instant(held: list[HeldLease]) -> dict[int | None, list[HeldLease]]:
     """The leases by the instant that their clocks pass to the store: one group, unless a clock was moved (`sweep(now=)`)."""
     groups: dict[int | None, list[HeldLease]] = {}
@@ -315,6 +352,7 @@ class _Heartbeats:
     def start_over(self) -> None:
         """In a forked child, where hosts made before the fork keep their heartbeats."""
         self._lock = threading.Lock()
+        _loop_watch.start_over()
         for beat in list(_all):
             beat.start_over()
 
@@ -333,8 +371,56 @@ class _Heartbeats:
             return beat
 
 
+class _LoopWatch:
+    """Looks at the event loops that hold leases, as long as there are any."""
+
+    def __init__(self) -> None:
+        self.start_over()
+
+    def start_over(self) -> None:
+        """In a forked child: the loops, and the thread that looks at them, are the parent's."""
+        # Guards `_is_watching`.
+        self._lock = threading.Lock()
+        self._is_watching = False
+        self.loops: dict[asyncio.AbstractEventLoop, WatchedLoop] = {}
+
+    def start(self) -> None:
+        """Look from now on. Raises `PersistenceError` if the thread cannot be started."""
+        with self._lock:
+            if not self._is_watching:
+                _thread.submit(self._watch())
+                self._is_watching = True
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            with self._lock:
+                self._is_watching = bool(_beating)
+            self._look()
+            if not self._is_watching:
+                return
+
+    def _look(self) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[HeldLease]] = {}
+        for beat in list(_beating):
+            for one in beat.held():
+                by_loop.setdefault(one.loop, []).append(one)
+        self.loops = {loop: self.loops.get(loop) or WatchedLoop(loop) for loop in by_loop}
+        for loop, held in by_loop.items():
+            self.loops[loop].look(held)
+
+
+def describe_blockage(loop: asyncio.AbstractEventLoop) -> str | None:
+    """For how long this event loop has been blocked, and where, in words; None when it is not, or holds no lease."""
+    watched = _loop_watch.loops.get(loop)
+    return None if watched is None else watched.describe()
+
+
 # Tasks that wait for late replies: an event loop refers to its tasks weakly.
 _late: Final[set[asyncio.Future[None]]] = set()
+# Those that renew leases now.
+_beating: Final[set[Heartbeat]] = set()
+_loop_watch: Final = _LoopWatch()
 # All heartbeats, also those of stores that cannot be remembered.
 _all: Final[weakref.WeakSet[Heartbeat]] = weakref.WeakSet()
 _heartbeats: Final = _Heartbeats()

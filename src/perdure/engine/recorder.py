@@ -170,6 +170,9 @@ class Unrecorded:
     def report_written(self) -> None:
         """Report to `on_written` what went with `finish` or `suspend`, now that the drive knows how the run stands."""
 
+    async def record_rest(self) -> None:
+        """Record what is left. The run is not given back: its lease ends by itself."""
+
     async def release(self, wake_at: int | None = None) -> None:
         """Record what is left and give the run back, due at this instant or at once."""
 
@@ -343,17 +346,21 @@ class Recorder(Unrecorded):
             self.flush()
         return signals
 
-    async def release(self, wake_at: int | None = None) -> None:
+    async def record_rest(self) -> None:
         entries, consume = await self._what_is_left()
         while entries and entries[-1].phase == "cancel":
             entries.pop()  # the end of the process cancelled these calls, not the body, and nothing followed
-        now = self._clock.store_now()
         if entries:
-            await self._record_rest(entries, consume, now)
+            await self._record_rest(entries, consume)
             self.report_written()
-        await self._await_reply(self._store.release(self._lease, wake_at=wake_at, now=now), lambda _: self._let_go([]))
 
-    async def _record_rest(self, entries: list[Entry], consume: list[int], now: int | None) -> None:
+    async def release(self, wake_at: int | None = None) -> None:
+        await self.record_rest()
+        released = self._store.release(self._lease, wake_at=wake_at, now=self._clock.store_now())
+        await self._await_reply(released, lambda _: self._let_go([]))
+
+    async def _record_rest(self, entries: list[Entry], consume: list[int]) -> None:
+        now = self._clock.store_now()
         while True:
             recording = self._store.record(self._lease, entries, consume=consume, now=now)
             try:

@@ -174,7 +174,7 @@ def _describe(view: View, under_way: _UnderWay) -> RunDescription:
         attempts=row.attempts,
         held=row.held,
         cancel_requested=row.cancel_requested and not row.ended,
-        worker=_worker_of(row),
+        worker=worker_of(row),
         lease_owner=row.lease_owner,
         lease_until=_moment(row.lease_until),
         waiting_for=tuple(awaited.by_user for awaited in row.waiting_for),
@@ -196,7 +196,7 @@ def _describe(view: View, under_way: _UnderWay) -> RunDescription:
     )
 
 
-def _worker_of(row: RunRow) -> str | None:
+def worker_of(row: RunRow) -> str | None:
     """The holder of the lease. A store on this machine names a process so that its end can be noticed; that is long."""
     owner = None if row.lease_owner is None else Owner.parse(row.lease_owner)
     return row.lease_owner if owner is None else f"process {owner.pid}"

@@ -122,6 +122,9 @@ class HealthCheck:
         if worker.is_stopping:
             reasons.append("the worker drains")
             return False
+        if (blockage := worker.describe_blockage()) is not None:
+            reasons.append(f"the event loop of the worker has been blocked for {blockage}")
+            return False
         since = worker.seconds_without_claim()
         if since > CLAIMS_WITHIN:
             reasons.append(

@@ -15,6 +15,8 @@ from types import FrameType
 from typing import Any, Final
 
 from perdure.aio.store_watch import POLL_SECONDS
+from perdure.engine.endings import give_up_left_tasks
+from perdure.engine.heartbeat import describe_blockage
 from perdure.errors import LeaseLost, PerdureError
 from perdure.model.clock import elapsed
 from perdure.model.durations import MICROSECOND, moment
@@ -79,6 +81,8 @@ class Worker:
         self._unclaimed = _UnclaimedRuns(queues)
         self.scheduler = Scheduler(host) if "schedules" in host.store.capabilities else None
         self._retention = RetentionWork(host, retention or {})
+        # When it has drained: what still runs although it was cancelled, in words.
+        self.left: list[str] = []
 
     @property
     def is_stopping(self) -> bool:
@@ -93,6 +97,10 @@ class Worker:
     def count_driven(self) -> int:
         """How many runs it drives now."""
         return active_runs.count(self)
+
+    def describe_blockage(self) -> str | None:
+        """For how long its event loop has been blocked, and where; None when it is not, or it drives no runs."""
+        return describe_blockage(self._loop)
 
     def seconds_without_claim(self) -> float:
         """For how long it has had room for another run, and no claim of it was answered."""
@@ -148,7 +156,13 @@ class Worker:
             finally:
                 self.registration.stop()
             await self.registration.remove()
-            log.info("worker %s has stopped, after %.1f s", self.name, elapsed() - started_at, extra=fields)
+            self.left = give_up_left_tasks()
+            seconds = elapsed() - started_at
+            if self.left:
+                left = ", and ".join(self.left)
+                log.warning("worker %s ends, after %.1f s, although this still runs: %s", self.name, seconds, left, extra=fields)
+            else:
+                log.info("worker %s has stopped, after %.1f s", self.name, seconds, extra=fields)
 
     def stop(self) -> None:
         """Claim nothing more; let running steps end and give the runs back."""
@@ -288,6 +302,8 @@ class Worker:
             until = "a signal" if outcome.wake_at is None else outcome.wake_at.isoformat(timespec="milliseconds")
             names = ", ".join(map(str, outcome.waiting_for)) or "nothing else"
             log.info("run %r is suspended until %s, waiting for %s", row.id, until, names, extra=fields)
+        elif run.drive.executing:
+            log.warning("run %r is not given back while a step of it runs; its lease ends by itself", row.id, extra=fields)
         elif run.drive.is_continued:
             log.info("run %r starts over, in generation %d", row.id, row.generation, extra=fields)
         else:

@@ -7,10 +7,12 @@ import pickle
 import shutil
 import sqlite3
 import stat
+import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -18,6 +20,7 @@ from perdure.backends.sqlite import SQLiteStore, connection
 from perdure.errors import PersistenceError
 from perdure.testing.contract.world import new_run
 from tests.backends.disk_child import create_leased
+from tests.campaign import times
 
 ODD_NAMES = ("a?mode=ro", "a#b", "50%25", "file:x", "a b;c", "ünï-😀", "'quoted\"", "-dash", "back\\slash")
 
@@ -140,6 +143,96 @@ def test_a_replaced_file_is_an_error(store: SQLiteStore, path: Path) -> None:
         with pytest.raises(PersistenceError, match="deleted or replaced"):
             asyncio.run(_create(store, "b"))
     asyncio.run(store.close())
+
+
+def _delete(file: Path) -> None:
+    file.unlink()
+
+
+def _replace(file: Path) -> None:
+    shutil.copy(file, file.with_name("copy"))
+    file.with_name("copy").rename(file)
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+@pytest.mark.parametrize("lose", [_delete, _replace])
+@pytest.mark.parametrize(
+    "use", [lambda store: _create(store, "b"), lambda store: store.get("a"), lambda store: store.claim(1, 60, [("flow", 1)])]
+)
+def test_a_log_that_was_deleted_or_replaced_stops_the_store_and_nothing_acknowledged_is_lost(
+    store: SQLiteStore, path: Path, suffix: str, lose: Callable[[Path], None], use: Any
+) -> None:
+    async def work() -> None:
+        await _create(store, "a")
+        await store.count()  # opens the reader
+        await asyncio.to_thread(lose, Path(f"{path}{suffix}"))
+        for _ in range(2):
+            with pytest.raises(PersistenceError, match=rf"runs\.db{suffix}.* deleted or replaced while .*tried again"):
+                await use(store)
+        await store.close()
+
+    asyncio.run(work())
+    with sqlite3.connect(path) as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    database.close()
+    reopened = SQLiteStore(path)
+    assert asyncio.run(reopened.get("a")) is not None
+    asyncio.run(_create(reopened, "b"))
+
+
+async def test_a_transaction_in_a_log_that_was_deleted_is_refused(store: SQLiteStore, path: Path) -> None:
+    created = await store.create(new_run("a"), ttl=60)
+    assert created.claim is not None
+    await asyncio.to_thread(Path(f"{path}-wal").unlink)
+    with pytest.raises(PersistenceError, match="deleted or replaced"):
+        async with store.transaction(created.claim.lease):
+            pass
+    await store.close()
+
+
+OPERATE: Final = """
+import sqlite3, sys
+for _ in range(3):
+    database, copy = sqlite3.connect(sys.argv[1], isolation_level=None), sqlite3.connect(":memory:")
+    for statement in sys.argv[2:]:
+        try:
+            database.execute(statement).fetchall()
+        except sqlite3.OperationalError as busy:
+            assert "locked" in str(busy), busy
+    database.backup(copy)
+    database.close()
+"""
+
+
+async def test_what_operators_do_to_a_database_in_use_is_no_alarm(store: SQLiteStore, path: Path) -> None:
+    """Another process opens and closes it, checkpoints, vacuums, backs up, and tries to change the journal mode."""
+    statements = ("PRAGMA wal_checkpoint(TRUNCATE)", "VACUUM", "PRAGMA journal_mode = DELETE", "PRAGMA journal_mode = WAL")
+    for number in range(3):
+        await _create(store, f"run-{number}")
+        operator = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", OPERATE, str(path), "PRAGMA busy_timeout = 100", *statements
+        )
+        assert await operator.wait() == 0
+    assert await store.count() == 3
+    other = SQLiteStore(path)
+    created = await other.create(new_run("leased"), ttl=60)
+    assert created.claim is not None
+    for _ in range(3):  # a connection of this process that comes and goes
+        async with store.transaction(created.claim.lease):
+            pass
+    await other.close()
+    await store.close()
+    await _create(SQLiteStore(path), "after all had closed, and the log was removed")
+
+
+async def test_stores_that_are_opened_and_closed_together_see_one_log(path: Path) -> None:
+    async def use(number: int) -> None:
+        for turn in range(times(20)):
+            store = SQLiteStore(path)
+            await store.create(new_run(f"{number}-{turn}"))
+            await store.close()
+
+    await asyncio.gather(*(use(number) for number in range(4)))
 
 
 def test_a_watcher_does_not_outlive_the_file_for_long(store: SQLiteStore, path: Path) -> None:

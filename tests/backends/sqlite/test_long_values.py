@@ -21,8 +21,8 @@ def _short_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections with a low limit, as a file's owner may compile SQLite: the usual one is a gigabyte."""
     connect = DatabaseFile.connect
 
-    def limited(self: DatabaseFile, **options: Any) -> sqlite3.Connection:
-        connection = connect(self, **options)
+    def limited(self: DatabaseFile, owner: object, **options: Any) -> sqlite3.Connection:
+        connection = connect(self, owner, **options)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
         return connection
 

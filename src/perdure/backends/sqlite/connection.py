@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from typing import Final
+from typing import Final, TypeAlias
 
 from perdure.errors import PersistenceError, ValueNotStorable
 
@@ -17,6 +17,10 @@ BUSY_TIMEOUT: Final = 15.0
 # What the WAL file is cut back to after a burst (it is reused in place otherwise).
 _WAL_SIZE_LIMIT: Final = 64 << 20
 _PRIMARY_CODE: Final = 0xFF
+
+# Device and inode.
+_Identity: TypeAlias = tuple[int, int]
+_Logs: TypeAlias = tuple[_Identity | None, _Identity | None]
 
 _REASONS: Final = {
     sqlite3.SQLITE_BUSY: "another connection kept the database locked for too long",
@@ -72,20 +76,48 @@ class DatabaseFile:
         self.may_create = False
         self.busy_timeout = BUSY_TIMEOUT
         self.lost_in_fork = False
-        self._identity: tuple[int, int] | None = None
+        self._identity: _Identity | None = None
+        # The log and its index, `-wal` and `-shm`, of each open connection, by its owner. While a connection is open, SQLite
+        # removes neither, whatever other processes do.
+        self._logs: dict[object, _Logs] = {}
 
-    def check(self) -> None:
-        """Raise `PersistenceError` when the file that was opened is no longer the one at the path."""
+    def check(self, owner: object = None) -> None:
+        """Raise `PersistenceError` when the files that were opened are not those at the path.
+
+        With the owner of a connection, the log that it has is looked at too.
+        """
         if self._identity is not None and self._identity != self._stat():
             raise self._error(
                 "the file was deleted or replaced while it was open; put it back, or close the store and open it again"
             )
+        if owner is not None and self._logs[owner] != self._stat_logs():
+            raise self._log_error()
 
-    def connect(self, *, read_only: bool = False, of_any_thread: bool = False) -> sqlite3.Connection:
-        """A connection of the calling thread, or of any: WAL in force, committing to disk as asked for."""
+    def _check_logs(self) -> _Logs:
+        """The log and its index, if they are those of all open connections."""
+        logs = self._stat_logs()
+        if any(opened != logs for opened in list(self._logs.values())):  # a copy: other threads open connections too
+            raise self._log_error()
+        return logs
+
+    def _log_error(self) -> PersistenceError:
+        name = os.path.basename(self.path)
+        return self._error(
+            f"{name}-wal or {name}-shm was deleted or replaced while the database was open. This call wrote nothing, and its run "
+            "is tried again. End every program that has the database open, but not with SIGKILL: the last one to close it saves "
+            "what only the deleted log has. Then start them again"
+        )
+
+    def forget(self, owner: object) -> None:
+        """Note that this owner is about to close its connection: the last one to be closed removes the log."""
+        self._logs.pop(owner, None)
+
+    def connect(self, owner: object, *, read_only: bool = False, of_any_thread: bool = False) -> sqlite3.Connection:
+        """A connection of the calling thread, or of any: WAL in force, committing to disk as asked for. Each owner has one."""
         if self.lost_in_fork:
             raise self._error("this process was forked while a transaction was open; use start method 'spawn', or fork earlier")
         self.check()
+        self._check_logs()
         if self._identity is None:
             self._create_if_missing()
         identity = self._stat()
@@ -102,10 +134,12 @@ class DatabaseFile:
                 connection.execute("PRAGMA query_only = ON")
             if self._stat() != identity:
                 raise self._error("the file was replaced while it was being opened")
+            logs = self._check_logs()
         except BaseException:
             connection.close()
             raise
         self._identity = identity
+        self._logs[owner] = logs
         return connection
 
     def _configure(self, connection: sqlite3.Connection) -> None:
@@ -116,6 +150,7 @@ class DatabaseFile:
         connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone does not reach the disk
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_SIZE_LIMIT}")
         connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA data_version").fetchall()  # opens the log, also that of a new file
         (encoding,) = connection.execute("PRAGMA encoding").fetchall()[0]
         if encoding != "UTF-8":
             raise self._error(f"the database's encoding is {encoding}, in which ids do not sort by their bytes; use a UTF-8 one")
@@ -132,12 +167,15 @@ class DatabaseFile:
         except FileNotFoundError:
             raise self._error(f"the directory {os.path.dirname(self.path)!r} does not exist; create it first") from None
 
-    def _stat(self) -> tuple[int, int] | None:
+    def _stat(self, suffix: str = "") -> _Identity | None:
         try:
-            status = os.stat(self.path)
+            status = os.stat(self.path + suffix)
         except FileNotFoundError:
             return None
         return status.st_dev, status.st_ino
+
+    def _stat_logs(self) -> _Logs:
+        return self._stat("-wal"), self._stat("-shm")
 
     def _error(self, reason: str) -> PersistenceError:
         return PersistenceError(f"SQLite store {self.path!r}", reason)

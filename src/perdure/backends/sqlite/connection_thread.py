@@ -178,22 +178,36 @@ class ConnectionThread:
             call.fail(refusal, self.file.path)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the caller gets it and the thread lives on
             call.fail(error, self.file.path)
-            self._close()
+            self._distrust()
 
     def _open(self) -> WriterConnection:
         if self._connection is None:
-            self._connection = WriterConnection(self.file.connect(read_only=self._read_only))
+            self._connection = WriterConnection(self.file.connect(self, read_only=self._read_only))
         else:
-            self.file.check()
+            self.file.check(self)
         return self._connection
 
-    def _close(self) -> None:
-        """Close the connection, which rolls back what is open.
+    def _distrust(self) -> None:
+        """Close the connection after an error that is no refusal.
 
-        Done after every error but a refusal: the disk may have failed, or the error's traceback may keep a cursor alive and with
-        it an old view of the database.
+        The disk may have failed, or the error's traceback may keep a cursor alive and with it an old view of the database. Not
+        while one of the files is lost: the connections that are open have the only way to the log, and the last one to close
+        brings it into the database.
         """
+        opened = self._connection
+        if opened is not None:
+            try:
+                self.file.check(self)
+            except PerdureError:
+                with contextlib.suppress(sqlite3.Error):
+                    opened.roll_back()
+                return
+        self._close()
+
+    def _close(self) -> None:
+        """Close the connection, which rolls back what is open."""
         connection, self._connection = self._connection, None
         if connection is not None:
+            self.file.forget(self)
             with contextlib.suppress(sqlite3.Error):
                 connection.close()

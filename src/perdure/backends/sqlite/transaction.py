@@ -73,7 +73,7 @@ class _TransactionThread(ConnectionThread):
     def _open(self) -> WriterConnection:
         if self._connection is None:
             # Of any thread, so that `abort` can roll back. SQLite itself makes calls of several threads wait for each other.
-            self._connection = WriterConnection(self.file.connect(of_any_thread=True))
+            self._connection = WriterConnection(self.file.connect(self, of_any_thread=True))
         return super()._open()
 
     def abort(self) -> None:
@@ -113,7 +113,7 @@ class _TransactionThread(ConnectionThread):
             call.error = error
         except BaseException as error:  # noqa: BLE001 - whatever it is, the caller gets it and the thread lives on
             call.fail(error, self.file.path)
-            self._close()
+            self._distrust()
 
 
 class SQLiteTransaction:

@@ -75,7 +75,7 @@ class Writer(ConnectionThread):
         try:
             call.value = call.probe(self._open())
         except Exception:  # noqa: BLE001 - the verb itself will meet the error, and report it
-            self._close()
+            self._distrust()
         return call.value is not None
 
     def _write(self, calls: Sequence[PendingCall[Any]]) -> None:
@@ -102,11 +102,11 @@ class Writer(ConnectionThread):
                 self.commits += 1
                 return None
         except BaseException as error:  # noqa: BLE001 - whatever it is, every caller gets it and the thread lives on
-            self._close()
+            self._distrust()
             for call in calls:
                 call.fail(error, self.file.path)
             return None
-        self._close()
+        self._distrust()
         return culprit
 
     def _run(self, connection: WriterConnection, calls: Sequence[PendingCall[Any]]) -> Exception | None:
@@ -146,7 +146,7 @@ class Writer(ConnectionThread):
                 self._seen_version = connection.data_version()
             self._watchers.append(watcher)
         except Exception:  # noqa: BLE001 - the caller meets the error at its next verb
-            self._close()
+            self._distrust()
             watcher.wake()
 
     def _poll(self) -> None:
@@ -160,7 +160,7 @@ class Writer(ConnectionThread):
             seen, self._seen_version = self._seen_version, self._open().data_version()
             changed = seen != self._seen_version
         except Exception:  # noqa: BLE001 - as above
-            self._close()
+            self._distrust()
             changed = True
         if changed:
             self._wake_watchers()

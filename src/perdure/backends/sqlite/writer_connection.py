@@ -103,10 +103,16 @@ class WriterConnection:
         stays.
         """
         try:
-            if self.connection.in_transaction:
-                self.connection.execute("ROLLBACK")
+            self.roll_back()
         finally:
             self.connection.close()
+
+    def roll_back(self) -> None:
+        """Undo what is open, and forget what was deferred and which leases are in force."""
+        self._deferred.clear()
+        self.fences.clear()
+        if self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")
 
     def execute(self, sql: str, values: tuple[Any, ...]) -> sqlite3.Cursor:
         """Run the statement now, after the deferred ones."""
