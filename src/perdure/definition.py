@@ -333,7 +333,7 @@ def definition_hash(fn: Callable[..., Any]) -> str | None:
 def _parse(source: str) -> ast.Module:
     """Return the syntax tree of the source, whatever other code makes syntax trees meanwhile.
 
-    Up to Python 3.11.7 and 3.12.1 all threads count the depth of their trees in one place (gh-106905). A garbage collection inside
+    Up to Python 3.11.7 and 3.12.1 all threads count the depth of their trees in one place (gh-106905). A garbage collection in
     `ast.parse` may run a finalizer that makes a tree too, as printing a traceback does. `ast.parse` raises SystemError then. A
     finalizer runs once, so another attempt succeeds.
     """

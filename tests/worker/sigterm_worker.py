@@ -1,6 +1,6 @@
 """A worker in the foreground: python sigterm_worker.py DATABASE. Its step says that it runs, and ends when told to on stdin.
 
-That of the workflow `stuck` takes 20 seconds, and a drain waits half a second for it.
+That of the workflow `stuck` takes ten minutes, and a drain waits half a second for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def never() -> None:
 
 def block() -> str:
     print("running", flush=True)
-    time.sleep(20)
+    time.sleep(600)
     return "late"
 
 

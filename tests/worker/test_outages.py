@@ -14,7 +14,8 @@ import pytest
 from perdure import Context, Runtime, stores, workflow
 from perdure.errors import PersistenceError
 from perdure.store import Store
-from tests.worker.flows import PATIENCE, Gate, client, greet, nap, reaches
+from tests.patience import PATIENCE, until
+from tests.worker.flows import Gate, client, greet, nap, reaches
 
 
 async def test_a_database_that_is_moved_away_for_a_while_costs_a_few_lines_and_no_time(
@@ -177,6 +178,7 @@ async def test_a_run_that_waits_for_a_signal_in_memory_rarely_reads_a_store_that
         is_down = True
         await other.signal("run", "go", 7)
         await asyncio.sleep(1.2)
+        await until(lambda: reads)
         is_down = False
         gate.opened.set()
         assert await run == ["through", 7]

@@ -21,7 +21,8 @@ from perdure.store import FullStore, Store, require
 from perdure.testing import ManualClock
 from perdure.worker import worker_registry
 from perdure.worker.queues import parse_rate, rate_text
-from tests.worker.flows import PATIENCE, Gate, client, greet, soon
+from tests.patience import PATIENCE
+from tests.worker.flows import Gate, client, greet, soon
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "queues.py"
 
