@@ -260,7 +260,7 @@ async def test_a_body_that_swallows_its_cancellation_has_no_say_after_a_while() 
             await ctx.wait_for_signal("never")
         await asyncio.Event().wait()
 
-    async with world(stubborn, drain_after="10ms") as here:
+    async with world(stubborn, cancel_grace="10ms") as here:
         await here.runtime.start(stubborn, id="run")
         await here.runtime.cancel("run")
         outcomes = await here.runtime.sweep()
