@@ -190,7 +190,7 @@ async def test_a_body_that_swallows_its_cancellation_has_no_say() -> None:
             await ctx.wait_for_signal("never")
         await asyncio.Event().wait()
 
-    async with world(stubborn, hanging, drain_after="10ms") as here:
+    async with world(stubborn, hanging, cancel_grace="10ms") as here:
         await here.runtime.run(stubborn, id="a", deadline="1h")
         await here.runtime.start(hanging, id="b", deadline="1h")
         outcomes = await here.later("1h")
