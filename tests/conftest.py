@@ -59,6 +59,8 @@ HARMLESS: Final = (
     ("backends/sqlite/store.py", {"_check_path"}),
     ("kv/sqlite.py", {"_check_path"}),
     ("kv/files.py", {"_check_path"}),
+    # The scripts for Redis are read when their module is imported.
+    ("backends/redis/scripts.py", {"_read"}),
     # asyncmy reads its own version when it is imported.
     ("asyncmy/version.py", {"<module>"}),
     # A client of MongoDB looks once whether it is in a container.
