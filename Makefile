@@ -55,9 +55,14 @@ demo: $(PROJECT) ## a workflow that is killed and goes on, in a few seconds
 # tests/sharing.py says which files come first and what stays together.
 # What fails is run once more, alone, and has to pass then: tests with real processes, kills and servers share two cores with
 # others, and one of thirteen thousand may come too late for its deadline. The report of the first run stays in the output.
+# If pytest itself broke (exit code 3) or was killed, nobody knows what it left out, so everything is run once more before that.
+# Ctrl-C and what cannot be collected (2), and a backend that was not exercised (4), are final.
 define run_tests
-$(1) $(BIN)/python -m pytest $(2) -m "not chaos" -n 3 --dist loadfile || { [ $$? = 1 ] && echo "== once more, alone: ==" && \
-	$(1) $(BIN)/python -m pytest $(2) -m "not chaos" -n 0 --last-failed --last-failed-no-failures none; }
+@run() { echo "$(1) pytest $(2) $$*"; $(1) $(BIN)/python -m pytest $(2) -m "not chaos" "$$@"; code=$$?; }; \
+	run -n 3 --dist loadfile; \
+	if [ $$code = 3 ] || [ $$code -gt 128 ]; then echo "== pytest broke; everything once more: =="; run -n 3 --dist loadfile; fi; \
+	if [ $$code = 1 ]; then echo "== once more, alone: =="; run -n 0 --last-failed --last-failed-no-failures none; fi; \
+	exit $$code
 endef
 
 test: system $(DEV) ## all tests, long campaigns shortened to a tenth; engine and worker again on uvloop and in asyncio's debug mode

@@ -6,6 +6,7 @@ A Workflow knows its name, its function, and how its arguments and result are ch
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import inspect
 import textwrap
@@ -311,12 +312,14 @@ def _annotations(fn: Callable[..., Any]) -> dict[str, Any]:
 
 # The version of this way of hashing: hashes of different versions are not compared.
 SCHEME: Final = "ast1:"
+# How often a source is parsed when that fails; bounded, because a SystemError may have another reason.
+_ATTEMPTS_TO_PARSE: Final = 100
 
 
 def definition_hash(fn: Callable[..., Any]) -> str | None:
     """The hash of the function's code without docstrings and decorators; None when its source cannot be read."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
+        tree = _parse(textwrap.dedent(inspect.getsource(fn)))
     except (OSError, TypeError, SyntaxError):
         return None
     for node in ast.walk(tree):
@@ -325,3 +328,16 @@ def definition_hash(fn: Callable[..., Any]) -> str | None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.decorator_list = []
     return SCHEME + hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:32]
+
+
+def _parse(source: str) -> ast.Module:
+    """Return the syntax tree of the source, whatever other code makes syntax trees meanwhile.
+
+    Up to Python 3.11.7 and 3.12.1 all threads count the depth of their trees in one place (gh-106905). A garbage collection in
+    `ast.parse` may run a finalizer that makes a tree too, as printing a traceback does. `ast.parse` raises SystemError then. A
+    finalizer runs once, so another attempt succeeds.
+    """
+    for _ in range(_ATTEMPTS_TO_PARSE - 1):
+        with contextlib.suppress(SystemError):
+            return ast.parse(source)
+    return ast.parse(source)

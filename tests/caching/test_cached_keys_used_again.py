@@ -21,6 +21,7 @@ from tests.caching.cached import CACHES, HOURLY, Body, Counted, Gated, OwnCache,
 from tests.campaign import IS_FULL, times
 from tests.engine.replays import twice
 from tests.engine.worlds import world
+from tests.patience import PATIENCE
 from tests.simulation import LoopClock, MortalStore, SlowStore, simulate
 
 
@@ -254,7 +255,7 @@ async def test_a_run_leaves_memory_while_a_second_use_waits_for_a_first_that_pau
         return await asyncio.gather(*(ctx.step("s", fn, retry=HOURLY, key="s") for _ in range(3)))
 
     async with world(flow(body, cache={}), store=store) as here:
-        suspended = await asyncio.wait_for(here.runtime.run("flow", id="r"), 5)
+        suspended = await asyncio.wait_for(here.runtime.run("flow", id="r"), PATIENCE)
         assert isinstance(suspended, Suspended)
         assert await here.later("1h") == {"r": Ok(["well"] * 3)}
     assert fn.calls == 2
@@ -276,7 +277,7 @@ async def test_a_second_use_that_comes_late_does_not_keep_the_run_in_memory(stor
         for _ in range(50):
             await asyncio.sleep(0)
         arrives.set()
-        assert isinstance(await asyncio.wait_for(driving, 5), Suspended)
+        assert isinstance(await asyncio.wait_for(driving, PATIENCE), Suspended)
         assert await here.later("1h") == {"r": Ok("well")}
 
 
@@ -296,7 +297,7 @@ async def test_ctx_is_refused_inside_a_steps_function_also_for_a_key_in_use() ->
         return await ctx.step("t", inside, key="t")
 
     for each in (body, later):
-        outcome = await asyncio.wait_for(flow(each, cache={}).run(), 5)
+        outcome = await asyncio.wait_for(flow(each, cache={}).run(), PATIENCE)
         assert isinstance(outcome, Err)
         with pytest.raises(RuntimeError, match="ctx was used inside a step's function"):
             raise outcome.error

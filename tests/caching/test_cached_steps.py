@@ -54,6 +54,7 @@ from tests.caching.cached import (
 )
 from tests.codec.same import same
 from tests.engine.worlds import world
+from tests.patience import PATIENCE
 from tests.simulation import LoopClock, MortalStore, simulate
 
 
@@ -1027,12 +1028,12 @@ async def test_a_step_reached_from_inside_a_step_with_its_key_is_an_error_and_no
     async def nested() -> Any:
         return await inner()
 
-    outcome = await asyncio.wait_for(flow(one_step(nested), cache=cache).run(), 5)
+    outcome = await asyncio.wait_for(flow(one_step(nested), cache=cache).run(), PATIENCE)
     assert isinstance(outcome, Err)
     with pytest.raises(RuntimeError, match="step 's' was reached from inside a step with the same key and the same cache"):
         raise outcome.error
     cache.clear()
-    assert await asyncio.wait_for(flow(one_step(nested, key="outer"), cache=cache).run(), 5) == Ok("first")
+    assert await asyncio.wait_for(flow(one_step(nested, key="outer"), cache=cache).run(), PATIENCE) == Ok("first")
     assert sorted(cache) == ["outer", "s"]
 
 

@@ -32,6 +32,7 @@ from perdure.kv.protocol import KeyValueStore, maybe_await
 from perdure.state import MemoryKeyValueStore
 from perdure.testing import ManualClock
 from tests.campaign import times
+from tests.patience import PATIENCE, turns
 
 T = TypeVar("T")
 
@@ -826,13 +827,8 @@ class Airport:
 
     async def start(self, name: str, steps: StepCaching, key: str = "a") -> asyncio.Task[None]:
         task = asyncio.create_task(self.fly(name, steps, key))
-        await turns()
+        await turns(5)
         return task
-
-
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture(autouse=True)
@@ -848,7 +844,7 @@ async def test_one_is_inside_and_the_others_follow_in_the_order_in_which_they_as
     for n, name in enumerate("abcd"):
         assert airport.inside == [name]
         airport.landing[name].set()
-        await turns()
+        await turns(5)
         assert tasks[n].done()
     assert airport.log == list("abcd")
     assert caching._flights == {}
@@ -871,10 +867,10 @@ async def test_a_cancelled_waiter_leaves_the_queue() -> None:
     airport, steps = Airport(), StepCaching({}, ManualClock())
     a, b, c = [await airport.start(name, steps) for name in "abc"]
     b.cancel()
-    await turns()
+    await turns(5)
     assert b.cancelled()
     airport.landing["a"].set()
-    await turns()
+    await turns(5)
     assert (a.done(), airport.inside) == (True, ["c"])
     airport.landing["c"].set()
     await c
@@ -884,7 +880,7 @@ async def test_a_cancelled_holder_lets_the_next_one_in() -> None:
     airport, steps = Airport(), StepCaching({}, ManualClock())
     a, b = [await airport.start(name, steps) for name in "ab"]
     a.cancel()
-    await turns()
+    await turns(5)
     assert (a.cancelled(), airport.inside) == (True, ["b"])
     airport.landing["b"].set()
     await b
@@ -899,7 +895,7 @@ async def test_a_waiter_cancelled_when_its_turn_has_come_passes_it_on() -> None:
             await asyncio.sleep(0)
     assert airport.inside == []  # a has left, and b was woken but has not run yet
     b.cancel()
-    await turns()
+    await turns(5)
     assert (a.done(), b.cancelled(), airport.inside) == (True, True, ["c"])
     airport.landing["c"].set()
     await c
@@ -967,7 +963,7 @@ async def test_whoever_is_cancelled_one_is_inside_at_a_time_and_all_others_get_t
             airport.landing[str(n)].set()
         await turns(pause)
         assert len(airport.inside) <= 1
-    await turns()
+    await turns(5)
     for landing in airport.landing.values():
         landing.set()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -982,7 +978,7 @@ def test_loops_do_not_wait_for_each_other() -> None:
 
     async def inside() -> None:
         async with steps.flight("a"):
-            await asyncio.to_thread(lambda: asyncio.run(asyncio.wait_for(alone(), 5)))
+            await asyncio.to_thread(lambda: asyncio.run(asyncio.wait_for(alone(), PATIENCE)))
 
     async def alone() -> None:
         async with steps.flight("a"):
@@ -1013,7 +1009,7 @@ def test_a_loop_that_is_closed_with_somebody_inside_leaves_no_flight() -> None:
     steps = StepCaching({}, ManualClock())
     doing = Airport().fly("1", steps)
     task = loop.create_task(doing)
-    loop.run_until_complete(turns())
+    loop.run_until_complete(turns(5))
     assert len(caching._flights) == 1
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     loop.close()

@@ -7,7 +7,6 @@ keys. A program is data, so it can be changed between two drives as a deploy cha
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
@@ -436,9 +435,4 @@ def flow_of(program: Program, world: World) -> Workflow[[], Any]:
         await body.run(program)
         await body.step("seal", "seal")
 
-    # A definition is parsed, and before Python 3.13 `ast.parse` fails when a collection runs coroutines inside it (gh-106905).
-    gc.disable()
-    try:
-        return Workflow("flow", flow)
-    finally:
-        gc.enable()
+    return Workflow("flow", flow)

@@ -13,6 +13,7 @@ import pytest
 from perdure import Context, Workflow
 from tests.engine.replays import twice
 from tests.engine.worlds import world
+from tests.patience import PATIENCE, turns
 
 forever = 3600
 
@@ -70,11 +71,6 @@ HANGING: list[Callable[[], Any]] = [
     hang_after_a_limit,
     in_a_thread,
 ]
-
-
-async def turns(count: int) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 def branch(left: list[str], name: str, call: Callable[[], Awaitable[Any]]) -> asyncio.Task[None]:
@@ -257,7 +253,7 @@ async def test_a_wide_group_is_cancelled_in_one_go() -> None:
             left.append(-1)
         return left
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert await twice(body) == ([*range(count), -1],) * 2
 
 

@@ -7,7 +7,6 @@ import contextlib
 import gc
 import inspect
 import threading
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -21,6 +20,7 @@ from perdure.store import Store
 from perdure.testing import ManualClock
 from tests.engine.replays import stored
 from tests.engine.worlds import World, world
+from tests.patience import PATIENCE, turns, until
 from tests.simulation import SlowStore
 
 
@@ -56,11 +56,6 @@ class Log:
         finally:
             await turns(5)
             self.said.append("cleaned up")
-
-
-async def turns(count: int) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def ended_as_cancelled(here: World) -> None:
@@ -125,7 +120,7 @@ async def test_a_pending_run_is_cancelled_at_the_first_thing_it_would_do(first: 
         await here.runtime.start(flow, id="run")
         await here.runtime.signal("run", "news")
         await here.runtime.cancel("run")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             outcome = (await here.runtime.sweep())["run"]
         assert isinstance(outcome, Err)
         await ended_as_cancelled(here)
@@ -173,7 +168,7 @@ async def test_a_running_run_is_cancelled_at_whatever_it_is_doing(doing: str) ->
         running = asyncio.create_task(here.runtime.run(flow, id="run"))
         await log.is_busy.wait()
         await here.runtime.cancel("run")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             outcome = await running
         assert isinstance(outcome, Err)
         assert isinstance(outcome.error, RunCancelled)
@@ -265,7 +260,7 @@ async def test_a_body_that_swallows_its_cancellation_has_no_say_after_a_while() 
             await ctx.wait_for_signal("never")
         await asyncio.Event().wait()
 
-    async with world(stubborn, drain_after="10ms") as here:
+    async with world(stubborn, cancel_grace="10ms") as here:
         await here.runtime.start(stubborn, id="run")
         await here.runtime.cancel("run")
         outcomes = await here.runtime.sweep()
@@ -306,7 +301,7 @@ async def test_a_run_of_a_worker_is_cancelled_through_its_handle() -> None:
         run = await runtime.start(flow, id="run")
         await log.is_busy.wait()
         await run.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             with pytest.raises(RunCancelled):
                 await run
 
@@ -485,7 +480,7 @@ async def test_a_function_that_still_waits_for_a_thread_is_not_called_after_its_
     called: list[int] = []
 
     def block() -> None:
-        let_go.wait(5)
+        let_go.wait(PATIENCE)
 
     @workflow
     async def blocks(ctx: Context[Any]) -> None:
@@ -515,7 +510,7 @@ async def test_a_coroutine_that_a_thread_returns_too_late_is_closed() -> None:
 
     def make() -> Coroutine[Any, Any, None]:
         loop.call_soon_threadsafe(is_called.set)
-        let_go.wait(5)
+        let_go.wait(PATIENCE)
         has_ended.set()
         return turns(1)
 
@@ -531,7 +526,7 @@ async def test_a_coroutine_that_a_thread_returns_too_late_is_closed() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             let_go.set()
-            await asyncio.to_thread(has_ended.wait, 5)
+            await asyncio.to_thread(has_ended.wait, PATIENCE)
             await asyncio.sleep(0.005)
             gc.collect()
         assert not caught
@@ -543,7 +538,7 @@ def test_a_coroutine_that_a_thread_returns_after_the_event_loop_was_closed_is_cl
 
     def make_late() -> Coroutine[Any, Any, None]:
         is_called.set()
-        may_return.wait(10)
+        may_return.wait(PATIENCE)
         made.append(log.hang())
         return made[0]
 
@@ -553,14 +548,10 @@ def test_a_coroutine_that_a_thread_returns_after_the_event_loop_was_closed_is_cl
 
     async def cancel_early() -> None:
         running = asyncio.create_task(flow.run())
-        await asyncio.to_thread(is_called.wait, 10)
+        await asyncio.to_thread(is_called.wait, PATIENCE)
         running.cancel()
         await asyncio.wait([running])
 
     asyncio.run(cancel_early())
     may_return.set()
-    for _ in range(1000):
-        if made and inspect.getcoroutinestate(made[0]) == inspect.CORO_CLOSED:
-            return
-        time.sleep(0.01)
-    pytest.fail("it was never closed")
+    asyncio.run(until(lambda: made and inspect.getcoroutinestate(made[0]) == inspect.CORO_CLOSED))

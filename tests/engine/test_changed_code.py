@@ -13,6 +13,7 @@ from perdure.definition import definition_hash
 from perdure.errors import SnapshotMismatch
 from perdure.model.records import is_changed
 from tests.engine.worlds import world
+from tests.garbage import with_collections
 
 
 async def work(label: str) -> str:
@@ -92,6 +93,10 @@ def test_a_hash_changes_with_the_code_and_not_with_comments_or_layout() -> None:
 
     assert first is not None
     assert first == second != definition_hash(one)
+
+
+def test_a_hash_is_the_same_whenever_a_collection_runs_code_that_makes_syntax_trees() -> None:
+    assert {*with_collections(lambda: definition_hash(resumed_with))} == {definition_hash(resumed_with)}
 
 
 def test_a_hash_is_the_same_in_another_process() -> None:

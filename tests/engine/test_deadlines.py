@@ -17,6 +17,7 @@ from perdure.model.durations import instant, moment
 from perdure.testing import ManualClock
 from tests.engine.replays import stored
 from tests.engine.worlds import world
+from tests.patience import PATIENCE, turns
 
 
 class Ran:
@@ -56,11 +57,6 @@ class Delegating:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.memory, name)
-
-
-async def turns(count: int) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 def is_late(outcome: Outcome[Any]) -> bool:
@@ -119,7 +115,7 @@ async def test_a_run_in_memory_is_cancelled_at_whatever_it_is_doing(doing: str) 
         await asyncio.sleep(0)
         assert not running.done()
         here.clock.advance("1m")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             assert is_late(await running)
     assert ran.cleanup == ["CancelledError"]
 
@@ -194,7 +190,7 @@ async def test_a_body_that_swallows_its_cancellation_has_no_say() -> None:
             await ctx.wait_for_signal("never")
         await asyncio.Event().wait()
 
-    async with world(stubborn, hanging, drain_after="10ms") as here:
+    async with world(stubborn, hanging, cancel_grace="10ms") as here:
         await here.runtime.run(stubborn, id="a", deadline="1h")
         await here.runtime.start(hanging, id="b", deadline="1h")
         outcomes = await here.later("1h")
@@ -207,7 +203,7 @@ async def test_a_plain_step_in_its_thread_goes_on_alone_and_learns_of_it() -> No
 
     def blocks() -> str:
         started.set()
-        release.wait(10)
+        release.wait(PATIENCE)
         seen.append(current_step().is_cancelled)
         ended.set()
         return "too late"
@@ -218,13 +214,13 @@ async def test_a_plain_step_in_its_thread_goes_on_alone_and_learns_of_it() -> No
 
     async with world(flow) as here:
         running = asyncio.create_task(here.runtime.run(flow, id="run", deadline="1h"))
-        await asyncio.to_thread(started.wait, 10)
+        await asyncio.to_thread(started.wait, PATIENCE)
         here.clock.advance("1h")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             assert is_late(await running)
         assert await here.keys("run") == ["%cancel"]
         release.set()
-        await asyncio.to_thread(ended.wait, 10)
+        await asyncio.to_thread(ended.wait, PATIENCE)
     assert seen == [True]
 
 
@@ -332,7 +328,7 @@ async def test_a_worker_ends_runs_at_their_deadlines_in_real_time() -> None:
         with ran.noting():
             await ctx.step(ran.hang)
 
-    async with Runtime(stores.memory(), [waits, works], unload_grace=0) as runtime, asyncio.timeout(5):
+    async with Runtime(stores.memory(), [waits, works], unload_grace=0) as runtime, asyncio.timeout(PATIENCE):
         runs = [await runtime.start(each, deadline="50ms") for each in (waits, works)]
         for run in runs:
             with pytest.raises(DeadlineExceeded):
@@ -403,7 +399,7 @@ async def test_one_workflow_without_a_runtime_has_a_deadline_too() -> None:
     async def flow(ctx: Context[Any]) -> None:
         await ctx.step(ran.hang)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert is_late(await flow.run(id="run", store=stores.memory(), deadline="20ms"))
         run = await flow.start(deadline="20ms")
         with pytest.raises(DeadlineExceeded):

@@ -16,6 +16,7 @@ from perdure.errors import PerdureError, RunConflict, RunDiverged, SnapshotCorru
 from perdure.store import FullStore
 from perdure.testing import ManualClock
 from tests.engine.worlds import world
+from tests.patience import PATIENCE
 
 Body = Callable[[Context[Any]], Coroutine[Any, Any, Any]]
 
@@ -409,7 +410,7 @@ async def test_a_call_that_a_wall_clock_cancelled_leaves_what_follows_unowed() -
 
     async def body(ctx: Context[Any]) -> Any:
         try:
-            async with asyncio.timeout(0.02):
+            async with asyncio.timeout(PATIENCE if effects.count["hang"] else 0.02):
                 value = await ctx.step(hang)
         except TimeoutError:
             value = await ctx.step("fallback", effects.work, "fallback")
@@ -511,13 +512,13 @@ async def test_a_worker_logs_a_problem_once_as_an_error_and_goes_on_once_it_is_m
         clock.advance("5m")
         run = await runtime.get("run")
         assert run is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             assert await run == ["charge", "mail", "end"]
     assert set(effects.count.values()) == {1}
 
 
 async def wait_for_problem(runtime: Runtime, count: int) -> None:
     """Return when the worker has tried the run so often."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while (row := await runtime.store.get("run")) is None or row.problem_count < count or row.status != "pending":  # noqa: ASYNC110 - a worker at work
             await asyncio.sleep(0.01)

@@ -18,6 +18,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import pytest
@@ -46,6 +47,7 @@ from perdure.testing import ManualClock
 from perdure.testing.processes import kill_this_process, process_pool
 from tests.engine.replays import raised, twice
 from tests.engine.worlds import world
+from tests.patience import PATIENCE, turns, until
 
 # Forking a process that has threads is what the test with this name is about; Python 3.12 and later warn of it.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -54,6 +56,8 @@ E = TypeVar("E", bound=Executor)
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "cpu_steps.py"
 AT_ONCE = Retry(2, wait_initial=0, wait_jitter=0)
+# Where a time-out is short: on a busy machine more attempts than one may come too late.
+AT_ONCE_AND_AGAIN = Retry(50, wait_initial=0, wait_jitter=0)
 
 
 def spawned() -> Executor:
@@ -124,15 +128,21 @@ def die_at_first() -> str:
     return "alive"
 
 
-def write_times(path: str, seconds: float) -> str:
-    """Append when it began and when it ended."""
+def write_times(path: str, go: str) -> int:
+    """Append when it began and when it ended. The first attempt ends when the file `go` is there."""
     with Path(path).open("a") as file:
         file.write(f"{time.time()} ")
         file.flush()
         if current_step().attempt == 1:
-            time.sleep(seconds)
+            wait_for_file(go)
         file.write(f"{time.time()}\n")
-    return f"attempt {current_step().attempt}"
+    return current_step().attempt
+
+
+def wait_for_file(path: str) -> None:
+    until = time.monotonic() + PATIENCE
+    while not Path(path).exists() and time.monotonic() < until:
+        time.sleep(0.005)
 
 
 def rest(seconds: float) -> None:
@@ -140,16 +150,13 @@ def rest(seconds: float) -> None:
 
 
 def start_processes(executor: Executor, number: int) -> None:
-    """Return when the executor has that many processes, which takes its time."""
-    for future in [executor.submit(rest, 0.05) for _ in range(number)]:
-        future.result()
-
-
-async def reaches(condition: Callable[[], object]) -> None:
-    """Return when the condition holds."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - it changes in a thread
-            await asyncio.sleep(0.002)
+    """Return when the executor has that many processes, which takes its time. It starts one where none is idle."""
+    with TemporaryDirectory() as directory:
+        go = Path(directory) / "go"
+        calls = [executor.submit(wait_for_file, str(go)) for _ in range(number)]
+        go.touch()
+        for call in calls:
+            call.result()
 
 
 @asynccontextmanager
@@ -395,15 +402,15 @@ async def test_an_executor_that_was_shut_down_gives_an_error_that_says_so() -> N
 
     def hold_thread() -> None:
         is_busy.set()
-        release.wait(10)
+        release.wait(PATIENCE)
 
     @workflow
     async def flow(ctx: Context[Any]) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(ctx.step(hold_thread, executor=threads))
-            await reaches(is_busy.is_set)
+            await until(is_busy.is_set)
             waiting = group.create_task(raised(ctx.step(double, 1, executor=threads)))
-            await reaches(threads._work_queue.qsize)
+            await until(threads._work_queue.qsize)
             threads.shutdown(wait=False, cancel_futures=True)
             release.set()
         assert isinstance(waiting.result(), RuntimeError)
@@ -417,35 +424,37 @@ async def test_an_executor_that_was_shut_down_gives_an_error_that_says_so() -> N
 
 @pytest.mark.parametrize("abandon", [False, True])
 async def test_the_next_attempt_waits_for_a_process_that_is_still_at_the_last(abandon: bool, tmp_path: Path) -> None:
-    times = tmp_path / "times"
+    times, go = tmp_path / "times", tmp_path / "go"
     async with in_use(process_pool, 2) as two:
 
         @workflow
         async def flow(ctx: Context[Any]) -> Any:
-            return await ctx.step(write_times, str(times), 0.4, executor=two, timeout=0.2, retry=AT_ONCE, abandon=abandon)
+            options: Any = {"executor": two, "timeout": 0.2, "retry": AT_ONCE_AND_AGAIN, "abandon": abandon}
+            return await ctx.step(write_times, str(times), str(go), **options)
 
         await asyncio.to_thread(start_processes, two, 2)
         async with Runtime(stores.memory(), [flow]) as runtime:
-            assert await runtime.run(flow, id="run") == Ok("attempt 2")
-            journal = await runtime.store.journal("run")
-        written = (await asyncio.to_thread(times.read_text)).split()
-    assert [(entry.key, entry.phase, entry.attempt) for entry in journal] == [
-        ("write_times", "open", 2),
-        ("write_times", "close", 2),
-    ]
+            run = await runtime.start(flow, id="run")
+            while not (journal := await runtime.store.journal("run")):
+                await runtime.store.watch(0.01)
+            assert (journal[0].key, journal[0].phase, journal[0].attempt) == ("write_times", "open", 2)
+            if not abandon:
+                await asyncio.to_thread(go.touch)
+            assert await run >= 2
+            written = (await asyncio.to_thread(times.read_text)).split()
+            await asyncio.to_thread(go.touch)
     if abandon:
-        assert len(written) == 3, "the first call has not ended"
+        assert len(written) % 2, "the first call has not ended"
     else:
-        _, first_end, second_start, _ = map(float, written)
-        assert second_start >= first_end
+        assert written == sorted(written)
 
 
 async def test_the_time_of_an_attempt_counts_from_the_call_in_a_thread_pool_and_from_submit_elsewhere() -> None:
     @workflow
     async def flow(ctx: Context[Any], which: str) -> Any:
         async with asyncio.TaskGroup() as group:
-            group.create_task(ctx.step("busy", rest, 0.4, executor=which))
-            waiting = group.create_task(ctx.step(double, 1, executor=which, timeout=0.1))
+            group.create_task(ctx.step("busy", rest, 0.6, executor=which))
+            waiting = group.create_task(ctx.step(double, 1, executor=which, timeout=0.3))
         return waiting.result()
 
     async with in_use(ThreadPoolExecutor, 1) as threads, in_use(process_pool, 1) as processes:
@@ -461,7 +470,7 @@ async def test_the_time_of_an_attempt_counts_from_the_call_in_a_thread_pool_and_
 async def test_a_call_that_still_waits_in_the_executor_is_never_made_when_its_run_is_cancelled() -> None:
     called, release = threading.Event(), threading.Event()
     async with in_use(ThreadPoolExecutor, 1) as threads:
-        threads.submit(release.wait, 10)
+        threads.submit(release.wait, PATIENCE)
 
         @workflow
         async def flow(ctx: Context[Any]) -> None:
@@ -469,50 +478,58 @@ async def test_a_call_that_still_waits_in_the_executor_is_never_made_when_its_ru
 
         async with Runtime(stores.memory(), [flow]) as runtime:
             run = await runtime.start(flow, id="run")
-            await reaches(threads._work_queue.qsize)
+            await until(threads._work_queue.qsize)
             await runtime.cancel("run")
-            await asyncio.wait_for(run.outcome(), 10)
+            await asyncio.wait_for(run.outcome(), PATIENCE)
             release.set()
     assert not called.is_set()
 
 
-async def test_a_cancelled_run_does_not_wait_for_its_process_and_a_drain_does_within_its_time() -> None:
+async def test_a_cancelled_run_does_not_wait_for_its_process_and_a_drain_does_within_its_time(tmp_path: Path) -> None:
     @workflow
-    async def flow(ctx: Context[Any], seconds: float) -> str:
-        await ctx.step(rest, seconds, executor="cpu")
+    async def flow(ctx: Context[Any], path: str) -> str:
+        await ctx.step("wait", wait_for_file, path, executor="cpu")
         await ctx.sleep("an hour", "1h")
         return "not reached"
 
-    store = stores.memory()
+    store, last = stores.memory(), tmp_path / "last"
     async with in_use(process_pool, 3) as three:
         await asyncio.to_thread(start_processes, three, 3)
-        async with Runtime(store, [flow], executors={"cpu": three}, drain_after=0.3) as runtime:
-            cancelled = await runtime.start(flow, 1.0, id="cancelled")
-            for name, seconds in (("given back", 1.0), ("in time", 0.15)):
-                await runtime.start(flow, seconds, id=name)
-            await reaches(lambda: len(three._pending_work_items) == 3)
-            began = time.monotonic()
+        async with Runtime(store, [flow], executors={"cpu": three}, drain_after=1) as runtime:
+            cancelled = await runtime.start(flow, str(last), id="cancelled")
+            in_time = tmp_path / "in time"
+            for path in (last, in_time):
+                await runtime.start(flow, str(path), id=path.name)
+            await until(lambda: len(three._pending_work_items) == 3)
             await cancelled.cancel()
             assert isinstance((await cancelled.outcome()).error, RunCancelled)  # type: ignore[union-attr]
-        assert time.monotonic() - began < 0.9, "the processes are still at it"
-        recorded = {name: [entry.key for entry in await store.journal(name)] for name in ("given back", "in time")}
-    assert recorded["given back"] == []
-    assert recorded["in time"][:1] == ["rest"]
+            closing = asyncio.create_task(runtime.close())
+            await turns()
+            assert await store.journal("in time") == []
+            await asyncio.to_thread(in_time.touch)
+            await closing
+        assert three._pending_work_items, "the processes are still at it"
+        assert await store.journal("last") == []
+        assert [entry.key for entry in await store.journal("in time")][:1] == ["wait"]
+        await asyncio.to_thread(last.touch)
 
 
 async def test_a_future_of_the_executor_is_freed_when_it_is_done() -> None:
     counting = Counting()
 
-    @workflow
-    async def flow(ctx: Context[Any]) -> bool:
-        await ctx.step(double, 1, executor=counting)
-        await asyncio.sleep(0)
+    def is_freed() -> bool:
         assert counting.last is not None
         return counting.last() is None
 
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        await ctx.step(double, 1, executor=counting)
+        # Dask computes a lost result again while its future is referred to. The thread that submitted it may be about to return.
+        await until(is_freed)
+
     gc.disable()
     try:
-        assert await flow(), "Dask computes a lost result again while its future is referred to"
+        await flow()
     finally:
         gc.enable()
 
@@ -565,23 +582,23 @@ async def test_a_function_in_a_thread_sees_that_it_timed_out(threads: Executor |
 
     with pytest.raises(StepTimeout):
         await flow()
-    assert await asyncio.to_thread(polling.saw_cancel.wait, 10)
+    assert await asyncio.to_thread(polling.saw_cancel.wait, PATIENCE)
 
 
 async def test_the_next_attempt_begins_when_the_last_has_seen_that_it_timed_out() -> None:
     polling = Polling()
 
     def poll() -> str:
-        if current_step().attempt == 2:
+        if current_step().attempt > 1:
             assert not current_step().is_cancelled
             polling.stop.set()
         return polling()
 
     @workflow
     async def flow(ctx: Context[Any]) -> Any:
-        return await ctx.step(poll, timeout=0.05, retry=AT_ONCE)
+        return await ctx.step(poll, timeout=0.05, retry=AT_ONCE_AND_AGAIN)
 
-    assert await asyncio.wait_for(flow(), 10) == "stopped"
+    assert await asyncio.wait_for(flow(), PATIENCE) == "stopped"
 
 
 async def test_a_function_in_a_thread_sees_that_its_run_was_cancelled_or_that_it_lost_a_race(threads: Executor | None) -> None:
@@ -594,11 +611,11 @@ async def test_a_function_in_a_thread_sees_that_its_run_was_cancelled_or_that_it
 
     async with Runtime(stores.memory(), [flow]) as runtime:
         await runtime.start(flow, id="run")
-        await reaches(lambda: polling.info)
-        assert loser.info is None or await asyncio.to_thread(loser.saw_cancel.wait, 10)
+        await until(lambda: polling.info)
+        assert loser.info is None or await asyncio.to_thread(loser.saw_cancel.wait, PATIENCE)
         assert not current_info(polling).is_cancelled
         await runtime.cancel("run")
-        assert await asyncio.to_thread(polling.saw_cancel.wait, 10)
+        assert await asyncio.to_thread(polling.saw_cancel.wait, PATIENCE)
 
 
 def current_info(polling: Polling) -> StepInfo:
@@ -614,14 +631,14 @@ async def test_a_function_in_a_thread_sees_the_end_of_a_drain_and_not_its_beginn
         return await ctx.step("poll", polling, executor=threads)
 
     store = stores.memory()
-    async with Runtime(store, [flow], drain_after=0.3) as runtime:
+    async with Runtime(store, [flow], drain_after=0.5) as runtime:
         await runtime.start(flow, id="run")
-        await reaches(lambda: polling.info)
+        await until(lambda: polling.info)
         closing = asyncio.create_task(runtime.close())
-        await asyncio.sleep(0.05)
+        await turns()
         assert not current_info(polling).is_cancelled, "what it returns within the grace period is still recorded"
         await closing
-    assert await asyncio.to_thread(polling.saw_cancel.wait, 10)
+    assert await asyncio.to_thread(polling.saw_cancel.wait, PATIENCE)
     assert await store.journal("run") == []
 
 
@@ -635,9 +652,9 @@ async def test_a_function_in_a_thread_sees_that_the_lease_was_lost(threads: Exec
     store = stores.memory()
     async with Runtime(store, [flow], lease_ttl=0.1) as runtime:
         await runtime.start(flow, id="run")
-        await reaches(lambda: polling.info)
+        await until(lambda: polling.info)
         await store.delete("run")
-        assert await asyncio.to_thread(polling.saw_cancel.wait, 10)
+        assert await asyncio.to_thread(polling.saw_cancel.wait, PATIENCE)
 
 
 def test_the_example_survives_the_loss_of_a_process() -> None:

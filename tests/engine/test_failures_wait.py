@@ -18,6 +18,7 @@ from perdure.testing import ManualClock
 from perdure.worker.outcomes import resume
 from tests.engine.test_failing_runs import FailingStore
 from tests.engine.worlds import World, world
+from tests.patience import PATIENCE
 
 Body = Callable[[Context[Any]], Any]
 
@@ -292,6 +293,6 @@ async def test_a_run_of_wf_start_goes_on_after_an_attempt_that_exited() -> None:
         return await ctx.step(leave_once)
 
     run = await Workflow("leaving_once", flow).start(id="run", store=stores.memory())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         assert await run == "done"
     assert len(attempts) == 2

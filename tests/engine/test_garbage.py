@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 
 from perdure import Context, Err, Ok, Workflow, stores
+from perdure.engine.heartbeat import HeldLease, _thread, heartbeat_of
+from perdure.model.clock import SystemClock, elapsed
+from perdure.model.records import Pulse
 from perdure.store import Store
+from perdure.testing.contract.world import new_run
+from tests.patience import turns, until
 
 
 async def work(n: int) -> int:
@@ -65,3 +70,22 @@ async def test_a_run_that_is_over_leaves_no_garbage(body: Any, kind: str, tmp_pa
     assert sorted(repr(type(one)) for one in gc.garbage if type(one).__module__.startswith("perdure")) == []
     gc.set_debug(0)
     await store.close()
+
+
+@pytest.mark.usefixtures("_collected")
+async def test_a_heartbeat_that_ends_leaves_no_garbage() -> None:
+    store = stores.memory()
+    beat = heartbeat_of(store, 0.03)
+    claim = (await store.create(new_run("run"), ttl=30)).claim
+    assert claim is not None
+    renewed: list[Pulse] = []
+    held = HeldLease(claim.lease, 30, elapsed(), SystemClock(), renewed.append, lambda: None, {})
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    beat.hold(held)
+    await until(lambda: renewed)
+    beat.drop(held)
+    await until(lambda: not beat._is_beating)
+    await asyncio.wrap_future(_thread.submit(turns()))  # its tasks end
+    gc.collect()
+    assert [one for one in gc.garbage if type(one).__module__.startswith("perdure")] == []

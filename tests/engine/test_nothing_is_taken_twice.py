@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from perdure.model.records import Lease
 from perdure.testing import ManualClock
 from tests.engine.replays import stored
 from tests.engine.worlds import world
+from tests.patience import PATIENCE
 
 
 async def test_a_wait_that_is_about_to_be_cancelled_consumes_no_signal() -> None:
@@ -84,7 +84,7 @@ async def test_a_signal_that_suspend_did_not_ask_for_is_not_forgotten() -> None:
     async def in_order(ctx: Context[Any]) -> list[Any]:
         return [await ctx.wait_for_signal("first"), await ctx.wait_for_signal("second")]
 
-    async with world(in_order, store=store) as here, asyncio.timeout(5):
+    async with world(in_order, store=store) as here, asyncio.timeout(PATIENCE):
         assert await here.runtime.run(in_order, id="run") == Ok(["1", "2"])
 
 
@@ -262,7 +262,7 @@ async def test_code_that_swallows_everything_does_not_keep_the_loop_to_itself(mo
             except BaseException:
                 swallowed.append(1)
 
-    async with world(greedy) as here, asyncio.timeout(5):
+    async with world(greedy) as here, asyncio.timeout(PATIENCE):
         with pytest.warns(UserWarning, match="does not end when it is cancelled"):
             assert isinstance(await here.runtime.run(greedy, id="run"), Suspended)
         cut_off.append(True)
@@ -286,7 +286,7 @@ async def test_a_value_that_cannot_even_be_looked_at_fails_its_run_and_hangs_not
         return await ctx.step(make) if where == "step" else Hostile()
 
     definition = Workflow("flow", flow)
-    async with world(definition) as here, asyncio.timeout(5):
+    async with world(definition) as here, asyncio.timeout(PATIENCE):
         outcome = await here.runtime.run(definition, id="run")
         assert isinstance(outcome, Err)
 
@@ -301,7 +301,7 @@ async def test_a_sweep_at_a_later_instant_goes_on_from_there() -> None:
         return "awake"
 
     runtime = Runtime(stores.memory(), [naps], concurrency=0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await runtime.run(naps, id="run")
         assert await runtime.sweep(now=datetime.now(UTC) + timedelta(hours=2)) == {"run": Ok("awake")}
     await runtime.close()
@@ -309,21 +309,21 @@ async def test_a_sweep_at_a_later_instant_goes_on_from_there() -> None:
 
 def test_the_end_of_the_loop_gives_a_run_back_at_once() -> None:
     store = stores.memory()
-    started: list[Callable[[], None]] = []
+    is_stuck = asyncio.Event()
 
     async def forever() -> None:
+        is_stuck.set()
         await asyncio.Event().wait()
 
     @workflow
     async def flow(ctx: Context[Any]) -> str:
-        if not started:
-            started.append(lambda: None)
+        if not is_stuck.is_set():
             await ctx.step("stuck", forever)
         return "went on"
 
     async def first() -> None:
         asyncio.get_running_loop().create_task(flow.run(id="run", store=store))
-        await asyncio.sleep(0.01)
+        await is_stuck.wait()
 
     async def second() -> Any:
         return await flow.run(id="run", store=store, wait=False)

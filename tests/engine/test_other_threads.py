@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Context, Ok, Workflow, stores
+from tests.patience import PATIENCE
 
 Use = Callable[[Context[Any]], Any]
 
@@ -41,7 +42,7 @@ def _run(call: Callable[[Context[Any]], Coroutine[Any, Any, Any]], ctx: Context[
     """On an event loop of its own, in the thread of the caller."""
 
     async def main() -> Any:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             return await call(ctx)
 
     return asyncio.run(main())
@@ -60,7 +61,7 @@ async def test_ctx_in_another_thread_is_refused_at_once(use: Use, is_stored: boo
         return before + await ctx.step("after", lambda: " after")
 
     flow = Workflow("flow", body)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         outcome = await flow.run(id="run", store=stores.memory()) if is_stored else Ok(await flow())
     assert outcome == Ok("before after")
 
@@ -72,7 +73,7 @@ async def test_ctx_in_the_thread_of_a_plain_step_is_refused_at_once(use: Use) ->
             await ctx.step("plain", use, ctx)
         return await ctx.step("after", lambda: "after")
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         assert await Workflow("flow", body)() == "after"
 
 

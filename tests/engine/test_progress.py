@@ -24,6 +24,7 @@ from perdure.errors import (
 from perdure.model.records import Lease
 from tests.engine.replays import stored
 from tests.engine.worlds import World, world
+from tests.patience import PATIENCE
 
 
 class Reports:
@@ -67,7 +68,7 @@ async def is_recorded(here: World, key: str) -> bool:
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while not await holds():  # noqa: ASYNC110 - nothing says when another task has written
             await asyncio.sleep(0.005)
 
@@ -206,7 +207,7 @@ async def test_steps_show_progress_too_also_from_their_threads() -> None:
     async def flow(ctx: Context[Any]) -> None:
         def plain() -> None:
             ctx.set_progress("in a thread")
-            release.wait(10)
+            release.wait(PATIENCE)
             ctx.set_progress("the last of it")
 
         async def later() -> None:
@@ -216,7 +217,7 @@ async def test_steps_show_progress_too_also_from_their_threads() -> None:
         await ctx.wait_for_signal("go")
         await ctx.step(later)
 
-    async with Runtime(stores.memory(), [flow], unload_grace=0) as runtime, asyncio.timeout(5):
+    async with Runtime(stores.memory(), [flow], unload_grace=0) as runtime, asyncio.timeout(PATIENCE):
         run = await runtime.start(flow, id="run")
         await shown(runtime, "in a thread")
         release.set()

@@ -12,6 +12,7 @@ import pytest
 from perdure import Context, Err, Ok, Retry, Suspended, stores, workflow
 from perdure.errors import PersistenceError, RunCancelled
 from tests.engine.worlds import world
+from tests.patience import PATIENCE, turns
 from tests.simulation import _Proxy
 
 
@@ -35,11 +36,6 @@ class GatedStore(_Proxy):
             return await method(*args, **kwargs)
 
         return call
-
-
-async def turns(count: int = 20) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def work(label: str = "work") -> str:
@@ -195,10 +191,10 @@ async def test_a_step_starts_beside_results_that_are_not_acknowledged_but_not_be
     async with world(flow, store=store) as here:
         driving = asyncio.ensure_future(here.runtime.run(flow, id="run"))
         await store.held.wait()
-        await asyncio.wait_for(begun["beside"].wait(), 5)
+        await asyncio.wait_for(begun["beside"].wait(), PATIENCE)
         assert await store.journal("run") == []
         store.gate.set()
-        await asyncio.wait_for(begun["limited"].wait(), 5)
+        await asyncio.wait_for(begun["limited"].wait(), PATIENCE)
         assert ("limit", "open") in [(entry.key, entry.phase) for entry in await store.journal("run")]
         await driving
 
@@ -387,7 +383,7 @@ async def test_a_cancellation_is_not_lost_behind_a_time_limit_that_passed_too_la
         await turns()
         await here.runtime.cancel("run")
         store.gate.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             outcome = await driving
         if isinstance(outcome, Suspended):  # it was leaving memory just then, and is due at once
             outcome = (await here.runtime.sweep())["run"]

@@ -22,6 +22,7 @@ from perdure.codec import Codec
 from perdure.errors import DuplicateStep, StepChanged, StepFailed, StepTimeout, ValueNotStorable
 from tests.engine.replays import raised, stored, twice
 from tests.engine.worlds import world
+from tests.patience import PATIENCE
 
 
 @dataclass
@@ -733,7 +734,7 @@ async def test_stop_iteration_from_a_plain_function_ends_its_step() -> None:
         return next(iter(()))
 
     async def body(ctx: Context[Any]) -> Any:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             error = await raised(ctx.step(first_of_none))
         return type(error), str(error)
 

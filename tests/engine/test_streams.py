@@ -32,6 +32,7 @@ from perdure.model.records import Item, Lease, Pulse
 from perdure.model.stream_items import StreamItem
 from tests.engine.replays import raised, stored
 from tests.engine.worlds import world
+from tests.patience import PATIENCE
 from tests.simulation import LoopClock, MortalStore, SlowStore, simulate
 
 
@@ -81,7 +82,7 @@ async def test_a_reader_gets_each_item_in_order_while_the_run_goes_on() -> None:
     async with Runtime(stores.memory(), [flow]) as runtime:
         run = await runtime.start(flow, id="run")
         got = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             async for item in run.stream("out"):
                 got.append(item)
                 seen.set()
@@ -292,14 +293,14 @@ async def test_a_fast_producer_waits_for_the_store() -> None:
         run = await runtime.start(flow, id="run")
         for name in ("body", "async", "thread"):
             counts = [-1, 0]
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 while counts[-1] != counts[-2] or not counts[-1]:  # until it stands still
                     await asyncio.sleep(0.05)
                     counts.append(emitted.get(name, 0))
             assert counts[-1] <= 2 * engine_streams.MOST_ITEMS
             records.open.set()
             reader = run.stream(name)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 assert [await anext(reader) for _ in range(5000)] == list(range(5000))
         await run
 
@@ -592,7 +593,7 @@ async def test_changed_code_that_emits_much_stops_as_any_other() -> None:
         await here.runtime.run(flow, id="run")
         is_changed = True
         await here.runtime.signal("run", "go")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             (outcome,) = (await here.runtime.sweep()).values()
         assert "RunDiverged" in repr(outcome)
         assert stored(here).items == {}, "nothing that diverged code emits is stored"

@@ -13,6 +13,7 @@ import pytest
 from perdure import Context, Ok, Suspended, stores, workflow
 from perdure.aio.pending_write import await_reply
 from tests.engine.worlds import world
+from tests.patience import PATIENCE
 
 MINUTE = "1m"
 Start = Callable[["Doings"], Coroutine[Any, Any, None]]
@@ -183,7 +184,7 @@ async def test_a_run_that_a_body_started_goes_on_after_that_body_has_ended() -> 
 
     assert await first.run(id="first", store=store) == Ok("started")
     go_on.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert await second.run(id="second", store=store) == Ok("went on")
     assert calls == [1], "it was not interrupted"
 
@@ -229,7 +230,7 @@ async def test_a_task_that_does_not_end_is_waited_for_in_bounded_time(monkeypatc
         tasks.extend(asyncio.create_task(work()) for work in (stubborn, again))
         await ctx.sleep("nap", MINUTE)
 
-    async with world(flow) as here, asyncio.timeout(5):
+    async with world(flow) as here, asyncio.timeout(PATIENCE):
         with pytest.warns(UserWarning, match="does not end when it is cancelled"):
             assert isinstance(await here.runtime.run(flow, id="run"), Suspended)
         is_over.set()

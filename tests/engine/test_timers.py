@@ -16,6 +16,7 @@ import uvloop
 from perdure import Context, Retry, Runtime, stores, workflow
 from perdure.model.clock import SystemClock, Timer
 from perdure.testing import ManualClock
+from tests.patience import PATIENCE
 
 # Of each kind. Without a new timer about half of them never end on uvloop, and nearly all with the clock of Windows.
 RUNS = 40
@@ -43,7 +44,7 @@ async def unfinished(**options: Any) -> int:
     async with Runtime(stores.memory(), [short_sleep, short_pauses], drain_after=0, **options) as runtime:
         runs = [await runtime.start(flow) for flow in (short_sleep, short_pauses) for _ in range(RUNS)]
         waiting = [asyncio.ensure_future(run.outcome()) for run in runs]
-        _, left = await asyncio.wait(waiting, timeout=5)
+        _, left = await asyncio.wait(waiting, timeout=PATIENCE)
         for task in left:
             task.cancel()
         return len(left)
@@ -79,7 +80,7 @@ async def test_short_waits_end_by_a_clock_whose_timers_are_early() -> None:
 async def test_a_sleep_ends_after_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     real = time.time_ns
     asyncio.get_running_loop().call_later(0.01, monkeypatch.setattr, time, "time_ns", lambda: real() - 300_000_000)
-    await asyncio.wait_for(short_sleep(), 5)  # in memory: the machine's clock decides
+    await asyncio.wait_for(short_sleep(), PATIENCE)  # in memory: the machine's clock decides
 
 
 async def test_a_timer_of_a_distant_instant_looks_at_its_clock_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +90,7 @@ async def test_a_timer_of_a_distant_instant_looks_at_its_clock_now_and_then(monk
     await asyncio.sleep(0.03)
     assert not called.is_set()
     monkeypatch.setattr(time, "time_ns", lambda: real() + 3600_000_000_000)
-    await asyncio.wait_for(called.wait(), 5)
+    await asyncio.wait_for(called.wait(), PATIENCE)
 
 
 async def test_a_cancelled_timer_does_not_fire() -> None:
@@ -126,7 +127,8 @@ async def calls_for(flow: Any, number: int) -> float:
 
     async with Runtime(stores.memory(), [flow], clock=clock, unload_grace="1h") as runtime:
         run = await runtime.start(flow, number, id="run")
-        await asyncio.sleep(0.05)
+        while len(await runtime.store.journal("run")) < number:
+            await runtime.store.watch(0.01)
         before = sys.getprofile()
         sys.setprofile(count)
         try:

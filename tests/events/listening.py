@@ -112,12 +112,6 @@ def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-async def turns(count: int) -> None:
-    """Return when the loop has turned so many times."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 async def work(value: Any = None) -> Any:
     return value
 

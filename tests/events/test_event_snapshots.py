@@ -17,7 +17,8 @@ from perdure.state import ResumeState, ResumeStateCollector
 from perdure.store import FullStore
 from perdure.testing.clock import EPOCH
 from tests.engine.worlds import world
-from tests.events.listening import BEGUN, Flaky, Heard, HeldBack, fails, reports, said, turns, work
+from tests.events.listening import BEGUN, Flaky, Heard, HeldBack, fails, reports, said, work
+from tests.patience import turns
 from tests.simulation import MortalStore
 
 

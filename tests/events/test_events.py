@@ -29,7 +29,8 @@ from perdure.testing.clock import EPOCH
 from perdure.worker.active_runs import active_runs
 from tests.engine.replays import spoil
 from tests.engine.worlds import World, world
-from tests.events.listening import BEGUN, Flaky, Heard, HeldBack, fails, hangs, reports, skipped, step, turns, work
+from tests.events.listening import BEGUN, Flaky, Heard, HeldBack, fails, hangs, reports, skipped, step, work
+from tests.patience import turns
 from tests.simulation import MortalStore
 
 DISK_FULL: Final = OSError(28, "No space left on device")

@@ -28,9 +28,9 @@ from tests.events.listening import (
     reports,
     said,
     standing,
-    turns,
     work,
 )
+from tests.patience import turns
 from tests.simulation import LoopClock, simulate
 
 

@@ -15,7 +15,8 @@ from perdure.engine import subscriptions as listeners
 from perdure.errors import RunCancelled
 from perdure.events import Event
 from tests.engine.worlds import world
-from tests.events.listening import TWO_STEPS, TWO_STEPS_SAID, WAITS, Heard, reports, said, turns, work
+from tests.events.listening import TWO_STEPS, TWO_STEPS_SAID, WAITS, Heard, reports, said, work
+from tests.patience import PATIENCE, turns
 from tests.simulation import LoopClock, simulate
 
 
@@ -227,7 +228,7 @@ async def test_tasks_that_a_listener_starts_are_no_branches_of_the_body(kind: st
     async with world(WAITS, unload_grace="1h") as here:
         run = await here.runtime.start(WAITS, id="run")
         with run.subscribe(plain if kind == "plain" else asynchronous, mode=mode):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 assert isinstance(await here.runtime.resume("run"), Suspended)
     assert not any(task.cancelled() for task in started)
     for task in started:

@@ -22,6 +22,7 @@ from perdure.kv import FilesKeyValueStore, SQLiteKeyValueStore
 from perdure.kv import files as in_files
 from perdure.stores import sqlite
 from perdure.testing.contract.world import new_run
+from tests.patience import PATIENCE
 
 PROGRAM = """
 import asyncio, sys
@@ -136,7 +137,7 @@ async def test_markers_and_their_minutes_go_with_what_they_are_about(
     await files.set("renewed", "1", 0.01)
     await files.set("renewed", "2")
     await files.set("writer", "1")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while await asyncio.to_thread(under, tmp_path, "expiring"):
             await files.set("writer", "1")
     assert await asyncio.to_thread(under, tmp_path, "kept") == ["kept/k-renewed", "kept/k-writer"]

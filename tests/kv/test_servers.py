@@ -18,6 +18,7 @@ from perdure.errors import PerdureWarning, PersistenceError
 from perdure.kv import MongoKeyValueStore, PostgresKeyValueStore, RedisKeyValueStore, open_key_value_store
 from tests.kv.conftest import made
 from tests.kv.places import MongoPlace, Place, PostgresPlace, RedisPlace
+from tests.patience import PATIENCE
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import PostgresServer, with_search_path
 from tests.servers.redis import RedisServer
@@ -301,7 +302,7 @@ async def test_a_store_that_was_only_dropped_gives_its_connections_back() -> Non
     async with redis.asyncio.Redis.from_url(server.url, driver_info=None) as client:
         assert len(await client.client_list()) == 2
         del kv
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while len(await client.client_list()) > 1:  # noqa: ASYNC110 - the server decides
                 await asyncio.sleep(0.01)
     await asyncio.to_thread(server.remove)

@@ -17,6 +17,7 @@ import pytest
 
 from perdure import Approved, Context, Err, Ok, Rejected, Retry, Suspended, WaitingFor, current_step, step, testing, workflow
 from perdure.errors import DeadlineExceeded, StepTimeout
+from tests.patience import PATIENCE
 
 
 async def welcome(name: str) -> str:
@@ -56,7 +57,7 @@ async def test_two_weeks_pass_by_themselves(place: str, tmp_path: Path) -> None:
         run = await rt.start(signup, "grace")
         assert await run == ["welcome grace", "grace, are you there?"]
         assert rt.now() - before == timedelta(days=28)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < PATIENCE
 
 
 async def test_many_runs_see_one_time_in_its_order() -> None:

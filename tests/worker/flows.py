@@ -10,9 +10,7 @@ from typing import Any
 from perdure import Context, Runtime, Workflow, workflow
 from perdure.model.records import Claim
 from perdure.store import Store
-
-# Far longer than anything here takes: a test that hangs fails by this, and no test waits for it.
-PATIENCE = 60.0
+from tests.patience import PATIENCE
 
 
 @workflow

@@ -1,6 +1,6 @@
 """A worker in the foreground: python sigterm_worker.py DATABASE. Its step says that it runs, and ends when told to on stdin.
 
-Those of the workflows `stuck` and `stubborn` take 20 seconds and for ever. With a word after DATABASE a drain waits half a second
+Those of the workflows `stuck` and `stubborn` take ten minutes and for ever. With a word after DATABASE a drain waits half a second
 for them; with `inside` it is `async with` that works. The log goes to stderr.
 """
 
@@ -27,7 +27,7 @@ def never() -> None:
 
 def block() -> str:
     print("running", flush=True)
-    time.sleep(20)
+    time.sleep(600)
     return "late"
 
 

@@ -11,7 +11,8 @@ import pytest
 from perdure import Ok, Runtime
 from perdure.store import Store
 from perdure.worker.active_runs import active_runs
-from tests.worker.flows import PATIENCE, Gate, ask, greet, soon
+from tests.patience import PATIENCE
+from tests.worker.flows import Gate, ask, greet, soon
 
 
 def _registered() -> set[object]:

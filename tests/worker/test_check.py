@@ -22,8 +22,9 @@ from tests.engine.bodies import Body as TimedBody
 from tests.engine.test_branches_replay_alike import drive_to_the_end, undisturbed
 from tests.engine.test_deploys import BEFORE, DEPLOYS
 from tests.engine.test_deploys import Effects as DeployEffects
+from tests.patience import PATIENCE
 from tests.simulation import LoopClock, MortalStore, SlowStore, simulate
-from tests.worker.flows import PATIENCE, Gate, ask, client, greet, nap
+from tests.worker.flows import Gate, ask, client, greet, nap
 
 Body = Callable[..., Coroutine[Any, Any, Any]]
 

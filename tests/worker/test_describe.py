@@ -11,7 +11,7 @@ from perdure import Context, Retry, RunNotFound, Runtime, workflow
 from perdure.model.records import NewRun
 from perdure.model.running_steps import encode_running_steps
 from perdure.store import Store
-from tests.worker.flows import PATIENCE
+from tests.patience import PATIENCE
 
 
 async def fail() -> None:

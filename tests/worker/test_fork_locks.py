@@ -15,6 +15,7 @@ import pytest
 from perdure.backends.memory.store import MemoryStore
 from perdure.caches import MemoryCache
 from perdure.kv.memory import MemoryKeyValueStore
+from tests.patience import PATIENCE
 
 STORE, CACHE, VALUES = MemoryStore(), MemoryCache(), MemoryKeyValueStore()
 
@@ -41,10 +42,10 @@ def test_a_child_inherits_no_lock_that_another_thread_holds(
 
     holder = threading.Thread(target=hold)
     holder.start()
-    assert is_held.wait(10)
+    assert is_held.wait(PATIENCE)
     child = os.fork()
     if child == 0:
-        signal.alarm(5)
+        signal.alarm(int(PATIENCE))
         asyncio.run(use())
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -13,7 +13,8 @@ import pytest
 from perdure import Context, PersistenceError, Runtime, stores, workflow
 from perdure.operations import health
 from perdure.store import Store
-from tests.worker.flows import PATIENCE, soon
+from tests.patience import PATIENCE, turns
+from tests.worker.flows import soon
 
 EXAMPLE: Final = Path(__file__).parent.parent.parent / "examples" / "health_probe.py"
 
@@ -35,7 +36,7 @@ async def test_a_client_and_a_worker_are_well(store: Store) -> None:
         assert (found.ok, found.reasons, found.is_working, found.driven, found.concurrency) == (True, (), True, 0, 5)
         assert found.store_reachable
         assert found.reply_seconds is not None
-        assert abs(found.clock_ahead_seconds or 0.0) < 1
+        assert abs(found.clock_ahead_seconds or 0.0) < PATIENCE
         assert (await asyncio.to_thread(runtime.sync.health)).ok
     closed = await runtime.health()
     assert (closed.ok, closed.store_reachable) == (False, False)
@@ -91,7 +92,7 @@ async def test_a_worker_that_drains_is_not_ready(store: Store) -> None:
         await started.wait()
         assert (await runtime.health()).driven == 1
         working.cancel()
-        await asyncio.sleep(0.01)
+        await turns()
         assert (await runtime.health()).reasons == ("the worker drains",)
         go_on.set()
         await asyncio.wait([working])

@@ -15,7 +15,8 @@ from perdure.errors import LeaseHeld, LeaseLost, PersistenceError
 from perdure.model.records import Claim, Lease, Pulse
 from perdure.store import Store
 from perdure.testing import ManualClock
-from tests.worker.flows import PATIENCE, Gate, client, reaches, soon
+from tests.patience import PATIENCE
+from tests.worker.flows import Gate, client, reaches, soon
 
 TTL = 0.06
 

@@ -12,7 +12,8 @@ from perdure import Ok, Runtime
 from perdure.errors import LeaseHeld, RunConflict
 from perdure.store import Store
 from perdure.worker.active_runs import active_runs
-from tests.worker.flows import PATIENCE, Gate, client, greet, nap, soon, taken
+from tests.patience import PATIENCE, until
+from tests.worker.flows import Gate, client, greet, nap, soon, taken
 
 
 async def test_two_calls_for_one_run_join_one_drive(store: Store) -> None:
@@ -117,9 +118,8 @@ async def test_waiting_for_a_run_whose_holder_is_silent_is_logged_once(
         assert run is not None
         calls = {"run": lambda: runtime.run(greet, "Ada", id="g1"), "resume": lambda: runtime.resume("g1"), "await": run.outcome}
         waiting = asyncio.ensure_future(calls[call]())
-        await asyncio.sleep(0.01)
-        assert caplog.records == []
-        await asyncio.sleep(0.2)
+        await until(lambda: caplog.records)
+        await asyncio.sleep(0.1)
         await store.finish(claim.lease, "completed", b'"by another"')
         async with asyncio.timeout(PATIENCE):
             assert await waiting == Ok("by another")

@@ -14,7 +14,8 @@ import pytest
 from perdure import Context, PerdureWarning, Retry, Runtime, WaitingFor, step, workflow
 from perdure.errors import RunCancelled
 from perdure.store import Store
-from tests.worker.flows import PATIENCE, Gate, ask, client, greet, reaches, soon
+from tests.patience import PATIENCE
+from tests.worker.flows import Gate, ask, client, greet, reaches, soon
 
 NAME = f"{socket.gethostname()}/{os.getpid()}"
 

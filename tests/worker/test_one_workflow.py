@@ -11,7 +11,8 @@ import pytest
 from perdure import Context, Err, Ok, Suspended, workflow
 from perdure.errors import InvalidInput, RunCancelled, RunConflict, StepFailed
 from perdure.store import Store
-from tests.worker.flows import PATIENCE, Flaky, Gate, ask, client, greet, reaches
+from tests.patience import PATIENCE
+from tests.worker.flows import Flaky, Gate, ask, client, greet, reaches
 
 
 async def test_calling_gives_the_value_or_raises() -> None:

@@ -15,7 +15,8 @@ from perdure.state import MemoryCache
 from perdure.store import Store
 from perdure.testing import ManualClock
 from perdure.testing.clock import EPOCH
-from tests.worker.flows import PATIENCE, client, greet
+from tests.patience import PATIENCE
+from tests.worker.flows import client, greet
 
 BAD_IDS = ["", "a\0b", "\ud800", "x" * 1025, "é" * 513]
 

@@ -21,7 +21,8 @@ from perdure.store import FullStore, Store, require
 from perdure.testing import ManualClock
 from perdure.worker import worker_registry
 from perdure.worker.queues import parse_rate, rate_text
-from tests.worker.flows import PATIENCE, Gate, client, greet, soon
+from tests.patience import PATIENCE
+from tests.worker.flows import Gate, client, greet, reaches, soon
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "queues.py"
 
@@ -269,10 +270,10 @@ async def test_run_and_start_wait_for_their_turn_in_a_full_queue(store: FullStor
             "resume": _start_and_resume(other),
         }
         waiting = {name: asyncio.ensure_future(call) for name, call in calls.items()}
+        for name in ("runtime", "run", "start", "resume"):
+            await reaches(store, f"by-{name}", "pending")
         await asyncio.sleep(0.05)
         assert {name for name, call in waiting.items() if call.done()} == set()
-        rows = [await store.get(f"by-{name}") for name in ("runtime", "run", "start", "resume")]
-        assert [row and row.status for row in rows] == ["pending"] * 4
         gate.opened.set()
         done = dict(zip(waiting, await asyncio.gather(*waiting.values()), strict=True))
         assert done == {name: "hello Ada!" if name == "await" else Ok("hello Ada!") for name in calls}

@@ -9,6 +9,7 @@ import pytest
 from perdure import Context, Runtime, workflow
 from perdure.model.running_steps import MAX_BYTES, RunningSteps, decode_running_steps, encode_running_steps
 from perdure.store import Store
+from tests.patience import PATIENCE
 from tests.worker.flows import soon
 
 
@@ -44,7 +45,7 @@ async def test_a_renewal_keeps_the_steps_under_way_with_the_run(store: Store) ->
     async def two(ctx: Context) -> None:
         await asyncio.gather(ctx.step(wait, key="a"), ctx.step(wait, key="b"))
 
-    async with Runtime(store, [two], lease_ttl="300ms") as runtime, asyncio.timeout(20):
+    async with Runtime(store, [two], lease_ttl="300ms") as runtime, asyncio.timeout(PATIENCE):
         run = await runtime.start(two, id="r")
         await started.wait()
         await soon(lambda: _has_running_steps(store))

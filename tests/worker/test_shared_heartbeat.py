@@ -18,12 +18,12 @@ import pytest
 from perdure import Context, Runtime, Workflow, stores
 from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.heartbeat import Heartbeat, HeldLease, _heartbeats, _thread, heartbeat_of
-from perdure.errors import LeaseHeld
 from perdure.model.clock import Clock, SystemClock
 from perdure.model.records import Lease
 from perdure.store import Store
 from perdure.testing import ManualClock
 from perdure.testing.contract.world import new_run
+from tests.patience import PATIENCE, until
 
 CLOCK = SystemClock()
 
@@ -54,7 +54,7 @@ async def heartbeat_tasks() -> int:
 
 async def test_sweeps_at_many_instants_share_one() -> None:
     store, flow = stores.memory(), Workflow("nap", nap)
-    before, threads = await heartbeat_tasks(), threading.active_count()
+    before, threads = await heartbeat_tasks(), {*threading.enumerate()}
     async with Runtime(store, [flow], concurrency=0, unload_grace=0) as runtime:
         for n in range(100):
             await runtime.run(flow, id=f"run-{n}")
@@ -62,7 +62,7 @@ async def test_sweeps_at_many_instants_share_one() -> None:
             assert len(await runtime.sweep(now=datetime.now(UTC) + timedelta(hours=2, seconds=n), limit=1)) == 1
         assert heartbeats_of(store) == 1
         assert await heartbeat_tasks() - before <= 1
-        assert threading.active_count() == threads
+        assert {*threading.enumerate()} <= threads  # those of earlier tests may end meanwhile
 
 
 @pytest.mark.one_loop  # asyncio's debug mode keeps the last drive alive, and with it the heartbeat
@@ -78,7 +78,7 @@ async def test_many_runtimes_on_one_store_share_one_and_leave_none_behind() -> N
             assert heartbeats_of(store) == 1
     assert await heartbeat_tasks() - before <= 1
     del runtime, clock
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while heartbeats_of(store):  # until its task in the other thread has ended
             await asyncio.sleep(0.05)
             gc.collect()
@@ -101,12 +101,12 @@ async def test_each_lease_is_renewed_by_the_clock_of_its_holder() -> None:
     manual = ManualClock()
     beat = heartbeat_of(store, 0.3)
     held = [await hold(store, run_id, 0.3, beat, clock) for run_id, clock in (("a", CLOCK), ("b", manual), ("c", SystemClock()))]
-    async with asyncio.timeout(10):
-        while len(renewals) < 2:  # noqa: ASYNC110 - as above
-            await asyncio.sleep(0.02)
+    expected = [(None, ["a", "c"]), (manual.store_now(), ["b"])]
+    await until(lambda: renewals[-2:] == expected)  # on a busy machine it has renewed the first before it got the last
     for one in held:
         beat.drop(one)
-    assert renewals[:2] == [(None, ["a", "c"]), (manual.store_now(), ["b"])]
+    assert {now for now, ids in renewals if ids == ["b"]} == {manual.store_now()}
+    assert not [ids for now, ids in renewals if now is None and "b" in ids]
 
 
 def test_it_keeps_no_store_alive() -> None:
@@ -145,19 +145,20 @@ async def hold(store: Store, run_id: str, ttl: float, beat: Heartbeat, clock: Cl
 def renewed_in_a_child(store: Store, ttl: float, beat: Heartbeat | None) -> None:
     async def look() -> None:
         await hold(store, "child", ttl, beat or heartbeat_of(store, ttl))
-        await asyncio.sleep(3 * ttl)
-        try:
-            await store.acquire("child", ttl)
-        except LeaseHeld:
-            return
-        raise AssertionError("the lease has expired")
+        leases: set[int | None] = set()
+        async with asyncio.timeout(PATIENCE):
+            while len(leases) < 4:
+                row = await store.get("child")
+                assert row is not None
+                leases.add(row.lease_until)
+                await asyncio.sleep(0.05)
 
     asyncio.run(look())
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["asked for again", "of a host made before"])
 def test_a_forked_child_renews_its_own_leases(tmp_path: Path, is_known: bool) -> None:
-    store, ttl = stores.sqlite(tmp_path / "runs.db"), 1.5
+    store, ttl = stores.sqlite(tmp_path / "runs.db"), 2.0
     beat = heartbeat_of(store, ttl)
     asyncio.run(hold(store, "parent", ttl, beat))
     child = multiprocessing.get_context("fork").Process(target=renewed_in_a_child, args=(store, ttl, beat if is_known else None))

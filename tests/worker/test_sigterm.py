@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +17,7 @@ import pytest
 
 from perdure import Context, Ok, PerdureWarning, Runtime, Workflow
 from perdure.store import Store
-from tests.worker.flows import PATIENCE
+from tests.patience import PATIENCE
 
 WORKER: Final = Path(__file__).parent / "sigterm_worker.py"
 ROOT: Final = WORKER.parents[2]
@@ -116,11 +115,9 @@ def test_a_process_does_not_stay_for_a_step_that_takes_longer_than_the_drain(tmp
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
             assert worker.stdout is not None
             assert worker.stdout.readline() == "running\n"
-            before = time.monotonic()
             worker.send_signal(signal.SIGTERM)
             assert worker.stdout.readline() == "stopped\n"
-            said, complained = worker.communicate(timeout=PATIENCE)
-            assert time.monotonic() - before < 10  # of the 20 s that the step takes
+            said, complained = worker.communicate(timeout=PATIENCE)  # the step takes longer
         assert (worker.returncode, said) == (0, "")
         assert "Traceback" not in complained
         assert "Fatal" not in complained

@@ -15,7 +15,8 @@ from perdure.errors import InvalidInput, PersistenceError, RunConflict, RunFinis
 from perdure.store import Store
 from perdure.testing import ManualClock
 from perdure.worker.host import CREATED_AT_ONCE
-from tests.worker.flows import PATIENCE, ask, client, greet, nap
+from tests.patience import PATIENCE
+from tests.worker.flows import ask, client, greet, nap
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "import_orders.py"
 NAMES = [("Ada",), ("Eve", "?"), ("Ida",)]

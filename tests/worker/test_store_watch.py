@@ -13,7 +13,8 @@ from perdure.aio import store_watch
 from perdure.aio.store_watch import TURNS, expect_change
 from perdure.store import FullStore
 from tests.backends.skewed import SkewedStore
-from tests.worker.flows import PATIENCE, ask, client
+from tests.patience import PATIENCE
+from tests.worker.flows import ask, client
 
 READS = ("get", "acquire", "journal", "inbox", "list")
 

@@ -6,6 +6,7 @@ import asyncio
 
 from perdure import Context, Runtime, stores, workflow
 from perdure.store import FullStore
+from tests.patience import PATIENCE
 
 
 async def lose(store: FullStore, run_id: str, times: int) -> None:
@@ -47,7 +48,7 @@ async def test_a_worker_drives_one_suspect_until_it_records_something() -> None:
         await ctx.step(may_end.wait)
 
     async def until(ids: set[str]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while set(driven) != ids:
                 await store.watch(0.05)
 

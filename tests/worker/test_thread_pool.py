@@ -11,7 +11,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +21,7 @@ from perdure.aio import threads
 from perdure.aio.threads import ThreadPool, ThreadsClosed, run_in_thread
 from perdure.errors import PersistenceError
 from tests.failing_starts import FailingStarts
-from tests.worker.flows import PATIENCE
+from tests.patience import PATIENCE, until
 
 T = TypeVar("T")
 PROGRAM = Path(__file__).parent / "few_threads.py"
@@ -31,12 +30,6 @@ PROGRAM = Path(__file__).parent / "few_threads.py"
 async def result_of(future: Future[T]) -> T:
     async with asyncio.timeout(PATIENCE):
         return await asyncio.wrap_future(future)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not is_so():  # noqa: ASYNC110 - what a thread does is no event of the loop
-            await asyncio.sleep(0.005)
 
 
 async def test_calls_one_after_the_other_share_one_daemon_thread_with_a_name() -> None:
@@ -97,9 +90,11 @@ async def test_trying_to_start_a_thread_backs_off(monkeypatch: pytest.MonkeyPatc
     pool = ThreadPool("perdure-none", 5)
     starts = FailingStarts(monkeypatch)
     starts.fail_all()
+    began = time.monotonic()
     waiting = pool.submit_patiently(list[int])
-    await asyncio.sleep(0.8)
-    assert starts.failed < 0.8 / 0.04 + 5  # with jitter, half of the longest pause at least
+    await until(lambda: starts.failed >= 12)
+    # The sum of the pauses, each with the least that jitter leaves of it.
+    assert time.monotonic() - began >= (0.01 + 0.02 + 0.04 + 8 * 0.08) / 2
     starts.fail_none()
     assert await result_of(waiting) == []
     pool.close()

@@ -13,7 +13,8 @@ from perdure import Context, Err, Ok, Runtime, Suspended, Workflow, workflow
 from perdure.backends.user_defined.workflow_adapter import workflow_store
 from perdure.store import Store, require
 from tests.backends.user_defined.own_stores import DictStore
-from tests.worker.flows import PATIENCE, Flaky, client, greet, reaches, soon, taken
+from tests.patience import PATIENCE
+from tests.worker.flows import Flaky, client, greet, reaches, soon, taken
 
 
 @workflow(name="pay")

@@ -13,6 +13,7 @@ import pytest
 
 from perdure import Ok, PerdureWarning, Runtime, Suspended, open_store, stores
 from perdure.stores import _process_memory
+from tests.patience import PATIENCE
 from tests.worker.flows import ask, greet, nap
 
 
@@ -138,7 +139,7 @@ async def test_where_warnings_are_errors_whoever_waits_for_the_run_hears_of_it_a
     asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(str(context["exception"])))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert isinstance(await asyncio.wait_for(ask.run(), 10), Suspended)
+        assert isinstance(await asyncio.wait_for(ask.run(), PATIENCE), Suspended)
     assert len(said) == 1
     assert "is suspended in memory" in said[0]
 

@@ -12,7 +12,8 @@ import pytest
 from perdure import Context, Runtime, SnapshotCorrupt, stores, workflow
 from perdure.store import FullStore, Store, require
 from perdure.worker import worker_registry
-from tests.worker.flows import PATIENCE, soon
+from tests.patience import PATIENCE
+from tests.worker.flows import soon
 
 _WORKER = """
 import asyncio, sys

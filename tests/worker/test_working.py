@@ -17,7 +17,8 @@ from perdure.errors import PersistenceError, RunCancelled
 from perdure.model.records import Claims
 from perdure.store import Store
 from perdure.testing import ManualClock
-from tests.worker.flows import PATIENCE, Gate, ask, client, greet, nap, reaches
+from tests.patience import PATIENCE
+from tests.worker.flows import Gate, ask, client, greet, nap, reaches
 
 
 async def test_a_run_started_inside_is_driven_at_once_and_awaited(store: Store) -> None:

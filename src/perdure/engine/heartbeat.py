@@ -155,8 +155,9 @@ class _Changes:
 
     def stop(self) -> None:
         """Watch no more."""
-        if self._watching is not None:
-            self._watching.cancel()
+        watching, self._watching = self._watching, None  # the cancelled task keeps its frames, which refer to this object
+        if watching is not None:
+            watching.cancel()
 
     def _watch(self, until: float) -> asyncio.Task[None]:
         if self._watching is None or self._watching.done():

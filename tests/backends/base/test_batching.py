@@ -12,6 +12,7 @@ import pytest
 
 from perdure.backends.base.batching import SEND_AGAIN, Batcher, Reply
 from perdure.errors import LeaseLost, PersistenceError
+from tests.patience import turns
 
 
 @dataclass(frozen=True)
@@ -104,22 +105,17 @@ class Slow:
         return [request.n for request in requests]
 
 
-async def turns() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
 async def test_many_are_sent_in_two_halves_so_that_one_can_be_worked_on_while_the_other_goes_on() -> None:
     server = Slow()
     batcher: Batcher[Number, int] = Batcher(server.perform, lambda _: False, max_in_flight=2)
     answers = [batcher.put(Number(n)) for n in range(40)]
-    await turns()
+    await turns(5)
     assert server.batches == [list(range(20)), list(range(20, 40))]
     answers += [batcher.put(Number(n)) for n in range(40, 45)]
-    await turns()
+    await turns(5)
     assert len(server.batches) == 2, "two at a time"
     server.may_answer[1].set()
-    await turns()
+    await turns(5)
     assert server.batches[2:] == [[40, 41, 42, 43, 44]], "as soon as there is room"
     assert [answer.done() for answer in answers] == [False] * 20 + [True] * 20 + [False] * 5
     for event in server.may_answer:
@@ -131,9 +127,9 @@ async def test_a_few_share_a_statement_and_the_next_need_not_wait_for_it() -> No
     server = Slow()
     batcher: Batcher[Number, int] = Batcher(server.perform, lambda _: False, max_in_flight=2)
     answers = [batcher.put(Number(n)) for n in range(5)]
-    await turns()
+    await turns(5)
     answers.append(batcher.put(Number(5)))
-    await turns()
+    await turns(5)
     assert server.batches == [[0, 1, 2, 3, 4], [5]]
     for event in server.may_answer:
         event.set()
@@ -144,12 +140,12 @@ async def test_one_at_a_time_is_one_at_a_time() -> None:
     server = Slow()
     batcher: Batcher[Number, int] = Batcher(server.perform, lambda _: False)
     answers = [batcher.put(Number(n)) for n in range(40)]
-    await turns()
+    await turns(5)
     answers += [batcher.put(Number(n)) for n in range(40, 45)]
-    await turns()
+    await turns(5)
     assert server.batches == [list(range(40))]
     server.may_answer[0].set()
-    await turns()
+    await turns(5)
     assert server.batches[1:] == [list(range(40, 45))]
     server.may_answer[1].set()
     assert await asyncio.gather(*answers) == list(range(45))
@@ -185,7 +181,7 @@ async def test_whoever_cancels_all_tasks_does_not_reach_a_statement() -> None:
     server = Slow()
     batcher: Batcher[Number, int] = Batcher(server.perform, lambda _: False)
     answer = batcher.put(Number(1))
-    await turns()
+    await turns(5)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     server.may_answer[0].set()
     assert await answer == 1

@@ -20,6 +20,7 @@ from perdure.model.records import Lease, Pulse
 from perdure.testing.contract.world import new_run
 from tests.backends.disk_child import create_leased, record
 from tests.campaign import times
+from tests.patience import PATIENCE
 
 
 def entry(seq: int, **fields: Any) -> Entry:
@@ -119,7 +120,7 @@ async def test_a_cancelled_verb_leaves_the_store_closable(store: SQLiteStore) ->
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await store.close()
 
 
@@ -222,7 +223,7 @@ async def test_reads_go_on_while_a_write_waits_for_the_lock(store: SQLiteStore, 
     lease = await create_leased(store, "run")
     other = await asyncio.to_thread(_locking, path)
     waiting = asyncio.ensure_future(store.record(lease, [entry(1)]))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         assert await store.get("run") is not None
         assert await store.journal("run") == []
     await asyncio.to_thread(other.close)

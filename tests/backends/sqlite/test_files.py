@@ -21,6 +21,7 @@ from perdure.errors import PersistenceError
 from perdure.testing.contract.world import new_run
 from tests.backends.disk_child import create_leased
 from tests.campaign import times
+from tests.patience import PATIENCE
 
 ODD_NAMES = ("a?mode=ro", "a#b", "50%25", "file:x", "a b;c", "ünï-😀", "'quoted\"", "-dash", "back\\slash")
 
@@ -242,7 +243,7 @@ def test_a_watcher_does_not_outlive_the_file_for_long(store: SQLiteStore, path: 
         await asyncio.sleep(0)
         await store.renew([], 60)  # queued behind the watcher, which is in its place by now
         await asyncio.to_thread(path.unlink)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await watching
 
     asyncio.run(watch())

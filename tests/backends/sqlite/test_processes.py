@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from perdure.testing.contract.world import new_run
 from tests.backends.disk_child import create_leased, record
 from tests.backends.disk_processes import STRACE, StartChild, integrity, run_to_end
 from tests.campaign import times
+from tests.patience import PATIENCE
 
 
 @pytest.mark.parametrize("when", range(1, 1 + times(100)))
@@ -38,7 +38,7 @@ async def test_a_watcher_is_woken_by_another_process(store: SQLiteStore, dsn: st
     await asyncio.sleep(0)
     await store.renew([], 60)  # queued behind the watcher, which is in its place by now
     ended = asyncio.create_task(asyncio.to_thread(run_to_end, process))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         await watching
     assert await store.get("run") is not None
     await ended
@@ -72,9 +72,7 @@ def test_no_transaction_begins_while_the_process_is_being_forked(store: SQLiteSt
 
 
 def test_leaving_without_closing_neither_hangs_nor_complains(dsn: str, start_child: StartChild) -> None:
-    before = time.monotonic()
     assert run_to_end(start_child("leave_open", dsn, ready=False)) == "2\n"
-    assert time.monotonic() - before < 20
 
 
 @pytest.mark.parametrize("when", [20, 21, 30])

@@ -16,6 +16,7 @@ from tests.backends.disk_child import create_leased, inbox, journal, pending_row
 from tests.backends.disk_processes import STRACE, StartChild, integrity, kill_unreaped
 from tests.backends.sqlite.test_commits import _FailingCommit, commits
 from tests.campaign import times
+from tests.patience import PATIENCE
 
 
 async def _state(store: SQLiteStore, run_id: str) -> tuple[Any, ...]:
@@ -109,7 +110,7 @@ async def test_what_a_killed_process_held_can_be_restored_at_once(store: SQLiteS
     with pytest.raises(LeaseHeld, match=f"process {process.pid} "):
         await store.restore(pending_row("run"), [])
     await kill_unreaped(process)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while True:
             try:
                 await store.restore(pending_row("run"), [Entry(seq=1, key="step")])

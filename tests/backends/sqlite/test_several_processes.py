@@ -15,6 +15,7 @@ from perdure.errors import LeaseHeld
 from perdure.store import FullStore
 from tests.backends.disk_processes import StartChild, go, integrity, kill_unreaped, run_to_end
 from tests.backends.opening import store_at
+from tests.patience import PATIENCE
 
 ENTRIES: Final = 25
 
@@ -75,7 +76,7 @@ async def test_a_lease_is_free_at_once_when_its_process_was_killed(store: FullSt
     with pytest.raises(LeaseHeld, match=f"process {process.pid} "):
         await store.acquire("run", 60)
     await kill_unreaped(process)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not (ids := await claimed_ids(store)):  # noqa: ASYNC110 - another process's death is no event
             await asyncio.sleep(0.01)
     assert ids == ["run"]
@@ -85,7 +86,7 @@ async def test_a_killed_holders_run_is_due_and_can_be_acquired(store: FullStore,
     process = await asyncio.to_thread(start_child, "hold", dsn, "run")
     assert await store.due() == []
     await kill_unreaped(process)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while await store.due() != ["run"]:  # noqa: ASYNC110 - another process's death is no event
             await asyncio.sleep(0.01)
     assert await store.acquire("run", 60) is not None

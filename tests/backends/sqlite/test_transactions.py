@@ -9,6 +9,7 @@ from perdure.backends.sqlite import SQLiteStore
 from perdure.errors import PersistenceError
 from perdure.model.journal import Entry
 from tests.backends.disk_child import create_leased
+from tests.patience import PATIENCE
 
 STEP = Entry(seq=1, key="step")
 FORBIDDEN = (
@@ -104,7 +105,7 @@ async def test_a_transaction_that_waits_for_the_lock_can_be_cancelled(store: SQL
         await asyncio.sleep(0)
         await transaction.execute("SELECT 1")
         waiting.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await asyncio.wait([waiting])
     await store.record(second, [STEP])
 
