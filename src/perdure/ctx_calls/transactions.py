@@ -171,6 +171,7 @@ class TransactionAttempts(Attempts):
             pause = self._pause_after_conflict()
         elif self._step.plan.retry.wants(error, self._attempt):
             pause = self._step.plan.retry.wait_after(self._attempt)
+            self._log_failed_attempt(error, pause)
             self._attempt += 1
         else:
             return msgspec.structs.replace(entry, ok=False, payload=self._failed(error).payload)
