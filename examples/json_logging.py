@@ -5,9 +5,10 @@
 Any JSON formatter does: the fields are attributes of the record. It prints, among others (the first line of each kind):
 
     INFO order-1 checkout: run 'order-1' is claimed
+    WARNING order-1 checkout: step 'charge' of run 'order-1' of workflow 'checkout' failed in attempt 1, and is tried again in 0.0 s: ConnectionError: the bank is closed (json_logging.py:35)
     WARNING order-1 checkout: step 'charge' of run 'order-1' failed after 2 attempts: ConnectionError('the bank is closed')
     WARNING order-1 checkout: run 'order-1' failed: ConnectionError('the bank is closed')
-"""
+"""  # noqa: E501 - a line of a log is as long as it is
 
 import asyncio
 import json

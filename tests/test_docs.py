@@ -33,7 +33,9 @@ def test_the_program_prints_what_stands_below_it(program: str, printed: str, tmp
     done = subprocess.run(
         [sys.executable, "-W", "error", "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
     )
-    assert (done.stdout, done.stderr) == (printed, "")
+    # Python prints warnings of loggers that have no handler, and the attempts that fail in a program are logged as such.
+    told = [line for line in done.stderr.splitlines() if ", and is tried again in " not in line]
+    assert (done.stdout, told) == (printed, [])
 
 
 def test_no_block_of_python_or_output_escapes_the_programs() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
-LEVELS: Final = ("info", "warning", "error")
+LEVELS: Final = ("debug", "info", "warning", "error")
 
 
 def messages_in(source: str) -> Iterator[tuple[str, str]]:

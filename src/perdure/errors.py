@@ -55,7 +55,6 @@ and rebuilt says the same thing again.
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
@@ -64,6 +63,10 @@ from perdure.model.durations import seconds as to_seconds
 
 # How many of its errors a SnapshotFormatError shows in its text. All of them are in `errors`.
 _MAX_SHOWN_ERRORS: Final = 20
+# Keys that perdure makes for itself, and no user can choose, as a key of theirs that begins with % is escaped: that of the entry
+# which says where the run was cancelled, or its deadline passed; and how that of a compensation begins, before the step's key.
+CANCEL_KEY: Final = "%cancel"
+COMPENSATION_PREFIX: Final = "%compensate/"
 
 
 class PerdureError(Exception):
@@ -282,7 +285,9 @@ class RunDiverged(PerdureError):
 
     def __str__(self) -> str:
         run_id, asked, missing = self.args
-        shown = ", ".join(map(repr, missing[:_MAX_SHOWN_ERRORS])) + (" and others" if len(missing) > _MAX_SHOWN_ERRORS else "")
+        shown = ", ".join(map(name_key, missing[:_MAX_SHOWN_ERRORS])) + (
+            " and others" if len(missing) > _MAX_SHOWN_ERRORS else ""
+        )
         first = missing[0]
         return (
             f"run {run_id!r} was stopped before {asked!r}, which is new: {shown} is recorded and this code does not ask for it. "
@@ -316,8 +321,8 @@ class StepFailed(PerdureError):
 
     def __str__(self) -> str:
         if self.was_returned:
-            return f"step {self.args[0]!r} returned Err({self.args[1]!r})"
-        return f"step {self.args[0]!r} failed: {self.args[1]}: {self.args[2]}"
+            return f"{name_step(self.args[0])} returned Err({self.args[1]!r})"
+        return f"{name_step(self.args[0])} failed: {self.args[1]}: {self.args[2]}"
 
 
 class StepChanged(PerdureError):
@@ -333,7 +338,7 @@ class StepChanged(PerdureError):
     def __str__(self) -> str:
         run_id, key, recorded, asked = self.args
         return (
-            f"run {run_id!r} recorded {key!r} as {recorded}, but the code now asks for it as {asked}; "
+            f"run {run_id!r} recorded {name_key(key)} as {recorded}, but the code now asks for it as {asked}; "
             "give the new step a key of its own"
         )
 
@@ -345,7 +350,7 @@ class StepTimeout(PerdureError, TimeoutError):
         super().__init__(key, seconds)
 
     def __str__(self) -> str:
-        return f"step {self.args[0]!r} did not finish within {self.args[1]:g} s"
+        return f"{name_step(self.args[0])} did not finish within {self.args[1]:g} s"
 
 
 class RetryAfter(PerdureError):
@@ -374,7 +379,7 @@ class StepNotPicklable(PerdureError, TypeError):
 
     def __str__(self) -> str:
         key, what, reason = self.args
-        return f"step {key!r} has an executor in another process, but {what} ({reason})"
+        return f"{name_step(key)} has an executor in another process, but {what} ({reason})"
 
 
 class ExecutorNotFound(PerdureError):
@@ -387,7 +392,7 @@ class ExecutorNotFound(PerdureError):
         key, name, known = self.args
         there_are = f"there are {', '.join(map(repr, known))}" if known else "there are none"
         advice = f"pass executors={{{name!r}: ...}} to the Runtime"
-        return f"step {key!r} has executor={name!r}, which is not known here ({there_are}); {advice}"
+        return f"{name_step(key)} has executor={name!r}, which is not known here ({there_are}); {advice}"
 
 
 class ApprovalNotFound(PerdureError):
@@ -686,9 +691,15 @@ OnChange: TypeAlias = Literal["warn", "error", "ignore"]
 OnDivergence: TypeAlias = Literal["stop", "run"]
 
 
-def react(choice: OnChange, error: PerdureError) -> None:
-    """Raise the error, warn with its text, or ignore it, as the option says."""
-    if choice == "error":
-        raise error
-    if choice == "warn":
-        warnings.warn(str(error), PerdureWarning, stacklevel=3)
+def name_key(key: str) -> str:
+    """Return how a message names the key: `'charge'`, `the compensation of 'charge'`, `the cancellation of the run`."""
+    if key == CANCEL_KEY:
+        return "the cancellation of the run"
+    own = key.removeprefix(COMPENSATION_PREFIX)
+    return repr(key) if own == key else f"the compensation of {own!r}"
+
+
+def name_step(key: str) -> str:
+    """Return how a message names the step under this key: `step 'charge'`, `the compensation of 'charge'`."""
+    named = name_key(key)
+    return f"step {named}" if named == repr(key) else named

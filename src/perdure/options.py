@@ -251,5 +251,7 @@ class EngineSettings:
     max_blocked: float | None = 60.0
     # What is called in place of a step: a step as it was called, for another. `perdure.testing` has stubs.
     replace_step: Callable[[Any], Any] | None = None
+    # Which changes of which workflow a warning was about; None: each is warned of.
+    said_changes: set[tuple[str, int, str]] | None = None
     # Whether `timeout=` of a step counts by `clock`, and not by the event loop: under a virtual clock only.
     limits_steps_by_clock: bool = False

@@ -60,7 +60,7 @@ from perdure.options import (
 from perdure.result import Err, Ok, Outcome
 from perdure.run import Run
 from perdure.simple_stores import WorkflowStore
-from perdure.snapshots.importer import RunStart, resolve_state
+from perdure.snapshots.importer import RunStart
 from perdure.store import Store, require
 from perdure.stores import Choice, choose_store
 from perdure.worker.host import Host
@@ -187,12 +187,13 @@ class Runtime:
         self._threads = ThreadPool("perdure-step", self._concurrency or STEP_THREADS)
         self._host = Host(
             self._store,
-            replace(settings, threads=self._threads),
+            replace(settings, threads=self._threads, said_changes=set()),
             lease_ttl=lease_ttl,
             process_options=process_options,
             is_implicit=store.is_implicit,
         )
         self._host.find_worker = self._worker_serving
+        self._host.has_worker = self._is_working
         self._schedules = RuntimeSchedules(self._host)
         self._health = HealthCheck(self._store, self._started_worker)
         if self._retention:
@@ -792,11 +793,12 @@ class Runtime:
             self._worker.scheduler.look_soon()
 
     async def _new_run(self, workflow: WorkflowDefinition, args: tuple[Any, ...], options: dict[str, Any]) -> RunStart:
-        """The run as it is to be created, from the state that the workflow has for new runs."""
+        """The run as it is to be created, from the state that the workflow has for it."""
         stored = check_stored_options(options)
         if counts_from_now(stored):
             await self._host.ask_time()
-        return self._host.new_run(workflow, args, {}, stored, await resolve_state(workflow.process_options))
+        start = self._host.new_run(workflow, args, {}, stored)
+        return await self._host.with_state(workflow, start, {}, is_named="id" in stored)
 
     def _definition(self, workflow: Any) -> WorkflowDefinition:
         if isinstance(workflow, str):

@@ -56,10 +56,11 @@ class WorkflowStore(Protocol):
         """Delete the run. It is no error when there is none."""
         ...
 
-    def due(self, now: datetime, limit: int, /) -> Awaitable[Sequence[str | StoredRun]] | Sequence[str | StoredRun]:
+    def due(self, now: datetime, limit: int, /) -> Awaitable[Sequence[str | StoredRun] | None] | Sequence[str | StoredRun] | None:
         """Ids (or runs) whose `wake_at` is not after `now`, earliest first, at most `limit`.
 
-        A run that turns out not to be due, or not to exist, is passed over. A store that wakes its runs by itself returns none.
+        A run that turns out not to be due, or not to exist, is passed over. A store that wakes its runs by itself returns
+        None, or an empty list.
         """
         ...
 

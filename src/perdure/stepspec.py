@@ -18,7 +18,7 @@ from weakref import ref
 
 import msgspec
 
-from perdure.errors import RetryAfter
+from perdure.errors import RetryAfter, name_step
 from perdure.model.durations import Duration, seconds
 from perdure.model.ids import check_id
 from perdure.model.stream_items import MAX_STREAM_ITEMS
@@ -392,8 +392,8 @@ class StepInfo(msgspec.Struct, frozen=True, gc=False):
         drive = None if self.drive is None else self.drive()
         if drive is None:
             raise RuntimeError(
-                f"step {self.key!r} of run {self.run_id!r} cannot emit here: its run is driven in another process, or has left "
-                "memory; emit in an async function or in a plain one without executor=, or return the items"
+                f"{name_step(self.key)} of run {self.run_id!r} cannot emit here: its run is driven in another process, or has "
+                "left memory; emit in an async function or in a plain one without executor=, or return the items"
             )
         emitted: Awaitable[None] = drive.emit_in_step(self, stream, item, max_items)
         return emitted
@@ -431,7 +431,7 @@ def current_run_id() -> str | None:
 def name_caller() -> str:
     """The step and the run in whose function this is called, in words, for a message."""
     here = current.get()
-    return f"step {here.key!r} of run {here.run_id!r}" if isinstance(here, StepInfo) else "a call"
+    return f"{name_step(here.key)} of run {here.run_id!r}" if isinstance(here, StepInfo) else "a call"
 
 
 @types.coroutine

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Par
 from urllib.parse import unquote, urlsplit
 
 from perdure.backends.base import dsn as _dsn
+from perdure.backends.base.address import path_text
 from perdure.store import FullStore, Store
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def libsql(
     """
     from perdure.backends.libsql import LibsqlStore, is_remote
 
-    place = os.fspath(url)
+    place = path_text(url, 'a libSQL store takes "libsql://host", or the path of a file as "file:app.db"')
     if is_remote(place):
         return LibsqlStore(place, auth_token=auth_token, tls=tls, table=table, prefix=prefix, auto_migrate=auto_migrate)
     if auth_token or tls is not None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from perdure import Context, Err, Ok, Workflow, stores
-from perdure.engine.heartbeat import HeldLease, _thread, heartbeat_of
+from perdure.engine.body_tasks import BodyTasks
+from perdure.engine.heartbeat import HeldLease, _beating, _thread, heartbeat_of
 from perdure.model.clock import SystemClock, elapsed
 from perdure.model.records import Pulse
 from perdure.store import Store
@@ -79,13 +80,13 @@ async def test_a_heartbeat_that_ends_leaves_no_garbage() -> None:
     claim = (await store.create(new_run("run"), ttl=30)).claim
     assert claim is not None
     renewed: list[Pulse] = []
-    held = HeldLease(claim.lease, 30, elapsed(), SystemClock(), renewed.append, lambda: None, {})
+    held = HeldLease(claim, 30, elapsed(), SystemClock(), renewed.append, lambda: None, {}, body=BodyTasks(), max_blocked=None)
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
     beat.hold(held)
     await until(lambda: renewed)
     beat.drop(held)
-    await until(lambda: not beat._is_beating)
+    await until(lambda: beat not in _beating)
     await asyncio.wrap_future(_thread.submit(turns()))  # its tasks end
     gc.collect()
     assert [one for one in gc.garbage if type(one).__module__.startswith("perdure")] == []

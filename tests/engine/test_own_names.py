@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from perdure.errors import name_key, name_step
 from perdure.model.own_names import (
     approval_address,
     awaited_by_user,
     compensation_key,
-    name_key,
     numbered_key,
     parts_of,
 )
@@ -38,3 +38,4 @@ def test_messages_name_keys_as_they_were_written() -> None:
     assert name_key("charge") == "'charge'"
     assert name_key(compensation_key("charge")) == "the compensation of 'charge'"
     assert name_key("%cancel") == "the cancellation of the run"
+    assert [name_step(key) for key in ("charge", compensation_key("charge"))] == ["step 'charge'", "the compensation of 'charge'"]

@@ -119,7 +119,8 @@ async def test_a_state_is_saved_loaded_listed_and_deleted(make: type[MemoryKeyVa
     await states.save("wf-1", STATE, {"y": 2})
     assert await states.load("wf-1") == ResumeState(STATE.steps, {"x": 1, "y": 2})
     assert await states.load_raw("wf-1") == (
-        '{"version":1,"entries":{"a":{"result":{"ok":true,"value":1}}},"metadata":{"x":1,"y":2}}'
+        '{"perdurePrefix":"workflow:state:","version":1,'
+        '"entries":{"a":{"result":{"ok":true,"value":1}}},"metadata":{"x":1,"y":2}}'
     )
     assert await states.list() == ["wf-1", "wf-2"]
     assert (await states.delete("wf-1"), await states.delete("wf-1"), await states.list()) == (True, False, ["wf-2"])

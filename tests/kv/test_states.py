@@ -10,7 +10,7 @@ import pytest
 from perdure import Context, Ok, Suspended, workflow
 from perdure.errors import SnapshotFormatError, StoreClosed
 from perdure.kv.protocol import maybe_await
-from perdure.state import MemoryKeyValueStore, ResumeState, Snapshot, StatePersistence, StepResult
+from perdure.state import MemoryKeyValueStore, ResumeState, Snapshot, StatePersistence, StepResult, dump_state
 from tests.kv.places import MemoryPlace, Place
 from tests.snapshots.documents import COMPLETED
 
@@ -56,6 +56,51 @@ async def test_a_prefix_sees_nothing_of_a_longer_one(place: Place) -> None:
     assert [await other.list() for other in (all_of_them, unnamed)] == [await seven_eight.list()] * 2
     assert await seven.list() == ["8:x", "plain"]
     assert [await seven.load(id_) for id_ in ("8:x", "plain")] == [secret, secret]
+
+
+async def test_a_state_that_another_library_saved_under_its_bare_id_is_found_and_deleted(place: Place) -> None:
+    kv = await place.open()
+    states = StatePersistence(kv)
+    text = dump_state(STATE)
+    for id_ in ("order:1", "100%", "a:b:c"):
+        assert await states.load(id_) is None
+        await maybe_await(kv.set(f"workflow:state:{id_}", text))
+        assert (await states.load(id_), await states.load_raw(id_)) == (STATE, text)
+        changed = ResumeState({"b": StepResult(ok=True, value=2)})
+        await states.save(id_, changed)
+        assert await states.load(id_) == changed
+        assert await states.delete(id_) is True
+        assert (await states.load(id_), await states.delete(id_), await maybe_await(kv.keys("*"))) == (None, False, [])
+
+
+async def test_a_run_goes_on_from_the_state_that_another_library_saved_under_an_id_with_a_colon() -> None:
+    charged: list[int] = []
+
+    async def charge(cents: int) -> str:
+        charged.append(cents)
+        return "paid"
+
+    @workflow
+    async def order(ctx: Context, cents: int) -> str:
+        return await ctx.step("charge", charge, cents)
+
+    text = '{"version":1,"entries":{"charge":{"result":{"ok":true,"value":"paid there"}}}}'
+    for store_it in (True, False):
+        kv = MemoryKeyValueStore()
+        await kv.set("workflow:state:order:1", text)
+        states = StatePersistence(kv)
+        if store_it:
+            assert await order.run(4250, id="order:1", store=states) == Ok("paid there")
+        else:
+            assert await order.run(4250, resume_state=await states.load("order:1")) == Ok("paid there")
+    assert charged == []
+
+
+async def test_what_is_damaged_under_a_bare_id_is_an_error_that_names_its_key() -> None:
+    kv = MemoryKeyValueStore()
+    await kv.set("workflow:state:order:1", "{")
+    with pytest.raises(SnapshotFormatError, match="the resume state under key 'workflow:state:order:1' cannot be read"):
+        await StatePersistence(kv).load("order:1")
 
 
 async def test_the_key_of_a_state_is_its_prefix_and_its_id_with_colons_escaped() -> None:

@@ -24,6 +24,7 @@ from perdure import Context, Err, Ok, Retry, Runtime, Suspended, Workflow, store
 from perdure.errors import (
     PerdureError,
     PerdureWarning,
+    PersistenceError,
     RunDiverged,
     SnapshotCorrupt,
     SnapshotFormatError,
@@ -220,6 +221,154 @@ class TestWhatMayBeGiven:
         with pytest.raises(ConnectionError):
             await flow.run(id="run", store=store, snapshot=load)
         assert (await store.list(), called) == ([], [])
+
+    @pytest.mark.parametrize("kind", ["child in memory", "child of wf.run", "child of a worker", "schedule", "run of a schedule"])
+    async def test_children_and_runs_of_schedules_start_from_the_state_of_their_workflow(self, kind: str) -> None:
+        flow, called = asking("a", "b", resume_state=lambda: ONE_STEP)
+
+        async def parent(ctx: Context) -> None:
+            await ctx.child(flow)
+
+        over, store = Workflow("over", parent), stores.memory()
+        if kind == "child in memory":
+            await over()
+        elif kind == "child of wf.run":
+            await over.run(id="over", store=store)
+        elif kind == "child of a worker":
+            async with Runtime(store, [over, flow]) as runtime:
+                await (await runtime.start(over))
+        else:
+            clock = ManualClock(datetime(2026, 5, 4, tzinfo=UTC))
+            runtime = Runtime(store, [flow], clock=clock, concurrency=0)
+            await runtime.schedule(flow, every="1h")
+            if kind == "schedule":
+                clock.advance("1h")
+            else:
+                await runtime.run_schedule("flow")
+            assert list((await runtime.sweep()).values()) == [Ok([])]
+            assert await runtime.sweep() == {}
+            await runtime.close()
+        assert (seen_by(flow), called) == ([("a", 1), ("b", "<b>")], ["b"])
+
+    async def test_a_child_whose_state_cannot_be_loaded_is_tried_again_and_its_parent_sees_nothing_of_it(self) -> None:
+        loads: list[str] = []
+
+        def load() -> ResumeState:
+            loads.append("load")
+            if len(loads) == 1:
+                raise ConnectionError("no route")
+            return ONE_STEP
+
+        flow, called = asking("a", "b", resume_state=load)
+        seen: list[Exception] = []
+
+        async def parent(ctx: Context) -> str:
+            try:
+                await ctx.child(flow)
+            except Exception as error:
+                seen.append(error)
+            return "done"
+
+        store, over = stores.memory(), Workflow("over", parent)
+        with pytest.raises(
+            PersistenceError, match=r"the state for run 'over/flow' could not be loaded: ConnectionError\('no route'\)"
+        ):
+            await over.run(id="over", store=store)
+        assert await over.run(id="over", store=store) == Ok("done")
+        assert (loads, called, seen) == (["load"] * 2, ["b"], [])
+
+    async def test_a_schedule_whose_state_cannot_be_loaded_says_so_and_makes_up_for_it(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        loads: list[str] = []
+
+        def load() -> ResumeState:
+            loads.append("load")
+            if len(loads) < 3:
+                raise ConnectionError("no route")
+            return ONE_STEP
+
+        flow, called = asking("a", "b", resume_state=load)
+        plain, plainly = asking("a", name="plain")
+        clock = ManualClock(datetime(2026, 5, 4, tzinfo=UTC))
+        runtime = Runtime(stores.memory(), [flow, plain], clock=clock, concurrency=0)
+        await runtime.schedule(flow, every="1h")
+        await runtime.schedule(plain, every="1h")
+        clock.advance("1h")
+        outcomes = [list(await runtime.sweep()) for _ in range(3)]
+        assert outcomes == [["plain:2026-05-04T01:00:00Z"], [], ["flow:2026-05-04T01:00:00Z"]]
+        assert (called, plainly) == (["b"], ["a"])
+        (line,) = {record.message for record in caplog.records if record.levelname == "ERROR"}
+        assert line == (
+            "schedule 'flow' starts no runs: run 'flow:2026-05-04T01:00:00Z' cannot be created with its state, which is tried "
+            "again: ConnectionError('no route')"
+        )
+        await runtime.close()
+
+    @pytest.mark.parametrize("level", ["run", "workflow"])
+    async def test_a_run_that_the_store_has_is_not_loaded_and_gives_its_outcome_though_loading_would_fail(
+        self, level: str
+    ) -> None:
+        loads: list[str] = []
+
+        def load() -> ResumeState:
+            loads.append("load")
+            if len(loads) > 1:
+                raise ConnectionError("no route")
+            return ONE_STEP
+
+        of_run: dict[str, Any] = {"resume_state": load} if level == "run" else {}
+        of_workflow: dict[str, Any] = {} if level == "run" else {"resume_state": load}
+        flow, called = asking("a", "b", **of_workflow)
+        store = stores.memory()
+        for _ in range(2):
+            assert await flow.run(id="run", store=store, **of_run) == Ok([])
+            assert await (await flow.start(id="run", store=store, **of_run)) == []
+        if level == "workflow":
+            async with Runtime(store, [flow]) as runtime:
+                assert await runtime.run(flow, id="run") == Ok([])
+                (run,) = await runtime.start_many(flow, [()], ids=["run"])
+                assert await run == []
+        assert (loads, called) == (["load"], ["b"])
+
+    async def test_without_a_store_a_state_takes_the_place_of_what_an_earlier_run_of_this_process_left(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("PERDURE_STORE", raising=False)
+        calls: list[str] = []
+
+        async def charge() -> str:
+            calls.append("charge")
+            if len(calls) == 1:
+                raise ConnectionError("no route")
+            return "charged"
+
+        async def body(ctx: Context) -> str:
+            return f"{await ctx.step(charge)} {await ctx.step('ship', returning('shipped'))}"
+
+        flow = Workflow("flow", body)
+        state = ResumeState({"charge": StepResult(ok=True, value="elsewhere")})
+        for method in ("run", "start"):
+            calls.clear()
+            run_id = f"replaced by {method}"
+            assert isinstance(await flow.run(id=run_id, resume_state=None), Err)
+            if method == "run":
+                assert await flow.run(id=run_id, resume_state=state) == Ok("elsewhere shipped")
+            else:
+                assert await (await flow.start(id=run_id, resume_state=lambda: state)) == "elsewhere shipped"
+            assert calls == ["charge"]
+
+    async def test_without_a_store_a_state_that_is_not_used_is_warned_of(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("PERDURE_STORE", raising=False)
+        flow, called = asking("a", "b")
+        assert await flow.run(id="known", resume_state=ONE_STEP) == Ok([])
+        assert await flow.run(id="known", resume_state=ONE_STEP) == Ok([])  # the run has recorded the same
+        other = ResumeState({"a": StepResult(ok=True, value=2), "c": StepResult(ok=True, value=3)})
+        with pytest.warns(
+            PerdureWarning, match=r"run 'known' is in the memory of this process, completed, .* result of 'a', 'c', is not used"
+        ):
+            assert await flow.run(id="known", resume_state=other) == Ok([])
+        assert called == ["b"]
 
     async def test_both_names_at_once_are_a_type_error_whatever_they_say(self) -> None:
         flow, called = asking("a")

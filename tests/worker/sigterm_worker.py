@@ -1,7 +1,7 @@
 """A worker in the foreground: python sigterm_worker.py DATABASE. Its step says that it runs, and ends when told to on stdin.
 
-Those of the workflows `stuck` and `stubborn` take ten minutes and for ever. With a word after DATABASE a drain waits half a second
-for them; with `inside` it is `async with` that works. The log goes to stderr.
+Those of the workflows `stuck` and `stubborn` take ten minutes and forever. With a word after DATABASE a drain waits half a
+second for them; with `inside` it is `async with` that works. The log goes to stderr.
 """
 
 from __future__ import annotations

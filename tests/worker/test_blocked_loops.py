@@ -19,7 +19,8 @@ from perdure import Context, Ok, Runtime, Workflow, stores
 from perdure.aio.loop_watch import WatchedLoop
 from perdure.engine import heartbeat
 from perdure.store import Store
-from tests.worker.flows import PATIENCE, Gate, client, soon
+from tests.patience import PATIENCE
+from tests.worker.flows import Gate, client, soon
 
 LINE: Final = next(n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.strip() == "pass")
 PLACE: Final = rf"at {re.escape(__file__)}:({LINE - 1}|{LINE}) in Blocker\.block"

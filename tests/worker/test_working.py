@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from perdure import Context, Ok, Runtime, Suspended, Workflow, workflow
+from perdure import Context, Ok, PerdureWarning, Runtime, Suspended, Workflow, workflow
 from perdure.errors import PersistenceError, RunCancelled
 from perdure.model.records import Claims
 from perdure.store import Store
 from perdure.testing import ManualClock
+from perdure.worker.worker_registry import is_worker_known
 from tests.patience import PATIENCE
-from tests.worker.flows import Gate, ask, client, greet, nap, reaches
+from tests.worker.flows import Gate, ask, client, greet, nap, reaches, soon
 
 
 async def test_a_run_started_inside_is_driven_at_once_and_awaited(store: Store) -> None:
@@ -32,6 +33,53 @@ async def test_a_run_started_by_a_client_is_picked_up(store: Store) -> None:
     async with Runtime(store, [greet]), client(store) as other, asyncio.timeout(PATIENCE):
         run = await other.start(greet, "Ada", id="g1")
         assert await run == "hello Ada!"
+
+
+async def test_awaiting_a_run_that_nobody_drives_is_warned_of_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("perdure.worker.outcomes.WARN_AFTER_SECONDS", 0.0)
+    async with client(store, greet) as runtime, asyncio.timeout(PATIENCE):
+        for number in range(2):
+            run = await runtime.start(greet, "Ada", id=f"g{number}")
+            waiting = asyncio.ensure_future(run.outcome())
+            if not number:
+                with pytest.warns(
+                    PerdureWarning,
+                    match=r"run 'g0' is awaited and nothing drives it: .* `async with runtime:`, or .*`perdure worker`",
+                ):
+                    await soon(lambda: asyncio.sleep(0, "there is no worker" in caplog.text))
+            await runtime.sweep()
+            assert await waiting == Ok("hello Ada!")
+    assert caplog.text.count("there is no worker") == 1
+
+
+async def test_awaiting_a_run_that_a_worker_has_or_may_take_is_not_warned_of(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looked = asyncio.Event()
+
+    async def look(host: Any) -> bool:
+        looked.set()
+        return await is_worker_known(host)
+
+    monkeypatch.setattr("perdure.worker.outcomes.WARN_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("perdure.worker.outcomes.is_worker_known", look)
+    gate = Gate()
+    async with (
+        asyncio.timeout(PATIENCE),
+        Runtime(store, [gate.flow], only_queues=["other"]) as runtime,
+        client(store, gate.flow) as other,
+    ):
+        await runtime.workers()  # it shows itself
+        run = await other.start(gate.flow, id="late")
+        waiting = asyncio.ensure_future(run.outcome())
+        await looked.wait()
+        async with Runtime(store, [gate.flow]):
+            await gate.reached.wait()
+            gate.opened.set()
+            assert await waiting == Ok("through")
+    assert "there is no worker" not in caplog.text
 
 
 async def test_runs_that_were_there_before_the_worker_are_picked_up(store: Store) -> None:

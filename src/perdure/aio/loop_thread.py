@@ -106,6 +106,9 @@ def block_on(coro: Coroutine[Any, Any, T], by: str = "a call") -> T:
             while not wait([future], WARN_OF_BLOCKED_SECONDS).done:
                 warn_if_all_blocked()
         return future.result()
+    except KeyboardInterrupt as interrupt:
+        future.cancel()  # nothing will read the result
+        raise interrupt.with_traceback(None) from None  # how this thread waited says nothing about what was interrupted
     except BaseException:
-        future.cancel()  # the wait was interrupted (KeyboardInterrupt): nothing will read the result
+        future.cancel()
         raise

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import MemberDescriptorType, ModuleType
 from typing import Any
 
@@ -27,6 +28,7 @@ from perdure.codec.tagging import Tagger
 from perdure.codec.untagging import Untagger
 from perdure.codec.values import encode_bounded, refuse_repeated_keys
 from perdure.errors import StepFailed
+from perdure.model.logs import is_of_caller, users_traceback
 
 _MAX_MESSAGE = 10_000
 _MAX_TRACEBACK = 20_000
@@ -38,6 +40,7 @@ _MAX_DEPTH = 50
 # Of one record with its whole chain, in characters; JSON takes up to six bytes for one. Past it messages are still recorded.
 _MAX_RECORD = 1_000_000
 _MIN_TEXT = 200
+_LONGEST_LINE = 200
 # Python's own descriptors of exceptions and classes, which a user's class cannot override.
 _EXCEPTION_VARS = vars(BaseException)
 _CLASS_VARS = vars(type)
@@ -70,6 +73,24 @@ def dump_error(error: BaseException) -> bytes:
         return _encode(_ExceptionRecorder().record(error, 0))
     except Exception:  # noqa: BLE001 - the stack may be used up; no failure in here may hide the error
         return _encode(_ExceptionRecorder().describe(error))
+
+
+def line_of(error: BaseException) -> str:
+    """Return the error in one line: its class, its message, and where the user's code raised it; never raises."""
+    name, message = _CLASS_VARS["__qualname__"].__get__(type(error)), _message(error)
+    line = one_line(f"{name}: {message}" if message else name)
+    last = _get_builtin(error, "__traceback__")
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or is_of_caller(last.tb_frame.f_code.co_filename):
+        return line
+    return f"{line} ({Path(last.tb_frame.f_code.co_filename).name}:{last.tb_lineno})"
+
+
+def one_line(text: str) -> str:
+    """Return the text in one line of at most 200 characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 1] + "…"
 
 
 def load_error(data: bytes, key: str) -> Exception:
@@ -210,14 +231,14 @@ def _shows_none(member: MemberDescriptorType) -> bool:
 
 
 def _traceback(error: BaseException, recorded: _ExceptionRecord) -> str:
-    """The text of the traceback; empty for an error that was never raised, such as a deadline's.
+    """The text of the traceback, from the user's code on; empty for an error that was never raised, such as a deadline's.
 
     A limit cuts its beginning, because the error was raised at its end.
     """
     try:
         from traceback import extract_tb
 
-        frames = "".join(extract_tb(_get_builtin(error, "__traceback__"), limit=-_MAX_FRAMES).format())
+        frames = "".join(extract_tb(users_traceback(_get_builtin(error, "__traceback__")), limit=-_MAX_FRAMES).format())
     except Exception:  # noqa: BLE001 - source lines come from loaders and caches that are not ours
         frames = ""
     if not frames:

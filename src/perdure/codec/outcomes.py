@@ -14,7 +14,8 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from perdure.codec import Codec, Loss, dump_error, is_rebuildable, load_error, register
-from perdure.errors import PerdureWarning, RunCancelled, SnapshotCorrupt, StepFailed, ValueNotStorable
+from perdure.codec.failures import one_line
+from perdure.errors import PerdureWarning, RunCancelled, SnapshotCorrupt, StepFailed, ValueNotStorable, name_step
 from perdure.model.records import EndStatus, RunInfo, RunRow, Status
 from perdure.result import Err, Ok, Outcome
 
@@ -29,7 +30,6 @@ _MAX_NOTES: Final = 10
 # message stand at the beginning.
 FAILED: Final[tuple[Status, ...]] = ("failed", "dead")
 OUTCOME_START: Final = 2_000
-_LONGEST_LINE: Final = 200
 _RECORDED_EXCEPTION: Final = re.compile(r'\{"module":"[^"]*","qualname":"([^"]*)","message":"((?:[^"\\]|\\.)*)')
 _CUT_FAILURE: Final = re.compile(r'\{"origin":"(?:result|throw)","error":(.*)', re.DOTALL)
 
@@ -108,7 +108,7 @@ def load_failure(codec: Codec, payload: bytes, key: str, hint: Any = Any) -> Exc
 
 def note_step(error: BaseException, key: str, run_id: str) -> None:
     """Add to the error in which step of which run it was raised. A traceback shows it, and the record keeps it."""
-    note = f"in step {key!r} of run {run_id!r}"
+    note = f"in {name_step(key)} of run {run_id!r}"
     with contextlib.suppress(Exception):  # `__notes__` may be anything in a user's class
         notes = getattr(error, "__notes__", ())
         # One object that is raised again and again would collect a note each time.
@@ -217,9 +217,9 @@ def error_line(status: Status, outcome: bytes | None) -> str | None:
         error, is_exception = cut[1], True  # whether it is one stands at the end; it looks like one if it is
     recorded = _RECORDED_EXCEPTION.match(error) if is_exception else None
     if recorded is None:
-        return _one_line(_text_from(error[1:-1]) if error[:1] == error[-1:] == '"' else error)
+        return one_line(_text_from(error[1:-1]) if error[:1] == error[-1:] == '"' else error)
     name, message = recorded[1], _text_from(recorded[2])
-    return _one_line(f"{name}: {message}" if message else name)
+    return one_line(f"{name}: {message}" if message else name)
 
 
 def _text_from(json: str) -> str:
@@ -228,8 +228,3 @@ def _text_from(json: str) -> str:
         return msgspec.json.decode(f'"{json}"', type=str)
     except msgspec.MsgspecError:
         return json
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 1] + "…"

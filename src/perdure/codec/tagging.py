@@ -18,12 +18,13 @@ and objects, not the JSON ones.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum, Flag
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 from uuid import UUID
 
 import msgspec
@@ -32,12 +33,22 @@ from perdure.codec import scalars
 from perdure.codec.losses import LOST, Loss, LossReason, ValuePath, render
 from perdure.codec.shapes import PATHS, Shape, name_of, shape_of
 from perdure.errors import ValueNotStorable
+from perdure.model.logs import is_of_caller
 
 # From this many bytes on, walked containers are remembered.
 _MANY = 16 * 1024
 # A value can refer to one part that is lost a million times, and each occurrence is a loss with a path of its own.
 _MOST_LOSSES = 10_000
+# What to annotate, by the root of a value's path.
+_ANNOTATED: Final = {
+    "input": "annotate the workflow's parameter with it, or ",
+    "value": "annotate the return type of the step or workflow with it, pass returns=, or ",
+}
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
+
+
+class NotAwaited(ValueNotStorable):
+    """A part of a value has to be awaited first."""
 
 
 class _WalkedContainer(NamedTuple):
@@ -52,7 +63,7 @@ class _WalkedContainer(NamedTuple):
 class Tagger:
     """Turns one value into its tree. With `losses`, a part that cannot be stored becomes `$lost` and is noted there."""
 
-    __slots__ = ("canonical", "done", "limit", "losses", "max_depth", "name_for", "open", "room")
+    __slots__ = ("canonical", "done", "limit", "losses", "max_depth", "name_for", "open", "room", "unawaited")
 
     def __init__(
         self,
@@ -62,11 +73,14 @@ class Tagger:
         room: int = sys.maxsize,
         losses: list[Loss] | None = None,
         canonical: bool = False,
+        unawaited: list[Any] | None = None,
     ) -> None:
         self.name_for = name_for
         self.max_depth = max_depth
         self.losses = losses
         self.canonical = canonical
+        # Where awaitables are put, if it is to find them and not to raise.
+        self.unawaited = unawaited
         self.limit = room
         # How many more bytes fit if the rest takes as few as possible. It stops a value that refers to one list a billion times,
         # or is huge, before its tree fills the memory.
@@ -213,11 +227,20 @@ class Tagger:
             return self._path(value, path)
         shape = shape_of(cls)
         if shape is None and not issubclass(cls, Enum):
+            if inspect.isawaitable(value):
+                return self._unawaited(value, path)
             return self.refuse(path, _unsupported_reason(cls))
         name = self.name_for(cls)
         if name is None:
-            return self.refuse(path, _not_allowed_reason(cls))
+            return self.refuse(path, _not_allowed_reason(cls, path))
         return self._enum(value, name, path) if shape is None else self._object(value, shape, name, path)
+
+    def _unawaited(self, value: Any, path: ValuePath) -> Any:
+        """Refuse it, also where losses are allowed: the code is wrong, and None would hide it."""
+        if self.unawaited is None:
+            raise NotAwaited(render(path), _unawaited_reason(value))
+        self.unawaited.append(value)
+        return None
 
     def _path(self, value: Any, path: ValuePath) -> Any:
         text = str(value)
@@ -262,11 +285,20 @@ def _unsupported_reason(cls: type) -> str:
     return f"values of type {name_of(cls)} have no stored form; return plain data, a dataclass, or another kind of record"
 
 
-def _not_allowed_reason(cls: type) -> str:
-    return (
-        f"class {name_of(cls)} is not in the annotation, so it could not be rebuilt; annotate the step's return type with it, "
-        "pass returns=, or register the class (perdure.register)"
-    )
+def _not_allowed_reason(cls: type, path: ValuePath) -> str:
+    while not isinstance(path, str):
+        path = path[0]
+    advice = _ANNOTATED.get(path, "")
+    what = f"class {name_of(cls)} is not in the annotation, so it could not be rebuilt"
+    return f"{what}; {advice}register the class (perdure.register)"
+
+
+def _unawaited_reason(value: Any) -> str:
+    name = getattr(value, "__qualname__", None)
+    what = f"a {type(value).__name__}" if name is None else f"the coroutine of {name}()"
+    if inspect.iscoroutine(value) and is_of_caller(value.cr_code.co_filename):
+        what = "what a call such as ctx.step(...) gives before it is awaited"
+    return f"it is {what}: an `await` is missing before it"
 
 
 def _unset(_tagger: Tagger, _value: Any, _path: ValuePath) -> Any:

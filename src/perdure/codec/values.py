@@ -17,6 +17,8 @@ kept, on either way: that two parts were one object, and the payload bits of a N
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import marshal
 from collections.abc import Callable
 from hashlib import blake2b
@@ -30,7 +32,7 @@ from perdure.codec.checksums import find_types, four_bytes, pack_checksum
 from perdure.codec.hints import class_for, name_for
 from perdure.codec.losses import LOST, Loss
 from perdure.codec.shapes import error_text, name_of
-from perdure.codec.tagging import Tagger, limit_text
+from perdure.codec.tagging import NotAwaited, Tagger, limit_text
 from perdure.codec.untagging import Untagger
 from perdure.errors import ValueNotStorable
 
@@ -189,7 +191,10 @@ class Codec:
             if (data := encode_bounded(tagger.tag(value, path), self.max_bytes)) is None:
                 raise ValueNotStorable(path, f"it takes {limit_text(self.max_bytes)}")
             return data, Untagger(class_for(hint), self.max_depth).value(_decode(data))
-        except (ValueNotStorable, MemoryError):
+        except (ValueNotStorable, MemoryError) as refusal:
+            if isinstance(refusal, NotAwaited):
+                self._close_unawaited(value)
+                raise ValueNotStorable(*refusal.args) from None
             raise
         except RecursionError as error:
             raise ValueNotStorable(path, "it is nested too deeply for the stack that is left") from error
@@ -200,6 +205,15 @@ class Codec:
                 raise ValueNotStorable(path, f"it could not be rebuilt: {type(error).__name__}: {error_text(error)}") from error
             losses.append(Loss(path, "encode-failed"))
             return _encode({LOST: "encode-failed"}), None
+
+    def _close_unawaited(self, value: Any) -> None:
+        """Close the coroutines in a value that is refused for them, since Python warns of each that nobody has awaited."""
+        found: list[Any] = []
+        with contextlib.suppress(Exception):  # of the user's classes
+            Tagger(name_of, self.max_depth, room=self.max_bytes, losses=[], unawaited=found).tag(value, "value")
+        for each in found:
+            if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
+                each.close()
 
     def _canonical(self, value: Any) -> bytes:
         is_tuple = type(value) is tuple

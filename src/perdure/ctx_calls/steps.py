@@ -23,6 +23,7 @@ from perdure import events
 from perdure.aio.threads import ThreadsClosed
 from perdure.codec import dump_error, tree_of
 from perdure.codec.checksums import have_changed
+from perdure.codec.failures import line_of
 from perdure.codec.outcomes import error_on_replay, load_failure, note_step, store_err, store_exception, store_value
 from perdure.codec.shapes import error_text
 from perdure.engine.drive import Drive
@@ -38,12 +39,13 @@ from perdure.errors import (
     StepNotPicklable,
     StepTimeout,
     ValueNotStorable,
+    name_key,
+    name_step,
 )
 from perdure.executors.calls import ExecutorCall, SubmittedCall, call_plain, explain_pickling
 from perdure.model.durations import MAX_INSTANT, MICROSECOND, moment
 from perdure.model.journal import Entry, NextTry
 from perdure.model.logs import log, run_fields
-from perdure.model.own_names import name_key
 from perdure.result import Err, Ok
 from perdure.snapshots.step_results import load_error_of, load_value
 from perdure.stepspec import StepInfo, StepPlan, await_in, current, current_step, mark_cancelled
@@ -113,7 +115,9 @@ async def _run_cached(drive: Drive, step: StepCall) -> Any:
         if entry.phase == "close":
             args_hash = drive.codec.checksum(step.args) if drive.compares_arguments else None
             if have_changed(entry.args_hash, args_hash):  # by the same code, which may handle it
-                drive.warn_or_raise(drive.options.on_changed_arguments, changed_arguments(drive, step.key))
+                drive.warn_or_raise(
+                    drive.options.on_changed_arguments, changed_arguments(drive, step.key), f"arguments of {step.name}"
+                )
             return load_result(drive, step.key, step.plan, entry)
     with drive.cached_keys.first_use(step.key):
         return await run_step(drive, step, is_first_use=True)
@@ -122,7 +126,7 @@ async def _run_cached(drive: Drive, step: StepCall) -> Any:
 def replay_step(drive: Drive, key: str, plan: StepPlan, entry: Entry, args_hash: bytes | None) -> Any:
     """What a recorded step gives the body. With other arguments, it follows `on_changed_arguments`."""
     if entry.args_hash != args_hash and have_changed(entry.args_hash, args_hash):
-        drive.react(drive.options.on_changed_arguments, changed_arguments(drive, key))
+        drive.react(drive.options.on_changed_arguments, changed_arguments(drive, key), f"arguments of {entry.name}")
     return load_result(drive, key, plan, entry)
 
 
@@ -133,7 +137,7 @@ def load_result(drive: Drive, key: str, plan: StepPlan, entry: Entry) -> Any:
             return load_value(drive.codec, entry, plan.returns)
         error = load_error_of(drive.codec, entry, key, plan.fails_with)
     except (ValueError, msgspec.MsgspecError) as reason:
-        drive.corrupt(f"the record of step {key!r}", reason)
+        drive.corrupt(f"the record of {name_step(key)}", reason)
     drive.calls.raised(key, error)
     raise error
 
@@ -233,7 +237,7 @@ class Attempts(msgspec.Struct):
         if cached is not None and have_changed(cached.args_hash, self._args_hash):
             error = changed_arguments(self._drive, self._step.key, " by the run whose result is in the cache")
             try:
-                self._drive.warn_or_raise(self._drive.options.on_changed_arguments, error)
+                self._drive.warn_or_raise(self._drive.options.on_changed_arguments, error, f"arguments of {self._step.name}")
             except Exception:
                 self._call.free()  # nothing is recorded, so another use of the key gets the same error
                 raise
@@ -293,7 +297,7 @@ class Attempts(msgspec.Struct):
                     if drive.must_stop:
                         drive.look_whether_drained()
             except (KeyboardInterrupt, SystemExit) as interrupt:
-                drive.stop_at_exit(interrupt, f"step {step.key!r}")
+                drive.stop_at_exit(interrupt, name_step(step.key))
             except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - a step may raise anything; it is recorded
                 result = await self._after(raised)
             else:
@@ -348,7 +352,22 @@ class Attempts(msgspec.Struct):
     def _log_last_attempt(self, error: Exception) -> None:
         run, key = self._drive.run, self._step.key
         fields = {**run_fields(run, key=key), "attempt": self._attempt}
-        log.warning("step %r of run %r failed after %d attempts: %r", key, run.id, self._attempt, error, extra=fields)
+        log.warning("%s of run %r failed after %d attempts: %r", name_step(key), run.id, self._attempt, error, extra=fields)
+
+    def _log_failed_attempt(self, error: Exception, pause: float) -> None:
+        run, key, attempt = self._drive.run, self._step.key, self._attempt
+        fields = {**run_fields(run, key=key), "attempt": attempt}
+        log.warning(
+            "%s of run %r of workflow %r failed in attempt %d, and is tried again in %.1f s: %s",
+            name_step(key),
+            run.id,
+            run.workflow,
+            attempt,
+            pause,
+            line_of(error),
+            extra=fields,
+        )
+        log.debug("attempt %d of %s of run %r:", attempt, name_step(key), run.id, exc_info=error, extra=fields)
 
     def _as_exception(self, raised: Exception | asyncio.CancelledError) -> Exception:
         """What the function raised. A CancelledError that was not requested is the function's own failure; others go on."""
@@ -379,7 +398,7 @@ class Attempts(msgspec.Struct):
             payload, kept = store_value(codec, value, step.plan.returns, is_strict=self._drive.is_strict)
         except Exception as error:  # noqa: BLE001 - or what the value's own code raises when it is looked at
             # The effect has happened: recorded as failed, or it would be repeated for ever.
-            error.add_note(f"step {step.key!r} ran, but what it returned cannot be recorded")
+            error.add_note(f"{name_step(step.key)} ran, but what it returned cannot be recorded")
             return self._failed(error)
         return AttemptResult(True, payload, kept)
 
@@ -405,8 +424,9 @@ class Attempts(msgspec.Struct):
 
     async def _pause(self, error: Exception) -> None:
         """Record which attempt is next and when, wait until then, and for a thread that is still at it."""
-        pause = round(self._step.plan.retry.wait_after(self._attempt, error) * MICROSECOND)
-        at = min(self._drive.clock.now() + pause, MAX_INSTANT)
+        pause = self._step.plan.retry.wait_after(self._attempt, error)
+        self._log_failed_attempt(error, pause)
+        at = min(self._drive.clock.now() + round(pause * MICROSECOND), MAX_INSTANT)
         failed, self._attempt = self._attempt, self._attempt + 1
         opened = self._open(msgspec.json.encode(NextTry(at, msgspec.Raw(dump_error(error)))))
         if self._drive.publisher.subscribers:
@@ -426,7 +446,7 @@ class Attempts(msgspec.Struct):
         try:
             next_try = msgspec.json.decode(opened.payload, type=NextTry)
         except msgspec.MsgspecError as reason:
-            self._drive.corrupt(f"the next try of step {self._step.key!r}", reason)
+            self._drive.corrupt(f"the next try of {name_step(self._step.key)}", reason)
         self._attempt = opened.attempt
         await self._wait_until(next_try.at, opened.seq)
         return None

@@ -170,6 +170,7 @@ class TransactionAttempts(Attempts):
             pause = self._pause_after_conflict()
         elif self._is_retried(error):
             pause = self._step.plan.retry.wait_after(self._attempt, error)
+            self._log_failed_attempt(error, pause)
             self._attempt += 1
         else:
             return msgspec.structs.replace(entry, ok=False, payload=self._failed(error).payload)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from functools import partial
@@ -51,22 +52,22 @@ from perdure.engine.streams import Streams, emit_in_step
 from perdure.engine.subscriptions import Subscriptions
 from perdure.engine.timers_and_signals import Waits
 from perdure.errors import (
+    CANCEL_KEY,
     ChildrenOpen,
     InvalidInput,
     LeaseLost,
     OnChange,
     PerdureError,
+    PerdureWarning,
     PersistenceError,
     RunCancelled,
     SnapshotCorrupt,
     ValueNotStorable,
-    react,
 )
 from perdure.model.clock import Clock, Timer
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.journal import Entry, JournalIndex
 from perdure.model.logs import log, run_fields
-from perdure.model.own_names import CANCEL_KEY
 from perdure.model.records import (
     Claim,
     NewInput,
@@ -561,19 +562,37 @@ class Drive:
             raise interrupt
         self.stop_because(describe_interrupt(self.run.id, where, interrupt))
 
-    def react(self, choice: OnChange, error: PerdureError) -> None:
-        """Do with a mismatch what the option says, and tell listeners of it."""
+    def react(self, choice: OnChange, error: PerdureError, what: str) -> None:
+        """Do with a mismatch what the option says, and tell listeners of it. `what` has changed for all runs of the workflow."""
         if choice == "error":
             self.misfit(error)
-        self.warn_or_raise(choice, error)
+        self.warn_or_raise(choice, error, what)
 
-    def warn_or_raise(self, choice: OnChange, error: PerdureError) -> None:
+    def warn_or_raise(self, choice: OnChange, error: PerdureError, what: str) -> None:
         """As `react`, for an error that the body may handle."""
+        if choice == "error":
+            raise error
         if choice == "warn":
             self.publisher.publish_warning(str(error))
-            if log.hasHandlers():  # otherwise it would be printed twice
-                log.warning("run %r goes on although its code has changed: %s", self.run.id, error, extra=run_fields(self.run))
-        react(choice, error)
+            self._warn_of_change(error, what)
+
+    def _warn_of_change(self, error: PerdureError, what: str) -> None:
+        """Warn once for all runs of the workflow: after a deploy there may be thousands."""
+        run, said = self.run, self.settings.said_changes
+        change = run.workflow, run.version, what
+        if said is not None and change in said:
+            return
+        if said is not None:
+            said.add(change)
+        if log.hasHandlers():  # otherwise it would be printed twice
+            log.warning(
+                "the code of workflow %r has changed, and its runs go on, such as %r: %s",
+                run.workflow,
+                run.id,
+                error,
+                extra=run_fields(run),
+            )
+        warnings.warn(str(error), PerdureWarning, stacklevel=3)
 
     def corrupt(self, what: str, reason: Exception) -> NoReturn:
         """Recorded data cannot be read back by this code."""
@@ -666,7 +685,7 @@ class Drive:
                     self._hints,
                     is_strict=self.is_strict,
                     passed_deadline=self._deadline if self._is_late else None,
-                    on_unknown_steps=partial(self.react, self.options.on_unknown_steps),
+                    on_unknown_steps=partial(self.react, self.options.on_unknown_steps, what="steps that are not asked for"),
                 )
             except BaseException as error:  # noqa: BLE001 - an interrupt in code of the result's own
                 self._give_up(error)

@@ -20,7 +20,7 @@ from perdure.codec.outcomes import Ending, Hints, run_ending
 from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.keyed_calls import Calls
 from perdure.engine.replay_order import MOST_TURNS, QUIET_TURNS_AFTER_END
-from perdure.errors import CompensationFailed, DeadlineExceeded, PerdureWarning, RunCancelled, RunDead, SnapshotMismatch
+from perdure.errors import CompensationFailed, DeadlineExceeded, PerdureWarning, RunCancelled, RunDead, SnapshotMismatch, name_key
 from perdure.model.durations import moment
 from perdure.model.journal import Entry, entries_in_force
 from perdure.model.logs import log
@@ -242,7 +242,7 @@ def ending_of_body(
 
 def _unknown_steps(calls: Calls) -> str:
     unknown = sorted(calls.owed.unasked)
-    shown = ", ".join(map(repr, unknown[:5])) + (" and others" if len(unknown) > 5 else "")
+    shown = ", ".join(map(name_key, unknown[:5])) + (" and others" if len(unknown) > 5 else "")
     return f"it ended without asking for what is recorded under {shown}; was a step renamed or removed?"
 
 

@@ -34,7 +34,7 @@ from perdure.aio.own_tasks import start_own_task
 from perdure.aio.pending_write import PendingWrite, await_reply, in_flight, is_committed, is_unknown, wait_for_reply
 from perdure.codec.outcomes import note_step, store_exception
 from perdure.engine.body_tasks import BodyTasks, nothing
-from perdure.errors import LeaseLost, PerdureError, PersistenceError, StoreCapabilityError, ValueNotStorable
+from perdure.errors import LeaseLost, PerdureError, PersistenceError, StoreCapabilityError, ValueNotStorable, name_step
 from perdure.model.clock import Clock
 from perdure.model.journal import Entry, Kind, Phase
 from perdure.model.records import Awaited, EndStatus, Item, Lease, NewInput, Pulse, Signal
@@ -507,7 +507,7 @@ class Recorder(Unrecorded):
         if longest is None or len(longest.payload) <= max(longer_than, _SHORT):
             return False
         error = ValueNotStorable("value", f"it has {len(longest.payload):,} bytes ({refusal.reason})")
-        error.add_note(f"step {longest.key!r} ran, but what it returned cannot be recorded")
+        error.add_note(f"{name_step(longest.key)} ran, but what it returned cannot be recorded")
         note_step(error, longest.key, self._lease.run_id)
         failed = msgspec.structs.replace(longest, ok=False, payload=store_exception(error))
         self._put_in_place(entries, longest, failed)

@@ -31,7 +31,7 @@ from perdure.engine.body_tasks import BodyTasks
 from perdure.engine.keyed_calls import Calls, CtxCall
 from perdure.engine.recorder import Unrecorded
 from perdure.engine.replay_order import ResultQueue
-from perdure.errors import SnapshotCorrupt, StreamEnded, StreamFull, ValueNotStorable
+from perdure.errors import SnapshotCorrupt, StreamEnded, StreamFull, ValueNotStorable, name_step
 from perdure.model.ids import check_id
 from perdure.model.journal import Entry
 from perdure.model.records import Item, RunRow, check_positive
@@ -149,7 +149,7 @@ class Streams:
     def add_of_step(self, info: StepInfo, name: str, value: bytes, max_items: int) -> None:
         """The next item of this attempt of a step."""
         if info.key not in self._drive.executing:
-            raise RuntimeError(f"step {info.key!r} of run {info.run_id!r} is over: nothing more can be emitted in it")
+            raise RuntimeError(f"{name_step(info.key)} of run {info.run_id!r} is over: nothing more can be emitted in it")
         stream = self._open(name)
         if stream.length >= max_items:
             raise StreamFull(info.run_id, name, max_items)
@@ -323,7 +323,7 @@ def _call_on_loop(drive: StreamOwner, info: StepInfo, name: str, payload: bytes,
         drive.check_open()
         if info.is_cancelled:
             raise RuntimeError(
-                f"step {info.key!r} of run {info.run_id!r} was cancelled or timed out; its items would be discarded"
+                f"{name_step(info.key)} of run {info.run_id!r} was cancelled or timed out; its items would be discarded"
             )
         streams = drive.open_streams()
         if streams is not None:

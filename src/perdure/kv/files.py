@@ -29,6 +29,7 @@ import msgspec
 
 from perdure.aio.pending_write import await_reply
 from perdure.aio.threads import run_in_thread
+from perdure.backends.base.address import path_text
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.errors import PersistenceError
 from perdure.kv.disk import (
@@ -312,7 +313,7 @@ def _now() -> int:
 
 
 def _check_path(directory: str | Path) -> str:
-    text = os.fspath(directory)
-    if not isinstance(text, str) or not text or "\0" in text:
+    text = path_text(directory, 'a key-value store in files takes the path of a directory, such as "values"')
+    if not text or "\0" in text:
         raise ValueError(f"directory {directory!r} must name a directory; without one use MemoryKeyValueStore()")
     return os.path.realpath(text)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from perdure.aio.threads import run_in_thread
-from perdure.backends.mongo.address import address_of_client, check_source, parse_address, settings_for
+from perdure.backends.mongo.address import address_of, check_source, settings_for
 from perdure.backends.mongo.connections import MongoConnections
 from perdure.backends.mongo.errors import driver
 from perdure.backends.mongo.schema import check_stem
@@ -62,7 +62,7 @@ class MongoKeyValueStore(ServerKeyValueStore[MongoKvConnections]):
     ) -> None:
         driver()
         check_source(url, client)
-        address = address_of_client(client, database) if url is None else parse_address(url, database)
+        address = address_of(url, client, database)
         self._before = f"{escape_colons(check_namespace(namespace))}:"
         super().__init__(MongoKvConnections(address, check_stem(collection), url=url, client=client))
 

@@ -12,7 +12,7 @@ from functools import cache
 from string import Template
 from typing import Any, Final
 
-from perdure.backends.postgres.address import PostgresAddress, parse_address
+from perdure.backends.postgres.address import FORM, PostgresAddress, parse_address
 from perdure.backends.postgres.channel import Connection, PostgresChannel
 from perdure.backends.postgres.connections import PostgresConnections
 from perdure.backends.postgres.errors import driver
@@ -115,7 +115,7 @@ class PostgresKeyValueStore(ServerKeyValueStore[PostgresKvConnections]):
         self, url: str | None = None, *, pool: Any = None, table: str = "perdure", namespace: str = "", pool_size: int = 5
     ) -> None:
         if (url is None) == (pool is None):
-            raise ValueError("a PostgreSQL key-value store takes a URL or a pool, one of them")
+            raise ValueError(f"pass the URL of the PostgreSQL database, {FORM}, or a pool of yours as pool=, one of them")
         driver()
         place = PostgresAddress(f"pool {id(pool)}", "", "") if url is None else parse_address(url)
         self._namespace = check_namespace(namespace)

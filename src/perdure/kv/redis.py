@@ -63,7 +63,7 @@ class RedisKeyValueStore(ServerKeyValueStore[RedisKvConnections]):
     ) -> None:
         keys = Keys(table, "")
         driver()
-        check_source(url, client)
+        check_source(url, client, cluster=cluster)
         address = address_of_client(client) if url is None else parse_address(url)
         self._before = f"{keys.stem}:values:{escape_colons(check_namespace(namespace))}:".encode()
         super().__init__(RedisKvConnections(address, keys, url=url, client=client, cluster=cluster))

@@ -16,6 +16,7 @@ from pathlib import Path
 from string import Template
 from typing import Concatenate, Final, NoReturn, ParamSpec, TypeVar
 
+from perdure.backends.base.address import path_text
 from perdure.backends.base.lifecycle import Lifecycle
 from perdure.backends.sqlite.connection_thread import ConnectionThread
 from perdure.backends.sqlite.database import database_at
@@ -192,7 +193,7 @@ def _now() -> int:
 
 
 def _check_path(path: str | Path) -> str:
-    text = os.fspath(path)
-    if not isinstance(text, str) or not text or text == ":memory:" or "\0" in text:
+    text = path_text(path, 'an SQLite key-value store takes the path of a file, such as "app.db"')
+    if not text or text == ":memory:" or "\0" in text:
         raise ValueError(f"path {path!r} must name a file; for a store without one use MemoryKeyValueStore()")
     return os.path.realpath(text)

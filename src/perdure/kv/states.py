@@ -2,12 +2,19 @@
 
 The key of a state is `prefix + id`, with the colons of the id escaped (`%3A`, and `%25` for a percent sign). A prefix is empty or
 ends in a colon, so the last colon of a key ends its prefix: two prefixes never share a key, even if one begins the other.
+
+Other libraries do not escape: their state of `order:1` is under `prefix + "order:1"`. `load` and `delete` look there too.
+Such a key may also be ours, with a longer prefix. So `save` writes its prefix into the text, and a text of ours is never taken
+for theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any, Final, Self
+
+import msgspec
 
 from perdure.errors import SnapshotFormatError
 from perdure.kv.dsns import open_key_value_store
@@ -16,6 +23,9 @@ from perdure.kv.protocol import KeyValueStore, as_text, maybe_await
 from perdure.model.ids import check_id
 from perdure.snapshots.resume_state import ResumeState, dump_state, parse_state
 from perdure.snapshots.snapshot import Snapshot
+
+# The field of a text in which `save` writes its prefix.
+_PREFIX_FIELD: Final = "perdurePrefix"
 
 
 class StatePersistence:
@@ -60,31 +70,47 @@ class StatePersistence:
 
     async def save(self, id: str, state: ResumeState | Snapshot, metadata: Mapping[str, Any] | None = None) -> None:  # noqa: A002 - the name people know
         """Store the state, replacing an earlier one; `metadata` is added to its own."""
-        await maybe_await(self._kv.set(self._key(id), dump_state(state, **(metadata or {}))))
+        if isinstance(state, Snapshot):
+            state = ResumeState.from_snapshot(state)
+        ours = replace(state, extra={**state.extra, _PREFIX_FIELD: self._prefix})
+        await maybe_await(self._kv.set(self._key(id), dump_state(ours, **(metadata or {}))))
 
     async def load(self, id: str) -> ResumeState | None:  # noqa: A002 - as above
         """The state that was saved, or None when there is none. One that cannot be read is an error, and stays stored."""
-        text = await self.load_raw(id)
-        if text is None:
+        found = await self._find(id)
+        if found is None:
             return None
+        key, text = found
         try:
-            return parse_state(text)
+            state = parse_state(text)
         except SnapshotFormatError as error:
-            raise SnapshotFormatError(error.errors, f"the resume state under key {self._key(id)!r}") from error
+            raise SnapshotFormatError(error.errors, f"the resume state under key {key!r}") from error
+        return replace(state, extra={name: part for name, part in state.extra.items() if name != _PREFIX_FIELD})
 
     async def load_raw(self, id: str) -> str | None:  # noqa: A002 - as above
         """The text that was saved, not parsed."""
-        text = await maybe_await(self._kv.get(self._key(id)))
-        return None if text is None else as_text(text)
+        found = await self._find(id)
+        return None if found is None else found[1]
 
     async def delete(self, id: str) -> bool:  # noqa: A002 - as above
         """Whether there was a state to delete."""
-        return bool(await maybe_await(self._kv.delete(self._key(id))))
+        was_there = bool(await maybe_await(self._kv.delete(self._key(id))))
+        theirs = await self._find(id)  # of another library, which would be found from now on
+        return bool(await maybe_await(self._kv.delete(theirs[0]))) or was_there if theirs is not None else was_there
 
     async def list(self) -> list[str]:
         """The ids under which something is saved, sorted."""
         found = [as_text(key) for key in await maybe_await(self._kv.keys(f"{self._prefix}*"))]
         return sorted(id_ for id_ in map(self._id_in, found) if id_ is not None)
+
+    async def _find(self, id: str) -> tuple[str, str] | None:  # noqa: A002 - as above
+        """Return the key and the text of the state, if need be where another library keeps it: under the bare id."""
+        key, bare = self._key(id), self._prefix + id
+        text = await maybe_await(self._kv.get(key))
+        if text is not None:
+            return key, as_text(text)
+        text = None if bare == key else await maybe_await(self._kv.get(bare))
+        return None if text is None or _is_ours(as_text(text)) else (bare, as_text(text))
 
     def _key(self, id: str) -> str:  # noqa: A002 - as above
         return self._prefix + escape_colons(check_id(id, "the id of a state"))
@@ -103,6 +129,15 @@ def _check_store(kv: KeyValueStore) -> KeyValueStore:
             "MemoryKeyValueStore(), another store of perdure.kv or one of your own, or call StatePersistence.open with a DSN"
         )
     return kv
+
+
+def _is_ours(text: str) -> bool:
+    """Return whether `save` has written this text, under whatever prefix."""
+    try:
+        tree = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError):
+        return False
+    return type(tree) is dict and _PREFIX_FIELD in tree
 
 
 def _check_prefix(prefix: str) -> str:

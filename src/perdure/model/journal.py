@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from perdure.model.own_names import COMPENSATION_PREFIX, compensation_key
+from perdure.errors import COMPENSATION_PREFIX
+from perdure.model.own_names import compensation_key
 
 Phase: TypeAlias = Literal["open", "close", "cancel", "drop"]
 # What a key stands for. Asking for a recorded key as another kind raises StepChanged.

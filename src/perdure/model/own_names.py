@@ -2,7 +2,7 @@
 
 Such a name stands beside those of users, in an inbox or a journal, and no user can choose it: signals that begin with `perdure:`
 are refused, and a key that begins with % is escaped. People never read one: lists, descriptions, messages and logs have
-`awaited_by_user` and `name_key`, which say what was written and keep the kind apart.
+`awaited_by_user`, `parts_of` and `errors.name_key`, which say what was written and keep the kind apart.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
+from perdure.errors import CANCEL_KEY, COMPENSATION_PREFIX
 from perdure.model.ids import MAX_ID_BYTES
 from perdure.result import WaitingFor
 
@@ -21,10 +22,6 @@ _APPROVAL_PREFIX: Final = f"{RESERVED}approval:"
 # How much of its name is in the address of an approval: an address is at most as long as an id.
 _SHOWN_BYTES: Final = 900
 _APPROVAL_ID_CHARS: Final = 32
-# The key of the entry that says where the run was cancelled, or its deadline passed.
-CANCEL_KEY: Final = "%cancel"
-# The key of the step that is compensated follows.
-COMPENSATION_PREFIX: Final = "%compensate/"
 # What follows in place of a key that is too long.
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 # The key of a child that was started again under a key whose first call was cancelled.
@@ -85,11 +82,3 @@ def parts_of(key: str, journal_keys: Iterable[str] = ()) -> KeyParts:
     if _HASH.fullmatch(own):
         own = next((each for each in journal_keys if compensation_key(each) == key), own)
     return KeyParts("compensation", own)
-
-
-def name_key(key: str) -> str:
-    """Return how a message names the key: `'charge'`, `the compensation of 'charge'`, `the cancellation of the run`."""
-    kind, own = parts_of(key)
-    if kind == "cancellation":
-        return "the cancellation of the run"
-    return repr(own) if kind == "call" else f"the compensation of {own!r}"

@@ -23,11 +23,11 @@ from typing import Final
 
 import msgspec
 
-from perdure.errors import RunConflict, SnapshotCorrupt, StepNotFound
+from perdure.errors import CANCEL_KEY, RunConflict, SnapshotCorrupt, StepNotFound
 from perdure.model.approvals import OpenApproval
 from perdure.model.durations import MAX_INSTANT
 from perdure.model.journal import Entry, Kind, OpenWait, drop_entry
-from perdure.model.own_names import CANCEL_KEY, approval_name
+from perdure.model.own_names import approval_name
 from perdure.model.records import NewRun, RunRow, Signal
 from perdure.snapshots.consistent_view import View, user_metadata
 from perdure.snapshots.importer import RunStart

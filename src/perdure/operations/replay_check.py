@@ -102,7 +102,7 @@ class ReplayCheck(Drive):
             self._warnings.append(_not_asked_for(list(self.calls.owed.missing)))
         return self._judge("warns" if self._warnings else "fits")
 
-    def warn_or_raise(self, choice: OnChange, error: PerdureError) -> None:
+    def warn_or_raise(self, choice: OnChange, error: PerdureError, what: str) -> None:  # noqa: ARG002 - it keeps them for the verdict
         if choice == "warn":
             self._warnings.append(error.reason if isinstance(error, SnapshotMismatch) else str(error))
         elif choice == "error":

@@ -50,17 +50,23 @@ def has_state(*levels: Mapping[str, Any]) -> bool:
     return any("snapshot" in options or "resume_state" in options for options in levels)
 
 
-async def resolve_state(*levels: Mapping[str, Any]) -> Snapshot | ResumeState | None:
-    """The state that `snapshot=` or `resume_state=` names, called and awaited if need be, and read in full; None for no state.
-
-    The levels of options go from the farthest to the nearest, which wins.
-    """
+def given_state(*levels: Mapping[str, Any]) -> Any:
+    """Return what `snapshot=` or `resume_state=` was given: a state, a function that loads one, or None."""
     given: Any = None
     for options in levels:
         if "snapshot" in options:
             given = options["snapshot"]
         elif "resume_state" in options:
             given = options["resume_state"]
+    return given
+
+
+async def resolve_state(*levels: Mapping[str, Any]) -> Snapshot | ResumeState | None:
+    """The state that `snapshot=` or `resume_state=` names, called and awaited if need be, and read in full; None for no state.
+
+    The levels of options go from the farthest to the nearest, which wins.
+    """
+    given = given_state(*levels)
     if given is not None and callable(given):
         given = given()
         if inspect.isawaitable(given):

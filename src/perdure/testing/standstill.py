@@ -9,8 +9,8 @@ from typing import Final
 
 import perdure
 from perdure.engine.drive import Drive
+from perdure.errors import name_key
 from perdure.model.durations import moment
-from perdure.model.own_names import name_key
 from perdure.model.records import RunRow
 
 _PACKAGE: Final = str(Path(perdure.__file__).parent)

@@ -8,24 +8,26 @@ the child is due.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from perdure.aio.own_tasks import start_own_task
 from perdure.codec.outcomes import store_exception
 from perdure.engine.drive import Drive
-from perdure.errors import PerdureError, RunFinished, RunNotFound
+from perdure.errors import PerdureError, PersistenceError, RunFinished, RunNotFound
 from perdure.model.durations import instant
 from perdure.model.records import Claim, Created, Lease, NewRun, RunRow, Signal
 from perdure.options import EngineSettings, Options
 from perdure.result import Outcome, Suspended
-from perdure.snapshots.importer import Arguments, RunStart
+from perdure.snapshots.importer import Arguments, RunStart, import_state, resolve_state
 from perdure.store import Store
 from perdure.worker.active_runs import ActiveRun
-from perdure.worker.workflow_body import WorkflowDefinition, body_of, call_body
+from perdure.worker.workflow_body import WorkflowDefinition, body_of, body_with, call_body
+
+T = TypeVar("T")
 
 
 class ChildWorker(Protocol):
@@ -50,6 +52,9 @@ class ChildHost(Protocol):
     def store(self) -> Store: ...
     @property
     def workflows(self) -> dict[tuple[str, int], WorkflowDefinition]: ...
+    async def with_state(
+        self, workflow: WorkflowDefinition, start: RunStart, options: Mapping[str, Any], *, is_named: bool
+    ) -> RunStart: ...
     async def create(self, workflow: WorkflowDefinition, start: RunStart, *, may_lease: bool = False) -> Created: ...
     def drive(
         self,
@@ -78,9 +83,10 @@ class StoredChildren:
         may_lease = worker is not None and worker.has_room(host.leasing)
         host.leasing += may_lease
         try:
-            created = await host.create(workflow, RunStart(new, arguments=arguments), may_lease=may_lease)
+            start = await _load(new.id, host.with_state(workflow, RunStart(new, arguments=arguments), {}, is_named=True))
+            created = await host.create(workflow, start, may_lease=may_lease)
             if created.claim is not None and worker is not None:
-                worker.adopt(host.drive(workflow, created.claim, {}, arguments=arguments, is_background=True))
+                worker.adopt(host.drive(workflow, created.claim, {}, arguments=start.arguments, is_background=True))
         finally:
             host.leasing -= may_lease
         return created.run
@@ -176,17 +182,21 @@ class ChildrenInMemory:
 
     async def create(self, workflow: WorkflowDefinition, new: NewRun, arguments: Arguments) -> RunRow:
         """The child, driven from now on."""
-        now = self._settings.clock.now()
+        now, options = self._settings.clock.now(), Options.nearest(workflow.process_options)
         values = {name: getattr(new, name) for name in NewRun.__struct_fields__}
-        row = self._rows[new.id] = RunRow(**values, status="running", wake_at=None, attempts=1, created_at=now, updated_at=now)
-        start_own_task(self._see_through(workflow, row, arguments))
-        return row
-
-    async def _see_through(self, workflow: WorkflowDefinition, row: RunRow, arguments: Arguments) -> None:
-        """Drive the child, and tell the parent when it has ended."""
+        row = RunRow(**values, status="running", wake_at=None, attempts=1, created_at=now, updated_at=now)
         lease = Lease(run_id=row.id, epoch=0, token="", until=0)
         claim = Claim(lease=lease, run=row, journal=[], inbox=[], inbox_seq=0, item_counts={})
-        options, body = Options.nearest(workflow.process_options), partial(call_body, workflow, arguments)
+        claim, body = await _load(new.id, start_in_memory(workflow, claim, arguments, options))
+        self._rows[new.id] = claim.run
+        start_own_task(self._see_through(workflow, claim, body, options))
+        return claim.run
+
+    async def _see_through(
+        self, workflow: WorkflowDefinition, claim: Claim, body: Callable[[Drive], Coroutine[Any, Any, Any]], options: Options
+    ) -> None:
+        """Drive the child, and tell the parent when it has ended."""
+        row = claim.run
         try:
             await drive_in_memory(workflow, body, claim, self._settings, options, partial(self._drives.__setitem__, row.id))
             self._rows[row.id] = self._drives[row.id].run
@@ -221,6 +231,38 @@ class ChildrenInMemory:
     def wake_at(self) -> int | None:
         """Nothing leaves memory."""
         return None
+
+
+async def _load(run_id: str, loading: Awaitable[T]) -> T:
+    """Return what the child starts with. If its state cannot be loaded, the parent's attempt ends, as if the store failed."""
+    try:
+        return await loading
+    except PersistenceError:
+        raise
+    except Exception as failure:  # of the user's function
+        raise PersistenceError(f"the state for run {run_id!r} could not be loaded", repr(failure)) from failure
+
+
+async def start_in_memory(
+    workflow: WorkflowDefinition, claim: Claim, arguments: Arguments, options: Options
+) -> tuple[Claim, Callable[[Drive], Coroutine[Any, Any, Any]]]:
+    """Return the claim on a new run without a store, with the state that the workflow has for it, and its body."""
+    state = await resolve_state(workflow.process_options)
+    if state is None:
+        return claim, partial(call_body, workflow, arguments)
+    row = msgspec.structs.replace(claim.run, definition_hash=workflow.definition_hash)
+    start = import_state(row, state, options.on_definition_change)
+    run = msgspec.structs.replace(
+        row,
+        seed=start.new.seed,
+        definition_hash=start.new.definition_hash,
+        metadata=start.new.metadata,
+        generation=start.new.generation,
+        created_at=row.created_at if start.created_at is None else start.created_at,
+    )
+    last = max((signal.seq for signal in start.inbox), default=0)
+    loaded = msgspec.structs.replace(claim, run=run, journal=list(start.entries), inbox=list(start.inbox), inbox_seq=last)
+    return loaded, body_with(workflow, arguments, run.definition_hash)
 
 
 async def drive_in_memory(

@@ -31,9 +31,7 @@ from perdure.model.records import Claim, Claims, Created, NewRun, RunRow, Signal
 from perdure.options import EngineSettings, Options, columns_of
 from perdure.result import Outcome, Suspended
 from perdure.snapshots.consistent_view import View, load_view
-from perdure.snapshots.importer import Arguments, RunStart, has_state, import_state
-from perdure.snapshots.resume_state import ResumeState
-from perdure.snapshots.snapshot import Snapshot
+from perdure.snapshots.importer import Arguments, RunStart, given_state, has_state, import_state, read_state, resolve_state
 from perdure.store import Outbox, Store, require
 from perdure.worker.active_runs import ActiveRun, active_runs, drive_key, wait_until_over
 from perdure.worker.child_runs import ChildWorker, StoredChildren, no_worker
@@ -79,6 +77,10 @@ class Host:
         self._is_implicit = is_implicit
         # The worker that serves a queue, if there is one here, and how many children are being leased for it right now.
         self.find_worker: Callable[[str], ChildWorker | None] = no_worker
+        # Whether a worker of this process drives its runs, or none is needed; and whether a call that waited for a run has said
+        # that there is none.
+        self.has_worker: Callable[[], bool] = lambda: True
+        self.has_warned_of_worker = False
         self.leasing = 0
 
     def register(self, workflow: WorkflowDefinition) -> None:
@@ -127,12 +129,8 @@ class Host:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         options: Mapping[str, Any],
-        state: Snapshot | ResumeState | None = None,
     ) -> RunStart:
-        """The run as it is to be created, from this state if there is one.
-
-        Raises `InvalidInput` or `SnapshotMismatch` and refuses bad ids; nothing is written.
-        """
+        """The run as it is to be created. Raises `InvalidInput` and refuses bad ids; nothing is written."""
         encoded, digest, arguments = workflow.encode_input(self.settings.codec, args, kwargs)
         new = NewRun(
             id=check_id(options["id"], "a run's id") if "id" in options else str(uuid.uuid4()),
@@ -147,11 +145,53 @@ class Host:
         if "id" in options and self._is_implicit and not has_state(workflow.process_options, options):
             # At the caller of wf.run, wf.start, runtime.run or runtime.start.
             self._warn_of_memory(f"run {new.id!r} has an id, but there is no store: it is kept in memory", stacklevel=5)
+        return RunStart(new, arguments=arguments)
+
+    async def with_state(
+        self, workflow: WorkflowDefinition, start: RunStart, options: Mapping[str, Any], *, is_named: bool
+    ) -> RunStart:
+        """Return the run with the state from which it is to start, if the options or the workflow name one.
+
+        A run that is in the store already (only one that `is_named` can be) goes on with what is recorded there, and nothing is
+        loaded. Memory that nobody asked for is no such store: a call that brings a state expects that, so there the state takes
+        the place of a run that has failed or was cancelled. Raises `SnapshotMismatch`, `SnapshotFormatError`, and whatever the
+        user's function raises.
+        """
+        if not has_state(workflow.process_options, options):
+            return start
+        found = await self.store.get(start.new.id) if is_named else None
+        is_replaced = (
+            found is not None and self._is_implicit and has_state(options) and found.ended and found.status != "completed"
+        )
+        if found is not None and not is_replaced:
+            if self._is_implicit:
+                await self._warn_of_unused_state(found, options)
+            return start
+        state = await resolve_state(workflow.process_options, options)
         if state is None:
-            return RunStart(new, arguments=arguments)
+            return start
+        if is_replaced:
+            await require(self.store, "operators").delete(start.new.id)
         on_change = Options.nearest(workflow.process_options, self.process_options, options).on_definition_change
         without_failed = bool(options.get("retry_failed"))
-        return import_state(new, state, on_change, without_failed=without_failed, is_named="id" in options)
+        return import_state(start.new, state, on_change, without_failed=without_failed, is_named=is_named)
+
+    async def _warn_of_unused_state(self, found: RunRow, options: Mapping[str, Any]) -> None:
+        """Warn if the call brings results that the run in memory, which goes on without them, has not recorded."""
+        given = given_state(options)
+        if given is None or callable(given):
+            return
+        steps, known = read_state(given).steps, (await self.view(found.id)).resume_state().steps
+        unused = [
+            key for key, step in steps.items() if key not in known or (step.ok, step.value) != (known[key].ok, known[key].value)
+        ]
+        if unused:
+            message = (
+                f"run {found.id!r} is in the memory of this process, {found.status}, and goes on with what it has recorded; "
+                f"the state that was passed, with another result of {', '.join(map(repr, unused[:5]))}, is not used: "
+                "pass another id=, or a store="
+            )
+            warnings.warn(message, PerdureWarning, stacklevel=5)
 
     async def create_and_drive(
         self,

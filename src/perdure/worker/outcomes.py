@@ -10,17 +10,30 @@ import asyncio
 import contextlib
 import logging
 import random
+import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
-from perdure.errors import InvalidInput, LeaseHeld, LeaseLost, PersistenceError, RunInterrupted, RunNotFound, StoreClosed
+from perdure.aio.own_tasks import start_own_task
+from perdure.errors import (
+    InvalidInput,
+    LeaseHeld,
+    LeaseLost,
+    PerdureWarning,
+    PersistenceError,
+    RunInterrupted,
+    RunNotFound,
+    StoreClosed,
+)
 from perdure.model.clock import elapsed
 from perdure.model.durations import instant, moment
+from perdure.model.logs import run_fields
 from perdure.model.records import RunRow
 from perdure.result import Outcome, Suspended
 from perdure.snapshots.importer import RunStart
 from perdure.worker.active_runs import active_runs
 from perdure.worker.host import Host
+from perdure.worker.worker_registry import is_worker_known
 from perdure.worker.workflow_body import WorkflowDefinition
 
 T = TypeVar("T")
@@ -29,6 +42,8 @@ T = TypeVar("T")
 PAUSE_SECONDS: Final = (0.1, 5.0)
 # A failure so long after the last is another outage: the pauses start over, and it is logged again.
 NEW_OUTAGE_SECONDS: Final = 60.0
+# How long a run is waited for before a warning says that nobody drives it. A worker shows itself in its store sooner.
+WARN_AFTER_SECONDS: Final = 5.0
 # When a wait for a run failed last, by store. Thousands may wait, and one line says it for all.
 _failed_at: Final[dict[tuple[str, ...], float]] = {}
 
@@ -128,7 +143,32 @@ async def wait_for_outcome(host: Host, run_id: str, *, through_waits: bool = Fal
         outcome = await join()
         return outcome if outcome is not None else await _look_until_found(host, run_id, look)
 
-    return await _outlast_failures(host, run_id, wait)
+    warning = None if host.has_worker() else start_own_task(_warn_if_nobody_drives(host, run_id))
+    try:
+        return await _outlast_failures(host, run_id, wait)
+    finally:
+        if warning is not None:
+            warning.cancel()
+
+
+async def _warn_if_nobody_drives(host: Host, run_id: str) -> None:
+    """Warn, after a while and once for each Runtime, that the run is waited for and nobody seems to drive it."""
+    await asyncio.sleep(WARN_AFTER_SECONDS)
+    try:
+        row = await host.row(run_id)
+        is_driven = row.ended or row.status == "running" or host.has_worker() or await is_worker_known(host)
+    except Exception:  # noqa: BLE001 - the store fails, which the wait itself reports
+        return
+    if is_driven or host.has_warned_of_worker:
+        return
+    host.has_warned_of_worker = True
+    message = (
+        f"run {run_id!r} is awaited and nothing drives it: this Runtime was not entered, and no worker is known on its store; "
+        "use it in `async with runtime:`, or start one with `perdure worker`"
+    )
+    if log.hasHandlers():  # otherwise it would be printed twice
+        log.warning("there is no worker: %s", message, extra=run_fields(row))
+    warnings.warn(message, PerdureWarning, stacklevel=2)
 
 
 async def drive_whenever_due(host: Host, run_id: str, options: dict[str, Any]) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from perdure.codec.outcomes import failed_keys_of
-from perdure.errors import RunFinished, SnapshotCorrupt
+from perdure.errors import COMPENSATION_PREFIX, RunFinished, SnapshotCorrupt
 from perdure.model.journal import Entry, OpenChild, entries_in_force, undone_keys
-from perdure.model.own_names import COMPENSATION_PREFIX
 from perdure.model.records import RunRow
 from perdure.store import Store
 

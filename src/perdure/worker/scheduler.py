@@ -15,6 +15,7 @@ from perdure.model.clock import Timer
 from perdure.model.durations import MICROSECOND, instant
 from perdure.model.records import UNFINISHED, Schedule
 from perdure.model.run_filter import RunFilter
+from perdure.snapshots.importer import RunStart, has_state
 from perdure.store import ScheduleStore, require
 from perdure.worker.host import Host
 from perdure.worker.schedules import ScheduleSpec, is_run_of, new_run, run_id_at
@@ -104,12 +105,24 @@ class Scheduler:
                 return None
             at = next_at if spec.catch_up == "all" else spec.when.latest(next_at, now)
             is_missed = spec.catch_up == "none" and now - at > MISSED_AFTER
-            is_running = not is_missed and spec.overlap != "allow" and await self._has_unfinished(schedule.id)
+            is_running = not is_missed and spec.overlap != "allow" and await self._has_unfinished(schedule.id, at)
             if is_running and spec.overlap == "queue":
                 return None  # the next look finds out whether it has ended
             run = None if is_missed or is_running else new_run(workflow, schedule, spec, at, now)
             following = spec.when.after(at)
-            if not await store.fire(schedule.id, expected_at=next_at, next_at=following, run=run, now=host.clock.store_now()):
+            to_create = run
+            if run is not None and has_state(workflow.process_options):
+                # `fire` creates runs without a journal. Created before, the run is there also if this process dies in between:
+                # then the next look finds it, by its id.
+                try:
+                    await host.create(workflow, await host.with_state(workflow, RunStart(run), {}, is_named=True))
+                except Exception as failure:  # noqa: BLE001 - of the user's function; the other schedules go on
+                    self._report(schedule, f"run {run.id!r} cannot be created with its state, which is tried again: {failure!r}")
+                    return None
+                to_create = None
+            if not await store.fire(
+                schedule.id, expected_at=next_at, next_at=following, run=to_create, now=host.clock.store_now()
+            ):
                 return None  # another worker was first, or the schedule was changed
             if run is not None:
                 log.info("schedule %r started run %r", schedule.id, run.id)
@@ -120,10 +133,11 @@ class Scheduler:
         self._look_soon.set()
         return next_at
 
-    async def _has_unfinished(self, schedule_id: str) -> bool:
+    async def _has_unfinished(self, schedule_id: str, at: int) -> bool:
+        """Return whether a run of the schedule for an earlier instant than this has not ended."""
         wanted, before = RunFilter(prefix=f"{schedule_id}:", status=UNFINISHED), None
         while page := await self._host.store.list(wanted, before=before):
-            if any(is_run_of(schedule_id, info.id) for info in page):
+            if any(is_run_of(schedule_id, info.id) and info.id != run_id_at(schedule_id, at) for info in page):
                 return True
             before = instant(page[-1].updated_at), page[-1].id
         return False

@@ -18,6 +18,7 @@ from perdure.model.ids import check_id, random_bytes
 from perdure.model.records import NewRun, Schedule
 from perdure.model.recurrence import Recurrence, recurrence
 from perdure.options import columns_of
+from perdure.snapshots.importer import RunStart
 from perdure.store import ScheduleStore, require
 from perdure.worker.host import Host
 from perdure.worker.workflow_body import WorkflowDefinition
@@ -135,7 +136,7 @@ class RuntimeSchedules:
         now = self._host.clock.now()
         definition, spec = self._host.definition(schedule.workflow), ScheduleSpec.of(schedule)
         run = new_run(definition, schedule, spec, now - now % MICROSECOND, now)
-        await self._store.create(run, now=self._host.clock.store_now())
+        await self._host.create(definition, await self._host.with_state(definition, RunStart(run), {}, is_named=True))
         return run
 
     async def drop(self, schedule_id: str) -> bool:

@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Callable, Coroutine
 from functools import lru_cache
 from typing import Any
 
-import msgspec
-
-from perdure.engine.drive import Drive
 from perdure.model.ids import random_bytes
 from perdure.model.records import Claim, Lease, RunRow
 from perdure.options import LEASE_TTL, EngineSettings, Options, counts_from_now
 from perdure.result import Outcome, Suspended
-from perdure.snapshots.importer import Arguments, RunStart, import_state, resolve_state
+from perdure.snapshots.importer import Arguments
 from perdure.store import Store
 from perdure.stores import choose_store
 from perdure.worker.active_runs import active_runs
-from perdure.worker.child_runs import ChildrenWithoutWorker, StoredChildren, drive_in_memory
+from perdure.worker.child_runs import ChildrenWithoutWorker, StoredChildren, drive_in_memory, start_in_memory
 from perdure.worker.host import Host
 from perdure.worker.outcomes import drive_whenever_due, resume, run_to_outcome
-from perdure.worker.workflow_body import WorkflowDefinition, body_with
+from perdure.worker.workflow_body import WorkflowDefinition
 
 
 async def run_once(
     workflow: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
 ) -> Outcome[Any]:
     """`wf.run(...)`: one run, driven here, on the store that `store=` or PERDURE_STORE names."""
-    state = await resolve_state(workflow.process_options, options)
     store, is_owned, is_implicit = choose_store(options.get("store"), is_anonymous="id" not in options)
     host = _host_for(workflow, store, is_implicit=is_implicit)
     try:
         if counts_from_now(options):
             await host.ask_time()
-        start = host.new_run(workflow, args, kwargs, options, state)
+        start = host.new_run(workflow, args, kwargs, options)
+        start = await host.with_state(workflow, start, options, is_named="id" in options)
         retry_failed, wait = options.get("retry_failed", False), options.get("wait", True)
         return await run_to_outcome(host, workflow, start, options, retry_failed=retry_failed, wait=wait)
+    except asyncio.CancelledError as cancelled:
+        raise cancelled.with_traceback(None) from None  # Ctrl-C shows it, and how perdure waited tells nobody anything
     finally:
         if is_owned:
             await host.close_store()
@@ -46,14 +45,14 @@ async def start_once(
     workflow: WorkflowDefinition, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
 ) -> tuple[Host, str]:
     """`wf.start(...)`: one run, driven in the background of this process by the host that is returned with its id."""
-    state = await resolve_state(workflow.process_options, options)
     is_private = "id" not in options and options.get("store") is None
     store, _, is_implicit = choose_store(options.get("store"), is_anonymous=is_private)
     host = _host_for(workflow, store, is_implicit=is_implicit and not is_private)
     host.is_in_background = True
     if counts_from_now(options):
         await host.ask_time()
-    start = host.new_run(workflow, args, kwargs, options, state)
+    start = host.new_run(workflow, args, kwargs, options)
+    start = await host.with_state(workflow, start, options, is_named="id" in options)
     run_id = start.new.id
     await store.setup()
     retry_failed = options.get("retry_failed", False)
@@ -96,13 +95,12 @@ async def call_in_memory(workflow: WorkflowDefinition, args: tuple[Any, ...], kw
     """The workflow's value, or its exception. Nothing is stored: the run ends with this call."""
     settings, options = EngineSettings(), Options.nearest(workflow.process_options)
     claim = _claim_without_store(workflow, settings.clock.now())
-    body: Callable[[Drive], Coroutine[Any, Any, Any]] = lambda drive: workflow.body(drive, args, kwargs)  # noqa: E731
-    state = await resolve_state(workflow.process_options)
-    if state is not None:
-        run = msgspec.structs.replace(claim.run, definition_hash=workflow.definition_hash)
-        claim = _claim_from(claim, import_state(run, state, options.on_definition_change))
-        body = body_with(workflow, Arguments(args, kwargs), claim.run.definition_hash)
-    return (await drive_in_memory(workflow, body, claim, settings, options)).unwrap()
+    claim, body = await start_in_memory(workflow, claim, Arguments(args, kwargs), options)
+    try:
+        outcome = await drive_in_memory(workflow, body, claim, settings, options)
+    except asyncio.CancelledError as cancelled:
+        raise cancelled.with_traceback(None) from None  # as above
+    return outcome.unwrap()
 
 
 def _claim_without_store(workflow: WorkflowDefinition, now: int) -> Claim:
@@ -121,17 +119,3 @@ def _claim_without_store(workflow: WorkflowDefinition, now: int) -> Claim:
     )
     lease = Lease(run_id=run.id, epoch=0, token="", until=0)
     return Claim(lease=lease, run=run, journal=[], inbox=[], inbox_seq=0, item_counts={})
-
-
-def _claim_from(claim: Claim, start: RunStart) -> Claim:
-    """The claim with the state that the run starts with."""
-    run = msgspec.structs.replace(
-        claim.run,
-        seed=start.new.seed,
-        definition_hash=start.new.definition_hash,
-        metadata=start.new.metadata,
-        generation=start.new.generation,
-        created_at=claim.run.created_at if start.created_at is None else start.created_at,
-    )
-    last = max((signal.seq for signal in start.inbox), default=0)
-    return msgspec.structs.replace(claim, run=run, journal=list(start.entries), inbox=list(start.inbox), inbox_seq=last)

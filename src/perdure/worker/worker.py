@@ -14,14 +14,14 @@ from datetime import datetime
 from types import FrameType
 from typing import Any, Final
 
+from perdure.aio.own_tasks import own_context
 from perdure.aio.store_watch import POLL_SECONDS
 from perdure.engine.endings import give_up_left_tasks
 from perdure.engine.heartbeat import describe_blockage
-from perdure.errors import LeaseLost, PerdureError
+from perdure.errors import LeaseLost, PerdureError, name_step
 from perdure.model.clock import elapsed
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.logs import log, run_fields
-from perdure.model.own_names import name_key
 from perdure.model.records import RunRow, WorkflowVersion
 from perdure.model.retention import RetentionRules
 from perdure.model.run_filter import RunFilter
@@ -48,6 +48,9 @@ OVERDUE_AFTER: Final = 60 * MICROSECOND
 # A claim that takes longer is logged, at most once in this time.
 SLOW_CLAIM_SECONDS: Final = 1.0
 SLOW_STORE_EVERY: Final = 60.0
+
+# How long the store is given, in seconds, to say what has become of a run that was lost.
+LOSS_PATIENCE: Final = 2.0
 
 # How long to wait after a failure of the store: at first, and at most. Doubled with each failure in a row, and up to a quarter is
 # added at random, so that the workers of a fleet do not ask a store that comes back all at once.
@@ -78,6 +81,8 @@ class Worker:
         self._claimed_at = elapsed()
         self._last_claim_at: int | None = None
         self._logged_slowness_at: float | None = None
+        # What finds out how runs were lost.
+        self._losses: set[asyncio.Task[None]] = set()
         self._unclaimed = _UnclaimedRuns(queues)
         self.scheduler = Scheduler(host) if "schedules" in host.store.capabilities else None
         self._retention = RetentionWork(host, retention or {})
@@ -148,21 +153,27 @@ class Worker:
             for background in (scheduling, deleting):
                 if background is not None:
                     background.cancel()
-            self._unclaimed.stop()
-            fields = {"worker": self.name}
-            log.info("worker %s drains: %d runs are driven here", self.name, active_runs.count(self), extra=fields)
-            try:
-                await self._host.drain()
-            finally:
-                self.registration.stop()
-            await self.registration.remove()
-            self.left = give_up_left_tasks()
-            seconds = elapsed() - started_at
-            if self.left:
-                left = ", and ".join(self.left)
-                log.warning("worker %s ends, after %.1f s, although this still runs: %s", self.name, seconds, left, extra=fields)
-            else:
-                log.info("worker %s has stopped, after %.1f s", self.name, seconds, extra=fields)
+            await self._drain(started_at)
+
+    async def _drain(self, started_at: float) -> None:
+        """Wait for the runs that are driven here, and say what is left of them."""
+        self._unclaimed.stop()
+        fields = {"worker": self.name}
+        log.info("worker %s drains: %d runs are driven here", self.name, active_runs.count(self), extra=fields)
+        try:
+            await self._host.drain()
+            if self._losses:
+                await asyncio.wait(self._losses)
+        finally:
+            self.registration.stop()
+        await self.registration.remove()
+        self.left = give_up_left_tasks()
+        seconds = elapsed() - started_at
+        if self.left:
+            left = ", and ".join(self.left)
+            log.warning("worker %s ends, after %.1f s, although this still runs: %s", self.name, seconds, left, extra=fields)
+        else:
+            log.info("worker %s has stopped, after %.1f s", self.name, seconds, extra=fields)
 
     def stop(self) -> None:
         """Claim nothing more; let running steps end and give the runs back."""
@@ -174,7 +185,7 @@ class Worker:
         """Stop, because a person at the terminal wants that, and say which steps this waits for."""
         self.stop()
         steps = [
-            f"{name_key(key)} of run {run.drive.run.id!r}" for run in active_runs.of(self) for key in run.drive.executing.copy()
+            f"{name_step(key)} of run {run.drive.run.id!r}" for run in active_runs.of(self) for key in run.drive.executing.copy()
         ]
         if steps:
             more = f" and {len(steps) - _MAX_NAMED_STEPS} more" if len(steps) > _MAX_NAMED_STEPS else ""
@@ -263,12 +274,25 @@ class Worker:
             elif log.isEnabledFor(logging.INFO):
                 self._log_end(run, outcome)
         elif isinstance(error, LeaseLost):
-            log.warning("run %r was lost to another worker: %s", drive.run.id, error, extra=self._fields(run))
+            explaining = self._loop.create_task(self._log_loss(run, error), name="perdure-loss", context=own_context())
+            self._losses.add(explaining)
+            explaining.add_done_callback(self._losses.discard)
         else:
             # A run that does not fit the code is tried every few minutes: the same problem is an error once.
             is_known = drive.problem is not None and drive.problem == drive.run.problem
             level, trace = logging.INFO if is_known else logging.ERROR, _unforeseen(error)
             log.log(level, "run %r will be tried again: %s", drive.run.id, error, exc_info=trace, extra=self._fields(run))
+
+    async def _log_loss(self, run: ActiveRun, error: LeaseLost) -> None:
+        """Log why the run is not ours any more: it was deleted, or another worker may have it."""
+        is_deleted = False
+        with contextlib.suppress(Exception):  # the store is down, perhaps: then leases expire
+            async with asyncio.timeout(LOSS_PATIENCE):
+                is_deleted = await self._host.store.get(run.drive.run.id) is None
+        if is_deleted:
+            log.warning("run %r was deleted while it was driven here", run.drive.run.id, extra=self._fields(run))
+        else:
+            log.warning("run %r was lost to another worker: %s", run.drive.run.id, error, extra=self._fields(run))
 
     def _fields(self, run: ActiveRun) -> dict[str, Any]:
         return run_fields(run.drive.run, worker=self.name)

@@ -176,6 +176,11 @@ async def list_workers(host: Host) -> list[WorkerInfo]:
     return sorted(infos, key=lambda info: (info.name, info.started_at, info.id))
 
 
+async def is_worker_known(host: Host) -> bool:
+    """Return whether a worker has given a sign of life in this store lately. A store without a registry knows none."""
+    return "operators" in host.store.capabilities and not all(info.is_silent for info in await list_workers(host))
+
+
 def _infos(rows: Iterable[WorkerRow], now: int) -> Iterable[WorkerInfo]:
     """The workers, as these rows tell them. Reads of the system which of their processes have ended."""
     owners = Owners()

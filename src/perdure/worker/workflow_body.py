@@ -78,5 +78,5 @@ async def _refuse(corrupt: SnapshotCorrupt, drive: Drive) -> Any:
 
 async def _call_changed_body(workflow: WorkflowDefinition, arguments: Arguments, drive: Drive) -> Any:
     reason = f"the code of {workflow.name!r} has changed since the run was created; what is recorded is matched by key"
-    drive.react(drive.options.on_definition_change, SnapshotMismatch(drive.run.id, reason))
+    drive.react(drive.options.on_definition_change, SnapshotMismatch(drive.run.id, reason), "definition")
     return await workflow.body(drive, *arguments)

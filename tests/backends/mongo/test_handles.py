@@ -52,8 +52,6 @@ def test_a_store_takes_a_url_or_an_asynchronous_client_and_says_so(make: Callabl
     client: Any = pymongo.AsyncMongoClient(connect=False)
     with pytest.raises(ValueError, match="a URL or a client"):
         make()
-    with pytest.raises(ValueError, match="a URL or a client, not both: with client=, database= names the database"):
-        make("mongodb://localhost/app", client=client)
     with pytest.raises(
         TypeError, match=r"a MongoClient cannot be used; pass client=pymongo\.AsyncMongoClient\(url\), or the URL"
     ):
@@ -62,6 +60,19 @@ def test_a_store_takes_a_url_or_an_asynchronous_client_and_says_so(make: Callabl
         with pytest.raises(TypeError, match=r"the URL of a MongoDB server, not a \w+; pass a client as client="):
             make(positional)
     plain.close()
+
+
+@pytest.mark.parametrize("make", [stores.mongo, MongoStore, MongoKeyValueStore])
+def test_beside_a_client_the_url_names_the_database(make: Callable[..., Any]) -> None:
+    client: Any = pymongo.AsyncMongoClient(connect=False)
+    for url, options, database in (
+        ("mongodb://elsewhere/shop", {}, "shop"),
+        ("mongodb://elsewhere/shop", {"database": "other"}, "other"),
+        ("mongodb://elsewhere", {}, "perdure"),
+    ):
+        connections = make(url, client=client, **options)._connections
+        assert (connections.address.database, connections.address.hosts) == (database, f"client {id(client)}")
+        assert connections.is_borrowed
 
 
 async def test_a_server_that_stands_alone_is_refused_with_what_to_do() -> None:

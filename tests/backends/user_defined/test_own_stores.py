@@ -32,6 +32,7 @@ from perdure.model.records import NewRun
 from perdure.options import LEASE_TTL
 from perdure.simple_stores import StoredRun
 from perdure.snapshots.snapshot import Snapshot
+from perdure.store import require
 from perdure.testing import ManualClock
 from tests.backends.user_defined.own_stores import DictStore, LeasedStore, PlainStore, RowLeasedStore
 
@@ -395,7 +396,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("load", StoredRun("q", "paying", "{}", "pending", None, None, datetime.now(UTC)), r"load\('p'\) gave the run 'q'"),
     ("load", OSError("gone"), r"run 'p' could not be loaded: OSError\('gone'\)"),
     ("save", OSError("full"), r"run 'p' could not be saved: OSError\('full'\)"),
-    ("due", None, r"due gave NoneType, not a list of run ids"),
+    ("due", 0, r"due gave int, not a list of run ids or StoredRuns, or None"),
     ("due", "p", r"due gave str, not a list"),
     ("due", [7], r"due gave list, not a list of run ids or StoredRuns"),
     ("due", OSError("gone"), r"what is due could not be found out: OSError\('gone'\)"),
@@ -416,6 +417,17 @@ async def test_a_wrong_answer_is_an_error_that_names_method_and_run(method: str,
         await (runtime_on(own, paying).sweep() if method == "due" else paying.run(1, id="p", store=own))
     assert calls == []
     assert own.rows == {}
+
+
+async def test_a_store_that_wakes_its_runs_by_itself_may_say_that_nothing_is_due_by_none() -> None:
+    class Pushing(DictStore):
+        async def due(self, now: datetime, limit: int) -> None:  # type: ignore[override]
+            """Nothing, ever."""
+
+    async with runtime_on(Pushing(), paying) as runtime:
+        assert isinstance(await runtime.run(paying, 1, id="p"), Ok)
+        assert await runtime.sweep() == {}
+        assert list(await require(runtime.store, "operators").due()) == []
 
 
 async def test_it_says_what_it_cannot_do() -> None:

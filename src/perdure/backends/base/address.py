@@ -6,8 +6,10 @@ read as host or database, and be shown. What gives it away is an `@` after the h
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Final, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, unquote_plus, urlsplit
 
@@ -49,13 +51,15 @@ class ServerUrl(NamedTuple):
 def parse_server_url(
     url: object, product: str, schemes: Collection[str], form: str, *, noun: str = "URL", strict: bool = True
 ) -> ServerUrl:
-    """The parts of a URL that reads like `form`. Raises `ValueError` that names it by `product` and `noun`, without repeating it.
+    """The parts of a URL that reads like `form`. Raises errors that name it by `product` and `noun`, without repeating it.
 
     `strict` refuses a query that is not made of `name=value`; otherwise a name alone is an option with an empty value. Of an
     option that is given twice the last one counts.
     """
-    scheme, mark, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
-    if not isinstance(url, str) or not mark or scheme.lower() not in schemes:
+    if not isinstance(url, str):
+        raise TypeError(f"a {product} {noun} is text that reads {form}, not {kind_of(url)}")
+    scheme, mark, _ = url.partition("://")
+    if not mark or scheme.lower() not in schemes:
         raise ValueError(f"a {product} {noun} reads {form} {HIDDEN}")
     refuse_ambiguous(url, f"{product} {noun}")
     try:
@@ -64,6 +68,29 @@ def parse_server_url(
         return _decode(parts, options)
     except ValueError:
         raise ValueError(f"the {product} {noun} cannot be read; it reads {form}, and {_ESCAPES} {HIDDEN}") from None
+
+
+def kind_of(given: object) -> str:
+    """Return what this is, without showing it: it may hold a password."""
+    name = type(given).__name__
+    return "None" if given is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def path_text(given: object, takes: str) -> str:
+    """Return a path as text. Raises `TypeError` that says what the store `takes`."""
+    if not isinstance(given, str | os.PathLike):
+        raise TypeError(f"{takes}, not {kind_of(given)}")
+    text: str = os.fspath(given)
+    return text
+
+
+def check_options(given: Collection[str], known: Collection[str], product: str) -> None:
+    """Raise `ValueError` for an option of a URL that the driver does not know, which would fail later or not be noticed."""
+    for number, name in enumerate(given, 1):
+        if name not in known:
+            similar = get_close_matches(name, known, 1)
+            hint = f"did you mean {similar[0]!r}?" if similar else "see the driver's documentation for those it has"
+            raise ValueError(f"option {number} of the {product} URL is none that the driver knows; {hint} {HIDDEN}")
 
 
 def refuse_ambiguous(url: str, what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from perdure.backends.base import retries
-from perdure.backends.base.address import HIDDEN, ServerUrl, parse_server_url
+from perdure.backends.base.address import HIDDEN, ServerUrl, check_options, kind_of, parse_server_url
 
 DEFAULT_DATABASE: Final = "perdure"
 _SCHEMES: Final = ("mongodb", "mongodb+srv")
@@ -43,22 +43,28 @@ def parse_address(url: str, database: str | None) -> MongoAddress:
 def check_source(url: object, client: object) -> None:
     """Raise TypeError or ValueError, with what to pass instead, unless there is a URL or an asynchronous client."""
     if url is not None and not isinstance(url, str):
-        kind = type(url).__name__
-        raise TypeError(f"the first argument is the URL of a MongoDB server, not a {kind}; pass a client as client=")
-    if url is not None and client is not None:
-        raise ValueError("pass a URL or a client, not both: with client=, database= names the database, 'perdure' by default")
+        raise TypeError(
+            f"the first argument is the URL of a MongoDB server, not {kind_of(url)}; pass a client as client=, or {_FORM}"
+        )
     if url is None and client is None:
-        raise ValueError("pass a URL or a client: stores.mongo(url) or stores.mongo(client=...)")
+        raise ValueError(f"pass a URL or a client: a URL that reads {_FORM}, or client=pymongo.AsyncMongoClient(...)")
     import pymongo
+    from pymongo.common import VALIDATORS
+
+    if isinstance(url, str):
+        check_options([name.lower() for name in _parse(url).options], VALIDATORS, "MongoDB")
 
     if isinstance(client, pymongo.MongoClient) or type(client).__name__ == "AsyncIOMotorClient":
         kind = type(client).__name__
         raise TypeError(f"a {kind} cannot be used; pass client=pymongo.AsyncMongoClient(url), or the URL itself")
 
 
-def address_of_client(client: object, database: str | None) -> MongoAddress:
-    """The address of a borrowed client, which need not know its hosts yet."""
-    return MongoAddress(f"client {id(client)}", database or DEFAULT_DATABASE)
+def address_of(url: str | None, client: object, database: str | None) -> MongoAddress:
+    """Return where the store is. A borrowed client need not know its hosts yet; a URL beside it only names the database."""
+    named = None if url is None else parse_address(url, database)
+    if client is None and named is not None:
+        return named
+    return MongoAddress(f"client {id(client)}", database or (DEFAULT_DATABASE if named is None else named.database))
 
 
 def settings_for(url: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from perdure.backends.base.leases import Release, lease_microseconds, new_token,
 from perdure.backends.base.new_runs import check_inbox, check_journal, check_start
 from perdure.backends.base.server_store import ServerStore
 from perdure.backends.mongo import claims, inbox, queues, reading, recording, runs, schedules, writes
-from perdure.backends.mongo.address import address_of_client, check_source, parse_address
+from perdure.backends.mongo.address import address_of, check_source
 from perdure.backends.mongo.change_stream import ChangeStream
 from perdure.backends.mongo.connections import MongoConnections
 from perdure.backends.mongo.errors import driver
@@ -81,7 +81,7 @@ class MongoStore(ServerStore[MongoConnections]):
     ) -> None:
         driver()
         check_source(url, client)
-        address = address_of_client(client, database) if url is None else parse_address(url, database)
+        address = address_of(url, client, database)
         connections = MongoConnections(address, check_stem(collection), url=url, client=client)
         super().__init__(connections, prefix=prefix, auto_migrate=auto_migrate)
 

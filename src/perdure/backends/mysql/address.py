@@ -12,7 +12,7 @@ _SCHEMES: Final = ("mysql", "mariadb")
 _OPTIONS: Final = frozenset({"ssl", "ssl_ca", "ssl_mode", "unix_socket"})
 # The words of MySQL's own clients for `ssl_mode`. PREFERRED, which would let anyone switch encryption off, is not among them.
 _MODES: Final = ("DISABLED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY")
-_FORM: Final = "mysql://user:password@host:port/database"
+FORM: Final = "mysql://user:password@host:port/database"
 
 
 class MysqlAddress(NamedTuple):
@@ -71,12 +71,12 @@ class MysqlAddress(NamedTuple):
 
 def parse_address(dsn: str) -> MysqlAddress:
     """The address in a DSN. Raises `ValueError` without repeating it."""
-    url = parse_server_url(dsn, "MySQL", _SCHEMES, _FORM, noun="DSN")
+    url = parse_server_url(dsn, "MySQL", _SCHEMES, FORM, noun="DSN")
     if unknown := sorted(url.options.keys() - _OPTIONS):
         raise ValueError(f"a MySQL DSN has no option {unknown[0]!r}; it takes {', '.join(sorted(_OPTIONS))}")
     _check_ssl(url.options)
     if not url.database:
-        raise ValueError(f"the MySQL DSN names no database; it reads {_FORM} {HIDDEN}")
+        raise ValueError(f"the MySQL DSN names no database; it reads {FORM} {HIDDEN}")
     host = url.host or "localhost"
     return MysqlAddress(host, url.port or 3306, url.database, url.user or "", url.password or "", url.options, url.secrets)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from perdure.backends.base.batching import Reply
 from perdure.backends.mysql import packets
-from perdure.backends.mysql.address import parse_address
+from perdure.backends.mysql.address import FORM, parse_address
 from perdure.backends.mysql.connections import MysqlConnections
 from perdure.backends.mysql.errors import driver
 from perdure.backends.mysql.transaction import MysqlTransaction
@@ -43,7 +43,7 @@ class MysqlStore(SqlStore[MysqlConnections]):
         pool_size: int = 10,
     ) -> None:
         if (url is None) == (pool is None):
-            raise ValueError("a MySQL store takes a url or a pool, one of them")
+            raise ValueError(f"pass the URL of the MySQL database, {FORM}, or a pool of yours as pool=, one of them")
         driver()
         address = None if url is None else parse_address(url)
         connections = MysqlConnections(Tables(table, MYSQL, BYTES), address=address, pool=pool, pool_size=pool_size)

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from perdure.backends.base.address import parse_server_url
 
 _SCHEMES: Final = ("postgresql", "postgres")
-_FORM: Final = "postgresql://user:password@host:port/database"
+FORM: Final = "postgresql://user:password@host:port/database"
 
 
 class PostgresAddress(NamedTuple):
@@ -30,7 +30,7 @@ class PostgresAddress(NamedTuple):
 
 def parse_address(dsn: str) -> PostgresAddress:
     """The address in a DSN, with asyncpg's defaults from the environment. Raises `ValueError` without repeating it."""
-    url = parse_server_url(dsn, "PostgreSQL", _SCHEMES, _FORM, noun="DSN", strict=False)
+    url = parse_server_url(dsn, "PostgreSQL", _SCHEMES, FORM, noun="DSN", strict=False)
     options, defaults = url.options, os.environ
     hosts = url.hosts or options.get("host") or defaults.get("PGHOST") or "localhost"
     if ":" not in hosts and "/" not in hosts:

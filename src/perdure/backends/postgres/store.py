@@ -19,7 +19,7 @@ from perdure.backends.base.claim_rules import ClaimRequest
 from perdure.backends.base.loop_connections import LoopBatchers, LoopConnections
 from perdure.backends.base.retries import REPEATED_REPLY_WITHIN
 from perdure.backends.postgres import claiming
-from perdure.backends.postgres.address import PostgresAddress, parse_address
+from perdure.backends.postgres.address import FORM, PostgresAddress, parse_address
 from perdure.backends.postgres.batching import make_batchers
 from perdure.backends.postgres.channel import PostgresChannel, connection_of
 from perdure.backends.postgres.connections import PostgresConnections
@@ -56,7 +56,7 @@ class PostgresStore(SqlStore[PostgresConnections]):
         pool_size: int = 10,
     ) -> None:
         if (url is None) == (pool is None):
-            raise ValueError("a PostgreSQL store takes a url or a pool, one of them")
+            raise ValueError(f"pass the URL of the PostgreSQL database, {FORM}, or a pool of yours as pool=, one of them")
         driver()
         place = PostgresAddress(f"pool {id(pool)}", "", "") if url is None else parse_address(url)
         connections = PostgresConnections(place, table, dsn=url, pool=pool, pool_size=pool_size)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Final, NamedTuple
 
-from perdure.backends.base.address import ServerUrl, parse_server_url
+from perdure.backends.base.address import ServerUrl, check_options, kind_of, parse_server_url
 
 URL_FORMS: Final = "redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/socket"
 _SCHEMES: Final = ("redis", "rediss", "unix")
@@ -40,20 +41,35 @@ def _parse(url: str) -> ServerUrl:
     return parse_server_url(url, "Redis", _SCHEMES, URL_FORMS, strict=False)
 
 
-def check_source(url: object, client: object) -> None:
-    """Raise TypeError or ValueError, with what to pass instead, unless there is a URL or an asynchronous client."""
+def check_source(url: object, client: object, *, cluster: bool) -> None:
+    """Raise TypeError or ValueError, with what to pass instead, unless there is a sound URL or an asynchronous client."""
     if url is not None and not isinstance(url, str):
-        kind = type(url).__name__
-        raise TypeError(f"the first argument is the URL of a Redis server, not a {kind}; pass a client as client=")
+        raise TypeError(
+            f"the first argument is the URL of a Redis server, not {kind_of(url)}; pass a client as client=, or {URL_FORMS}"
+        )
     if url is not None and client is not None:
         raise ValueError("pass either the URL of a Redis server or client=, not both: a client has its server already")
     if url is None and client is None:
-        raise ValueError("pass either the URL of a Redis server or client=")
+        raise ValueError(f"pass either the URL of a Redis server or client=; a URL reads {URL_FORMS}")
     import redis
 
+    if isinstance(url, str):
+        parts = _parse(url)
+        check_options(parts.options, _known_options(parts.scheme, cluster=cluster), "Redis")
     if isinstance(client, redis.Redis | redis.RedisCluster):
         kind = type(client).__name__
         raise TypeError(f"redis.{kind} is synchronous; pass redis.asyncio.{kind}.from_url(url), or the URL itself")
+
+
+def _known_options(scheme: str, *, cluster: bool) -> set[str]:
+    """Return the options that redis-py takes: the arguments of the client of a cluster, or of the connection and its pool."""
+    from redis.asyncio import RedisCluster, connection
+
+    kinds = {"unix": connection.UnixDomainSocketConnection, "rediss": connection.SSLConnection}
+    classes = (RedisCluster,) if cluster else (*kinds.get(scheme, connection.Connection).__mro__, connection.ConnectionPool)
+    makers = [vars(each)["__init__"] for each in classes if "__init__" in vars(each)]
+    names = {name for make in makers for name in inspect.signature(make).parameters}
+    return names - {"self", "args", "kwargs", "connection_class", "connection_kwargs"}
 
 
 def address_of_client(client: Any) -> RedisAddress:

@@ -87,7 +87,7 @@ class RedisStore(ServerStore[RedisConnections]):
         self, url: str | None = None, *, client: Any = None, table: str = "perdure", prefix: str = "", cluster: bool = False
     ) -> None:
         driver()
-        check_source(url, client)
+        check_source(url, client, cluster=cluster)
         keys = Keys(table, prefix)
         address = address_of_client(client) if url is None else parse_address(url)
         connections = RedisConnections(address, keys, url=url, client=client, cluster=cluster)

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
 
+from perdure.backends.base.address import path_text
 from perdure.backends.base.claim_rules import ClaimFilter, ClaimRequest
 from perdure.backends.base.leases import Release, lease_microseconds, steps_by_lease, store_time
 from perdure.backends.base.lifecycle import Lifecycle
@@ -374,7 +375,7 @@ class SQLiteStore(SqlVerbs, SavesSnapshots):
 
 
 def _check_path(path: str | Path) -> str:
-    text = os.fspath(path)
-    if not isinstance(text, str) or not text or text == ":memory:" or "\0" in text:
+    text = path_text(path, 'an SQLite store takes the path of a file, such as "app.db"')
+    if not text or text == ":memory:" or "\0" in text:
         raise ValueError(f"path {path!r} must name a file; for a store without one use stores.memory()")
     return os.path.realpath(text)

@@ -281,8 +281,10 @@ class WorkflowStateStore(StateStore):
     async def _due(self, now: int, limit: int) -> Sequence[str | StoredRun]:
         trouble = "what is due could not be found out"
         due = await call_user_method(self._user_store.due, moment(now), limit, trouble=trouble)
+        if due is None:
+            return ()
         if not isinstance(due, Sequence) or isinstance(due, str) or not all(isinstance(one, str | StoredRun) for one in due):
-            raise PersistenceError(trouble, f"due gave {type(due).__name__}, not a list of run ids or StoredRuns")
+            raise PersistenceError(trouble, f"due gave {type(due).__name__}, not a list of run ids or StoredRuns, or None")
         return due
 
 
