@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Executor
