@@ -110,6 +110,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         longest_first(items)
 
 
+def pytest_collection_finish() -> None:
+    """Take what is there by now, thousands of tests, out of every garbage collection to come: it stays to the end."""
+    gc.collect()
+    gc.freeze()
+
+
 def _is_repeated(item: pytest.Function) -> bool:
     """Whether this test is run again on other loops."""
     return inspect.iscoroutinefunction(item.obj) and item.get_closest_marker("one_loop") is None

@@ -17,7 +17,7 @@ from tests.backends import disk_processes
 from tests.backends.disk_processes import StartChild
 from tests.backends.places import new_name, with_options
 from tests.backends.processes import Child, Job
-from tests.backends.registry import SERVER_BACKENDS, Backend, ServerBackend, by_default
+from tests.backends.registry import BACKENDS, SERVER_BACKENDS, Backend, ServerBackend, by_default
 from tests.campaign import IS_FULL
 from tests.wire import Wire
 
@@ -28,14 +28,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     chosen = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark)}
     if "backend" in chosen:
         return
-    backends = by_default(metafunc.definition.get_closest_marker("same_everywhere") is not None)
+    marks = {mark.name for mark in metafunc.definition.iter_markers()}
+    backends, servers = by_default(BACKENDS.values(), marks), by_default(SERVER_BACKENDS, marks)
     if "driver_options" in metafunc.fixturenames and "driver_options" not in chosen:
-        sets = {backend: backend.driver_options if IS_FULL else backend.driver_options[:1] for backend in SERVER_BACKENDS}
-        choices = [(backend, options) for backend in SERVER_BACKENDS for options in sets[backend]]
-        names = [f"{backend}-{options}" if options else str(backend) for backend, options in choices]
+        sets = {server: server.driver_options if IS_FULL else server.driver_options[:1] for server in SERVER_BACKENDS}
+        choices = [(server, options) for server in SERVER_BACKENDS if server in servers for options in sets[server]]
+        names = [f"{server}-{options}" if options else str(server) for server, options in choices]
         metafunc.parametrize(("backend", "driver_options"), choices, ids=names, scope="session")
     elif "server_backend" in metafunc.fixturenames:
-        metafunc.parametrize("backend", SERVER_BACKENDS, ids=str, scope="session")
+        metafunc.parametrize("backend", servers, ids=str, scope="session")
     elif "goes_down" in metafunc.fixturenames:
         cases = [(backend, backend.goes_down) for backend in backends]
         metafunc.parametrize(

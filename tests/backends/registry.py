@@ -7,14 +7,15 @@ memory and would lose it when killed, so the tests cut the network to it for a w
 A `ServerBackend` also has what the tests of lost replies, round trips, handles and restarts must know of its driver and server.
 Those run on each of `SERVER_BACKENDS`, or on the ones that a test names with `on`.
 
-`make chaos` runs every test here on every backend. By default, `by_default` leaves out what only repeats: a test marked
-`same_everywhere` is about code that all stores share and runs on `FEW` of them, and a backend that `repeats` another one has its
-contract suite and the tests that name it.
+`make chaos` runs every test here on every backend. By default, `by_default` leaves out what only repeats. A test marked
+`same_everywhere` is about code that all stores share: it runs on `FEW` of them. A backend that `repeats` another one has only the
+tests that name it. A backend whose server `is_slow` has its contract suite, the tests that name it, and those marked
+`slow_stores_too`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -102,8 +103,10 @@ class Backend:
     pace: float = 1.0
     # Whether its contract suite takes minutes, and is run by `make chaos` only.
     leaves_contract_to_chaos: bool = False
-    # Whether all that it does with processes and kills is done by the code of another backend in the list.
+    # Whether all that it does is done by the code of another backend in the list.
     repeats: bool = False
+    # Whether its server is emulated, or does one thing at a time.
+    is_slow: bool = False
 
     @property
     def lease_ttl(self) -> float:
@@ -164,7 +167,8 @@ def on(*backends: Backend) -> pytest.MarkDecorator:
 def through_a_client(backend: Backend) -> Backend:
     """The same databases, for `sql_client`: slower, as statements go one by one and leases are renewed on the work's own loop.
 
-    PostgreSQL stands for all of them; the others differ by their dialect, which their contract suites go through.
+    PostgreSQL stands for all of them by default: the client is the same code, and the dialects are those of the databases' own
+    stores.
     """
     own = backend.own_server
     return Backend(
@@ -174,6 +178,7 @@ def through_a_client(backend: Backend) -> Backend:
         None if own is None else lambda: ThroughAClient(own()),
         backend.goes_down,
         pace=2,
+        leaves_contract_to_chaos=backend is not POSTGRES,
         repeats=backend is not POSTGRES,
     )
 
@@ -220,6 +225,7 @@ MONGO: Final = ServerBackend(
     places.on_mongo,
     partial(MongoServer, own=True),
     pace=6,  # its server is emulated
+    is_slow=True,
     driver="pymongo",
     proxy_options="serverMonitoringMode=poll&heartbeatFrequencyMS=600000",
     away_options="serverSelectionTimeoutMS=500",
@@ -259,6 +265,7 @@ S3: Final = Backend(
     WayToS3,
     goes_down="way to the server",
     pace=4,  # its server does one thing at a time
+    is_slow=True,
     leaves_contract_to_chaos=True,
 )
 
@@ -269,8 +276,10 @@ BACKENDS: Final[dict[str, Backend]] = {
 FEW: Final = (SQLITE, POSTGRES)
 
 
-def by_default(is_same_everywhere: bool) -> list[Backend]:
-    """Return the backends that a test runs on; all of them under `make chaos`."""
+def by_default(backends: Iterable[Backend], marks: Collection[str] = ()) -> list[Backend]:
+    """Return which of these backends a test with these marks runs on; all of them under `make chaos`."""
     if IS_FULL:
-        return list(BACKENDS.values())
-    return list(FEW) if is_same_everywhere else [backend for backend in BACKENDS.values() if not backend.repeats]
+        return list(backends)
+    if "same_everywhere" in marks:
+        return [backend for backend in backends if backend in FEW]
+    return [each for each in backends if not each.repeats and (not each.is_slow or "slow_stores_too" in marks)]

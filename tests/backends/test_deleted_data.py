@@ -48,6 +48,7 @@ async def write_secrets(store: FullStore, run_id: str) -> None:
     await store.finish(claim.lease, "failed", b'{"error":%b}' % small, now=NOW)
 
 
+@pytest.mark.slow_stores_too
 @pytest.mark.parametrize("verb", ["delete", "purge"])
 async def test_nothing_is_left_of_a_run(backend: Backend, dsn: str, verb: str) -> None:
     async with store_at(dsn) as store:

@@ -19,7 +19,7 @@ from tests.backends.errands import SHAPES, check_errands, drive_errands, errand_
 from tests.backends.ledger import Ledger, lines_of
 from tests.backends.opening import store_at
 from tests.backends.processes import Child
-from tests.backends.registry import MONGO, MYSQL, POSTGRES, REDIS, SQLITE, Backend, on
+from tests.backends.registry import MONGO, MYSQL, POSTGRES, REDIS, SQLITE, Backend, by_default, on
 from tests.campaign import IS_FULL
 
 PATIENCE: Final = 90.0 if not IS_FULL else 240.0
@@ -103,7 +103,7 @@ async def test_every_run_ends_once_with_its_value_however_often_workers_are_kill
     assert fleet.killed
 
 
-@on(*STORES)
+@on(*by_default(STORES, ["same_everywhere"]))
 async def test_the_runs_of_a_killed_worker_go_on_elsewhere_in_the_stated_time(
     backend: Backend, dsn: str, start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

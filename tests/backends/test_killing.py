@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import pytest
 
 from tests.backends import jobs
 from tests.backends.conftest import Start
@@ -23,6 +24,7 @@ TOGETHER: Final = 10
 BEGUN: Final = 4
 
 
+@pytest.mark.slow_stores_too
 def test_no_kill_loses_repeats_or_strands_anything(backend: Backend, start: Start, tmp_path: Path) -> None:
     kills, hits = max(4, backend.times(backend.kills)), 0  # with fewer, all might miss
     rng = random.Random(kills)

@@ -40,6 +40,9 @@ class LossyStore:
         return self.store
 
 
+pytestmark = pytest.mark.slow_stores_too
+
+
 @pytest.fixture
 async def lossy(server_backend: ServerBackend, driver_options: str, shared_dsn: str, wire: Wire) -> AsyncIterator[LossyStore]:
     async with store_at(server_backend.through(wire, driver_options)) as store, store_at(shared_dsn) as observer:

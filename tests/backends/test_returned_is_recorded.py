@@ -87,6 +87,7 @@ def test_what_returned_before_a_kill_is_recorded_and_not_repeated(
     check_kill(backend, start, tmp_path / "ledger", moment)
 
 
+@pytest.mark.slow_stores_too
 def test_all_that_returned_is_recorded_in_any_store(backend: Backend, start: Start, tmp_path: Path) -> None:
     check_kill(backend, start, tmp_path / "ledger", LAST)
 

@@ -17,7 +17,7 @@ from perdure import Context, Ok, Runtime, Suspended, Workflow, workflow
 from perdure.aio.loop_thread import block_on
 from perdure.errors import RunCancelled
 from tests.backends.opening import store_at
-from tests.backends.registry import SQLITE, Backend, by_default, on
+from tests.backends.registry import BACKENDS, SQLITE, Backend, by_default, on
 
 MEMORY = Backend("memory", "test_memory.py::test_contract", lambda: contextlib.nullcontext("memory://"))
 # What a worker and its store may take to stop, beyond what `drain_after` says.
@@ -59,7 +59,7 @@ def _asyncio_debug() -> Iterator[None]:
     block_on(set_debug(False))
 
 
-@on(MEMORY, *by_default(is_same_everywhere=True))
+@on(MEMORY, *by_default(BACKENDS.values(), ["same_everywhere"]))
 @pytest.mark.usefixtures("_asyncio_debug")
 async def test_a_worker_and_blocking_calls_of_one_runtime_share_runs_and_end_in_time(backend: Backend, dsn: str) -> None:
     loop = asyncio.get_running_loop()

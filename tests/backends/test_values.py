@@ -70,6 +70,7 @@ def place(backend: Backend) -> Iterator[str]:
         yield dsn
 
 
+@pytest.mark.slow_stores_too
 def test_values_read_back_with_their_types_wherever_they_are_recorded(backend: Backend, place: str) -> None:
     seen: dict[str, list[tuple[Any, ...]]] = {name: [] for name in VALUES}
 

@@ -13,10 +13,10 @@ import pytest
 from perdure import Context, Runtime, workflow
 from perdure.errors import PersistenceError, RunNotFound, StoreClosed
 from tests.backends.opening import store_at
-from tests.backends.registry import Backend, by_default, on
+from tests.backends.registry import BACKENDS, Backend, by_default, on
 
 MEMORY = Backend("memory", "test_memory.py::test_contract", lambda: contextlib.nullcontext("memory://"))
-EACH = on(MEMORY, *by_default(is_same_everywhere=True))
+EACH = on(MEMORY, *by_default(BACKENDS.values(), ["same_everywhere"]))
 PATIENCE = 60.0
 # Not `release`: a run that cannot be given back is driven again only when its lease has expired, and no test waits for that.
 FAILING = frozenset({"get", "watch", "record", "suspend", "finish", "acquire", "claim"})

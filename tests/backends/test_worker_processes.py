@@ -24,7 +24,7 @@ from perdure.errors import RunCancelled
 from perdure.model.durations import MICROSECOND
 from perdure.store import require
 from tests.backends.fleet_worker import answer, busy, slow
-from tests.backends.registry import LIBSQL, MONGO, MYSQL, POSTGRES, REDIS, SQLITE, Backend, on
+from tests.backends.registry import LIBSQL, MONGO, MYSQL, POSTGRES, REDIS, SQLITE, Backend, by_default, on
 from tests.campaign import IS_FULL
 
 WORKER: Final = Path(__file__).with_name("fleet_worker.py")
@@ -124,7 +124,7 @@ async def test_a_run_whose_worker_is_silent_but_renews_its_lease_is_stuck(backen
         assert await client.stuck_runs() == []
 
 
-@on(*STORES)
+@on(*by_default(STORES))
 @pytest.mark.parametrize("arguments", [(), ("inside",)], ids=["work", "inside"])
 async def test_a_worker_under_load_ends_cleanly_on_a_signal(
     backend: Backend, shared_dsn: str, arguments: tuple[str, ...]

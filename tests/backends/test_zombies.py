@@ -44,6 +44,7 @@ async def everything(store: FullStore) -> tuple[Any, ...]:
     return await store.get("run"), await store.journal("run"), await store.inbox("run"), await store.items("run", "log")
 
 
+@pytest.mark.slow_stores_too
 @pytest.mark.parametrize("ends", [False, True], ids=["the run goes on", "the run ended"])
 def test_every_write_of_a_stopped_holder_is_refused_and_nothing_changes(
     backend: Backend, dsn: str, start: Start, ends: bool
@@ -74,6 +75,7 @@ def test_every_write_of_a_stopped_holder_is_refused_and_nothing_changes(
     assert asyncio.run(look()) == before
 
 
+@pytest.mark.slow_stores_too
 def test_a_worker_stopped_in_a_step_stops_for_good_when_its_lease_is_gone(backend: Backend, dsn: str, start: Start) -> None:
     async def first() -> str:
         return "from the new worker"

@@ -561,7 +561,7 @@ def test_a_note_that_only_claims_to_be_text_does_not_spoil_the_record() -> None:
     assert "_raised" in record["traceback"]
 
 
-EXAMPLES = {"seconds": 2.5, "epoch": 3, "attempts": 3, "limit": 3, "errors": [("$.steps", "is missing")]}
+EXAMPLES = {"seconds": 2.5, "wait": 2.5, "epoch": 3, "attempts": 3, "limit": 3, "errors": [("$.steps", "is missing")]}
 
 
 KINDS = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, PerdureError)]

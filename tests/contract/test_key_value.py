@@ -8,6 +8,7 @@ import secrets
 import shutil
 import tempfile
 
+import pytest
 from key_value.aio.stores.memory import MemoryStore as PyMemoryStore
 from obstore.store import LocalStore, MemoryStore
 
@@ -158,5 +159,5 @@ test_own_backend = contract_tests(OwnFactory)
 test_dict = contract_tests(DictFactory)
 test_py_key_value_memory = contract_tests(PyMemoryFactory)
 test_files = contract_tests(FilesFactory)
-test_obstore_local = contract_tests(LocalFactory)
+test_obstore_local = pytest.mark.chaos(contract_tests(LocalFactory))  # as in memory, and the disk is that of obstore
 test_obstore_memory = contract_tests(ObjectMemoryFactory)
