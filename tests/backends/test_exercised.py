@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -150,7 +151,7 @@ def test_every_backend_has_a_contract_suite() -> None:
     folder = Path(conftest.__file__).parent.parent / "contract"
     for backend in BACKENDS.values():
         file, _, test = backend.contract.partition("::")
-        assert f"\n{test} = contract_tests(" in (folder / file).read_text(), backend.name
+        assert re.search(rf"^{test} = .*contract_tests\(", (folder / file).read_text(), re.MULTILINE), backend.name
 
 
 def test_what_ran_in_several_processes_counts(project: Project) -> None:
