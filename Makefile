@@ -51,27 +51,27 @@ help: ## this list
 demo: $(PROJECT) ## a workflow that is killed and goes on, in a few seconds
 	$(BIN)/python examples/demo.py
 
-# Three processes also on two cores: they often wait for servers and disks. Each starts the servers that it needs, and
+# Four processes also on two cores: they often wait for servers and disks. Each starts the servers that it needs, and
 # tests/sharing.py says which files come first and what stays together.
 # What fails is run once more, alone, and has to pass then: tests with real processes, kills and servers share two cores with
-# others, and one of thirteen thousand may come too late for its deadline. The report of the first run stays in the output.
+# others, and one of fourteen thousand may come too late for its deadline. The report of the first run stays in the output.
 # If pytest itself broke (exit code 3) or was killed, nobody knows what it left out, so everything is run once more before that.
 # Ctrl-C and what cannot be collected (2), and a backend that was not exercised (4), are final.
 define run_tests
 @run() { echo "$(1) pytest $(2) $$*"; $(1) $(BIN)/python -m pytest $(2) -m "not chaos" "$$@"; code=$$?; }; \
-	run -n 3 --dist loadfile; \
-	if [ $$code = 3 ] || [ $$code -gt 128 ]; then echo "== pytest broke; everything once more: =="; run -n 3 --dist loadfile; fi; \
+	run -n 4 --dist loadfile; \
+	if [ $$code = 3 ] || [ $$code -gt 128 ]; then echo "== pytest broke; everything once more: =="; run -n 4 --dist loadfile; fi; \
 	if [ $$code = 1 ]; then echo "== once more, alone: =="; run -n 0 --last-failed --last-failed-no-failures none; fi; \
 	exit $$code
 endef
 
-test: system $(DEV) ## all tests, long campaigns shortened to a tenth; engine and worker again on uvloop and in asyncio's debug mode
+test: system $(DEV) ## all tests, long campaigns shortened to a tenth and slow servers spared; engine and worker again on uvloop
 	$(call run_tests,,)
 	$(call run_tests,PERDURE_LOOP=uvloop,tests/engine tests/worker)
-	$(call run_tests,PERDURE_LOOP=debug,tests/engine tests/worker)
 
-chaos: system $(DEV) ## the same tests with campaigns in full, and those that are only for here
+chaos: system $(DEV) ## the same tests on every store with campaigns in full, and those that are only for here; asyncio's debug mode
 	PERDURE_CHAOS=1 $(BIN)/python -m pytest
+	PERDURE_LOOP=debug $(BIN)/python -m pytest tests/engine tests/worker -m "not chaos"
 
 lint: $(DEV) ## ruff: rules and format; import-linter: who may import whom
 	$(BIN)/ruff check
