@@ -89,9 +89,12 @@ def test_a_second_ctrl_c_does_not_wait_for_a_step(tmp_path: Path) -> None:
 def test_a_forked_child_of_a_worker_ends_on_sigterm(tmp_path: Path) -> None:
     forks = HOLDING.replace(
         'print("running", flush=True)',
-        """child = os.fork()
+        """reading, writing = os.pipe()
+    child = os.fork()
     if not child:
+        os.write(writing, b"!")  # a signal that comes before the fork is over is forgotten by Python
         time.sleep(600)
+    os.read(reading, 1)
     os.kill(child, signal.SIGTERM)
     print(os.waitpid(child, 0)[1], flush=True)""",
     ).replace("import sys", "import os, signal, sys, time")
