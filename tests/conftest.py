@@ -61,6 +61,8 @@ HARMLESS: Final = (
     ("kv/files.py", {"_check_path"}),
     # The scripts for Redis are read when their module is imported.
     ("backends/redis/scripts.py", {"_read"}),
+    # A worker looks up once what its process is called, mostly in /proc, which is not on a disk.
+    ("perdure/model/process_owner.py", {"current"}),
     # asyncmy reads its own version when it is imported.
     ("asyncmy/version.py", {"<module>"}),
     # A client of MongoDB looks once whether it is in a container.

@@ -97,7 +97,7 @@ class PostgresServer:
             "-U",
             "perdure",
             "-A",
-            "scram-sha-256",
+            "md5",  # every test connects anew, and what scram-sha-256 computes would be a tenth of its time
             "--pwfile",
             str(secret),
         ]

@@ -103,7 +103,7 @@ def _stat(pid: int | str) -> _Stat | None:
 
 
 def current() -> Owner:
-    """This process."""
+    """Return this process. It reads a few small files, all but one of them made by the kernel as they are read."""
     here = _stat("self")
     if here is None or here.pid != os.getpid():  # no /proc, or that of another PID namespace
         return Owner(_host(), UNKNOWN, UNKNOWN, os.getpid(), UNKNOWN)

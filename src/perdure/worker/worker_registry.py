@@ -106,6 +106,7 @@ class WorkerRegistration:
             concurrency=concurrency,
             driven=0,
             queues=None if queues is None else tuple(sorted(queues)),
+            process=str(current()),
         )
         self._store: OperatorStore | None = None
         if "operators" in host.store.capabilities:
@@ -151,8 +152,6 @@ class WorkerRegistration:
     async def _write(self, store: OperatorStore) -> None:
         self._is_written = True  # also if the reply is lost
         workflows = tuple(sorted(self._host.workflows))
-        if not self._stored.process:
-            self._stored = msgspec.structs.replace(self._stored, process=await run_in_thread(lambda: str(current())))
         stored = msgspec.structs.replace(self._stored, driven=self._count_driven(), workflows=workflows)
         await store.put_worker(self._id, msgspec.json.encode(stored), now=self._host.clock.store_now())
 
