@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,9 @@ def example(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its classes are found there when a value is rebuilt
+    log, level = logging.getLogger("perdure"), logging.getLogger("perdure").level
     spec.loader.exec_module(module)
+    log.setLevel(level)  # which an example may set for itself
     yield module
     del sys.modules[spec.name]
 
