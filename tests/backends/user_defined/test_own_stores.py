@@ -538,6 +538,28 @@ async def test_a_run_that_another_process_makes_while_this_one_asks_for_it_is_fo
     assert here.leases == {}
 
 
+async def test_a_run_that_another_process_is_about_to_save_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.backends.user_defined.workflow_adapter._PAUSE_FOR_CREATED", 0.0)
+
+    @workflow
+    async def greet(ctx: Context) -> str:
+        return "hello"
+
+    theirs = LeasedStore()
+    ours = LeasedStore(theirs.rows, theirs.leases)
+    theirs.leases["r"] = "the other process"
+    async with Runtime(ours, [greet], concurrency=0) as runtime:
+        with pytest.raises(LeaseHeld, match="creating it"):
+            await runtime.start(greet, id="r")
+    assert (ours.rows, ours.leases) == ({}, {"r": "the other process"})
+    del theirs.leases["r"]
+    async with Runtime(theirs, [greet], concurrency=0) as other:
+        await other.start(greet, id="r")
+    theirs.leases["r"] = "the other process"
+    async with Runtime(ours, [greet], concurrency=0) as runtime:
+        assert (await runtime.start(greet, id="r")).id == "r"
+
+
 async def test_a_waiting_call_goes_on_when_the_other_process_is_done() -> None:
     rows: dict[str, Any] = {}
     leases: dict[str, str] = {}

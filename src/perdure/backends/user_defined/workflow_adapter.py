@@ -29,6 +29,9 @@ from perdure.snapshots.snapshot import Snapshot
 from perdure.store import MISSING_PART
 
 _logger: Final = logging.getLogger("perdure")
+# How often, and after what pauses in seconds, is looked for a run that another process is about to save.
+_LOOKS_FOR_CREATED: Final = 50
+_PAUSE_FOR_CREATED: Final = 0.02
 
 # For how long a run is leased to be signalled, cancelled or reopened, until a worker here asks for another ttl.
 CHANGE_TTL: Final = 10.0
@@ -80,11 +83,25 @@ class WorkflowStateStore(StateStore):
                     await self._refresh(run.id)
                     if self._has_input(run.id):
                         return await create(None)
-                if not is_ours:  # some stores keep the lease in the run, and cannot give one before the run is saved
+                if not is_ours:
                     self._refuse_foreign(run.id)
+                    # Some stores keep the lease in the run, and give none before the run is saved. In others another process is
+                    # about to save it, and a new row that came later would replace what it has recorded.
+                    if await self._leases.precede_runs():
+                        await self._wait_for_creator(run.id)
+                        return await create(None)
                 created = await create(ttl if is_ours else None)
                 await self._save_or_forget(run.id)
             return created if is_ours or ttl is None else await self._lease_created(created, ttl, now)
+
+    async def _wait_for_creator(self, run_id: str) -> None:
+        """Return when another process has saved the run that it is creating. Raises `LeaseHeld` if that takes long."""
+        for _ in range(_LOOKS_FOR_CREATED):
+            await asyncio.sleep(_PAUSE_FOR_CREATED)
+            await self._refresh(run_id)
+            if self._has_input(run_id):
+                return
+        raise LeaseHeld(run_id, "another process that is creating it; try again")
 
     def _has_input(self, run_id: str) -> bool:
         row = self._row(run_id)

@@ -35,6 +35,7 @@ class UserStoreLeases:
         self.are_needed = callable(getattr(store, "acquire", None))
         if self.are_needed and not callable(getattr(store, "release", None)):
             raise TypeError(f"{store!r} has acquire but no release; a lease that cannot be given up needs both")
+        self._precede_runs: bool | None = None
         # By run. Changed on the holder's event loop, or while the run's lock is held.
         self._held: dict[str, _HeldLease] = {}
 
@@ -53,6 +54,15 @@ class UserStoreLeases:
             return False
         self._held[run_id] = held
         return True
+
+    async def precede_runs(self) -> bool:
+        """Return whether the store leases runs that it does not have yet. Asks it once, with an id that nobody else uses."""
+        if self._precede_runs is None:
+            nobodys, token = secrets.token_hex(16), secrets.token_hex(16)
+            self._precede_runs = await self._call_acquire(nobodys, token, 1.0)
+            if self._precede_runs:
+                await self._call_release(nobodys, token)
+        return self._precede_runs
 
     async def renew(self, run_id: str, ttl: float) -> bool:
         """Whether the run stays ours. May be called on any event loop; the store is called on the one that took the lease."""
