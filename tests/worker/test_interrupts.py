@@ -33,6 +33,7 @@ WAITS: Final = {"flow.run_sync()": 3, "asyncio.run(main())": 4, "asyncio.run(flo
 
 
 @pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.one_loop  # the loop that counts is the one of the process that it starts
 async def test_ctrl_c_shows_the_users_line_and_little_of_ours(wait: str, tmp_path: Path) -> None:
     program = PROGRAM.replace("WAIT", wait)
     await asyncio.to_thread((tmp_path / "program.py").write_text, program)
