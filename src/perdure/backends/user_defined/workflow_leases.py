@@ -35,6 +35,7 @@ class UserStoreLeases:
         self.are_needed = callable(getattr(store, "acquire", None))
         if self.are_needed and not callable(getattr(store, "release", None)):
             raise TypeError(f"{store!r} has acquire but no release; a lease that cannot be given up needs both")
+        # Whether it leases runs that it does not have yet; None until it was asked.
         self._precede_runs: bool | None = None
         # By run. Changed on the holder's event loop, or while the run's lock is held.
         self._held: dict[str, _HeldLease] = {}
