@@ -18,6 +18,8 @@ BENCH_VENV ?= .venv-bench
 PEERS := $(BENCH_VENV)/.peers-$(INTERPRETER)
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+# Some machines forbid Python to keep what it compiled. The tests start a thousand processes, and each would compile perdure anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 # How to tell whether a Debian package is needed: by what it brings, wherever that came from.
 probe_python3-venv = $(PYTHON) -c 'import ensurepip, venv'
@@ -51,7 +53,7 @@ help: ## this list
 demo: $(PROJECT) ## a workflow that is killed and goes on, in a few seconds
 	$(BIN)/python examples/demo.py
 
-# Four processes also on two cores: they often wait for servers and disks. Each starts the servers that it needs, and
+# Five processes also on two cores: they often wait for servers and disks. Each starts the servers that it needs, and
 # tests/sharing.py says which files come first and what stays together.
 # What fails is run once more, alone, and has to pass then: tests with real processes, kills and servers share two cores with
 # others, and one of fourteen thousand may come too late for its deadline. The report of the first run stays in the output.
@@ -59,8 +61,8 @@ demo: $(PROJECT) ## a workflow that is killed and goes on, in a few seconds
 # Ctrl-C and what cannot be collected (2), and a backend that was not exercised (4), are final.
 define run_tests
 @run() { echo "$(1) pytest $(2) $$*"; $(1) $(BIN)/python -m pytest $(2) -m "not chaos" "$$@"; code=$$?; }; \
-	run -n 4 --dist loadfile; \
-	if [ $$code = 3 ] || [ $$code -gt 128 ]; then echo "== pytest broke; everything once more: =="; run -n 4 --dist loadfile; fi; \
+	run -n 5 --dist loadfile; \
+	if [ $$code = 3 ] || [ $$code -gt 128 ]; then echo "== pytest broke; everything once more: =="; run -n 5 --dist loadfile; fi; \
 	if [ $$code = 1 ]; then echo "== once more, alone: =="; run -n 0 --last-failed --last-failed-no-failures none; fi; \
 	exit $$code
 endef
