@@ -67,12 +67,13 @@ define run_tests
 	exit $$code
 endef
 
-test: system $(DEV) ## all tests, long campaigns shortened to a tenth and slow servers spared; engine and worker again on uvloop
+test: system $(DEV) ## all tests, long campaigns shortened to a tenth and slow servers spared; the engine again on uvloop
 	$(call run_tests,,)
-	$(call run_tests,PERDURE_LOOP=uvloop,tests/engine tests/worker)
+	$(call run_tests,PERDURE_LOOP=uvloop,tests/engine)
 
-chaos: system $(DEV) ## the same tests on every store with campaigns in full, and those that are only for here; asyncio's debug mode
+chaos: system $(DEV) ## the same tests on every store with campaigns in full, and those that are only for here; workers on uvloop, asyncio's debug mode
 	PERDURE_CHAOS=1 $(BIN)/python -m pytest
+	PERDURE_LOOP=uvloop $(BIN)/python -m pytest tests/worker -m "not chaos"
 	PERDURE_LOOP=debug $(BIN)/python -m pytest tests/engine tests/worker -m "not chaos"
 
 lint: $(DEV) ## ruff: rules and format; import-linter: who may import whom

@@ -59,6 +59,8 @@ HARMLESS: Final = (
     ("backends/sqlite/store.py", {"_check_path"}),
     ("kv/sqlite.py", {"_check_path"}),
     ("kv/files.py", {"_check_path"}),
+    # A fork blocks its thread, and the connections of the process have to be closed before it (uvloop forks for a subprocess).
+    ("backends/sqlite/database.py", {"before_fork"}),
     # The scripts for Redis are read when their module is imported.
     ("backends/redis/scripts.py", {"_read"}),
     # A worker looks up once what its process is called, mostly in /proc, which is not on a disk.

@@ -25,7 +25,7 @@ from tests.campaign import IS_FULL
 
 PATTERNS: Final = sorted(module.name for module in pkgutil.iter_modules(patterns.__path__))
 # Every how many-th call is tried where a campaign is shortened.
-STRIDE: Final = 1 if IS_FULL else 7
+STRIDE: Final = 1 if IS_FULL else 13
 # The number of calls depends on how the processes take turns, so one run-through that was not killed may have been a short one.
 UNKILLED: Final = 2 if IS_FULL else 1
 

@@ -73,7 +73,7 @@ async def drive_to_the_end(dsn: str) -> None:
             assert await run == 8
 
 
-@on(*(backend for backend in STORES if backend is not MONGO))  # which is emulated here: half of its time is the emulator's
+@on(*by_default(STORES, ["same_everywhere"]))
 async def test_a_cancel_and_a_signal_reach_another_process(backend: Backend, shared_dsn: str) -> None:
     async with asyncio.timeout(PATIENCE), Runtime(shared_dsn, concurrency=0) as client, worker_on(shared_dsn) as worker:
         for lead in (0.0, 0.1, 0.7):  # a lease that is young, and one that is not
@@ -93,7 +93,7 @@ async def test_a_cancel_and_a_signal_reach_another_process(backend: Backend, sha
         await run
 
 
-@on(*(backend for backend in STORES if backend is not MONGO))  # as above
+@on(*by_default(STORES, ["same_everywhere"]))
 async def test_a_run_whose_worker_is_silent_but_renews_its_lease_is_stuck(backend: Backend, shared_dsn: str) -> None:
     """This process holds the lease, and its worker's sign of life is old. A second worker of the process is alive at first."""
     said = {"name": f"{gethostname()}/{os.getpid()}", "host": gethostname(), "pid": os.getpid(), "started_at": 1, "pause": 30.0}
@@ -124,7 +124,7 @@ async def test_a_run_whose_worker_is_silent_but_renews_its_lease_is_stuck(backen
         assert await client.stuck_runs() == []
 
 
-@on(*by_default(STORES))
+@on(*by_default(STORES, ["same_everywhere"]))
 @pytest.mark.parametrize("arguments", [(), ("inside",)], ids=["work", "inside"])
 async def test_a_worker_under_load_ends_cleanly_on_a_signal(
     backend: Backend, shared_dsn: str, arguments: tuple[str, ...]

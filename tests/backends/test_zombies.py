@@ -75,7 +75,7 @@ def test_every_write_of_a_stopped_holder_is_refused_and_nothing_changes(
     assert asyncio.run(look()) == before
 
 
-@pytest.mark.slow_stores_too
+@pytest.mark.same_everywhere
 def test_a_worker_stopped_in_a_step_stops_for_good_when_its_lease_is_gone(backend: Backend, dsn: str, start: Start) -> None:
     async def first() -> str:
         return "from the new worker"

@@ -155,9 +155,10 @@ class OwnFactory(StoreFactory):
         return KeyValueRunStore(self.kv, prefix=prefix)
 
 
-test_own_backend = contract_tests(OwnFactory)
 test_dict = contract_tests(DictFactory)
-test_py_key_value_memory = contract_tests(PyMemoryFactory)
 test_files = contract_tests(FilesFactory)
-test_obstore_local = pytest.mark.chaos(contract_tests(LocalFactory))  # as in memory, and the disk is that of obstore
 test_obstore_memory = contract_tests(ObjectMemoryFactory)
+# These repeat what the suite finds out about the three above.
+test_own_backend = pytest.mark.chaos(contract_tests(OwnFactory))
+test_py_key_value_memory = pytest.mark.chaos(contract_tests(PyMemoryFactory))
+test_obstore_local = pytest.mark.chaos(contract_tests(LocalFactory))
