@@ -118,3 +118,35 @@ class SlowStore(_Proxy):
             return result
 
         return call
+
+
+class HeldBack(_Proxy):
+    """A store whose `verb` takes effect, and answers only when the test lets it; or, held `before`, does neither until then."""
+
+    def __init__(self, store: Any, verb: str = "record", *, before: bool = False) -> None:
+        super().__init__(store)
+        self._verb = verb
+        self._before = before
+        self.reached = asyncio.Event()
+        self.may_answer = asyncio.Event()
+
+    def _around(self, method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+        if method.__name__ != self._verb:
+            return method
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if self._before:
+                await self._hold()
+                return await method(*args, **kwargs)
+            answer = await method(*args, **kwargs)
+            await self._hold()
+            return answer
+
+        return call
+
+    async def _hold(self) -> None:
+        self.reached.set()
+        try:
+            await self.may_answer.wait()
+        finally:
+            self.may_answer.set()  # if it was cut off, the next is not held

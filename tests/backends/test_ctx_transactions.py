@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 import pytest
 
 from perdure import Context, Err, Ok, Retry, Runtime, StepTransaction, current_step, stores, workflow
 from perdure.errors import (
+    PersistenceError,
     StepTimeout,
     StoreCapabilityError,
     TransactionFailed,
 )
 from perdure.model.journal import Entry
+from perdure.model.records import Lease
 from perdure.store import FullStore
+from perdure.testing import ManualClock
 from tests.backends.bank import execute
 from tests.backends.opening import store_at
 from tests.backends.registry import BACKENDS, LIBSQL, MYSQL, POSTGRES, SQLITE, Backend, on
+from tests.patience import turns
 
 SQL_CLIENTS: Final = tuple(BACKENDS[f"sql_client-{dialect}"] for dialect in ("sqlite", "postgres", "mysql"))
 ALL: Final = (SQLITE, POSTGRES, MYSQL, LIBSQL, *SQL_CLIENTS)
@@ -126,6 +130,135 @@ async def test_other_branches_record_meanwhile_and_the_journal_has_no_gap(store:
         assert await runtime.run(flow, id="run") == Ok([*range(20), *range(3)])
     assert len(await steps_of(store, "run")) == 23
     assert await effects(store) == [0, 1, 2]
+
+
+@on(SQLITE, POSTGRES)
+async def test_nothing_else_of_the_run_is_written_while_its_transaction_is_open(store: FullStore) -> None:
+    """Such a write may wait for a lock that the transaction holds."""
+    is_open, has_begun, written_meanwhile, record = False, asyncio.Event(), list[Entry](), store.record
+
+    def watched(lease: Lease, entries: Sequence[Entry] = (), **options: Any) -> Any:
+        written_meanwhile.extend(entries if is_open else ())
+        return record(lease, entries, **options)
+
+    store.record = watched  # type: ignore[method-assign]
+
+    async def linger(transaction: StepTransaction) -> None:
+        nonlocal is_open
+        is_open = True
+        await transaction.execute(INSERT.format(1))
+        has_begun.set()
+        await turns()
+        is_open = False
+
+    async def quick() -> None: ...
+
+    @workflow
+    async def flow(ctx: Context) -> None:
+        async def branch() -> None:
+            await has_begun.wait()
+            await ctx.step(quick, at_most_once=True)  # which has to be recorded before it starts
+
+        await asyncio.gather(ctx.transaction(linger), branch())
+
+    async with Runtime(store) as runtime, asyncio.timeout(PATIENCE):
+        assert await runtime.run(flow, id="run") == Ok(None)
+    assert written_meanwhile == []
+    entries = [(entry.key, entry.phase) for entry in await steps_of(store, "run")]
+    assert entries == [("quick", "open"), ("linger", "close"), ("quick", "close")]
+    assert await effects(store) == [1]
+
+
+@on(POSTGRES)
+async def test_no_step_starts_before_it_is_recorded_that_a_transaction_runs_again(store: FullStore) -> None:
+    await execute(store, "CREATE TABLE parents (id INTEGER PRIMARY KEY)")
+    await execute(store, "CREATE TABLE children (parent INTEGER REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED)")
+    is_recording, may_record, moves, began = asyncio.Event(), asyncio.Event(), asyncio.Event(), list[str]()
+    record = store.record
+
+    async def slow_record(*args: Any, **kwargs: Any) -> Any:
+        is_recording.set()
+        await may_record.wait()
+        return await record(*args, **kwargs)
+
+    store.record = slow_record  # type: ignore[method-assign]
+
+    async def refused_at_first(transaction: StepTransaction) -> None:
+        await transaction.execute(f"INSERT INTO parents (id) VALUES ({current_step().attempt})")
+        await transaction.execute("INSERT INTO children (parent) VALUES (2)")
+
+    async def beside() -> None:
+        began.append("after the record" if may_record.is_set() else "before it")
+
+    @workflow
+    async def flow(ctx: Context) -> None:
+        async def branch() -> None:
+            await moves.wait()
+            await ctx.step(beside)
+
+        retry = Retry(attempts=2, wait_initial="1ms", wait_jitter=0)
+        await asyncio.gather(ctx.transaction(refused_at_first, retry=retry), branch())
+
+    async with Runtime(store) as runtime, asyncio.timeout(PATIENCE):
+        running = asyncio.ensure_future(runtime.run(flow, id="run"))
+        await is_recording.wait()  # that the commit was refused, and when the next attempt is
+        moves.set()
+        await turns()
+        may_record.set()
+        assert await running == Ok(None)
+    assert began == ["after the record"]
+
+
+@on(SQLITE, POSTGRES)
+async def test_a_store_that_goes_away_in_the_function_is_no_failure_of_the_step(store: FullStore) -> None:
+    clock, calls = ManualClock(), list[int]()
+
+    async def pay(transaction: StepTransaction) -> int:
+        calls.append(current_step().attempt)
+        await transaction.execute(INSERT.format(1))
+        if len(calls) == 1:
+            raise PersistenceError("the store", "it is away")
+        return 1
+
+    @workflow
+    async def flow(ctx: Context) -> int:
+        return await ctx.transaction(pay)
+
+    async with Runtime(store, [flow], clock=clock, concurrency=0) as runtime, asyncio.timeout(PATIENCE):
+        with pytest.raises(PersistenceError, match="it is away"):
+            await runtime.run(flow, id="run")
+        assert await steps_of(store, "run") == []
+        clock.advance("10s")
+        assert await runtime.sweep() == {"run": Ok(1)}
+    assert calls == [1, 1]
+    assert await effects(store) == [1]
+
+
+@on(SQLITE, POSTGRES)
+async def test_a_transaction_takes_nothing_more_when_its_function_has_ended(store: FullStore) -> None:
+    """It is committed with the record a moment later, and what came in between would be no part of the step."""
+    kept: list[StepTransaction] = []
+
+    async def keep(transaction: StepTransaction) -> None:
+        kept.append(transaction)
+        await transaction.execute(INSERT.format(1))
+        late.append(asyncio.create_task(transaction.execute(INSERT.format(2))))
+
+    late: list[asyncio.Task[Any]] = []
+
+    @workflow
+    async def flow(ctx: Context) -> None:
+        await ctx.transaction(keep)
+
+    async with Runtime(store) as runtime, asyncio.timeout(PATIENCE):
+        assert await runtime.run(flow, id="run") == Ok(None)
+        with pytest.raises(RuntimeError, match="has ended with its function"):
+            await late[0]
+        with pytest.raises(RuntimeError, match="has ended with its function"):
+            await kept[0].execute(INSERT.format(3))
+        with pytest.raises(RuntimeError, match="has ended with its function"):
+            _ = kept[0].connection
+    assert await effects(store) == [1]
 
 
 @on(POSTGRES, MYSQL)

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from perdure.errors import PersistenceError
+from perdure.errors import LeaseLost, PersistenceError
 from perdure.model.records import Lease
 from perdure.store import FullStore, Transaction
 from perdure.testing.contract.world import NOW, TTL, entry, new_run
@@ -74,6 +74,21 @@ async def test_a_transaction_cannot_be_ended_from_inside(store: FullStore, lease
             await transaction.execute(statement)
         await transaction.record([entry(2)])
     assert await store.journal("run") == [entry(1), entry(2)]
+
+
+@on(SQLITE, POSTGRES, MYSQL)
+async def test_a_statement_that_takes_the_run_away_ends_the_right_to_record(store: FullStore, lease: Lease) -> None:
+    """The caller may change anything in the database, the row of the run included."""
+
+    async def work() -> None:
+        async with store.transaction(lease) as transaction:
+            await transaction.record([entry(1)])
+            await transaction.execute("UPDATE perdure_runs SET epoch = epoch + 1 WHERE id = 'run'")
+            await transaction.record([entry(2)])
+
+    with pytest.raises(LeaseLost):
+        await work()
+    assert await store.journal("run") == []
 
 
 @on(SQLITE, POSTGRES, MYSQL)

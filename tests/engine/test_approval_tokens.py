@@ -20,6 +20,7 @@ from perdure import (
     ApprovalDecided,
     ApprovalExpired,
     ApprovalNotFound,
+    Context,
     NotAssigned,
     Ok,
     Runtime,
@@ -27,10 +28,12 @@ from perdure import (
     TokenExpired,
     TokenInvalid,
     TokenNotAllowed,
+    Workflow,
     stores,
 )
 from perdure.operations.approval_tokens import Grant, TokenSigner
 from tests.engine.approving import SECRET, desk
+from tests.engine.worlds import world
 
 GRANT = Grant("", "run", "publish", "publish", "0" * 32, ("approve", "reject"), "ada", 1_800_000_000_000_000, "n")
 SIGNER = TokenSigner(SECRET)
@@ -107,6 +110,21 @@ async def test_a_token_is_good_for_its_own_run_only() -> None:
         with pytest.raises(TokenInvalid):
             await here.runtime.decide_by_token(forged, "approve")
         assert [each.run_id for each in await here.runtime.approvals()] == ["two"]
+
+
+async def test_a_token_is_good_for_its_own_approval_only_also_beside_another_of_the_same_name() -> None:
+    async def flow(ctx: Context[Any]) -> list[str]:
+        both = await asyncio.gather(*(ctx.approve("publish", title, key=title) for title in ("news", "weather")))
+        return [type(each).__name__ for each in both]
+
+    definition = Workflow("flow", flow)
+    async with world(definition, secret=SECRET) as here:
+        await here.runtime.run(definition, id="run")
+        token = await here.runtime.approval_token("run", "publish", by="ada", key="weather")
+        await here.runtime.decide_by_token(token, "approve")
+        assert [each.key for each in await here.runtime.approvals()] == ["news"]
+        await here.runtime.reject("run", "publish", by="ada")
+        assert await here.runtime.sweep() == {"run": Ok(["Rejected", "Approved"])}
 
 
 async def test_a_token_is_not_good_for_a_new_run_of_the_same_id() -> None:

@@ -11,7 +11,9 @@ import pytest
 from perdure import Context, Err, Ok, Runtime, Suspended, Workflow, stores
 from perdure.errors import DuplicateStep, PersistenceError
 from tests.campaign import IS_FULL, times
+from tests.engine import worlds
 from tests.engine.bodies import BODIES, Body, World, chains, flow_of
+from tests.patience import PATIENCE
 from tests.simulation import LoopClock, MortalStore, SlowStore, simulate
 
 
@@ -88,6 +90,42 @@ def test_a_whole_replay_gives_the_same_value_and_runs_nothing(body: Body) -> Non
         first, second = world.values
         assert first == second == value
         assert set(world.ran.values()) == {1}
+
+
+async def test_a_branch_that_is_late_on_a_replay_goes_on_before_those_whose_results_came_later() -> None:
+    """Its own I/O took longer than on the first run, so a later result has overtaken it. The next must not."""
+    seen: list[list[str]] = []
+    io_is_over, has_gone_on = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None: ...
+
+    async def flow(ctx: Context[Any]) -> None:
+        said: list[str] = []
+        seen.append(said)
+
+        async def slow() -> None:
+            await io_is_over.wait()
+            await ctx.step("slow", work)
+            said.append("slow")
+            has_gone_on.set()
+
+        task = asyncio.create_task(slow())
+        await has_gone_on.wait()
+        await ctx.step("quick", work)
+        io_is_over.set()
+        await asyncio.sleep(0)
+        await ctx.step("last", work)
+        said.append("last")
+        await task
+        await ctx.sleep("nap", "1h")
+
+    definition = Workflow("flow", flow)
+    async with worlds.world(definition) as here, asyncio.timeout(PATIENCE):
+        io_is_over.set()
+        assert isinstance(await here.runtime.run(definition, id="run"), Suspended)
+        io_is_over.clear()
+        assert await here.later("1h") == {"run": Ok(None)}
+    assert seen == [["slow", "last"]] * 2
 
 
 def test_the_same_step_without_keys_is_refused_and_never_swapped() -> None:

@@ -332,6 +332,36 @@ async def test_a_child_that_the_body_gives_up_is_stopped(how: str) -> None:
         assert (await statuses(here))["run/wait"] == "cancelled"
 
 
+@pytest.mark.parametrize("how", ["timeout", "task"])
+async def test_a_detached_child_goes_on_when_the_body_gives_up_its_call(how: str) -> None:
+    async with world(*CHILDREN) as here:
+
+        async def body(ctx: Context) -> str:
+            async def look() -> str:
+                return await ctx.start_child(wait, detached=True)
+
+            if how == "timeout":
+                try:
+                    async with ctx.timeout("limit", "1h"):
+                        return await look()
+                except TimeoutError:
+                    return "given up"
+            task = asyncio.create_task(look())
+            await ctx.child(double, 1)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            return "given up"
+
+        await parent_of(body, here)
+        if how == "timeout":
+            here.clock.advance("1h")
+        assert await settle(here) == Ok("given up")
+        assert (await statuses(here))["run/wait"] == "suspended"
+        await here.runtime.signal("run/wait", "go", "well")
+        assert await settle(here, "run/wait") == Ok("well")
+
+
 async def test_a_key_that_was_given_up_starts_another_child() -> None:
     async with world(*CHILDREN) as here:
 
@@ -550,6 +580,49 @@ async def test_a_child_that_was_not_created_before_a_crash_is_created_then() -> 
         await here.runtime.store.signal("run", "wake up", b"1", now=here.clock.now())
         stored(here).wake(here.clock.now())
         assert await settle(here) == Ok(2)
+
+
+async def test_a_child_that_changed_code_does_not_start_any_more_is_stopped() -> None:
+    async with world(*CHILDREN) as here:
+
+        async def before(ctx: Context) -> None:
+            await asyncio.gather(ctx.child(wait), ctx.wait_for_signal("deployed"))
+
+        await parent_of(before, here)
+        assert await statuses(here) == {"run": "suspended", "run/wait": "suspended"}
+        store = here.runtime.store
+
+        async def after(ctx: Context) -> str:
+            return "without it"
+
+        flow = Workflow("parent of run", after, on_definition_change="ignore")
+        async with world(*CHILDREN, flow, store=store) as there:
+            there.clock.advance("1m")  # beyond what the other clock has said
+            await there.runtime.signal("run", "deployed")
+            assert await settle(there) == Ok("without it")
+            assert await statuses(there) == {"run": "completed", "run/wait": "cancelled"}
+
+
+async def test_a_child_of_another_workflow_under_the_same_key_is_not_taken_for_the_child() -> None:
+    """The code has changed: what the first workflow gives is no value of the second."""
+    async with world(*CHILDREN) as here:
+
+        async def before(ctx: Context) -> str:
+            return await ctx.child(wait, key="child")
+
+        await parent_of(before, here)
+        store = here.runtime.store
+
+        async def after(ctx: Context) -> int:
+            return await ctx.child(double, 1, key="child")
+
+        flow = Workflow("parent of run", after, on_definition_change="ignore", on_changed_arguments="ignore")
+        async with world(*CHILDREN, flow, store=store) as there:
+            await there.runtime.signal("run/child", "go", "of the first")
+            outcome = await settle(there)
+            assert isinstance(outcome, Err)
+            assert isinstance(outcome.error, RunConflict)
+            assert "workflow 'wait'" in str(outcome.error)
 
 
 async def test_an_id_that_belongs_to_another_run_is_refused() -> None:

@@ -315,7 +315,8 @@ async def test_a_cancelled_body_cannot_start_over() -> None:
         try:
             await ctx.wait_for_signal("never")
         finally:
-            await ctx.continue_as(number + 1)
+            if number < 3:  # and not for ever, if it could
+                await ctx.continue_as(number + 1)
 
     async with world(flow) as here:
         await here.runtime.run(flow, 0, id="run")

@@ -365,6 +365,31 @@ async def test_a_branch_that_is_busy_with_io_of_its_own_is_waited_for() -> None:
     assert set(effects.count.values()) == {1}
 
 
+@pytest.mark.one_loop
+async def test_nothing_new_begins_whenever_a_body_that_does_not_rest_asks_for_it() -> None:
+    """After 200 turns such a body counts as at rest: about the first and the second time, each turn may be the one."""
+    effects, store, spins = Effects(), stores.memory(), range(190, 420)
+
+    async def before(ctx: Context[Any], turns: int) -> None:
+        await ctx.step("charge", effects.work, "charge")
+        await ctx.sleep("nap", "1h")
+
+    async def after(ctx: Context[Any], turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await ctx.step("charge card", effects.work, "charge card")
+
+    async with world(Workflow("flow", before), store=store) as here:
+        for turns in spins:
+            await here.runtime.run("flow", turns, id=f"run {turns}")
+    async with world(Workflow("flow", after, on_definition_change="ignore"), store=store) as here:
+        here.clock.advance("1h")
+        outcomes = await here.runtime.sweep(limit=len(spins))
+    assert len(outcomes) == len(spins)
+    assert all(isinstance(outcome, Err) and isinstance(outcome.error, RunDiverged) for outcome in outcomes.values())
+    assert effects.count == {"charge": len(spins)}
+
+
 async def test_a_cancelled_run_is_not_judged() -> None:
     effects, store = Effects(), stores.memory()
     await begin(store, Workflow("flow", effects.body(*BEFORE)))

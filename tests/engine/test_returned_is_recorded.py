@@ -13,26 +13,41 @@ from perdure import Context, Err, Ok, Retry, Suspended, stores, workflow
 from perdure.errors import PersistenceError, RunCancelled
 from tests.engine.worlds import world
 from tests.patience import PATIENCE, turns
-from tests.simulation import _Proxy
+from tests.simulation import HeldBack, _Proxy
 
 
 class GatedStore(_Proxy):
-    """A store whose records wait for a gate. It counts the writes, and lets a test look while one is held."""
+    """A store whose records wait for a gate, and of which as many fail as it is told. It notes the writes."""
 
     def __init__(self) -> None:
         super().__init__(stores.memory())
         self.gate = asyncio.Event()
         self.takes = 0.0
         self.held = asyncio.Event()
-        self.writes: Counter[str] = Counter()
+        self.failing = 0
+        # In the order in which they were sent.
+        self.sent: list[str] = []
+
+    @property
+    def writes(self) -> Counter[str]:
+        return Counter(self.sent)
+
+    def let_through(self) -> None:
+        """Let those go on that wait now, and no other."""
+        self.held.clear()
+        self.gate.set()
+        self.gate.clear()
 
     def _around(self, method: Callable[..., Awaitable[Any]]) -> Any:
         async def call(*args: Any, **kwargs: Any) -> Any:
-            self.writes[method.__name__] += 1
+            self.sent.append(method.__name__)
             if method.__name__ == "record":
                 self.held.set()
                 await self.gate.wait()
                 await asyncio.sleep(self.takes)
+                if self.failing:
+                    self.failing -= 1
+                    raise OSError("disk full")
             return await method(*args, **kwargs)
 
         return call
@@ -98,26 +113,150 @@ async def test_an_error_too_is_raised_when_it_is_recorded() -> None:
 
 
 async def test_a_record_that_fails_never_reaches_the_body() -> None:
-    class Failing(_Proxy):
-        def _around(self, method: Callable[..., Awaitable[Any]]) -> Any:
-            async def call(*args: Any, **kwargs: Any) -> Any:
-                if method.__name__ == "record":
-                    raise OSError("disk full")
-                return await method(*args, **kwargs)
-
-            return call
-
     reached: list[str] = []
 
     @workflow
     async def flow(ctx: Context[Any]) -> None:
         reached.append(await ctx.step(work))
 
-    store: Any = Failing(stores.memory())
+    store: Any = GatedStore()
+    store.gate.set()
+    store.failing = 1
     async with world(flow, store=store) as here:
         with pytest.raises(PersistenceError, match="could not be recorded"):
             await here.runtime.run(flow, id="run")
     assert not reached
+
+
+async def return_value(ctx: Context[Any]) -> str:
+    return "returned"
+
+
+async def fail(ctx: Context[Any]) -> str:
+    raise ValueError("failed")
+
+
+async def start_over(ctx: Context[Any]) -> str:
+    await ctx.continue_as(is_over=True)
+
+
+@pytest.mark.parametrize("end", [return_value, fail, start_over])
+async def test_a_run_does_not_end_when_its_last_record_fails(end: Callable[[Context[Any]], Awaitable[str]]) -> None:
+    """Its journal would lack what the record was about, for good."""
+    store: Any = GatedStore()
+    attempts: list[int] = []
+
+    @workflow
+    async def flow(ctx: Context[Any], *, is_over: bool = False) -> str:
+        attempts.append(len(attempts))
+        if is_over:
+            return "started over"
+        beside = asyncio.create_task(ctx.step(work))
+        await store.held.wait()
+        if len(attempts) > 1:
+            await beside
+        return await end(ctx)
+
+    async with world(flow, store=store) as here, asyncio.timeout(PATIENCE):
+        driving = asyncio.ensure_future(here.runtime.run(flow, id="run"))
+        await store.held.wait()
+        await turns()  # the function has ended
+        store.failing = 1
+        store.gate.set()
+        with pytest.raises(PersistenceError, match="could not be recorded"):
+            await driving
+        assert store.sent == ["create", "record", "release"]
+        assert await store.journal("run") == []
+        outcome = (await here.later("10s"))["run"]
+        if end is start_over:
+            assert await here.runtime.sweep() == {"run": Ok("started over")}
+            return
+        assert await here.keys("run") == ["work"]
+        if end is fail:
+            assert isinstance(outcome, Err)
+            assert isinstance(outcome.error, ValueError)
+        else:
+            assert outcome == Ok("returned")
+
+
+@pytest.mark.parametrize("moment", range(8))
+async def test_after_a_record_that_failed_nothing_more_is_written(moment: int) -> None:
+    """Also not a result that comes a moment later, before the run has left memory: the journal would have a gap."""
+    store: Any = GatedStore()
+    release = asyncio.Event()
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        await asyncio.gather(ctx.step(work), ctx.step("slower", release.wait))
+
+    async with world(flow, store=store) as here, asyncio.timeout(PATIENCE):
+        driving = asyncio.ensure_future(here.runtime.run(flow, id="run"))
+        await store.held.wait()
+        store.failing = 1
+        store.gate.set()
+        await turns(moment)
+        release.set()
+        with pytest.raises(PersistenceError, match="could not be recorded"):
+            await driving
+        assert store.sent == ["create", "record", "release"]
+        assert await here.later("10s") == {"run": Ok(None)}
+        assert sorted(await here.keys("run")) == ["slower", "work"]
+
+
+@pytest.mark.parametrize("is_written", [False, True], ids=["not written", "written"])
+def test_a_record_that_the_end_of_the_process_cuts_off_is_sent_again(is_written: bool) -> None:
+    """The event loop cancels all tasks then, and whether the write took effect is not known."""
+    memory, calls = stores.memory(), list[str]()
+
+    async def charge() -> None:
+        calls.append("charge")
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        await ctx.step(charge)
+
+    async def be_cut_off() -> None:
+        store: Any = HeldBack(memory, before=not is_written)
+        driving = asyncio.ensure_future(flow.run(id="run", store=store))
+        await store.reached.wait()
+        assert not driving.done()
+
+    async def go_on() -> None:
+        assert [(entry.seq, entry.key, entry.phase) for entry in await memory.journal("run")] == [(1, "charge", "close")]
+        assert await flow.run(id="run", store=memory) == Ok(None)
+
+    asyncio.run(be_cut_off())
+    asyncio.run(go_on())
+    assert calls == ["charge"]
+
+
+def test_the_end_of_the_process_is_not_recorded_as_a_cancellation_by_the_body() -> None:
+    memory, calls = stores.memory(), list[str]()
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        await ctx.step(work)
+        await ctx.step("hang once", hang_once)
+
+    async def be_cut_off() -> None:
+        driving = asyncio.ensure_future(flow.run(id="run", store=memory))
+        await begun.wait()
+        assert not driving.done()
+
+    async def hang_once() -> None:
+        calls.append("hang once")
+        begun.set()
+        if len(calls) == 1:
+            await asyncio.get_running_loop().create_future()
+
+    async def go_on() -> None:
+        assert [(entry.key, entry.phase) for entry in await memory.journal("run")] == [("work", "close")]
+        assert await flow.run(id="run", store=memory) == Ok(None)
+
+    begun = asyncio.Event()
+    asyncio.run(be_cut_off())
+    asyncio.run(go_on())
+    assert calls == ["hang once"] * 2
 
 
 async def test_results_that_are_ready_together_share_a_write() -> None:
@@ -197,6 +336,35 @@ async def test_a_step_starts_beside_results_that_are_not_acknowledged_but_not_be
         await asyncio.wait_for(begun["limited"].wait(), PATIENCE)
         assert ("limit", "open") in [(entry.key, entry.phase) for entry in await store.journal("run")]
         await driving
+
+
+@pytest.mark.parametrize("options", [{"at_most_once": True}, {"compensate": lambda _: None}], ids=lambda each: next(iter(each)))
+async def test_a_step_with_an_intent_starts_when_that_is_recorded_and_not_when_an_earlier_write_is(options: Any) -> None:
+    store: Any = GatedStore()
+    moves, recorded = asyncio.Event(), list[tuple[str, str]]()
+
+    async def charge() -> None:
+        recorded.extend((entry.key, entry.phase) for entry in await store.journal("run"))
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        async def branch() -> None:
+            await moves.wait()
+            await ctx.step(charge, **options)
+
+        await asyncio.gather(ctx.step(work), branch())
+
+    async with world(flow, store=store) as here, asyncio.timeout(PATIENCE):
+        driving = asyncio.ensure_future(here.runtime.run(flow, id="run"))
+        await store.held.wait()  # the result of the first branch is being written
+        moves.set()
+        await turns()
+        store.let_through()
+        await store.held.wait()  # the intent is being written
+        await turns()
+        store.gate.set()
+        assert await driving == Ok(None)
+    assert recorded == [("work", "close"), ("charge", "open")]
 
 
 async def test_a_cancellation_that_comes_with_the_acknowledgement_comes_after_the_result() -> None:

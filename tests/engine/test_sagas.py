@@ -12,6 +12,7 @@ from perdure import Context, Err, Ok, Retry, Runtime, Suspended, Workflow, curre
 from perdure.errors import CompensationFailed, DuplicateStep, PersistenceError, RunCancelled, RunDiverged, StepFailed, StepTimeout
 from perdure.store import Store
 from tests.engine.worlds import World, world
+from tests.patience import turns
 
 STEPS = ("flight", "hotel", "car")
 
@@ -218,6 +219,30 @@ async def test_tasks_that_the_function_left_behind_are_ended_before_anything_is_
         assert isinstance(outcome, Err)
         assert isinstance(outcome.error, RuntimeError)
     assert travel.said == ["book hotel", "undo hotel in doubt"]
+
+
+async def test_nothing_is_undone_while_a_step_that_was_left_behind_still_runs() -> None:
+    said: list[str] = []
+    has_begun = asyncio.Event()
+
+    async def book() -> None:
+        has_begun.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await turns()  # it may still book in its clean-up
+            said.append("the step has ended")
+
+    async def trip(ctx: Context) -> None:
+        behind = asyncio.create_task(ctx.step(book, compensate=lambda _: said.append("undone")))
+        await has_begun.wait()
+        assert not behind.done()
+        raise ValueError("sold out")
+
+    flow = Workflow("trip", trip)
+    async with world(flow) as here:
+        assert isinstance(await here.runtime.run(flow, id="run"), Err)
+    assert said == ["the step has ended", "undone"]
 
 
 async def test_compensations_of_a_map_run_in_reverse_order() -> None:

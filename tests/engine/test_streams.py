@@ -30,9 +30,9 @@ from perdure.errors import (
 )
 from perdure.model.records import Item, Lease, Pulse
 from perdure.model.stream_items import StreamItem
-from tests.engine.replays import raised, stored
+from tests.engine.replays import raised, stored, twice
 from tests.engine.worlds import world
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, turns
 from tests.simulation import LoopClock, MortalStore, SlowStore, simulate
 
 
@@ -597,6 +597,52 @@ async def test_changed_code_that_emits_much_stops_as_any_other() -> None:
             (outcome,) = (await here.runtime.sweep()).values()
         assert "RunDiverged" in repr(outcome)
         assert stored(here).items == {}, "nothing that diverged code emits is stored"
+
+
+async def test_changed_code_that_goes_its_own_way_before_it_stops_stores_no_item() -> None:
+    """A task of its own is busy, so the run goes on; but a result is missing, and what is emitted may be of another body."""
+    is_changed, moves = False, asyncio.Event()
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> None:
+        if is_changed:
+            await moves.wait()
+            for n in range(engine_streams.MOST_ITEMS):
+                await ctx.emit("out", n)
+            await ctx.step("new", asyncio.sleep, 0)
+        else:
+            await ctx.step("old", asyncio.sleep, 0)
+        await ctx.wait_for_signal("go")
+
+    async with world(flow) as here, asyncio.timeout(PATIENCE):
+        await here.runtime.run(flow, id="run")
+        is_changed = True
+        await here.runtime.signal("run", "go")
+        sweeping = asyncio.ensure_future(here.runtime.sweep())
+        await turns(100)
+        moves.set()
+        (outcome,) = (await sweeping).values()
+        assert "RunDiverged" in repr(outcome)
+        assert stored(here).items == {}
+
+
+async def test_a_branch_that_emits_much_and_one_with_a_result_go_on_in_the_same_order_on_a_replay() -> None:
+    async def body(ctx: Context[Any]) -> list[str]:
+        said: list[str] = []
+
+        async def emit() -> None:
+            for n in range(engine_streams.MOST_ITEMS):  # after which it waits until the body rests
+                await ctx.emit("out", n)
+            said.append("emitted")
+
+        emitting = asyncio.create_task(emit())
+        await asyncio.sleep(0)
+        await ctx.step("work", asyncio.sleep, 0)
+        said.append("worked")
+        await emitting
+        return said
+
+    assert await twice(body) == (["emitted", "worked"],) * 2
 
 
 async def test_a_fork_begins_with_empty_streams_and_its_body_emits_again() -> None:

@@ -12,7 +12,8 @@ import pytest
 from perdure import Context, Ok, Runtime, Suspended, Workflow, stores, workflow
 from perdure.errors import RunFinished, Unloaded
 from tests.engine.worlds import world
-from tests.simulation import LoopClock, simulate
+from tests.patience import turns
+from tests.simulation import HeldBack, LoopClock, simulate
 
 Body = Callable[[Context[Any], "Log"], Awaitable[Any]]
 
@@ -201,6 +202,44 @@ def test_a_branch_with_io_of_its_own_finishes_it_beside_an_hour_of_sleep() -> No
         await runtime.close()
 
     simulate(main())
+
+
+@pytest.mark.parametrize("is_signalled", [False, True], ids=["suspended", "signalled meanwhile"])
+async def test_a_call_made_while_the_store_suspends_the_run_waits_for_its_answer(is_signalled: bool) -> None:
+    """Once the run is suspended its lease is given up: a step that started then would run beside another worker."""
+    store: Any = HeldBack(stores.memory(), "suspend", before=is_signalled)
+    moves, ran = asyncio.Event(), list[str]()
+
+    async def work() -> str:
+        ran.append("after the answer" if store.may_answer.is_set() else "before it")
+        return "done"
+
+    @workflow
+    async def flow(ctx: Context[Any]) -> str:
+        async def branch() -> str:
+            await moves.wait()
+            return await ctx.step(work)
+
+        task = asyncio.create_task(branch())
+        await ctx.wait_for_signal("go")
+        return await task
+
+    async with world(flow, store=store) as here:
+        driving = asyncio.ensure_future(here.runtime.run(flow, id="run"))
+        await store.reached.wait()
+        if is_signalled:
+            await here.runtime.signal("run", "go")
+        moves.set()
+        await turns()
+        store.may_answer.set()
+        outcome = await driving
+        if not is_signalled:
+            assert isinstance(outcome, Suspended)
+            assert ran == []
+            await here.runtime.signal("run", "go")
+            outcome = (await here.runtime.sweep())["run"]
+        assert outcome == Ok("done")
+    assert ran == ["after the answer"]
 
 
 async def test_what_a_body_does_after_it_left_memory_is_discarded() -> None:

@@ -1,17 +1,15 @@
-"""What tests of events share: listeners, workflows to listen to, and a store whose answers a test holds back."""
+"""What tests of events share: listeners, and workflows to listen to."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import pytest
 
 from perdure import Context, Run, Workflow
 from perdure.events import Event, LeaseChangedEvent, SignalReceivedEvent, StepCompleteEvent, StepEvent
-from tests.simulation import _Proxy
 
 # How everything begins that is in a store.
 BEGUN: Final = ["lease acquired", "run_start"]
@@ -80,26 +78,6 @@ class Slow(Heard):
             await asyncio.sleep(self._rng.random() * self._most_seconds)
         self.is_listening -= 1
         self.events.append(event)
-
-
-class HeldBack(_Proxy):
-    """A store whose `verb` takes effect, and answers only when the test lets it."""
-
-    def __init__(self, store: Any, verb: str = "record") -> None:
-        super().__init__(store)
-        self._verb = verb
-        self.reached = asyncio.Event()
-        self.may_answer = asyncio.Event()
-
-    def _around(self, method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            answer = await method(*args, **kwargs)
-            if method.__name__ == self._verb:
-                self.reached.set()
-                await self.may_answer.wait()
-            return answer
-
-        return call
 
 
 def reports(caplog: pytest.LogCaptureFixture) -> list[str]:

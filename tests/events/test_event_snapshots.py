@@ -17,9 +17,9 @@ from perdure.state import ResumeState, ResumeStateCollector
 from perdure.store import FullStore
 from perdure.testing.clock import EPOCH
 from tests.engine.worlds import world
-from tests.events.listening import BEGUN, Flaky, Heard, HeldBack, fails, reports, said, work
+from tests.events.listening import BEGUN, Flaky, Heard, fails, reports, said, work
 from tests.patience import turns
-from tests.simulation import MortalStore
+from tests.simulation import HeldBack, MortalStore
 
 
 @pytest.fixture(autouse=True)

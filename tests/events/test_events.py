@@ -29,9 +29,9 @@ from perdure.testing.clock import EPOCH
 from perdure.worker.active_runs import active_runs
 from tests.engine.replays import spoil
 from tests.engine.worlds import World, world
-from tests.events.listening import BEGUN, Flaky, Heard, HeldBack, fails, hangs, reports, skipped, step, work
+from tests.events.listening import BEGUN, Flaky, Heard, fails, hangs, reports, skipped, step, work
 from tests.patience import turns
-from tests.simulation import MortalStore
+from tests.simulation import HeldBack, MortalStore
 
 DISK_FULL: Final = OSError(28, "No space left on device")
 

@@ -208,6 +208,23 @@ async def test_a_run_beside_a_schedule_ends() -> None:
         assert isinstance(await rt.run(untimed), Suspended)
 
 
+async def test_a_run_that_does_not_fit_its_code_fails_the_test_that_awaits_it() -> None:
+    """It would be tried again after a pause, and in virtual time that would go on for ever."""
+    attempts: list[str] = []
+
+    @workflow
+    async def changed(ctx: Context) -> None:
+        attempts.append("new" if len(attempts) == 1 else "old")
+        await ctx.step(attempts[-1], welcome, "ada")
+        await ctx.sleep("nap", "1h")
+
+    async with testing.runtime(changed, unload_grace=0) as rt:
+        run = await rt.start(changed, id="r")
+        with pytest.raises(testing.RunCannotGoOn, match=r"(?s)'r'.*'new'"):
+            await run
+        assert attempts == ["old", "new"]
+
+
 async def test_unload_grace_follows_virtual_time() -> None:
     drives: list[str] = []
 

@@ -15,7 +15,8 @@ from perdure import Context, Err, Ok, Runtime, Suspended, WaitingFor, Workflow, 
 from perdure.errors import RunCancelled
 from perdure.snapshots.snapshot import Snapshot
 from perdure.worker.active_runs import active_runs
-from tests.engine.worlds import world
+from tests.engine.worlds import World, world
+from tests.patience import PATIENCE
 
 drives: Counter[str] = Counter()
 
@@ -102,6 +103,25 @@ async def test_a_worker_with_room_drives_a_child_at_once() -> None:
         worker = runtime._worker
         assert await (await runtime.start(starting)) == 1
     assert claimed in ([1], [2])
+
+
+async def test_a_worker_without_room_leaves_a_child_to_others() -> None:
+    store, seen = stores.memory(), list[str]()
+
+    async def look() -> None:
+        while (row := await store.get("run/leaf")) is None:
+            await store.watch(0.1)
+        seen.append(row.status)
+
+    async def start(ctx: Context) -> int:
+        child = ctx.start_child(leaf, 1)
+        await ctx.step(look)  # meanwhile the parent has the only place
+        return await child
+
+    flow = Workflow("start", start)
+    async with Runtime(store, [leaf, flow], concurrency=1) as runtime, asyncio.timeout(PATIENCE):
+        assert await (await runtime.start(flow, id="run")) == 1
+    assert seen == ["pending"]
 
 
 async def test_a_runtime_that_does_not_know_the_childs_workflow_leaves_it_to_others() -> None:
@@ -248,18 +268,41 @@ async def test_a_check_replays_a_parent_and_starts_nothing() -> None:
         assert {info.id for info in await here.runtime.list()} == before
 
 
+async def die(here: World) -> None:
+    """Let two processes die with the run, which may have one attempt, and drive what is due then."""
+    await here.runtime.store.signal("run", "x", b"1", now=here.clock.now())
+    for _ in range(2):
+        assert await here.runtime.store.acquire("run", 1.0, due_only=False, now=here.clock.now()) is not None
+        here.clock.advance("2s")
+    for _ in range(3):
+        await here.later("1s")
+
+
 async def test_the_children_of_a_dead_run_are_stopped() -> None:
     async with world(*FLOWS, max_attempts=1) as here:
         await here.runtime.start(parent, id="run")
         for _ in range(8):
             await here.later("1s")
-        await here.runtime.store.signal("run", "x", b"1", now=here.clock.now())
-        for _ in range(2):
-            assert await here.runtime.store.acquire("run", 1.0, due_only=False, now=here.clock.now()) is not None
-            here.clock.advance("2s")
-        for _ in range(3):
-            await here.later("1s")
+        await die(here)
         ends = {info.id: info.status for info in await here.runtime.list()}
         assert (ends["run"], ends["run/told"]) == ("dead", "cancelled")
         outcome = await here.runtime.resume("run")
         assert isinstance(outcome, Err)
+
+
+async def test_a_detached_child_outlives_the_death_of_its_parent() -> None:
+    async def start(ctx: Context) -> str:
+        ctx.start_child(told, key="kept", detached=True)
+        return await ctx.child(told)
+
+    flow = Workflow("start", start)
+    async with world(told, flow, max_attempts=1) as here:
+        await here.runtime.start(flow, id="run")
+        while await here.runtime.sweep():
+            pass
+        await die(here)
+        assert {info.id: info.status for info in await here.runtime.list()} == {
+            "run": "dead", "run/told": "cancelled", "run/kept": "suspended",
+        }  # fmt: skip
+        await here.runtime.signal("run/kept", "go", "well")
+        assert await here.runtime.resume("run/kept") == Ok("well")

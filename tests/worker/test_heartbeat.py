@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,8 @@ from tests.patience import PATIENCE
 from tests.worker.flows import Gate, client, reaches, soon
 
 TTL = 0.06
+# So long that the heartbeat has hardly begun when a test is over.
+LONG_TTL = 30.0
 
 
 class StandingClock:
@@ -138,6 +141,58 @@ async def test_a_lost_lease_stops_the_drive_before_its_next_step(store: Store) -
         assert calls == []
         assert await store.journal("t1") == []
         await store.finish(thief.lease, "completed", b"1")  # the thief was not disturbed
+
+
+async def test_no_step_starts_on_a_lease_whose_time_is_over(store: Store, elapsed: StandingClock) -> None:
+    """The loop was blocked, so the heartbeat's notice that the lease is lost has not reached it."""
+    calls: list[str] = []
+    store.sibling = Unreachable  # type: ignore[assignment, method-assign]
+
+    async def work(label: str) -> None:
+        calls.append(label)
+
+    @workflow
+    async def two(ctx: Context) -> None:
+        await ctx.step("first", work, "first")
+        elapsed.seconds += LONG_TTL
+        await ctx.step("second", work, "second")
+
+    async with client(store, two, clock=ManualClock(), lease_ttl=LONG_TTL) as runtime:
+        with pytest.raises(LeaseLost):
+            await runtime.run(two, id="r1")
+    assert calls == ["first"]
+
+
+async def test_no_step_starts_on_a_lease_whose_time_ended_while_the_step_waited_for_a_record(
+    store: Store, elapsed: StandingClock
+) -> None:
+    calls: list[str] = []
+    is_recording, may_record, record = asyncio.Event(), asyncio.Event(), store.record
+    store.sibling = Unreachable  # type: ignore[assignment, method-assign]
+
+    async def slow_record(*args: Any, **kwargs: Any) -> Pulse:
+        is_recording.set()
+        await may_record.wait()
+        return await record(*args, **kwargs)
+
+    store.record = slow_record  # type: ignore[method-assign]
+
+    async def work() -> None:
+        calls.append("work")
+
+    @workflow
+    async def limited(ctx: Context) -> None:
+        async with ctx.timeout("limit", "1h"):  # its deadline is recorded before the step starts
+            await ctx.step(work)
+
+    async with client(store, limited, clock=ManualClock(), lease_ttl=LONG_TTL) as runtime, asyncio.timeout(PATIENCE):
+        driving = asyncio.ensure_future(runtime.run(limited, id="r1"))
+        await is_recording.wait()
+        elapsed.seconds += LONG_TTL
+        may_record.set()
+        with pytest.raises(LeaseLost):
+            await driving
+    assert calls == []
 
 
 async def _stolen(store: Store, run_id: str, clock: ManualClock) -> Claim:
