@@ -44,7 +44,7 @@ from perdure.errors import (
 )
 from perdure.executors.calls import ExecutorCall, SubmittedCall, call_plain, explain_pickling
 from perdure.model.durations import MAX_INSTANT, MICROSECOND, moment
-from perdure.model.journal import Entry, NextTry
+from perdure.model.journal import Entry, Intent, NextTry, StepOpening
 from perdure.model.logs import log, run_fields
 from perdure.result import Err, Ok
 from perdure.snapshots.step_results import load_error_of, load_value
@@ -441,12 +441,12 @@ class Attempts(msgspec.Struct):
         """Go on after what was begun before: wait for the next attempt, or, where there must be none, give that as the result."""
         if self._step.plan.at_most_once:
             return self._outcome_unknown(opened)
-        if opened.payload == b"null":
-            return None  # the intent of a step that has a compensation, or had at_most_once=True when it was started
         try:
-            next_try = msgspec.json.decode(opened.payload, type=NextTry)
+            next_try = msgspec.json.decode(opened.payload, type=StepOpening)
         except msgspec.MsgspecError as reason:
-            self._drive.corrupt(f"the next try of {name_step(self._step.key)}", reason)
+            self._drive.corrupt(f"what was begun of {name_step(self._step.key)}", reason)
+        if isinstance(next_try, Intent):
+            return None  # the step has a compensation, or had at_most_once=True when it was started
         self._attempt = opened.attempt
         await self._wait_until(next_try.at, opened.seq)
         return None
@@ -470,7 +470,8 @@ class Attempts(msgspec.Struct):
         """What the function gives, called once as its plan says. A test may have another step called than the one asked for."""
         plan = step.plan
         if plan.at_most_once or (plan.compensate is not None and step.key not in self._drive.calls.opened):
-            self._open(payload=b"null")  # the intent
+            intent = Intent(current_step().idempotency_key, is_compensated=plan.compensate is not None)
+            self._open(msgspec.json.encode(intent))
             await self._drive.recorded()
         if plan.timeout is not None:
             return await self._call_in_time(step, plan.timeout)

@@ -64,11 +64,27 @@ class OpenChild(msgspec.Struct, frozen=True, omit_defaults=True):
     ended_epoch: int | None = None
 
 
-class NextTry(msgspec.Struct, frozen=True):
+class Intent(msgspec.Struct, frozen=True, omit_defaults=True, tag="intent"):
+    """The payload of the entry that is recorded before a step's function is called, if the step has a compensation or runs at most once.
+
+    `idempotency_key` is the one that the function gets. `is_compensated` says that the step has a compensation. `belongs_to` is
+    the id of the run that executed the step if that is another run: a fork copies steps of its original.
+    """
+
+    idempotency_key: str
+    is_compensated: bool = False
+    belongs_to: str | None = None
+
+
+class NextTry(msgspec.Struct, frozen=True, tag="retry"):
     """The payload of the open entry of a retried step."""
 
     at: int
     error: msgspec.Raw
+
+
+# The payload of an open entry of a step.
+StepOpening: TypeAlias = Intent | NextTry
 
 
 def undone_keys(recorded: Iterable[str], succeeded: Collection[str]) -> set[str]:

@@ -17,7 +17,7 @@ from perdure.errors import RunNotFound, SnapshotCorrupt
 from perdure.model.approvals import OpenApproval
 from perdure.model.durations import MICROSECOND, moment
 from perdure.model.ids import check_id
-from perdure.model.journal import Entry, Kind, NextTry, OpenChild, OpenWait
+from perdure.model.journal import Entry, Intent, Kind, OpenChild, OpenWait, StepOpening
 from perdure.model.own_names import child_key, parts_of
 from perdure.model.process_owner import Owner
 from perdure.model.records import RunRow, Status, deadline_in_force
@@ -277,9 +277,9 @@ def _describe_open_step(entry: Entry, at: datetime | None) -> StepDescription:
         deadline = msgspec.json.decode(entry.payload, type=OpenWait | None)
         until = None if deadline is None else _moment(deadline.deadline)
         return StepDescription(key=entry.key, kind=entry.kind, status="waiting", started_at=at, until=until)
-    if entry.payload == b"null":
+    next_try = msgspec.json.decode(entry.payload, type=StepOpening)
+    if isinstance(next_try, Intent):
         return StepDescription(key=entry.key, kind=entry.kind, status="started", started_at=at, attempts=entry.attempt)
-    next_try = msgspec.json.decode(entry.payload, type=NextTry)
     failed = msgspec.json.decode(next_try.error)
     return StepDescription(
         key=entry.key,

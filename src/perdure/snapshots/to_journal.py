@@ -17,7 +17,7 @@ from perdure.codec.structure import check_structure
 from perdure.errors import SnapshotFormatError, ValueNotStorable
 from perdure.model.approvals import Decision
 from perdure.model.ids import check_id
-from perdure.model.journal import Entry, Kind, OpenChild, name_kind
+from perdure.model.journal import Entry, Intent, Kind, OpenChild, name_kind
 from perdure.model.records import OWN_FIELD, Signal
 from perdure.snapshots.json_reader import format_path
 from perdure.snapshots.parts import LossWarning, StepResult
@@ -40,7 +40,7 @@ class _OpenWaitPayload(msgspec.Struct, frozen=True):
     deadline: Instant | None
 
 
-class _OpenRetryPayload(msgspec.Struct, frozen=True):
+class _OpenRetryPayload(msgspec.Struct, frozen=True, tag="retry"):
     """The payload that the open entry of a retried step may have."""
 
     at: Instant
@@ -60,9 +60,9 @@ class _OpenApprovalPayload(msgspec.Struct, frozen=True, omit_defaults=True):
         check_structure(CODEC, bytes(self.payload))
 
 
-# The payload of an open entry of each kind. That of a step may also be null: the intent to run it at most once.
-_OPEN_PAYLOADS: Final[Mapping[Kind, type[_OpenWaitPayload | _OpenRetryPayload | _OpenApprovalPayload | OpenChild]]] = {
-    "step": _OpenRetryPayload,
+# The payload of an open entry of each kind.
+_OPEN_PAYLOADS: Final[Mapping[Kind, Any]] = {
+    "step": _OpenRetryPayload | Intent,
     "sleep": _OpenWaitPayload,
     "signal": _OpenWaitPayload,
     "approval": _OpenApprovalPayload,
@@ -132,11 +132,10 @@ def _open_entry(line: JournalLine, seq: int) -> Entry:
     if line.kind not in _OPEN_PAYLOADS:
         raise _journal_error(f"{line.key!r} is open, which a {line.kind} never is")
     try:
-        if line.kind != "step" or payload != b"null":
-            opened = msgspec.json.decode(payload, type=_OPEN_PAYLOADS[line.kind])
-            if isinstance(opened, OpenChild):
-                check_id(opened.id, "the id of a child")
-            payload = msgspec.json.encode(opened)
+        opened = msgspec.json.decode(payload, type=_OPEN_PAYLOADS[line.kind])
+        if isinstance(opened, OpenChild):
+            check_id(opened.id, "the id of a child")
+        payload = msgspec.json.encode(opened)
     except (msgspec.MsgspecError, ValueError) as reason:
         raise _journal_error(f"what {line.key!r} waits for: {reason}") from None
     return Entry(seq=seq, key=line.key, phase="open", payload=payload, **line.fields())
