@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from perdure.errors import LeaseHeld as LeaseHeld
     from perdure.errors import LeaseLost as LeaseLost
     from perdure.errors import NotAssigned as NotAssigned
+    from perdure.errors import NotUndone as NotUndone
     from perdure.errors import PerdureError as PerdureError
     from perdure.errors import PerdureWarning as PerdureWarning
     from perdure.errors import PersistenceError as PersistenceError
@@ -235,6 +236,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
         "LeaseHeld",
         "LeaseLost",
         "NotAssigned",
+        "NotUndone",
         "PersistenceError",
         "RetryAfter",
         "RunCancelled",

@@ -30,7 +30,7 @@ from typing import (
 
 import msgspec
 
-from perdure.ctx_calls.children import Child, child_call, is_workflow, run_child
+from perdure.ctx_calls.children import Child, ChildCall, child_call, is_workflow, run_child
 from perdure.ctx_calls.closing import closing_of
 from perdure.ctx_calls.fanout import MapPolicy, OnError, run_map, run_race
 from perdure.ctx_calls.steps import StepCall, replay_step, run_step
@@ -54,7 +54,7 @@ from perdure.model.records import check_positive
 from perdure.model.stream_items import MAX_STREAM_ITEMS
 from perdure.options import StoredOptions
 from perdure.result import Approved, Err, Expired, Ok, Rejected
-from perdure.stepspec import Retry, StepDefaults, StepInfo, StepOptions, StepPlan, StepSpec, current, is_mock, spec_of
+from perdure.stepspec import Retry, StepDefaults, StepOptions, StepPlan, StepSpec, current, is_mock, spec_of
 
 if TYPE_CHECKING:
     # Known to checkers without being installed: a bare `Context` is `Context[Any]`.
@@ -75,9 +75,10 @@ Racer: TypeAlias = Coroutine[Any, Any, T]
 
 
 class ChildOptions(StoredOptions, total=False):
-    """Options of `ctx.child`: the key under which the child is recorded, and what is stored with its run."""
+    """Options of `ctx.child`: the key under which the child is recorded, what undoes it, and what is stored with its run."""
 
     key: str
+    compensate: Callable[[Any], Any] | None
 
 
 class StartChildOptions(ChildOptions, total=False):
@@ -162,8 +163,8 @@ class Context(Generic[D]):
         return self._drive.is_replaying
 
     def idempotency_key(self, key: str) -> str:
-        """What `current_step().idempotency_key` gives in the step with this key: the same for every attempt and replay."""
-        return StepInfo(self.run_id, self._key(key), 1, generation=self._drive.run.generation).idempotency_key
+        """Return what `current_step().idempotency_key` is in the step with this key: the same for every attempt and replay."""
+        return self._drive.idempotency_keys.of(self._key(key))
 
     async def continue_as(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Start this run over with these arguments, under its id and with an empty journal: nothing after this call runs.
@@ -250,7 +251,7 @@ class Context(Generic[D]):
         dead one `RunDead`. Options that are stored with a run hold for the child (`id=`, `queue=`, `priority=`, ...); queue and
         priority default to those of this run. A child whose wait is cancelled is cancelled too.
         """
-        return await run_child(self._drive, child_call(workflow, args, {}, self._child_key(workflow, key), options))
+        return await run_child(self._drive, self._child_call(workflow, args, self._child_key(workflow, key), options))
 
     @overload
     def start_child(
@@ -272,7 +273,16 @@ class Context(Generic[D]):
         A child that was not awaited is awaited at the end of the body, and its error fails this run. When this run fails or is
         cancelled, the child is cancelled. A `detached` one is left alone.
         """
-        return Child(self._drive, child_call(workflow, args, {}, self._child_key(workflow, key), options, detached=detached))
+        call = self._child_call(workflow, args, self._child_key(workflow, key), options, detached=detached)
+        return Child(self._drive, call)
+
+    def _child_call(
+        self, workflow: Any, args: tuple[Any, ...], key: str, options: dict[str, Any], *, detached: bool = False
+    ) -> ChildCall:
+        call = child_call(workflow, args, {}, key, options, detached=detached)
+        if call.plan.compensate is not None:
+            closing_of(self._drive).add(call)
+        return call
 
     def _child_key(self, workflow: Any, key: str | None) -> str:
         return self._key(getattr(workflow, "name", "") or "child" if key is None else key)
@@ -493,7 +503,7 @@ class Context(Generic[D]):
 
         async def each(index: int, item: Any) -> Any:
             item_key = self._key(f"{name}[{index}]" if key is None else key(item))
-            return await run_child(self._drive, child_call(workflow, (item,), {}, item_key, options))
+            return await run_child(self._drive, self._child_call(workflow, (item,), item_key, options))
 
         return each, ()
 
@@ -731,16 +741,18 @@ class Context(Generic[D]):
         *,
         may_share: bool = True,
     ) -> StepCall:
-        recorded_key, oldest_key = self._key(name if key is None else key), None
+        recorded_key, names = self._key(name if key is None else key), tuple(map(self._key, aliases))
         if aliases:
-            recorded_key, oldest_key = self._former_key(recorded_key, aliases)
+            names = (*names, recorded_key)
+            if not self._drive.calls.is_known(recorded_key):
+                recorded_key = self._drive.calls.find_former_key(names) or recorded_key
         # The user's key names the value for other runs. A name, or an item's number, says nothing about the arguments.
         caching = self._drive.caching if key is not None and may_share and plan.may_cache else None
         if key is not None:
             check_id(name, "a step's name")
-        call = StepCall(recorded_key, name, fn, args, plan, caching, oldest_key)
-        if plan.compensate is not None:
-            closing_of(self._drive).add_step(call)
+        call = StepCall(recorded_key, name, fn, args, plan, caching, names)
+        if plan.compensate is not None and not self._drive.calls.is_in_use(recorded_key):
+            closing_of(self._drive).add(call)
         return call
 
     def _transaction_call(
@@ -759,12 +771,6 @@ class Context(Generic[D]):
         aliases = plan.aliases if key is None else ()
         call = self._step_call(name, fn, args, key, plan, aliases, may_share=False)
         return msgspec.structs.replace(call, attempts=TransactionAttempts)
-
-    def _former_key(self, key: str, aliases: tuple[str, ...]) -> tuple[str, str]:
-        """The key under which this run knows the step, and the one under its oldest name."""
-        former = [self._key(alias) for alias in aliases]
-        calls = self._drive.calls
-        return key if calls.is_known(key) else calls.find_former_key(former) or key, former[0]
 
 
 class _Attributes(Mapping[str, Any]):

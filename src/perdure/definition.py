@@ -11,9 +11,9 @@ import hashlib
 import inspect
 import textwrap
 import typing
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, TypeVarTuple, Unpack, overload
 
 from perdure.aio.loop_thread import block_on
 from perdure.codec import Codec
@@ -45,6 +45,10 @@ Ts = TypeVarTuple("Ts")
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
+# Steps that the code no longer has; in a mapping with the function that undoes each, or None if nothing is to be undone.
+Retired: TypeAlias = Collection[str] | Mapping[str, Callable[..., Any] | None]
+
+
 class Workflow(Generic[P, T_co]):
     """A durable function. Call it, `run` it with an id and a store, or give it to a `Runtime`."""
 
@@ -57,7 +61,7 @@ class Workflow(Generic[P, T_co]):
         *,
         version: int = 1,
         aliases: Sequence[str] = (),
-        retired: Collection[str] = (),
+        retired: Retired = (),
         retention: Retention | None = None,
         **options: Unpack[WorkflowOptions],
     ) -> None:
@@ -253,7 +257,7 @@ def workflow(
     name: str | None = None,
     version: int = 1,
     aliases: Sequence[str] = (),
-    retired: Collection[str] = (),
+    retired: Retired = (),
     retention: Retention | None = None,
     **options: Unpack[WorkflowOptions],
 ) -> Callable[[Callable[Concatenate[Context[D], P], Coroutine[Any, Any, T]]], Workflow[P, T]]: ...
@@ -261,7 +265,8 @@ def workflow(fn: Any = None, /, *, name: str | None = None, **options: Any) -> A
     """Make an async function whose first parameter is a `Context` a `Workflow`, named after the function or by `name=`.
 
     A run goes on in the `version` in which it was started; a `Runtime` takes several versions of one name. `aliases` are former
-    names, whose runs go on here; `retired` names recorded steps that the code no longer has. `retention` says for how long ended
+    names, whose runs go on here; `retired` names recorded steps that the code no longer has; as a mapping
+    it also says how each is undone if the run fails or is cancelled (None: not at all). `retention` says for how long ended
     runs are kept, before that of the `Runtime`.
     """
 
@@ -274,10 +279,18 @@ def workflow(fn: Any = None, /, *, name: str | None = None, **options: Any) -> A
     return make if fn is None else make(fn)
 
 
-def _check_retired(retired: Any) -> frozenset[str]:
+def _check_retired(retired: Any) -> Retired:
     if isinstance(retired, str) or not isinstance(retired, Collection):
         raise TypeError(f"retired= takes the names of steps that the code no longer has: {{{retired!r}}}")
-    return frozenset(check_id(name, "a retired step") for name in retired)
+    names = [check_id(name, "a retired step") for name in retired]
+    if not isinstance(retired, Mapping):
+        return frozenset(names)
+    for name, compensate in retired.items():
+        if compensate is not None and not callable(compensate):
+            raise TypeError(
+                f"retired= maps the name of a step to the function that undoes it, or None; not {name!r} to {compensate!r}"
+            )
+    return dict(retired)
 
 
 def _plain_parameters(signature: inspect.Signature) -> tuple[list[str], int]:

@@ -7,6 +7,7 @@
     │   ├── RunFinished            the run has ended, so it takes nothing more
     │   ├── RunCancelled           the run was cancelled
     │   ├── DeadlineExceeded       (also TimeoutError) the run had not ended at its deadline
+    │   ├── NotUndone              the run cannot end, because its code does not say how to undo what it has done
     │   ├── CompensationFailed     the run failed or was cancelled, and not everything it had done could be compensated
     │   ├── RunDead                too many attempts failed without recording anything, and the run was set aside
     │   ├── RunInterrupted         the run's own code asked the process to end; its attempt was stopped instead
@@ -67,6 +68,8 @@ _MAX_SHOWN_ERRORS: Final = 20
 # which says where the run was cancelled, or its deadline passed; and how that of a compensation begins, before the step's key.
 CANCEL_KEY: Final = "%cancel"
 COMPENSATION_PREFIX: Final = "%compensate/"
+# The error of a step that must not run twice and was started once, in a `StepFailed`.
+OUTCOME_UNKNOWN: Final = "OutcomeUnknown"
 
 
 class PerdureError(Exception):
@@ -137,13 +140,18 @@ class RunFinished(PerdureError):
 
 
 class RunCancelled(PerdureError):
-    """The run was cancelled."""
+    """The run was cancelled. `not_undone` has the keys of steps that were left as they are, because `undo=False` asked for it."""
 
-    def __init__(self, run_id: str) -> None:
-        super().__init__(run_id)
+    def __init__(self, run_id: str, not_undone: Sequence[str] = ()) -> None:
+        super().__init__(run_id, *([list(not_undone)] if not_undone else ()))
+
+    @property
+    def not_undone(self) -> list[str]:
+        return list(self.args[1]) if len(self.args) > 1 else []
 
     def __str__(self) -> str:
-        return f"run {self.args[0]!r} was cancelled"
+        left = f"; not undone: {_some(self.not_undone)}" if self.not_undone else ""
+        return f"run {self.args[0]!r} was cancelled{left}"
 
 
 class DeadlineExceeded(PerdureError, TimeoutError):
@@ -172,6 +180,31 @@ class CompensationFailed(PerdureError):
             f"run {self.args[0]!r} ended, and these steps could not be compensated: {'; '.join(self.failures)}; "
             "undo by hand what they did; runtime.retry() counts them as done"
         )
+
+
+class NotUndone(PerdureError):
+    """The run cannot end, because its code does not say how to undo what it has done: it does not reach these steps."""
+
+    def __init__(self, run_id: str, keys: Sequence[str]) -> None:
+        super().__init__(run_id, list(keys))
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the steps and children that would have to be undone."""
+        return list(self.args[1])
+
+    def __str__(self) -> str:
+        first = self.keys[0]
+        return (
+            f"run {self.args[0]!r} has failed, was cancelled or starts over, and its code does not reach {_some(self.keys)}, "
+            "which it has done and would have to undo. Bring the step back with its compensate= (aliases= if it was renamed), or "
+            f"say how it is undone: @workflow(retired={{{first!r}: refund}}), None if nothing is to be undone. To leave it as it "
+            "is: runtime.cancel(..., undo=False)"
+        )
+
+
+def _some(keys: Sequence[str]) -> str:
+    return ", ".join(map(repr, keys[:5])) + (" and others" if len(keys) > 5 else "")
 
 
 class RunDead(PerdureError):
@@ -533,9 +566,8 @@ class ChildrenOpen(PerdureError):
         return list(self.args[1])
 
     def __str__(self) -> str:
-        shown = ", ".join(map(repr, self.keys[:5])) + (" and others" if len(self.keys) > 5 else "")
         return (
-            f"run {self.args[0]!r} cannot start over while its children {shown} have not ended; "
+            f"run {self.args[0]!r} cannot start over while its children {_some(self.keys)} have not ended; "
             "await or cancel them before ctx.continue_as, or start them with detached=True"
         )
 

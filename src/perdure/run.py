@@ -145,9 +145,12 @@ class Run(Generic[T_co]):
         """Put a signal into the run's inbox; the run gets it exactly once. `dedupe` makes repeating this call harmless."""
         await self._host.signal(self.id, name, payload, dedupe=dedupe)
 
-    async def cancel(self) -> None:
-        """Ask the run to stop. It ends as cancelled when its worker has seen that."""
-        await self._host.cancel(self.id)
+    async def cancel(self, *, undo: bool = True) -> None:
+        """Ask the run to stop. It ends as cancelled when its worker has seen that.
+
+        With `undo=False` nothing that it has done is compensated.
+        """
+        await self._host.cancel(self.id, undo=undo)
 
     async def _value(self) -> T_co:
         outcome: Outcome[T_co] = await wait_for_outcome(self._host, self.id, through_waits=True)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 
@@ -640,24 +641,36 @@ class Runtime:
         """Whether the store replies and the worker claims runs, for probes. It never raises, and takes at most this long."""
         return await self._health.check(self._concurrency, seconds(timeout, what="timeout"), is_closed=self._is_closed)
 
-    async def cancel(self, run_id: str) -> None:
-        """Ask the run to stop: CancelledError is raised at its waits. Raises `RunNotFound`, `RunFinished`."""
-        await self._host.cancel(run_id)
+    async def cancel(self, run_id: str, *, undo: bool = True) -> None:
+        """Ask the run to stop: CancelledError is raised at its waits. Raises `RunNotFound`, `RunFinished`.
+
+        With `undo=False` nothing that it has done is compensated, in its children neither. If it does not fit its code, it ends
+        at once. `RunCancelled.not_undone` says what was left.
+        """
+        await self._host.cancel(run_id, undo=undo)
 
     async def retry(self, run_id: str) -> Run[Any]:
         """Let a failed, cancelled or dead run go on: what failed is set aside, what succeeded is kept."""
         await self._host.reopen(check_id(run_id, "a run's id"))
         return self._run_with(run_id)
 
-    async def fork(self, run_id: str, *, from_step: str, id: str | None = None) -> Run[Any]:  # noqa: A002 - the name that everything else here has
+    async def fork(
+        self,
+        run_id: str,
+        *,
+        from_step: str,
+        id: str | None = None,  # noqa: A002 - the name that everything else here has
+        take_over: bool = False,
+    ) -> Run[Any]:
         """A new run of the same workflow and input that has what this run recorded before the step, and calls the step anew.
 
         Everything that the journal has before the first record of the step is kept. The old run stays as it is. `from_step` is
-        the step's key. Raises `RunNotFound`, `StepNotFound`, and `RunConflict` when `id` is taken.
+        the step's key. If the fork fails, it undoes what it has done itself; with `take_over=True` also what the old run has done
+        up to that step. Raises `RunNotFound`, `StepNotFound`, and `RunConflict` when `id` is taken.
         """
         check_id(from_step, "a step's key")
         new_id = str(uuid.uuid4()) if id is None else check_id(id, "a run's id")
-        await fork_run(self._host, run_id, from_step, new_id)
+        await fork_run(self._host, run_id, from_step, new_id, take_over=take_over)
         return self._run_with(new_id)
 
     async def hold(self, run_id: str) -> None:
@@ -668,19 +681,24 @@ class Runtime:
         """Undo `hold`."""
         await require(self._store, "operators").unhold(check_id(run_id, "a run's id"), now=self._host.clock.store_now())
 
-    async def delete(self, run_id: str) -> None:
-        """Remove the run and everything recorded for it."""
+    async def delete(self, run_id: str, *, force: bool = False) -> None:
+        """Remove the run and everything recorded for it.
+
+        Raises `NotUndone` for a run that has not ended because it cannot undo what it has done, unless `force` is True.
+        """
+        if not force:
+            await self._host.refuse_not_undone(run_id)
         await require(self._store, "operators").delete(check_id(run_id, "a run's id"))
 
-    async def cancel_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
+    async def cancel_many(self, *, undo: bool = True, **options: Unpack[BulkOptions]) -> BulkReport:
         """Ask many runs to stop, selected as for `list`; without `status`, those that have not ended.
 
         `batch` runs are changed at a time; after each batch `on_progress` is called with how many runs were dealt with and how
         many there are (None: the store cannot count). A refusal (`RunFinished`, `LeaseHeld`, `RunNotFound`) is counted and
         reported, not raised. An empty selection needs `all=True`. With `dry_run` nothing changes, and `done` says how many runs
-        are selected.
+        are selected. `undo` is as for `cancel`.
         """
-        return await change_many(self._host, "cancel", self.cancel, options)
+        return await change_many(self._host, "cancel", partial(self.cancel, undo=undo), options)
 
     async def retry_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
         """Let many runs go on that ended badly: failed and dead ones, unless `status` names others. Options as `cancel_many`."""

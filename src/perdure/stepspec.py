@@ -272,6 +272,16 @@ def _results(fn: Any) -> tuple[Any, Any]:
     return split_result(_awaited_type(hint))
 
 
+def parameter_type(fn: Callable[[Any], Any]) -> Any:
+    """Return the annotation of the one argument that the function takes, `Any` if it has none."""
+    try:
+        name = next(iter(inspect.signature(fn).parameters), "")
+        plain = _innermost_function(fn)
+        return typing.get_type_hints(_call_of(plain) or plain, include_extras=True).get(name, Any)
+    except Exception:  # noqa: BLE001 - an annotation may raise anything; then the function counts as not annotated
+        return Any
+
+
 def _awaited_type(hint: Any) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(origin, type) and issubclass(origin, Awaitable) and args:
@@ -364,9 +374,10 @@ _ONCE: Final = Retry(attempts=1)
 
 
 class StepInfo(msgspec.Struct, frozen=True, gc=False):
-    """What a step's function may know about itself. `idempotency_key` is the same for every attempt and every replay.
+    """What a step's function may know about itself.
 
-    `generation` is 0 until the run starts over or repeats what it took back; the idempotency key has it from then on.
+    `idempotency_key` is a text for services that tell repeated requests apart. It is the same for every attempt and every replay,
+    and another one when the step was undone and is done again.
     `is_cancelled` is for a plain function in a thread, which cannot be interrupted: True once its result will be discarded, as
     the attempt timed out, its run was cancelled, lost its lease or was given back at the end of a drain, or the step lost a race.
     In an async function, which is cancelled itself, and in another process it stays False.
@@ -375,10 +386,8 @@ class StepInfo(msgspec.Struct, frozen=True, gc=False):
     run_id: str
     key: str
     attempt: int
-    # The key under the step's oldest name, where it was renamed: the step may have run under that name and its result be lost.
-    oldest_key: str | None = None
+    idempotency_key: str
     is_cancelled: bool = False
-    generation: int = 0
     # The drive of the run, where it is in this process.
     drive: ref[Any] | None = None
 
@@ -397,12 +406,6 @@ class StepInfo(msgspec.Struct, frozen=True, gc=False):
             )
         emitted: Awaitable[None] = drive.emit_in_step(self, stream, item, max_items)
         return emitted
-
-    @property
-    def idempotency_key(self) -> str:
-        """A text to hand to services that tell repeated requests apart."""
-        first = f"{self.run_id}/{self.oldest_key or self.key}"
-        return f"{first};generation={self.generation}" if self.generation else first
 
 
 def mark_cancelled(info: StepInfo) -> None:

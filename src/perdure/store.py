@@ -223,12 +223,12 @@ class Store(Protocol):
         is given twice. Repeated after a lost reply, with the same seed, it changes nothing.
         """
 
-    async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
+    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make a failed, cancelled or dead run pending and due, under a new epoch, without what it recorded for `drop`.
 
         Appends one drop entry, after the highest seq, and changes no other entry; outcome and cancel request are withdrawn,
-        attempts start from zero, and its next end is put into its parent's inbox again. With `new_generation` its generation is
-        one more, otherwise it stays. Raises `RunNotFound`, `RunFinished` when it completed, `LeaseHeld` when it has not ended.
+        attempts start from zero, and its next end is put into its parent's inbox again. Its generation stays. Raises
+        `RunNotFound`, `RunFinished` when it completed, `LeaseHeld` when it has not ended.
         """
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:

@@ -91,14 +91,14 @@ class AsyncRuntime(Protocol):
     @property
     def workers(self) -> Callable[[], Coroutine[Any, Any, builtins.list[WorkerInfo]]]: ...
     async def health(self, timeout: Duration = "2s") -> RuntimeHealth: ...
-    async def cancel(self, run_id: str) -> None: ...
+    async def cancel(self, run_id: str, *, undo: bool = True) -> None: ...
     async def retry(self, run_id: str) -> Run[Any]: ...
     @property
     def fork(self) -> Callable[..., Coroutine[Any, Any, Run[Any]]]: ...
     async def hold(self, run_id: str) -> None: ...
     async def unhold(self, run_id: str) -> None: ...
-    async def delete(self, run_id: str) -> None: ...
-    async def cancel_many(self, **options: Unpack[BulkOptions]) -> BulkReport: ...
+    async def delete(self, run_id: str, *, force: bool = False) -> None: ...
+    async def cancel_many(self, *, undo: bool = True, **options: Unpack[BulkOptions]) -> BulkReport: ...
     async def retry_many(self, **options: Unpack[BulkOptions]) -> BulkReport: ...
     async def hold_many(self, **options: Unpack[BulkOptions]) -> BulkReport: ...
     async def unhold_many(self, **options: Unpack[BulkOptions]) -> BulkReport: ...
@@ -192,9 +192,9 @@ class SyncRun(Generic[T_co]):
         """Put a signal into the run's inbox."""
         self._block(self._run.signal(name, payload, dedupe=dedupe))
 
-    def cancel(self) -> None:
-        """Ask the run to stop."""
-        self._block(self._run.cancel())
+    def cancel(self, *, undo: bool = True) -> None:
+        """Ask the run to stop. With `undo=False` nothing that it has done is compensated."""
+        self._block(self._run.cancel(undo=undo))
 
     def snapshot(
         self,
@@ -498,17 +498,25 @@ class SyncRuntime:
         """Which runs that have not ended fit the workflows registered here."""
         return self._block(self._runtime.check(workflow=workflow, prefix=prefix, limit=limit, patience=patience))
 
-    def cancel(self, run_id: str) -> None:
-        """Ask the run to stop."""
-        self._block(self._runtime.cancel(run_id))
+    def cancel(self, run_id: str, *, undo: bool = True) -> None:
+        """Ask the run to stop. With `undo=False` nothing that it has done is compensated."""
+        self._block(self._runtime.cancel(run_id, undo=undo))
 
     def retry(self, run_id: str) -> SyncRun[Any]:
         """Let a failed, cancelled or dead run go on."""
         return SyncRun(self._block(self._runtime.retry(run_id)), self._block)
 
-    def fork(self, run_id: str, *, from_step: str, id: str | None = None) -> SyncRun[Any]:  # noqa: A002 - the name that everything else here has
+    def fork(
+        self,
+        run_id: str,
+        *,
+        from_step: str,
+        id: str | None = None,  # noqa: A002 - the name that everything else here has
+        take_over: bool = False,
+    ) -> SyncRun[Any]:
         """A new run that has what this run recorded before the step, and calls the step anew."""
-        return SyncRun(self._block(self._runtime.fork(run_id, from_step=from_step, id=id)), self._block)
+        forked = self._runtime.fork(run_id, from_step=from_step, id=id, take_over=take_over)
+        return SyncRun(self._block(forked), self._block)
 
     def hold(self, run_id: str) -> None:
         """Keep the run from being driven until `unhold`."""
@@ -518,13 +526,13 @@ class SyncRuntime:
         """Undo `hold`."""
         self._block(self._runtime.unhold(run_id))
 
-    def delete(self, run_id: str) -> None:
+    def delete(self, run_id: str, *, force: bool = False) -> None:
         """Remove the run and everything recorded for it."""
-        self._block(self._runtime.delete(run_id))
+        self._block(self._runtime.delete(run_id, force=force))
 
-    def cancel_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
+    def cancel_many(self, *, undo: bool = True, **options: Unpack[BulkOptions]) -> BulkReport:
         """Ask many runs to stop, selected as for `list`; without `status`, those that have not ended."""
-        return self._block(self._runtime.cancel_many(**options))
+        return self._block(self._runtime.cancel_many(undo=undo, **options))
 
     def retry_many(self, **options: Unpack[BulkOptions]) -> BulkReport:
         """Let many runs go on that ended badly: failed and dead ones, unless `status` names others."""

@@ -37,7 +37,7 @@ async def row_of(store: Store, run_id: str = "run") -> RunRow:
     return row
 
 
-THREE = Ok([3, "run/next;generation=3", "run/next;generation=3"])
+THREE = Ok([3, "run;generation=3/next", "run;generation=3/next"])
 
 
 async def test_a_run_starts_over_until_it_returns() -> None:
@@ -67,7 +67,7 @@ async def test_every_way_of_running_goes_on_through_a_new_start() -> None:
 async def test_a_call_in_memory_starts_over() -> None:
     value = await count(0, 3)
     assert value[0] == 3
-    assert value[1].endswith("/next;generation=3")
+    assert value[1].endswith(";generation=3/next")
 
 
 async def test_a_sweep_gives_a_run_that_starts_over_as_due() -> None:
@@ -76,7 +76,7 @@ async def test_a_sweep_gives_a_run_that_starts_over_as_due() -> None:
         (outcome,) = (await here.runtime.sweep()).values()
         assert isinstance(outcome, Suspended)
         assert (await row_of(here.runtime.store)).generation == 1
-        assert await here.runtime.sweep() == {"run": Ok([1, *["run/next;generation=1"] * 2])}
+        assert await here.runtime.sweep() == {"run": Ok([1, *["run;generation=1/next"] * 2])}
 
 
 async def test_nothing_after_it_runs_but_finally_does() -> None:
@@ -377,7 +377,7 @@ async def test_a_failed_run_is_retried_in_its_generation() -> None:
     async with world(flow) as here:
         assert isinstance(await here.runtime.run(flow, 0, id="run"), Err)
         await here.runtime.retry("run")
-        assert await here.runtime.resume("run") == Ok(["run/work;generation=3"])
+        assert await here.runtime.resume("run") == Ok(["run;generation=3/work"])
 
 
 async def test_a_fork_of_a_later_generation_is_a_run_of_its_own() -> None:
@@ -420,7 +420,7 @@ async def test_a_snapshot_of_a_later_generation_goes_on_with_its_input() -> None
         snapshot = await run.snapshot()
     copy = await flow.start(0, id="run", store=stores.memory(), snapshot=snapshot)
     await copy.signal("go", 7)
-    assert await copy == [2, "run/work;generation=2", 7]
+    assert await copy == [2, "run;generation=2/work", 7]
     assert snapshot.to_dict()["metadata"]["perdure"]["generation"] == 2
 
 

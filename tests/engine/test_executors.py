@@ -667,7 +667,7 @@ def test_the_example_survives_the_loss_of_a_process() -> None:
 
 
 def test_step_info_can_be_pickled() -> None:
-    info = StepInfo("run", "key", 2, "old")
+    info = StepInfo("run", "key", 2, "run/old")
     copy = pickle.loads(pickle.dumps(info))  # noqa: S301 - its own bytes
     assert copy == info
     assert copy.idempotency_key == "run/old"

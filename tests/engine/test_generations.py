@@ -6,59 +6,44 @@ from typing import Any
 
 import msgspec
 
-from perdure import Context, Ok, Runtime, current_step, stores, workflow
-from perdure.stepspec import StepInfo
+from perdure import Context, Err, Ok, Runtime, current_step, stores, workflow
 
 ATTEMPTS: list[str] = []
 
 
 @workflow
-async def flow(ctx: Context) -> list[str]:
+async def flow(ctx: Context, round_: int = 0) -> list[str]:
     key = await ctx.step("charge", lambda: current_step().idempotency_key)
-    if len(ATTEMPTS) < 2:
+    if round_ < 2:
+        await ctx.continue_as(round_ + 1)
+    if len(ATTEMPTS) < 1:
         ATTEMPTS.append(key)
         raise ValueError("not yet")
     return [key, ctx.idempotency_key("charge")]
 
 
 async def test_idempotency_keys_have_the_generation_from_the_second_on() -> None:
-    ATTEMPTS.clear()
-    store = stores.memory()
-    async with Runtime(store=store, workflows=[flow], concurrency=0) as runtime:
-        for generation in range(2):
-            await runtime.run(flow, id="run")
-            await store.reopen("run", ["charge"], new_generation=True)
-            row = await store.get("run")
-            assert row is not None
-            assert row.generation == generation + 1
-        last = "run/charge;generation=2"
-        assert await runtime.resume("run") == Ok([last, last])
-    assert ATTEMPTS == ["run/charge", "run/charge;generation=1"]
-
-
-def test_generation_zero_changes_no_key() -> None:
-    assert StepInfo("run", "key", 2, "old").idempotency_key == "run/old"
-    assert StepInfo("run", "key", 2, "old", generation=3).idempotency_key == "run/old;generation=3"
+    ATTEMPTS[:] = ["enough"]
+    async with Runtime(store=stores.memory(), workflows=[flow]) as runtime:
+        run = await runtime.start(flow, id="run")
+        assert await run == ["run;generation=2/charge"] * 2
 
 
 async def test_a_snapshot_has_the_generation_and_gives_it_back() -> None:
     ATTEMPTS.clear()
     here, there = stores.memory(), stores.memory()
-    async with Runtime(store=here, workflows=[flow], concurrency=0) as runtime:
-        await runtime.run(flow, id="run")
-        await here.reopen("run", ["charge"], new_generation=True)
-        run = await runtime.get("run")
-        assert run is not None
+    async with Runtime(store=here, workflows=[flow]) as runtime:
+        run = await runtime.start(flow, id="run")
+        assert isinstance(await run.outcome(), Err)
         snapshot = await run.snapshot()
     tree: dict[str, Any] = snapshot.to_dict()
-    assert tree["metadata"]["perdure"]["generation"] == 1
+    assert tree["metadata"]["perdure"]["generation"] == 2
     await there.save("run", snapshot)
     saved, original = await there.get("run"), await here.get("run")
     assert saved is not None
     assert original is not None
     columns = ("generation", "first_input_hash", "continued_at", "input_hash")
     assert [getattr(saved, name) for name in columns] == [getattr(original, name) for name in columns]
-    ATTEMPTS.append("enough")
-    keys = ["run/charge;generation=1"] * 2
-    assert await flow.run(id="run", store=stores.memory(), snapshot=snapshot) == Ok(keys)
+    keys = ["run;generation=2/charge"] * 2
+    assert await flow.run(0, id="run", store=stores.memory(), snapshot=snapshot, retry_failed=True) == Ok(keys)
     assert msgspec.json.decode(msgspec.json.encode(tree)) == tree

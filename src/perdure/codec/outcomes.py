@@ -190,7 +190,7 @@ def outcome_of(codec: Codec, run: RunRow, hints: Hints = Hints()) -> Ok[Any] | E
         if run.status == "completed":
             return Ok(codec.load(payload, hints.value))
         if run.status == "cancelled":
-            return Err(RunCancelled(run.id))
+            return Err(RunCancelled(run.id, msgspec.json.decode(payload, type=list[str] | None) or ()))
         error = load_failure(codec, payload, BODY, hints.error)
         step = _only(msgspec.json.decode(payload, type=Failure).keys)
     except (ValueError, msgspec.MsgspecError) as reason:

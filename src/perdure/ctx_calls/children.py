@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 import msgspec
@@ -42,7 +43,7 @@ from perdure.errors import (
     RunNotFound,
     StepFailed,
 )
-from perdure.model.ids import check_id, random_bytes
+from perdure.model.ids import random_bytes
 from perdure.model.journal import Entry, OpenChild
 from perdure.model.records import NewRun, RunRow, Signal
 from perdure.options import StoredOptions, columns_of
@@ -101,12 +102,20 @@ def child_call(
     """The call of this child, checked."""
     if not is_workflow(workflow):
         raise TypeError(f"a child is a workflow, not {workflow!r}; call a function with ctx.step")
+    options = dict(options)
+    compensate = options.pop("compensate", None)
+    if compensate is not None and not callable(compensate):
+        raise TypeError(f"compensate= takes a function of the child's result, not {compensate!r}")
+    if compensate is not None and detached:
+        raise TypeError("a detached child outlives its parent, which cannot undo it; leave out detached=True or compensate=")
     unknown = options.keys() - StoredOptions.__annotations__.keys()
     if unknown:
         known = ", ".join(sorted(StoredOptions.__annotations__))
-        raise TypeError(f"a child does not take {', '.join(sorted(unknown))}; its options are key, {known}")
+        raise TypeError(f"a child does not take {', '.join(sorted(unknown))}; its options are compensate, key, {known}")
     definition: ChildWorkflow = workflow
-    plan = msgspec.structs.replace(_PLAN, returns=definition.hints.value, fails_with=definition.hints.error)
+    plan = msgspec.structs.replace(
+        _PLAN, returns=definition.hints.value, fails_with=definition.hints.error, compensate=compensate
+    )
     return ChildCall(key, definition.name, plan, definition, args, kwargs, options, detached)
 
 
@@ -213,9 +222,13 @@ class _Waiter:
         compared = (child.args, child.kwargs) if child.kwargs else child.args
         self._args_hash = drive.codec.checksum(compared) if compared and drive.compares_arguments else None
         parent_key, chosen = drive.children.name(child.key), child.options.get("id")
-        own_id = self._default_id(parent_key) if chosen is None else check_id(chosen, "a run's id")
+        own_id = drive.children.default_id(parent_key) if chosen is None else drive.children.chosen_id(chosen, parent_key)
         self._opened = self._take_opened(parent_key, is_chosen=chosen is not None)
-        self._info = OpenChild(own_id, child.is_detached) if self._opened is None else _read_open(drive, self._opened)
+        self._info = (
+            OpenChild(own_id, child.is_detached, is_compensated=child.plan.compensate is not None)
+            if self._opened is None
+            else read_open_child(drive, self._opened)
+        )
         self.started = StartedChild(
             child.key, parent_key, self._info.id, self._info.detached, 0 if self._opened is None else self._opened.seq
         )
@@ -232,16 +245,14 @@ class _Waiter:
         """
         drive, calls, key = self._drive, self._drive.calls, self._child.key
         opened = calls.take_opened(key)
-        while opened is not None and not is_chosen and not drive.children.is_own_id(_read_open(drive, opened).id, parent_key):
+        while (
+            opened is not None and not is_chosen and not drive.children.is_own_id(read_open_child(drive, opened).id, parent_key)
+        ):
             opened = calls.take_opened(key)
         following = calls.opened.get(key)
-        while opened is not None and following and _read_open(drive, following[0]).id == _read_open(drive, opened).id:
+        while opened is not None and following and read_open_child(drive, following[0]).id == read_open_child(drive, opened).id:
             opened, self._is_restarted = calls.take_opened(key), True
         return opened
-
-    def _default_id(self, parent_key: str) -> str:
-        drive = self._drive
-        return drive.children.default_id(parent_key, drive.recorder.journal)
 
     async def wait_in_task(self) -> Any:
         """As `wait`, in a task of its own, which goes on when the function of the body has ended."""
@@ -427,7 +438,7 @@ class _Waiter:
         return self._drive.calls.is_cancelling or (branch is not None and branch.is_cancelled_by_body)
 
 
-def _read_open(drive: Drive, opened: Entry) -> OpenChild:
+def read_open_child(drive: Drive, opened: Entry) -> OpenChild:
     try:
         return msgspec.json.decode(opened.payload, type=OpenChild)
     except msgspec.MsgspecError as reason:
@@ -467,11 +478,16 @@ async def _wait_for_row(drive: Drive, call: CtxCall, child: StartedChild) -> Sig
     return signal
 
 
+def _has_to_undo(drive: Drive) -> bool:
+    """Return whether a child that is cancelled now compensates what it has done."""
+    return drive.undoes or not drive.calls.is_cancelling
+
+
 async def _cancel(drive: Drive, child: StartedChild) -> None:
     """Ask the child to stop, whatever cancels the caller meanwhile."""
 
     async def cancel() -> None:
-        await _runs_of(drive).cancel(child.id)
+        await _runs_of(drive).cancel(child.id, undo=_has_to_undo(drive))
 
     try:
         await run_to_end(cancel())
@@ -525,7 +541,7 @@ async def end_children(drive: Drive, *, must_cancel: bool) -> BaseException | No
 def _adopt_forgotten(drive: Drive) -> None:
     """Count the children among those of the body that it did not ask for."""
     for opened in list(_forgotten(drive)):
-        info, parent_key = _read_open(drive, opened), drive.children.name(opened.key)
+        info, parent_key = read_open_child(drive, opened), drive.children.name(opened.key)
         drive.children.started.append(StartedChild(opened.key, parent_key, info.id, info.detached, opened.seq))
 
 
@@ -538,9 +554,17 @@ async def _end_given_up(drive: Drive, children: Sequence[StartedChild]) -> None:
     """Ask these children to stop, and return when they have ended. The run may leave memory meanwhile."""
     rows = await _each(drive, children, _runs_of(drive).get)
     running = [child for child, row in rows if row is not None and not row.ended and row.parent_id == drive.run.id]
-    await _each(drive, running, _runs_of(drive).cancel)
+    await _each(drive, running, partial(_runs_of(drive).cancel, undo=_has_to_undo(drive)))
     for child in running:
         await _see_end(drive, child)
+
+
+async def read_outcome(drive: Drive, opened: Entry) -> Entry | None:
+    """Return what would be recorded of a child that has completed although its parent has not recorded that."""
+    row = await _runs_of(drive).get(read_open_child(drive, opened).id)
+    if row is None or row.status != "completed" or row.parent_id != drive.run.id:
+        return None
+    return msgspec.structs.replace(opened, phase="close", payload=_outcome_of(row.id, row)[1])
 
 
 async def _each(drive: Drive, children: Sequence[StartedChild], verb: Any) -> list[tuple[StartedChild, Any]]:

@@ -1,137 +1,181 @@
-"""What happens between the end of a workflow's function and the end of its run: its children end, then compensations run.
+"""What happens between the end of a workflow function and the end of its run: its children end, then what was done is undone.
 
-A step with `compensate=` records an intent before its function is called. When the function fails or the run is cancelled, every
-such step that was done, or may have been done, is compensated: in reverse order of their intents, one at a time. A compensation
-is a step of its own, recorded under a key that no user can have, so it runs once however often the process dies. The functions
-themselves are not stored: a replay runs the body from the top and meets the same steps with the same functions.
+A step with `compensate=` records an intent before its function is called, and so does a child. When the function fails or the
+run is cancelled, every such step that was done, or may have been done, is compensated: in reverse order of their intents, one at
+a time. A compensation is a step itself, recorded under a key that no user can have, so it runs once however often the process
+dies. The functions are not stored: a replay runs the workflow function from the top and meets the same steps with the same
+functions.
 
-All of this runs in a task of its own, since the function may refuse to end when it is cancelled. From then on only that task may
-use ctx. A run that is unloaded is not closed: it goes on later.
+If the function does not reach such a step any more, because the code has changed, nothing is undone and the run does not end: it
+does not fit its code. Otherwise an effect would stay behind that nobody knows of.
+
+All of this runs in its own task, since the function may refuse to end when it is cancelled. From then on only that task may use
+ctx. A run that leaves memory is not closed: it is resumed later.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from perdure.ctx_calls.children import are_over, end_children
-from perdure.ctx_calls.steps import OUTCOME_UNKNOWN, StepCall, run_step
+from perdure.ctx_calls.children import ChildCall, are_over, end_children, read_outcome
+from perdure.ctx_calls.steps import StepCall, run_step
 from perdure.engine.body_tasks import BodyTask, cancel_by_ctx
 from perdure.engine.drive import Drive
-from perdure.errors import CompensationFailed, StepFailed, StepTimeout
-from perdure.model.journal import Entry, entries_in_force
+from perdure.errors import CompensationFailed, NotUndone, PersistenceError
+from perdure.model.effects import Effect, effects_in
+from perdure.model.idempotency import key_of_undoing
+from perdure.model.journal import Entry
 from perdure.model.own_names import compensation_key
 from perdure.result import Err
-from perdure.snapshots.step_results import load_error_of, load_value
-from perdure.stepspec import spec_of
+from perdure.snapshots.step_results import load_value
+from perdure.stepspec import parameter_type, spec_of
 
 # How long tasks that the function left behind may take to end before compensations begin.
 _LEFTOVER_SECONDS: Final = 5.0
 
 
-class _Done(NamedTuple):
-    """A step that is to be compensated: done with this result, or (None) in doubt."""
+class _Undoing(NamedTuple):
+    """How an effect is undone: with this function, which gets a value of this type. None: nothing is to be undone."""
 
-    seq: int
-    step: StepCall
-    compensate: Callable[[Any], Any]
-    close: Entry | None
+    effect: Effect
+    compensate: Callable[[Any], Any] | None
+    hint: Any
 
 
 class Closing:
-    """The steps of one drive that have a compensation, its children, and what is done with them in the end."""
+    """The calls of one drive that have a compensation, its children, and what is done with them in the end."""
 
     def __init__(self, drive: Drive) -> None:
         self._drive = drive
-        self._steps: dict[str, StepCall] = {}
+        self._calls: dict[str, StepCall | ChildCall] = {}
 
-    def add_step(self, step: StepCall) -> None:
-        """The body calls this step, which has a compensation."""
-        self._steps.setdefault(step.key, step)
+    def add(self, call: StepCall | ChildCall) -> None:
+        """Note that the function makes this call, which has a compensation."""
+        self._calls.setdefault(call.key, call)
 
     def is_needed(self, result: Any) -> bool:
-        """Whether there is something to do before the run ends with this result."""
-        has_children = self._drive.children.started or self._drive.calls.opened
-        return bool(self._steps and self._must_undo(result)) or bool(has_children and not are_over(self._drive))
+        """Return whether there is something to do before the run ends with this result."""
+        if self._drive.children.started or self._drive.calls.opened:
+            return not are_over(self._drive) or self._must_undo(result)
+        return bool(self._drive.idempotency_keys.intents) and self._must_undo(result)
+
+    def unreached(self) -> list[str]:
+        """Return the keys of effects that this code cannot undo, because it does not reach their steps."""
+        return [effect.key for effect in self._effects() if not effect.is_undone and self._how_to_undo(effect) is None]
 
     def _must_undo(self, result: Any) -> bool:
-        return isinstance(result, Err) or self._drive.calls.is_cancelling
+        # By `type`, since a value may answer anything when it is looked at.
+        return self._drive.undoes if self._drive.calls.is_cancelling else issubclass(type(result), Err)
 
     async def close(self, own: BodyTask, result: Any) -> Any:
-        """End children and compensate; the result of the run: the function's own, a child's error or `CompensationFailed`."""
-        failed_child = await end_children(self._drive, must_cancel=self._must_undo(result))
+        """End children and compensate. Return the run's result: the function's, a child's error or `CompensationFailed`."""
+        # First, so that no call of theirs waits for the end of a child that is waited for here.
+        await _end_leftovers(self._drive, own)
+        failed_child = await end_children(self._drive, must_cancel=isinstance(result, Err) or self._drive.calls.is_cancelling)
         if failed_child is not None:
             result = Err(failed_child)
-        if not self._must_undo(result) or not self._steps:
+        if not self._must_undo(result):
             return result
-        await _end_leftovers(self._drive, own)
         failures: dict[str, Exception] = {}
-        for done in _steps_to_compensate(self._drive, self._steps):
+        for undoing in await self._undoings():
             try:
-                await _compensate(self._drive, done)
+                await self._compensate(undoing)
             except Exception as error:  # noqa: BLE001 - it is reported with the others, which are compensated all the same
-                failures[done.step.key] = error
+                failures[undoing.effect.key] = error
         if not failures:
             return result
         failed = CompensationFailed(self._drive.run.id, [f"{key}: {error!r}" for key, error in failures.items()])
         failed.__cause__ = result.error if isinstance(result, Err) and isinstance(result.error, BaseException) else None
         return Err(failed)
 
+    def _effects(self) -> list[Effect]:
+        return effects_in(self._drive.recorder.journal, also=self._calls)
+
+    async def _undoings(self) -> list[_Undoing]:
+        """Return how what was done is undone, the last first. Stop the run if that is not known of all of it."""
+        undoings, unreached = list[_Undoing](), list[str]()
+        for effect in self._effects():
+            undoing = self._how_to_undo(effect)
+            if effect.is_undone:  # the record of that is delivered, whatever the function is today
+                has_function = undoing is not None and undoing.compensate is not None
+                undoings.append(undoing if undoing is not None and has_function else _Undoing(effect, _was_called, None))
+            elif undoing is None:
+                unreached.append(effect.key)
+            elif undoing.compensate is not None and (seen := await self._see_end(undoing)) is not None:
+                undoings.append(seen)
+        if unreached:
+            self._drive.misfit(NotUndone(self._drive.run.id, unreached))
+        return undoings[::-1]
+
+    def _how_to_undo(self, effect: Effect) -> _Undoing | None:
+        """Return the compensation of a call that the function made, or of a retired one; None if there is none."""
+        call = self._calls.get(effect.key)
+        if call is not None:
+            return _Undoing(effect, call.plan.compensate, call.plan.returns)
+        retired = self._drive.calls.retired
+        if isinstance(retired, Mapping):
+            for name in (effect.key, effect.name):
+                if name in retired:
+                    compensate = retired[name]
+                    return _Undoing(effect, compensate, parameter_type(compensate) if compensate is not None else None)
+        return None
+
+    async def _see_end(self, undoing: _Undoing) -> _Undoing | None:
+        """Return what is to be undone, with its result; None if it is a child that has not completed, which undoes itself."""
+        effect = undoing.effect
+        if effect.opened.kind != "child" or effect.close is not None:
+            return undoing
+        try:
+            close = await read_outcome(self._drive, effect.opened)
+        except PersistenceError as failure:
+            self._drive.stop_because(failure)
+        return None if close is None else undoing._replace(effect=effect._replace(close=close))
+
+    async def _compensate(self, undoing: _Undoing) -> None:
+        drive, effect, fn = self._drive, undoing.effect, undoing.compensate
+        if fn is None:
+            return
+        value = None if effect.close is None or fn is _was_called else self._load(effect.close, undoing.hint)
+        call = StepCall(
+            compensation_key(effect.key),
+            f"compensate {effect.name}",
+            fn,
+            () if fn is _was_called else (value,),
+            spec_of(fn).plan,
+            idempotency_key=key_of_undoing(drive.idempotency_keys.of(effect.key)),
+        )
+        await run_step(drive, call)
+
+    def _load(self, close: Entry, hint: Any) -> Any:
+        try:
+            return load_value(self._drive.codec, close, hint)
+        except (ValueError, msgspec.MsgspecError) as reason:
+            self._drive.corrupt(f"the record of step {close.key!r}", reason)
+
 
 def closing_of(drive: Drive) -> Closing:
-    """The closing of this drive, made when it is first needed."""
+    """Return the closing of this drive, made when it is first needed."""
     if not isinstance(drive.closing, Closing):
         drive.closing = Closing(drive)
     return drive.closing
 
 
+async def _was_called() -> None:
+    """Stand for a compensation that this code does not have any more, and that has succeeded."""
+
+
 async def _end_leftovers(drive: Drive, own: BodyTask) -> None:
-    """Cancel the tasks that the function left behind, and wait a while until they have ended. Their steps are in doubt then."""
-    left = [branch.task for branch in drive.tasks.alive if branch is not own and branch.task is not None]
+    """Cancel the tasks that the function left behind, and wait a while until they have ended. Their steps are in doubt then.
+
+    A child that `ctx.start_child` started is waited for by a task that ends with it.
+    """
+    alive = [branch for branch in drive.tasks.alive if branch is not own and not branch.outlives_function]
+    left = [branch.task for branch in alive if branch.task is not None]
     for task in left:
         cancel_by_ctx(task)
     if left:
         await asyncio.wait(left, timeout=_LEFTOVER_SECONDS)
-
-
-def _steps_to_compensate(drive: Drive, steps: dict[str, StepCall]) -> list[_Done]:
-    """The steps whose effects are there, or may be there, the last first.
-
-    A step that raised says that it did nothing, unless it timed out or its outcome is unknown.
-    """
-    opened: dict[str, int] = {}
-    closed: dict[str, Entry] = {}
-    for entry in entries_in_force(drive.recorder.journal):
-        if entry.phase == "open":
-            opened.setdefault(entry.key, entry.seq)
-        elif entry.phase == "close":
-            closed[entry.key] = entry
-    found = []
-    for step in steps.values():
-        close, compensate = closed.get(step.key), step.plan.compensate
-        if compensate is not None and step.key in opened and (close is None or close.ok or _is_in_doubt(drive, step, close)):
-            found.append(_Done(opened[step.key], step, compensate, close if close is not None and close.ok else None))
-    return sorted(found, key=lambda done: done.seq, reverse=True)
-
-
-def _is_in_doubt(drive: Drive, step: StepCall, failed: Entry) -> bool:
-    """Whether the effect of a failed step may be there all the same."""
-    try:
-        error = load_error_of(drive.codec, failed, step.key, step.plan.fails_with)
-    except (ValueError, msgspec.MsgspecError):
-        return True
-    return isinstance(error, StepTimeout) or (isinstance(error, StepFailed) and error.error == OUTCOME_UNKNOWN)
-
-
-async def _compensate(drive: Drive, done: _Done) -> None:
-    step, value = done.step, None
-    if done.close is not None:
-        try:
-            value = load_value(drive.codec, done.close, step.plan.returns)
-        except (ValueError, msgspec.MsgspecError) as reason:
-            drive.corrupt(f"the record of step {step.key!r}", reason)
-    fn, name = done.compensate, f"compensate {step.name}"
-    await run_step(drive, StepCall(compensation_key(step.key), name, fn, (value,), spec_of(fn).plan))

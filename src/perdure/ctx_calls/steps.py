@@ -31,6 +31,7 @@ from perdure.engine.keyed_calls import CtxCall
 from perdure.engine.step_cache import Cached, StepCaching
 from perdure.engine.timers_and_signals import Wait
 from perdure.errors import (
+    OUTCOME_UNKNOWN,
     ExecutorNotFound,
     PerdureWarning,
     PersistenceError,
@@ -52,7 +53,6 @@ from perdure.stepspec import StepInfo, StepPlan, await_in, current, current_step
 
 _OUTCOMES: Final = (Ok, Err)
 # In place of an error's class, of a step that was to run at most once and has no result.
-OUTCOME_UNKNOWN: Final = "OutcomeUnknown"
 
 
 class StepCall(msgspec.Struct, frozen=True):
@@ -64,10 +64,12 @@ class StepCall(msgspec.Struct, frozen=True):
     args: tuple[Any, ...]
     plan: StepPlan
     caching: StepCaching | None = None
-    # The key under the oldest of its aliases, if it has some.
-    oldest_key: str | None = None
+    # The keys that it has or had, the oldest first, if it was renamed.
+    names: tuple[str, ...] = ()
     # Another way to run it than `Attempts`.
     attempts: type[Attempts] | None = None
+    # That of a compensation, which follows from the key of what it undoes.
+    idempotency_key: str | None = None
 
 
 class AttemptResult(msgspec.Struct):
@@ -272,6 +274,7 @@ class Attempts(msgspec.Struct):
             unknown.started_at = opened[-1].started_at
             return unknown
         replace_step = drive.settings.replace_step
+        idempotency_key = step.idempotency_key or drive.idempotency_keys.of(step.key, step.names)
         while True:
             if not drive.may_start_now():
                 await drive.may_start()
@@ -284,9 +287,7 @@ class Attempts(msgspec.Struct):
                 # The function's own code, and what it starts, runs outside the body, and in a copy of its context: variables that
                 # it sets reach the body neither on the first run nor on a replay.
                 context = contextvars.copy_context()
-                info = StepInfo(
-                    drive.run.id, step.key, self._attempt, step.oldest_key, False, drive.run.generation, drive.reference
-                )
+                info = StepInfo(drive.run.id, step.key, self._attempt, idempotency_key, False, drive.reference)
                 context.run(current.set, info)
                 drive.executing[step.key] = started_at
                 try:
@@ -469,15 +470,21 @@ class Attempts(msgspec.Struct):
     async def _called(self, step: StepCall) -> Any:
         """What the function gives, called once as its plan says. A test may have another step called than the one asked for."""
         plan = step.plan
-        if plan.at_most_once or (plan.compensate is not None and step.key not in self._drive.calls.opened):
-            intent = Intent(current_step().idempotency_key, is_compensated=plan.compensate is not None)
-            self._open(msgspec.json.encode(intent))
-            await self._drive.recorded()
+        if plan.at_most_once or plan.compensate is not None:
+            await self._record_intent(step.key, plan)
         if plan.timeout is not None:
             return await self._call_in_time(step, plan.timeout)
         if plan.is_async:
             return await step.fn(*step.args)
         return await self._call_in_executor(step)
+
+    async def _record_intent(self, key: str, plan: StepPlan) -> None:
+        intents = self._drive.idempotency_keys.intents
+        known, is_compensated = intents.get(key), plan.compensate is not None
+        if known is None or (is_compensated and not known.is_compensated):
+            intents[key] = intent = Intent(current_step().idempotency_key, is_compensated=is_compensated)
+            self._open(msgspec.json.encode(intent))
+            await self._drive.recorded()
 
     async def _call_in_time(self, step: StepCall, timeout: float) -> Any:
         """What the function gives. Its time counts from the call: a plain function may have to wait for a thread before that.

@@ -15,9 +15,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from perdure.model.ids import MAX_ID_BYTES
+from perdure.model.ids import MAX_ID_BYTES, check_id
 from perdure.model.journal import Entry, OpenChild
-from perdure.model.own_names import numbered_key
+from perdure.model.own_names import child_key, numbered_key
 from perdure.model.records import Awaited, NewRun, RunRow
 
 # How much of an id that is too long stays readable before its hash.
@@ -35,8 +35,8 @@ class ChildRuns(Protocol):
         """The child as it stands, or None."""
         ...
 
-    def cancel(self, run_id: str) -> Awaitable[None]:
-        """Ask the child to stop. Nothing changes if it has ended or does not exist."""
+    def cancel(self, run_id: str, *, undo: bool = True) -> Awaitable[None]:
+        """Ask the child to stop, and to compensate what it has done. Nothing changes if it has ended or does not exist."""
         ...
 
     def reopen(self, run_id: str) -> Awaitable[None]:
@@ -86,14 +86,14 @@ class StartedChild(msgspec.Struct, eq=False):
 class Children:
     """The children of one drive, in the order in which the body started them."""
 
-    def __init__(self, run: RunRow, runs: ChildRuns | None) -> None:
+    def __init__(self, run: RunRow, runs: ChildRuns | None, undone: Mapping[str, int]) -> None:
         self.runs = runs
         self.started: list[StartedChild] = []
         self._run = run
         self._uses: dict[str, int] = {}
+        # How often each child was undone.
+        self._undone = undone
         self._dropped: frozenset[str] | None = None
-        # The ids of children under these keys.
-        self._earlier_ids: set[str] = set()
         # Requests to cancel a child that are on their way to the store.
         self.requests: set[asyncio.Future[None]] = set()
         # When the outcome of a child last arrived.
@@ -107,18 +107,20 @@ class Children:
         use = self._uses[key] = self._uses.get(key, 0) + 1
         return _shorten(numbered_key(key, use))
 
-    def default_id(self, parent_key: str, journal: Sequence[Entry]) -> str:
-        """The id of a child that was given none. In a new generation of the run it is another one, unless it is retried."""
-        newest = child_id(self._run.id, parent_key, self._run.generation)
-        if not self._run.generation or not self._look_at_drops(journal):
-            return newest
-        generations = range(self._run.generation, -1, -1)
-        known = (found for each in generations if (found := child_id(self._run.id, parent_key, each)) in self._earlier_ids)
-        return next(known, newest)
+    def default_id(self, parent_key: str) -> str:
+        """Return the id of a child that was given none. A child that was undone and is done again is another run."""
+        return child_id(self._run.id, parent_key, self._run.generation, self._undone.get(child_key(parent_key), 0))
+
+    def chosen_id(self, chosen: str, parent_key: str) -> str:
+        """Return the id of a child that was given this one. Done again after it was undone, it is another run."""
+        undone = self._undone.get(child_key(parent_key), 0)
+        check_id(chosen, "a run's id")
+        return _shorten(f"{chosen}~{undone}") if undone else chosen
 
     def is_own_id(self, run_id: str, parent_key: str) -> bool:
-        """Whether a child of this run, that was given no id, has this one."""
-        return any(run_id == child_id(self._run.id, parent_key, each) for each in range(self._run.generation, -1, -1))
+        """Return whether a child of this run, that was given no id, has this one."""
+        times = range(self._undone.get(child_key(parent_key), 0) + 1)
+        return any(run_id == child_id(self._run.id, parent_key, self._run.generation, undone) for undone in times)
 
     def is_retried(self, key: str, journal: Sequence[Entry]) -> bool:
         """Whether a retry of this run has dropped what was recorded under `key`, so that the child may have ended before."""
@@ -129,11 +131,6 @@ class Children:
         if self._dropped is None:
             drops = [entry for entry in journal if entry.phase == "drop"]
             self._dropped = frozenset(key for drop in drops for key in msgspec.json.decode(drop.payload, type=list[str]))
-            opened = (
-                entry for entry in journal if entry.key in self._dropped and entry.kind == "child" and entry.phase == "open"
-            )
-            with contextlib.suppress(msgspec.MsgspecError):
-                self._earlier_ids = {msgspec.json.decode(entry.payload, type=OpenChild).id for entry in opened}
         return self._dropped
 
     def lingers_until(self, grace: int) -> int | None:
@@ -141,7 +138,9 @@ class Children:
         return None if self.arrived_at is None else self.arrived_at + grace
 
 
-async def cancel_open_children(runs: ChildRuns | None, opened: Mapping[str, list[Entry]], closed: Callable[[str], bool]) -> None:
+async def cancel_open_children(
+    runs: ChildRuns | None, opened: Mapping[str, list[Entry]], closed: Callable[[str], bool], *, undo: bool = True
+) -> None:
     """Ask the children to stop that the journal of a run has as open, for a run that ends without its body."""
     for key, entries in opened.items():
         for entry in entries:
@@ -150,13 +149,17 @@ async def cancel_open_children(runs: ChildRuns | None, opened: Mapping[str, list
             with contextlib.suppress(msgspec.MsgspecError):
                 info = msgspec.json.decode(entry.payload, type=OpenChild)
                 if not info.detached:
-                    await runs.cancel(info.id)
+                    await runs.cancel(info.id, undo=undo)
 
 
-def child_id(parent_id: str, parent_key: str, generation: int = 0) -> str:
-    """`parent/key`: the key without slashes, so that no two children have one id; hashed where that is too long for an id."""
-    name = parent_key.replace("%", "%25").replace("/", "%2F")
-    return _shorten(f"{parent_id}/{name}%~{generation}" if generation else f"{parent_id}/{name}")
+def child_id(parent_id: str, parent_key: str, generation: int = 0, undone: int = 0) -> str:
+    """Return `parent/key`; in the parent's second round, of a child that was undone once before, `parent;generation=1/key~1`.
+
+    The key is escaped, so that no two children have one id, and all is hashed where it is too long for an id.
+    """
+    name = parent_key.replace("%", "%25").replace("/", "%2F").replace("~", "%7E")
+    round_ = f";generation={generation}" if generation else ""
+    return _shorten(f"{parent_id}{round_}/{name}" + (f"~{undone}" if undone else ""))
 
 
 def _shorten(text: str) -> str:

@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, NoReturn, Protocol
 import msgspec
 
 from perdure.aio.interrupts import describe_interrupt, is_for_process
-from perdure.aio.own_tasks import body_context
+from perdure.aio.own_tasks import body_context, start_own_task
 from perdure.aio.pending_write import await_reply, run_to_end
 from perdure.codec.outcomes import Ending, Hints, outcome_of, run_ending
 from perdure.engine.body_tasks import BodyTask, BodyTasks, begun, cancel_by_ctx, first_step, note_tasks
@@ -36,6 +36,7 @@ from perdure.engine.endings import (
     can_leave_memory,
     end_tasks,
     ending_of_body,
+    ending_of_cancelled_run,
     ending_of_dead_run,
     open_children,
     start_over_in,
@@ -56,6 +57,7 @@ from perdure.errors import (
     ChildrenOpen,
     InvalidInput,
     LeaseLost,
+    NotUndone,
     OnChange,
     PerdureError,
     PerdureWarning,
@@ -66,7 +68,9 @@ from perdure.errors import (
 )
 from perdure.model.clock import Clock, Timer
 from perdure.model.durations import MICROSECOND, moment
-from perdure.model.journal import Entry, JournalIndex
+from perdure.model.effects import effects_in, find_cancel_request
+from perdure.model.idempotency import IdempotencyKeys
+from perdure.model.journal import CancelPoint, Entry, JournalIndex
 from perdure.model.logs import log, run_fields
 from perdure.model.records import (
     Claim,
@@ -99,6 +103,10 @@ class BodyClosing(Protocol):
         """Do it, in this task of the body, and give the result of the run."""
         ...
 
+    def unreached(self) -> list[str]:
+        """Return the keys of what would have to be undone and cannot be, because the body does not reach it."""
+        ...
+
 
 class Drive:
     """One attempt of one run."""
@@ -108,6 +116,7 @@ class Drive:
         "__weakref__",
         "_attention",
         "_body",
+        "_cancel_request",
         "_cancel_requested",
         "_cancel_timer",
         "_closing_task",
@@ -122,6 +131,7 @@ class Drive:
         "_is_drain_over",
         "_is_late",
         "_is_misfit",
+        "_is_request_read",
         "_is_time_limit_noted",
         "_lease",
         "_linger_timer",
@@ -142,6 +152,7 @@ class Drive:
         "compares_arguments",
         "encode_input",
         "executing",
+        "idempotency_keys",
         "inbox",
         "is_continued",
         "is_resumed",
@@ -156,6 +167,7 @@ class Drive:
         "run",
         "settings",
         "tasks",
+        "undoes",
         "waits",
     )
 
@@ -177,7 +189,6 @@ class Drive:
         child_runs: ChildRuns | None = None,
     ) -> None:
         self.run = claim.run
-        self.children = Children(claim.run, child_runs)
         self.settings = settings
         self.options = options
         self.codec = settings.codec
@@ -198,6 +209,7 @@ class Drive:
             recorded.owed.clear()
             recorded.owed_after.clear()
         self._look_at_requests(claim, recorded)
+        self.children = Children(claim.run, child_runs, recorded.undone)
         self.waits = self._new_waits(claim)
         self.tasks = self._new_tasks()
         self.results = self._new_results(recorded)
@@ -214,6 +226,7 @@ class Drive:
             on_cancelled=self._note_cancelled,
             on_misfit=self.misfit,
         )
+        self.idempotency_keys = IdempotencyKeys(claim.run.id, claim.run.generation, recorded.intents, recorded.undone)
         self.cached_keys = CachedKeys(self.calls, self.results)
         self.publisher = EventPublisher(self, options.on_event, Subscriptions() if subscriptions is None else subscriptions)
         self.caching = None if options.cache is None else StepCaching(options.cache, self.clock)
@@ -267,14 +280,20 @@ class Drive:
 
     def _look_at_requests(self, claim: Claim, recorded: JournalIndex) -> None:
         """Whether the run is to be cancelled: on request, or because its deadline has passed (then it `_is_late`)."""
-        cancel = next((entry for entry in recorded.closes if entry.key == CANCEL_KEY), None)
-        self._is_cancel_recorded = cancel is not None
+        self._is_cancel_recorded = recorded.cancel_point is not None
         self._deadline = None if self._store is None else deadline_in_force(claim.run, claim.journal)
         self._deadline_timer: Timer | None = None
-        self._is_late = self._deadline is not None and self._deadline <= self.clock.now() and not claim.run.cancel_requested
-        if cancel is not None:
-            self._is_late = cancel.payload != b"null"
-        self._cancel_requested = claim.run.cancel_requested or self._is_late or self._is_cancel_recorded
+        # The seq of the inbox row that asks to cancel the run and to undo nothing.
+        self._cancel_request = find_cancel_request(claim.inbox, claim.journal)
+        is_requested = claim.run.cancel_requested or self._cancel_request is not None
+        self._is_late = self._deadline is not None and self._deadline <= self.clock.now() and not is_requested
+        # Whether a cancelled run compensates what it has done.
+        self.undoes = self._cancel_request is None
+        if recorded.cancel_point is not None:
+            self._is_late, self.undoes = recorded.cancel_point.deadline is not None, recorded.cancel_point.undo
+        self._cancel_requested = is_requested or self._is_late or self._is_cancel_recorded
+        # Whether the inbox was read since the run was asked to stop: how it is to stop may stand there.
+        self._is_request_read = self._cancel_requested or self._store is None
 
     def _new_waits(self, claim: Claim) -> Waits:
         waits = Waits(self.clock, claim.inbox, claim.inbox_seq, claim.run.updated_at)
@@ -477,9 +496,14 @@ class Drive:
         self._is_drain_over = True
         self._attend()
 
-    def cancel(self) -> None:
-        """End the run as cancelled: CancelledError is raised at the body's waits, once it has every recorded result."""
+    def cancel(self, *, undo: bool = True) -> None:
+        """End the run as cancelled: CancelledError is raised at the body's waits, once it has every recorded result.
+
+        A run in a store is not told `undo` here: the request is in its inbox.
+        """
         self._cancel_requested = True
+        if not undo:
+            self.undoes = False
         if self._main is None:
             self.results.is_live = False  # as for a run that was to be cancelled when it was claimed
         if not self.results.is_live:
@@ -493,7 +517,7 @@ class Drive:
         """The time of the run is up: its body is cancelled like that of a cancelled run."""
         self._deadline_timer = None
         if not self._cancel_requested:
-            self._is_late = True
+            self._is_late = self._is_request_read = True
             self.cancel()
 
     def look_at_inbox(self) -> None:
@@ -543,7 +567,12 @@ class Drive:
     def _stop_misfit(self, error: PerdureError) -> None:
         if self._failure is not None or self._ending is not None:
             return
-        if self._store is None:
+        if self._cancel_requested and not self.undoes:
+            left = self._left_behind() if self._unreadable is None else []
+            self._ending = ending_of_cancelled_run(self.run, left)
+            self._close("unloaded")
+            self._attend()
+        elif self._store is None:
             self._ending = run_ending(self.codec, Err(error), self._hints)
             self._close("unloaded")
             self._attend()
@@ -613,6 +642,8 @@ class Drive:
         still_open = open_children(self.recorder.journal)
         if still_open:
             raise ChildrenOpen(self.run.id, still_open)
+        if self.closing is not None and (unreached := self.closing.unreached()):
+            raise NotUndone(self.run.id, unreached)
         raise StartingOver(new)
 
     # From here on: how it starts, goes on and ends.
@@ -685,6 +716,7 @@ class Drive:
                     self._hints,
                     is_strict=self.is_strict,
                     passed_deadline=self._deadline if self._is_late else None,
+                    left=self._left_behind(),
                     on_unknown_steps=partial(self.react, self.options.on_unknown_steps, what="steps that are not asked for"),
                 )
             except BaseException as error:  # noqa: BLE001 - an interrupt in code of the result's own
@@ -692,9 +724,15 @@ class Drive:
             self.results.close()  # nothing reaches a body that has ended
         self._attend()
 
+    def _left_behind(self) -> list[str]:
+        """Return the keys of what a cancelled run has done and does not undo, because its caller asked for that."""
+        return [] if self.undoes else [effect.key for effect in effects_in(self.recorder.journal) if not effect.is_undone]
+
     async def _finish(self, ending: Ending | StartOver) -> Outcome[Any]:
         self._ending = ending
         self._close("ended")
+        if not self.undoes and isinstance(ending, Ending) and ending.status == "cancelled":
+            await cancel_open_children(self.children.runs, self.calls.opened, self.calls.is_recorded, undo=False)
         if self.tasks.alive:
             await self._end_body()
         if self._progress is not None:
@@ -955,12 +993,35 @@ class Drive:
         has_ended = self.calls.closed is not None or self._ending is not None or self._closing_task is not None
         if self._is_cancel_recorded or has_ended:
             return
+        if not self._is_request_read:
+            self._is_request_read = True
+            start_own_task(self._read_request())
+            return
         self._is_cancel_recorded = True
         self.calls.owed.expect_nothing()  # code that has changed may be cancelled all the same
         now = self.clock.now()
-        payload = msgspec.json.encode(self._deadline if self._is_late else None)
-        entry = self.recorder.append(CANCEL_KEY, "", kind="cancel", payload=payload, started_at=now, ended_at=now)
+        payload = msgspec.json.encode(CancelPoint(self._deadline if self._is_late else None, self.undoes))
+        request = self._cancel_request
+        entry = self.recorder.append(
+            CANCEL_KEY, "", kind="cancel", payload=payload, started_at=now, ended_at=now, consume=request
+        )
         self.calls.resolve(entry, _Cancellation(self._cancel_body))
+
+    async def _read_request(self) -> None:
+        """Find out whether the run is to undo nothing, then cancel it."""
+        self.results.begin_work()
+        try:
+            inbox = [] if self._store is None else await self._store.inbox(self.run.id)
+            self._cancel_request = find_cancel_request(inbox, self.recorder.journal)
+        except PerdureError as failure:
+            self._give_up(failure)
+        else:
+            self.undoes = self._cancel_request is None
+        finally:
+            self.results.running -= 1
+        if self._failure is None:
+            self._record_cancel()
+            self.results.look_soon()
 
     def _cancel_body(self) -> None:
         if self.calls.is_cancelling or self._main is None or self.calls.closed is not None or self._closing_task is not None:
@@ -1002,7 +1063,7 @@ class _Cancellation(msgspec.Struct, frozen=True):
 def _readable(claim: Claim, *, owes_imported: bool) -> tuple[JournalIndex, SnapshotCorrupt | None]:
     """What the journal says, or the error that says why it cannot be read."""
     if not claim.journal:
-        return JournalIndex([], {}, {}, {}, {}, {}, []), None
+        return JournalIndex([], {}, {}, {}, {}, {}, [], {}, {}, None), None
     try:
         return JournalIndex.of(claim.journal, owes_imported=owes_imported), None
     except ValueError as reason:

@@ -213,19 +213,21 @@ def ending_of_body(
     *,
     is_strict: bool,
     passed_deadline: int | None,
+    left: Sequence[str],
     on_unknown_steps: Callable[[SnapshotMismatch], None],
 ) -> Ending | StartOver:
     """How the run ends whose body returned `result`, or `Err(exception)` if it raised, or starts over.
 
-    `passed_deadline` is set if that is why the body was cancelled. `on_unknown_steps` gets the error that recorded steps were
-    never asked for, and raises it where that has to fail the run.
+    `passed_deadline` is set if that is why the body was cancelled. `left` has the keys of what a cancelled run does not undo,
+    because its caller asked for that. `on_unknown_steps` gets the error that recorded steps were never asked for, and raises it
+    where that has to fail the run.
     """
     is_cancelled = calls.is_cancelling and not (isinstance(result, Err) and isinstance(result.error, CompensationFailed))
     if is_cancelled and passed_deadline is not None:
         late = DeadlineExceeded(run.id, moment(passed_deadline).isoformat(timespec="milliseconds"))
         return run_ending(codec, Err(late), hints, keys=[])  # no step ended the run: a retry keeps what is recorded
     if is_cancelled:
-        return Ending("cancelled", b"null", Err(RunCancelled(run.id)))
+        return ending_of_cancelled_run(run, left)
     try:
         if calls.owed.unasked and not isinstance(result, Err):
             try:
@@ -244,6 +246,11 @@ def _unknown_steps(calls: Calls) -> str:
     unknown = sorted(calls.owed.unasked)
     shown = ", ".join(map(name_key, unknown[:5])) + (" and others" if len(unknown) > 5 else "")
     return f"it ended without asking for what is recorded under {shown}; was a step renamed or removed?"
+
+
+def ending_of_cancelled_run(run: RunRow, left: Sequence[str]) -> Ending:
+    """Return how a cancelled run ends that leaves behind what these steps have done."""
+    return Ending("cancelled", msgspec.json.encode(left or None), Err(RunCancelled(run.id, left)))
 
 
 def ending_of_dead_run(run: RunRow, codec: Codec, hints: Hints) -> Ending:

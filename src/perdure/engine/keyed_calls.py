@@ -167,6 +167,7 @@ class Calls:
     ) -> None:
         self.opened = recorded.opened
         self.winners = recorded.winners
+        self.retired = retired
         self._run_id = run_id
         self._thread = get_ident()
         self._branches = branches
@@ -328,6 +329,10 @@ class Calls:
         """Whether the journal has an entry of `key`."""
         return key in self._kinds
 
+    def is_in_use(self, key: str) -> bool:
+        """Return whether a call of the body has this key."""
+        return key in self._used
+
     def is_foreign(self, key: str) -> bool:
         """Whether others recorded the outcome of `key`."""
         return self._kinds.get(key) == "foreign"
@@ -358,8 +363,8 @@ class Calls:
     def cancelled(self, call: CtxCall) -> None:
         """The body cancelled the call before it had a result: its key may be used again, and the journal tells the two apart."""
         self.free(call.key)
-        if self.closed is not None:
-            return
+        if self.closed is not None or self._closing_branch is not None:
+            return  # nothing uses the key again, and a retry must not take its next call for this one
         if not call.was_cancelled:
             self._on_cancelled(call)
         else:

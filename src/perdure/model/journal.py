@@ -19,7 +19,7 @@ from perdure.model.own_names import compensation_key
 
 Phase: TypeAlias = Literal["open", "close", "cancel", "drop"]
 # What a key stands for. Asking for a recorded key as another kind raises StepChanged.
-# `cancel` is the one entry that says where the run was cancelled, or its deadline passed: its payload is that deadline or null.
+# `cancel` is the one entry that says where the run was cancelled, or its deadline passed.
 # `foreign` came from a snapshot of another library: its payload is the whole step as that library wrote it, and it fits any kind.
 Kind: TypeAlias = Literal["step", "sleep", "signal", "timeout", "race", "patch", "approval", "child", "run", "cancel", "foreign"]
 
@@ -56,16 +56,18 @@ class OpenChild(msgspec.Struct, frozen=True, omit_defaults=True):
     """The payload of the open entry of a child: its id, and whether the parent leaves it alone.
 
     `ended_epoch` is the epoch at which the child had ended when a retry of its parent started it again: while the child still has
-    that epoch, it has to be reopened.
+    that epoch, it has to be reopened. `is_compensated` and `belongs_to` are as in `Intent`.
     """
 
     id: str
     detached: bool = False
     ended_epoch: int | None = None
+    is_compensated: bool = False
+    belongs_to: str | None = None
 
 
 class Intent(msgspec.Struct, frozen=True, omit_defaults=True, tag="intent"):
-    """The payload of the entry that is recorded before a step's function is called, if the step has a compensation or runs at most once.
+    """The payload of the entry that a step records before its function is called, if it has a compensation or runs at most once.
 
     `idempotency_key` is the one that the function gets. `is_compensated` says that the step has a compensation. `belongs_to` is
     the id of the run that executed the step if that is another run: a fork copies steps of its original.
@@ -74,6 +76,22 @@ class Intent(msgspec.Struct, frozen=True, omit_defaults=True, tag="intent"):
     idempotency_key: str
     is_compensated: bool = False
     belongs_to: str | None = None
+
+
+class CancelPoint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The payload of the entry that says where a run was cancelled.
+
+    `deadline` is set if the run was cancelled because that had passed. `undo` is False if nothing is to be compensated.
+    """
+
+    deadline: int | None = None
+    undo: bool = True
+
+
+class CancelRequest(msgspec.Struct, frozen=True):
+    """The payload of the inbox row that asks to cancel a run and to undo nothing. A retry with a later epoch makes it void."""
+
+    epoch: int
 
 
 class NextTry(msgspec.Struct, frozen=True, tag="retry"):
@@ -96,6 +114,37 @@ def undone_keys(recorded: Iterable[str], succeeded: Collection[str]) -> set[str]
     compensations = {key for key in keys if key.startswith(COMPENSATION_PREFIX)}
     undone = compensations.intersection(succeeded)
     return compensations | {key for key in keys if compensation_key(key) in undone} if compensations else set()
+
+
+def read_intents(kept: Iterable[Entry]) -> dict[str, Intent]:
+    """Return the intents among these entries in force, by the keys of their steps. Raises ValueError if one cannot be read."""
+    intents: dict[str, Intent] = {}
+    for entry in kept:
+        if entry.phase == "open" and entry.kind == "step":
+            try:
+                opened = msgspec.json.decode(entry.payload, type=StepOpening)
+            except msgspec.MsgspecError as reason:
+                raise ValueError(f"what step {entry.key!r} has begun: {reason}") from None
+            if isinstance(opened, Intent):
+                intents[entry.key] = opened
+    return intents
+
+
+def count_undone(entries: Iterable[Entry]) -> dict[str, int]:
+    """Return how often each step was undone and then set aside by a retry. Raises ValueError if a drop entry cannot be read.
+
+    The journal of an imported run begins with a drop entry that names each step as often as it was undone.
+    """
+    undone: Counter[str] = Counter()
+    succeeded: set[str] = set()
+    for entry in sorted(entries, key=attrgetter("seq")):
+        if entry.phase == "drop":
+            dropped = msgspec.json.decode(entry.payload, type=list[str])
+            undone.update(key for key in dropped if entry.seq == 1 or compensation_key(key) in succeeded)
+            succeeded.difference_update(dropped)
+        elif entry.phase == "close" and entry.ok and entry.key.startswith(COMPENSATION_PREFIX):
+            succeeded.add(entry.key)
+    return dict(undone)
 
 
 def drop_entry(seq: int, keys: Iterable[str], at: int, epoch: int) -> Entry:
@@ -131,10 +180,15 @@ class JournalIndex(NamedTuple):
     # cancelled, then, for each such step, those that came after it, which are owed once a replay has cancelled it too.
     owed: dict[str, Entry]
     owed_after: list[tuple[str, dict[str, Entry]]]
+    # What steps recorded before their functions were called, and how often each step was undone before.
+    intents: dict[str, Intent]
+    undone: dict[str, int]
+    # Where the run was cancelled.
+    cancel_point: CancelPoint | None
 
     @classmethod
     def of(cls, entries: Collection[Entry], *, owes_imported: bool = False) -> JournalIndex:
-        """Index the entries in force among these. Raises ValueError when a drop entry cannot be read.
+        """Index the entries in force among these. Raises ValueError if a drop entry or an intent cannot be read.
 
         `owes_imported` says that results which came from a snapshot are owed like those that this run recorded.
         """
@@ -145,8 +199,16 @@ class JournalIndex(NamedTuple):
             opened=_by_key(entry for entry in kept if entry.phase == "open"),
             kinds={entry.key: entry.kind for entry in kept},
             cancelled=Counter(entry.key for entry in kept if entry.phase == "cancel"),
+            intents=read_intents(kept),
+            undone=count_undone(entries) if len(kept) < len(entries) else {},
+            cancel_point=_find_cancel_point(kept),
             **_owed(entries, kept, owes_imported=owes_imported),
         )
+
+
+def _find_cancel_point(kept: Iterable[Entry]) -> CancelPoint | None:
+    cancel = next((entry for entry in kept if entry.kind == "cancel"), None)
+    return None if cancel is None else msgspec.json.decode(cancel.payload, type=CancelPoint)
 
 
 def _owed(entries: Iterable[Entry], kept: list[Entry], *, owes_imported: bool) -> dict[str, Any]:
@@ -159,7 +221,9 @@ def _owed(entries: Iterable[Entry], kept: list[Entry], *, owes_imported: bool) -
     for drop in entries:
         if drop.phase == "drop":
             dropped = frozenset(msgspec.json.decode(drop.payload, type=list[str]))
-            first = min((entry.seq for entry in entries if entry.key in dropped and entry.seq < drop.seq), default=drop.seq)
+            earlier = (entry for entry in entries if entry.key in dropped and entry.seq < drop.seq)
+            # A time limit that a retry sets again changes no way.
+            first = min((entry.seq for entry in earlier if entry.kind != "timeout"), default=drop.seq)
             windows.append((first, drop.seq))
     owed: dict[str, Entry] = {}
     after: list[tuple[str, dict[str, Entry]]] = []

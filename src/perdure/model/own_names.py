@@ -18,6 +18,8 @@ from perdure.result import WaitingFor
 
 # Names of signals that begin so belong to perdure.
 RESERVED: Final = "perdure:"
+# The name of the inbox row that asks to cancel the run and to undo nothing.
+CANCEL_WITHOUT_UNDO: Final = f"{RESERVED}cancel-without-undo"
 _APPROVAL_PREFIX: Final = f"{RESERVED}approval:"
 # How much of its name is in the address of an approval: an address is at most as long as an id.
 _SHOWN_BYTES: Final = 900

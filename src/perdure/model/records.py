@@ -74,9 +74,8 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True):
     """What is written when a run is created. It is driven in this `version` of its workflow for as long as it exists.
 
     Only a run that was restored without its input has an empty `input_hash`, and may have version 0: it is not known.
-    `generation` grows when what the run records from then on is not what it recorded before under the same keys: when it starts
-    over, and when it is reopened so. `first_input_hash` and `continued_at` are None until it has started over with another input:
-    then they are the hash of its first input, and when it last did so. A new run that goes on from a snapshot may have all three.
+    `generation` counts how often the run has started over. `first_input_hash` and `continued_at` are None until then: they are
+    the hash of its first input, and when it last started over. A new run that goes on from a snapshot may have all three.
     """
 
     id: str
@@ -242,7 +241,7 @@ class ListedRun(Protocol):
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `list`.
 
-    `generation` counts how often the run has started over (`ctx.continue_as`) or repeats what it took back.
+    `generation` counts how often the run has started over (`ctx.continue_as`).
     `wake_at` is the instant from which the run may be claimed (of a running one: the end of its lease), None if only a signal or
     a cancel wakes it. `waiting_for` has the signals, approvals and children that a suspended run waits for. `attempts` counts the
     claims since it last recorded something. `problem` says why the run could not be driven on the last time, None if it could;

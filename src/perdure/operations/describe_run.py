@@ -16,8 +16,9 @@ from perdure.codec import readable, tree_of
 from perdure.errors import RunNotFound, SnapshotCorrupt
 from perdure.model.approvals import OpenApproval
 from perdure.model.durations import MICROSECOND, moment
+from perdure.model.effects import not_undone
 from perdure.model.ids import check_id
-from perdure.model.journal import Entry, Intent, Kind, OpenChild, OpenWait, StepOpening
+from perdure.model.journal import CancelPoint, Entry, Intent, Kind, OpenChild, OpenWait, StepOpening
 from perdure.model.own_names import child_key, parts_of
 from perdure.model.process_owner import Owner
 from perdure.model.records import RunRow, Status, deadline_in_force
@@ -82,8 +83,9 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     `wake_at` is when a run that waits goes on at the latest, or when a running one may be taken over. `worker` is the process
     that holds the lease until `lease_until`, as `runtime.workers()` names it. `running_steps` are the longest-running of the
-    `running_step_count` steps that were under way at `running_as_of`. `generation` counts how often the run has started over, or
-    repeats what it took back; it last started over at `continued_at`. Values are plain JSON.
+    `running_step_count` steps that were under way at `running_as_of`. `generation` counts how often the run has started over; it
+    last did so at `continued_at`. `not_undone` has the keys of what a run has done that
+    has a compensation and is not undone, if the run has ended badly or cannot be resumed as it is. Values are plain JSON.
     """
 
     id: str
@@ -119,6 +121,7 @@ class RunDescription(msgspec.Struct, frozen=True, kw_only=True):
     running_step_count: int
     running_as_of: datetime | None
     steps: tuple[StepDescription, ...]
+    not_undone: tuple[str, ...] = ()
     value: Any = None
     error: ErrorText | None = None
 
@@ -191,6 +194,7 @@ def _describe(view: View, under_way: _UnderWay) -> RunDescription:
         running_step_count=under_way.steps.count,
         running_as_of=moment(under_way.at) if row.status == "running" else None,
         steps=tuple(_describe_steps(view.entries())),
+        not_undone=tuple(not_undone(row, view.entries())),
         value=None if ending is None else readable(ending.value),
         error=None if ending is None or ending.ok else _error_of(ending),
     )
@@ -240,7 +244,7 @@ def _describe_step(entry: Entry, started_at: int) -> StepDescription:
     if entry.phase == "cancel":
         return StepDescription(key=entry.key, kind=entry.kind, status="cancelled", started_at=at, ended_at=ended_at, seconds=took)
     if entry.kind == "cancel":
-        deadline = _moment(msgspec.json.decode(entry.payload, type=int | None))
+        deadline = _moment(msgspec.json.decode(entry.payload, type=CancelPoint).deadline)
         return StepDescription(key=entry.key, kind="cancel", status="completed", started_at=at, ended_at=ended_at, until=deadline)
     result = read_result(entry).result
     value = readable(result.value)

@@ -1,7 +1,7 @@
 """Forking a run: a new run that repeats another up to a step, and calls that step anew.
 
 A fork begins with what the journal holds before the first record of the step. That is a state in which the old run was itself,
-and from which it would have gone on after a crash, so a fork replays as every resumed run does. Six things differ from a crash:
+and from which it would have gone on after a crash, so a fork replays as every resumed run does. Seven things differ from a crash:
 
 - Waits that were open then have the time that was left when the step began, and so does the run's deadline: a time limit around
   the step would otherwise have passed long ago.
@@ -11,6 +11,7 @@ and from which it would have gone on after a crash, so a fork replays as every r
   the old run only.
 - Decisions about approvals that the old run took later, or has not taken, are not: a person approved what that run would do.
 - Steps that the old run has compensated since are called anew: what they did was undone. So is the cancellation of the old run.
+- Steps and children that the old run has done belong to it: the fork does not undo them, unless it takes them over.
 - The fork has no parent. The parent of the old run waits for that one. Children that were under way are started anew: those of
   the old run belong to it.
 """
@@ -26,8 +27,8 @@ import msgspec
 from perdure.errors import CANCEL_KEY, RunConflict, SnapshotCorrupt, StepNotFound
 from perdure.model.approvals import OpenApproval
 from perdure.model.durations import MAX_INSTANT
-from perdure.model.journal import Entry, Kind, OpenWait, drop_entry
-from perdure.model.own_names import approval_name
+from perdure.model.journal import Entry, Kind, NextTry, OpenChild, OpenWait, StepOpening, drop_entry
+from perdure.model.own_names import RESERVED
 from perdure.model.records import NewRun, RunRow, Signal
 from perdure.snapshots.consistent_view import View, user_metadata
 from perdure.snapshots.importer import RunStart
@@ -46,11 +47,11 @@ _WAITS: Final[Mapping[Kind, type[OpenWait]]] = {
 }
 
 
-async def fork_run(host: Host, run_id: str, from_step: str, new_id: str) -> None:
+async def fork_run(host: Host, run_id: str, from_step: str, new_id: str, *, take_over: bool) -> None:
     """Create the run `new_id`, due now. Raises `RunNotFound`, `StepNotFound`, and `RunConflict` when the id is taken."""
     await host.ask_time()
     view = await host.view(run_id)
-    start = fork(view, from_step, new_id, host.clock.now())
+    start = fork(view, from_step, new_id, host.clock.now(), take_over=take_over)
     created = await host.store.create(
         start.new, entries=start.entries, inbox=start.inbox, created_at=start.created_at, now=host.clock.store_now()
     )
@@ -58,7 +59,7 @@ async def fork_run(host: Host, run_id: str, from_step: str, new_id: str) -> None
         raise RunConflict(new_id, "a journal of its own")
 
 
-def fork(view: View, from_step: str, new_id: str, now: int) -> RunStart:
+def fork(view: View, from_step: str, new_id: str, now: int, *, take_over: bool = False) -> RunStart:
     """The fork of this run as it is to be created at the instant `now`. Raises `StepNotFound`."""
     row, journal = view.row, view.journal[: view.length]
     if row.lacks_input:
@@ -69,9 +70,11 @@ def fork(view: View, from_step: str, new_id: str, now: int) -> RunStart:
         similar = difflib.get_close_matches(from_step, keys, _MOST_SUGGESTED)
         raise StepNotFound(row.id, from_step, similar or keys[-_MOST_SUGGESTED:])
     passed = max(0, now - journal[cut].started_at)
+    owner = None if take_over else row.id
+    entries = [_owned_by(owner, entry) for entry in _entries_before(row.id, journal[:cut], passed)]
     return RunStart(
         _new_run(row, new_id, passed),
-        entries=_without_undone(_entries_before(row.id, journal[:cut], passed), journal, now),
+        entries=_without_undone(entries, journal, now),
         inbox=_inbox(journal[cut:], view.inbox),
         created_at=row.created_at,
     )
@@ -113,6 +116,16 @@ def _without_undone(kept: list[Entry], journal: Sequence[Entry], now: int) -> li
     return [*kept, drop_entry(kept[-1].seq + 1, undone, now, kept[-1].epoch)] if undone else kept
 
 
+def _owned_by(owner: str | None, entry: Entry) -> Entry:
+    """Return the entry as one of a step that the run `owner` executed; for None as one of a step that the fork has to undo."""
+    if entry.phase != "open" or entry.kind not in ("step", "child"):
+        return entry
+    opened = msgspec.json.decode(entry.payload, type=StepOpening if entry.kind == "step" else OpenChild)
+    if isinstance(opened, NextTry) or (opened.belongs_to is not None and owner is not None):
+        return entry
+    return msgspec.structs.replace(entry, payload=msgspec.json.encode(msgspec.structs.replace(opened, belongs_to=owner)))
+
+
 def _with_time_left(run_id: str, opened: Entry, passed: int) -> Entry:
     """The open entry of a wait with its deadline put off."""
     if opened.kind not in _WAITS:
@@ -141,4 +154,4 @@ def _inbox(entries: Sequence[Entry], unconsumed: Sequence[Signal]) -> list[Signa
 
 
 def _is_for_fork(row: Signal) -> bool:
-    return row.kind == "signal" and approval_name(row.name) is None
+    return row.kind == "signal" and not row.name.startswith(RESERVED)

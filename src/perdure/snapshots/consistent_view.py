@@ -14,7 +14,7 @@ import msgspec
 
 from perdure.errors import SnapshotCorrupt
 from perdure.model.durations import moment
-from perdure.model.journal import Entry, entries_in_force
+from perdure.model.journal import Entry, count_undone, entries_in_force
 from perdure.model.records import ENDED, OWN_FIELD, RunRow, Signal, Status, encode_users_metadata
 from perdure.snapshots.parts import Execution, ExecutionStatus, LossWarning, StepResult
 from perdure.snapshots.resume_state import ResumeState
@@ -94,7 +94,8 @@ class View:
         entries = self._results()
         chosen = selection.choose(entries, self.row.id)
         steps, warnings = _steps(self.row.id, chosen)
-        run_metadata = RunMetadata.of(self.row, _entries_to_include(entries, chosen, selection))
+        undone = count_undone(self.journal[: self.length])
+        run_metadata = RunMetadata.of(self.row, _entries_to_include(entries, chosen, selection), undone)
         if selection.is_open_ended:
             run_metadata = run_metadata.with_state(self.row, self.inbox)
         return Snapshot(

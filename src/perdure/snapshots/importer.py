@@ -107,20 +107,28 @@ def import_state(
     """
     metadata = dict(state.metadata or {})
     run_metadata = read_run_metadata(metadata)
-    undone = undone_keys(state.steps, {key for key, step in state.steps.items() if step.ok}) if without_failed else set()
-    left_out = failed_keys(state, run_metadata) | undone if without_failed else ()
-    entries = journal_entries(
-        {key: step for key, step in state.steps.items() if key not in left_out}, losses_by_step(state), run_metadata
-    )
+    steps: Mapping[str, StepResult] = state.steps
+    if without_failed:
+        steps, run_metadata = _without_failed(state, run_metadata)
+    entries = journal_entries(steps, losses_by_step(state), run_metadata)
     if isinstance(state, Snapshot):
         new = _match_workflow(new, state, on_change)
     new = msgspec.structs.replace(new, metadata=_merge_metadata(new.metadata, metadata, is_named=is_named))
     if run_metadata is None:
         return RunStart(new, entries)
     new = msgspec.structs.replace(_with_generation(new, run_metadata, metadata), seed=run_metadata.seed)
-    if undone:  # as a retry does
-        new = msgspec.structs.replace(new, generation=new.generation + 1)
     return RunStart(new, entries, inbox_signals(run_metadata), run_metadata.created_at)
+
+
+def _without_failed(
+    state: Snapshot | ResumeState, run_metadata: RunMetadata | None
+) -> tuple[dict[str, StepResult], RunMetadata | None]:
+    """Return the steps and the metadata without what a retry sets aside."""
+    lines = () if run_metadata is None else {line.key for line in run_metadata.journal.values()}
+    undone = undone_keys({*state.steps, *lines}, {key for key, step in state.steps.items() if step.ok})
+    left_out = failed_keys(state, run_metadata) | undone
+    steps = {key: step for key, step in state.steps.items() if key not in left_out}
+    return steps, None if run_metadata is None else run_metadata.without(left_out, undone)
 
 
 def _with_generation(new: NewRun, run_metadata: RunMetadata, metadata: Mapping[str, Any]) -> NewRun:

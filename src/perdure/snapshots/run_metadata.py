@@ -7,7 +7,8 @@ not repeated here, and the snapshot's steps take precedence: a journal line whos
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from perdure.codec import Codec
 from perdure.codec.outcomes import BODY
 from perdure.codec.structure import check_structure
-from perdure.errors import SnapshotFormatError
+from perdure.errors import COMPENSATION_PREFIX, SnapshotFormatError
 from perdure.model.durations import MAX_INSTANT
 from perdure.model.ids import check_id
 from perdure.model.journal import Entry, Kind
@@ -26,6 +27,9 @@ Instant: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_INSTANT)]
 # A seed is the key of a BLAKE2b hash, which has at most 64 bytes.
 Seed: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=64)]
 Digest: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=64)]
+
+# More often than any step is undone. A snapshot that comes from elsewhere must not make a long journal.
+MAX_UNDONE: Final = 1_000
 
 _codec: Final = Codec()
 
@@ -83,6 +87,8 @@ class RunMetadata(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     generation: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] = 0
     first_input_hash: Digest | None = None
     continued_at: Instant | None = None
+    # How often each step was undone and done again.
+    undone: dict[str, Annotated[int, msgspec.Meta(ge=1, le=MAX_UNDONE)]] = {}
     # By seq, as text: JSON has no other keys.
     journal: dict[str, JournalLine] = {}
     # The rest is set only in a snapshot from which nothing was left out: then the run can be restored as it was.
@@ -94,7 +100,7 @@ class RunMetadata(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
     cancel_requested: bool = False
 
     @classmethod
-    def of(cls, row: RunRow, entries: Iterable[Entry]) -> RunMetadata:
+    def of(cls, row: RunRow, entries: Iterable[Entry], undone: dict[str, int]) -> RunMetadata:
         """The metadata of a snapshot that holds only these entries."""
         journal = {str(entry.seq): JournalLine.of(entry) for entry in entries}
         return cls(
@@ -106,7 +112,22 @@ class RunMetadata(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
             generation=row.generation,
             first_input_hash=row.first_input_hash,
             continued_at=row.continued_at,
+            undone=undone,
             journal=journal,
+        )
+
+    def without(self, left_out: Collection[str], undone: Collection[str]) -> RunMetadata:
+        """Return the metadata without what a retry sets aside: the lines of these keys, and time limits that have not passed.
+
+        Of the keys in `undone`, each that is no compensation was undone once more.
+        """
+        limits = {line.key for line in self.journal.values() if line.kind == "timeout"}
+        limits -= {line.key for line in self.journal.values() if line.phase != "open"}
+        again = (key for key in undone if not key.startswith(COMPENSATION_PREFIX))
+        return msgspec.structs.replace(
+            self,
+            journal={seq: line for seq, line in self.journal.items() if line.key not in left_out and line.key not in limits},
+            undone=dict(Counter(self.undone) + Counter(again)),
         )
 
     def with_state(self, row: RunRow, inbox: Iterable[Signal]) -> RunMetadata:
@@ -127,6 +148,8 @@ class RunMetadata(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel
 
     def check(self) -> None:
         """Raise ValueError if a part of it cannot belong to any run."""
+        for key in self.undone:
+            check_id(key, "a key")
         for line in self.journal.values():
             check_id(line.key, "a key")
             if "\0" in line.name:

@@ -17,7 +17,7 @@ from perdure.codec.structure import check_structure
 from perdure.errors import SnapshotFormatError, ValueNotStorable
 from perdure.model.approvals import Decision
 from perdure.model.ids import check_id
-from perdure.model.journal import Entry, Intent, Kind, OpenChild, name_kind
+from perdure.model.journal import CancelPoint, Entry, Intent, Kind, OpenChild, drop_entry, name_kind
 from perdure.model.records import OWN_FIELD, Signal
 from perdure.snapshots.json_reader import format_path
 from perdure.snapshots.parts import LossWarning, StepResult
@@ -71,6 +71,10 @@ _OPEN_PAYLOADS: Final[Mapping[Kind, Any]] = {
 }
 
 
+# What the value of a closed entry has to be, of kinds that no step has.
+_PAYLOADS: Final[Mapping[Kind, Any]] = {"approval": Decision, "cancel": CancelPoint}
+
+
 def journal_entries(
     steps: Mapping[str, StepResult], losses: Mapping[str, list[LossWarning]], run_metadata: RunMetadata | None
 ) -> list[Entry]:
@@ -80,7 +84,7 @@ def journal_entries(
     """
     lines = [] if run_metadata is None else _lines_in_force(run_metadata, steps)
     recorded = {line.key for line in lines if line.phase == "close"}
-    entries: list[Entry] = []
+    entries = [] if run_metadata is None else _undone_before(run_metadata)
     try:
         for line in lines:
             if line.phase == "open":
@@ -97,6 +101,12 @@ def journal_entries(
         raise SnapshotFormatError([("$.steps", "are nested too deeply for the stack that is left")]) from None
     _check_kinds(entries)
     return entries
+
+
+def _undone_before(run_metadata: RunMetadata) -> list[Entry]:
+    """Return the entry that says how often each step was undone, if one was."""
+    keys = [key for key, times in run_metadata.undone.items() for _ in range(times)]
+    return [drop_entry(1, keys, run_metadata.created_at, 0)] if keys else []
 
 
 def _lines_in_force(run_metadata: RunMetadata, steps: Mapping[str, StepResult]) -> list[JournalLine]:
@@ -202,8 +212,8 @@ def _payload(key: str, result: StepResult, details: StepDetails, kind: Kind) -> 
         payload = _value_payload(result.value, details)
         if kind == "race" and msgspec.json.decode(payload, type=int) < 0:
             raise ValueError("a race is won by a branch, which counts from 0")
-        if kind == "approval":
-            msgspec.json.decode(payload, type=Decision)
+        if kind in _PAYLOADS:
+            msgspec.json.decode(payload, type=_PAYLOADS[kind])
     except (ValueError, ValueNotStorable) as reason:
         raise _format_error((key, "value"), f"cannot be read: {reason}") from None
     return payload

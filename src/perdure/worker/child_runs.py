@@ -65,7 +65,7 @@ class ChildHost(Protocol):
         arguments: Arguments | None = None,
         is_background: bool = False,
     ) -> ActiveRun: ...
-    async def cancel(self, run_id: str) -> None: ...
+    async def cancel(self, run_id: str, *, undo: bool = True) -> None: ...
     async def reopen(self, run_id: str) -> None: ...
     def register(self, workflow: WorkflowDefinition) -> None: ...
 
@@ -95,10 +95,10 @@ class StoredChildren:
         """The child as it stands."""
         return await self._host.store.get(run_id)
 
-    async def cancel(self, run_id: str) -> None:
+    async def cancel(self, run_id: str, *, undo: bool = True) -> None:
         """Ask the child to stop."""
         with contextlib.suppress(RunNotFound, RunFinished):
-            await self._host.cancel(run_id)
+            await self._host.cancel(run_id, undo=undo)
 
     async def reopen(self, run_id: str) -> None:
         """Let a child go on that ended badly."""
@@ -138,8 +138,8 @@ class ChildrenWithoutWorker(StoredChildren):
         self._host.register(workflow)
         self._drive_until_rest(run.id)
 
-    async def cancel(self, run_id: str) -> None:
-        await super().cancel(run_id)
+    async def cancel(self, run_id: str, *, undo: bool = True) -> None:
+        await super().cancel(run_id, undo=undo)
         self._drive_until_rest(run_id)  # to its end: it may be suspended
 
     def _drive_until_rest(self, run_id: str) -> None:
@@ -212,11 +212,11 @@ class ChildrenInMemory:
         """The child as it stands."""
         return self._rows.get(run_id)
 
-    async def cancel(self, run_id: str) -> None:
+    async def cancel(self, run_id: str, *, undo: bool = True) -> None:
         """Ask the child to stop."""
         drive = self._drives.get(run_id)
         if drive is not None and not drive.is_closed:
-            drive.cancel()
+            drive.cancel(undo=undo)
 
     async def reopen(self, run_id: str) -> None:
         """Nothing in memory is retried."""

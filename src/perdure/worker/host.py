@@ -21,12 +21,15 @@ from perdure.codec.outcomes import Hints, outcome_of
 from perdure.engine.drive import Drive
 from perdure.engine.heartbeat import heartbeat_of
 from perdure.engine.subscriptions import subscriptions_of
-from perdure.errors import InvalidInput, PerdureWarning, RunConflict, RunNotFound, SnapshotCorrupt, ValueNotStorable
+from perdure.errors import InvalidInput, NotUndone, PerdureWarning, RunConflict, RunNotFound, SnapshotCorrupt, ValueNotStorable
 from perdure.model.approvals import check_signal_name
 from perdure.model.clock import Clock, StoreClock, elapsed
 from perdure.model.durations import MICROSECOND, moment
+from perdure.model.effects import not_undone
 from perdure.model.ids import check_id, random_bytes
+from perdure.model.journal import CancelRequest
 from perdure.model.logs import log, run_fields
+from perdure.model.own_names import CANCEL_WITHOUT_UNDO
 from perdure.model.records import Claim, Claims, Created, NewRun, RunRow, Signal, WorkflowVersion
 from perdure.options import EngineSettings, Options, columns_of
 from perdure.result import Outcome, Suspended
@@ -486,12 +489,22 @@ class Host:
         for active in active_runs.find_all(self.store, run_id):
             active.call_threadsafe(active.drive.look_at_inbox)
 
-    async def cancel(self, run_id: str) -> None:
-        """Ask the run to stop and let a drive here know."""
+    async def cancel(self, run_id: str, *, undo: bool = True) -> None:
+        """Ask the run to stop and let a drive here know. Raises `RunNotFound`, `RunFinished`."""
+        if not undo:
+            # First: the run finds it in its inbox when it is cancelled, and is cancelled by it if this process dies here.
+            request = msgspec.json.encode(CancelRequest((await self.row(run_id)).epoch))
+            await self.store.signal(run_id, CANCEL_WITHOUT_UNDO, request, now=self.clock.store_now())
         await self.store.cancel(check_id(run_id, "a run's id"), now=self.clock.store_now())
         active_runs.note_change(self.store, run_id)
         for active in active_runs.find_all(self.store, run_id):
             active.call_threadsafe(active.drive.cancel)
+
+    async def refuse_not_undone(self, run_id: str) -> None:
+        """Raise `NotUndone` if the run has not ended and cannot undo what it has done."""
+        row = await self.store.get(check_id(run_id, "a run's id"))
+        if row is not None and not row.ended and (keys := not_undone(row, await self.store.journal(run_id))):
+            raise NotUndone(run_id, keys)
 
     async def reopen(self, run_id: str) -> None:
         """Let a failed, cancelled or dead run go on without what failed. Raises `RunNotFound`, `RunFinished`."""

@@ -8,7 +8,7 @@ import msgspec
 
 from perdure.codec.outcomes import failed_keys_of
 from perdure.errors import COMPENSATION_PREFIX, RunFinished, SnapshotCorrupt
-from perdure.model.journal import Entry, OpenChild, entries_in_force, undone_keys
+from perdure.model.journal import Entry, OpenChild, entries_in_force, read_intents, undone_keys
 from perdure.model.records import RunRow
 from perdure.store import Store
 
@@ -21,19 +21,25 @@ async def reopen_run(store: Store, row: RunRow, now: int | None) -> None:
         entries = entries_in_force(await store.journal(row.id))
     except ValueError as reason:
         raise SnapshotCorrupt(row.id, "the journal", str(reason)) from reason
-    dropped = keys_to_retry(row, entries)
-    # What was compensated must not be taken for the same request by a service that tells requests apart by their key.
-    was_compensated = any(key.startswith(COMPENSATION_PREFIX) for key in dropped)
-    await store.reopen(row.id, dropped, new_generation=was_compensated, now=now)
+    await store.reopen(row.id, keys_to_retry(row, entries), now=now)
 
 
 def keys_to_retry(row: RunRow, entries: list[Entry]) -> set[str]:
     """The keys of what ended the run, of what cancelling it led to, and of what was compensated: none of that counts as done.
 
     A failure that the body handled stays: other steps may have been taken because of it. Children that the end of the run has
-    stopped are started again, and then go on.
+    stopped are started again, and then resumed. A run that died while it undid what it had done resumes that. The time limits of
+    `ctx.timeout` that had not passed begin again.
     """
-    return _failed_keys(row, entries) | _cancelled_keys(entries) | compensated_keys(entries) | _stopped_children(row.id, entries)
+    if row.status == "dead" and any(entry.key.startswith(COMPENSATION_PREFIX) for entry in entries):
+        return set()
+    return (
+        _failed_keys(row, entries)
+        | _cancelled_keys(entries)
+        | compensated_keys(entries)
+        | _stopped_children(row.id, entries)
+        | _open_limits(entries)
+    )
 
 
 def _failed_keys(row: RunRow, entries: list[Entry]) -> set[str]:
@@ -50,12 +56,22 @@ def _cancelled_keys(entries: list[Entry]) -> set[str]:
     cancel = next((entry for entry in entries if entry.kind == "cancel"), None)
     if cancel is None:
         return set()
-    return {cancel.key, *(entry.key for entry in entries if entry.seq > cancel.seq and entry.started_at > cancel.ended_at)}
+    later = [entry for entry in entries if entry.seq > cancel.seq]
+    # A step that must not run twice keeps its intent, although its call was cancelled.
+    given_up = {entry.key for entry in later if entry.phase == "cancel"} - read_intents(entries).keys()
+    begun = {entry.key for entry in later if entry.phase != "cancel" and entry.started_at > cancel.ended_at}
+    return {cancel.key} | given_up | begun
 
 
 def compensated_keys(entries: Sequence[Entry]) -> set[str]:
     """The keys of what was undone, and of what undid it."""
     return undone_keys((entry.key for entry in entries), {entry.key for entry in entries if entry.phase == "close" and entry.ok})
+
+
+def _open_limits(entries: list[Entry]) -> set[str]:
+    """Return the keys of time limits that have not passed: what is done again within them needs the time again."""
+    limits = [entry for entry in entries if entry.kind == "timeout"]
+    return {entry.key for entry in limits} - {entry.key for entry in limits if entry.phase != "open"}
 
 
 def _stopped_children(run_id: str, entries: list[Entry]) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -33,7 +33,7 @@ class WorkflowDefinition(Protocol):
     @property
     def aliases(self) -> tuple[str, ...]: ...
     @property
-    def retired(self) -> frozenset[str]: ...
+    def retired(self) -> Collection[str]: ...
     @property
     def retention(self) -> RetentionRules: ...
     @property

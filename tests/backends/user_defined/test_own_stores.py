@@ -661,5 +661,5 @@ async def test_a_run_starts_over_and_its_signals_go_on(make: type[Any]) -> None:
             await runtime.start(collecting, ["a"], id="c")
         await runtime.signal("c", "word", "a", dedupe="a")
         await runtime.signal("c", "word", "d", dedupe="d")
-        assert await runtime.resume("c") == Ok(["a", "b", "c", "d", "c/charge;generation=3"])
+        assert await runtime.resume("c") == Ok(["a", "b", "c", "d", "c;generation=3/charge"])
     assert calls == [f"charge {number}" for number in (1, 2, 3, 4)]

@@ -13,16 +13,13 @@ from perdure.model.records import Created, Lease, NewInput, NewRun, Signal
 from tests.contract.broken.table import breaks
 
 
-@breaks("a_reopened_run_has_a_new_generation_if_that_is_asked_for")
-class ReopensInTheSameGeneration(MemoryStore):
-    async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
-        await super().reopen(run_id, drop, new_generation=False, now=now)
-
-
-@breaks("a_reopened_run_has_a_new_generation_if_that_is_asked_for")
+@breaks("a_reopened_run_stays_in_its_generation")
 class EveryReopeningIsAGeneration(MemoryStore):
-    async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
-        await super().reopen(run_id, drop, new_generation=True, now=now)
+    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
+        await super().reopen(run_id, drop, now=now)
+        with self._lock() as namespace:
+            run = namespace.runs[run_id]
+            run.change(generation=run.row.generation + 1)
 
 
 @breaks("create_compares_with_the_first_input")

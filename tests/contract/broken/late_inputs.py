@@ -33,8 +33,8 @@ class CancelMakesEverythingDue(MemoryStore):
 
 @breaks("a_run_that_lacks_its_input_is_given_to_no_worker")
 class ReopenMakesEverythingDue(MemoryStore):
-    async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
-        await super().reopen(run_id, drop, new_generation=new_generation, now=now)
+    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
+        await super().reopen(run_id, drop, now=now)
         with self._lock_and_wake() as namespace:
             namespace.runs[run_id].wake(now or 0)
 

@@ -134,16 +134,16 @@ class InsistsOnAKey(MemoryStore):
 
 @breaks("only_an_unsuccessful_end_can_be_reopened")
 class ReopensEverything(MemoryStore):
-    async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
+    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         with self._lock() as namespace:
             namespace.find(run_id).change(status="failed")
-        await super().reopen(run_id, drop, new_generation=new_generation, now=now)
+        await super().reopen(run_id, drop, now=now)
 
 
 @breaks("a_failed_run_can_be_reopened")
 class ReopenErasesHistory(MemoryStore):
-    async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
-        await super().reopen(run_id, drop, new_generation=new_generation, now=now)
+    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
+        await super().reopen(run_id, drop, now=now)
         with self._lock() as namespace:
             run = namespace.runs[run_id]
             run.entries = {seq: entry for seq, entry in run.entries.items() if entry.key not in drop}

@@ -131,7 +131,7 @@ class RunTransitions(ABC):
         self.clear_journal()
         self.free(**columns_after_continue(self.row, new, now))
 
-    def reopen(self, drop: Collection[str], now: int, *, new_generation: bool = False) -> None:
+    def reopen(self, drop: Collection[str], now: int) -> None:
         """Make an ended run pending again. Raises `RunFinished`, `LeaseHeld`."""
         row = self.row
         if row.status == "completed":
@@ -141,8 +141,7 @@ class RunTransitions(ABC):
         epoch = max(row.epoch + 1, now)
         self.append(drop_entry(self.next_seq, drop, now, epoch))
         self.free(status="pending", wake_at=None if row.lacks_input else now, epoch=epoch, attempts=0, updated_at=now)
-        generation = row.generation + new_generation
-        self.change(outcome=None, cancel_requested=False, parent_notified=False, generation=generation, **NO_PROBLEM)
+        self.change(outcome=None, cancel_requested=False, parent_notified=False, **NO_PROBLEM)
 
     def request_cancel(self, now: int) -> None:
         """Ask the run to stop, and make it due unless a worker has it. Raises `RunFinished`."""

@@ -189,9 +189,9 @@ class EditableRun(RunTransitions):
             {stream: total(ranges) for stream, ranges in document.streams.items()},
         )
 
-    def reopen(self, drop: Collection[str], now: int, *, new_generation: bool = False) -> None:
+    def reopen(self, drop: Collection[str], now: int) -> None:
         """Make an ended run pending again. Raises `RunFinished`, `LeaseHeld`."""
-        super().reopen(drop, now, new_generation=new_generation)
+        super().reopen(drop, now)
         self.owes_parent = False
 
     def write(self, entries: Iterable[Entry], consume: Collection[int], items: Iterable[Item] = ()) -> None:

@@ -250,11 +250,9 @@ class KeyValueRunStore(ServerStore[KeyValueConnections]):
         verb = partial(verbs.continue_as, lease=lease, new=new, now=store_time(now))
         await self._change(lease.run_id, verb, wakes=True)
 
-    async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
+    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""
-        await self._change(
-            run_id, partial(verbs.reopen, drop=tuple(drop), new_generation=new_generation, now=store_time(now)), wakes=True
-        )
+        await self._change(run_id, partial(verbs.reopen, drop=tuple(drop), now=store_time(now)), wakes=True)
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
         """Put a signal into the run's inbox, which is in its document: the signal waits there, or wakes the run."""

@@ -167,9 +167,9 @@ def set_parent_notified(run: EditableRun, epoch: int) -> None:
         run.change(parent_notified=True)
 
 
-def reopen(run: EditableRun, drop: Collection[str], now: int, *, new_generation: bool) -> None:
+def reopen(run: EditableRun, drop: Collection[str], now: int) -> None:
     """Make an ended run pending again."""
-    run.reopen(drop, now, new_generation=new_generation)
+    run.reopen(drop, now)
 
 
 def signal(run: EditableRun, sent: Signal, now: int) -> int:

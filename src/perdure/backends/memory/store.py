@@ -238,10 +238,10 @@ class MemoryStore(ChecksIds, SavesSnapshots):
         with self._lock_and_wake() as namespace:
             self._find_leased(namespace, lease).continue_as(new, now)
 
-    async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
+    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         now = store_time(now)
         with self._lock_and_wake() as namespace:
-            namespace.find(run_id).reopen(drop, now, new_generation=new_generation)
+            namespace.find(run_id).reopen(drop, now)
             namespace.live.add(run_id)
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:

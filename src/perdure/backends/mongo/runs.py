@@ -265,7 +265,7 @@ async def _replace(db: Collections, found: Document | None, document: Document) 
     return bool(done.matched_count)
 
 
-async def reopen(db: Collections, run_id: str, drop: Collection[str], generations: int, now: int | None, mark: str) -> None:
+async def reopen(db: Collections, run_id: str, drop: Collection[str], now: int | None, mark: str) -> None:
     """Make an ended run pending again. Raises `RunNotFound`, `RunFinished`, `LeaseHeld`."""
     while True:
         found = await db.runs.find_one({"_id": db.key(run_id)})
@@ -277,11 +277,11 @@ async def reopen(db: Collections, run_id: str, drop: Collection[str], generation
             raise RunFinished(run_id, "completed")
         if found["status"] not in ENDED:
             raise LeaseHeld.by_attempt(run_id, found["status"])
-        if await _reopen(db, found, drop, generations, await db.clock(now), mark):
+        if await _reopen(db, found, drop, await db.clock(now), mark):
             return
 
 
-async def _reopen(db: Collections, found: Document, drop: Collection[str], generations: int, now: int, mark: str) -> bool:
+async def _reopen(db: Collections, found: Document, drop: Collection[str], now: int, mark: str) -> bool:
     epoch = max(found["epoch"] + 1, now)
     last = max([found["steps_top"], *(entry["seq"] for entry in found["tail"])])
     entry = drop_entry(last + 1, drop, now, epoch)
@@ -292,7 +292,6 @@ async def _reopen(db: Collections, found: Document, drop: Collection[str], gener
     }
     pending = lease_columns(status="pending", epoch=epoch, attempts=0, updated_at=now, last_write=mark)
     withdrawn = {"outcome": None, "cancel_requested": False, "parent_notified": False, **NO_PROBLEM}
-    withdrawn["generation"] = plus("generation", generations)
     wake_at = either(_LACKS_INPUT, None, now)
     as_found = same_run(found["_id"], found["incarnation"], status=found["status"], epoch=found["epoch"], moves=found["moves"])
     done = await db.runs.update_one(as_found, [{"$set": {**pending, **withdrawn, **appending, "wake_at": wake_at}}])

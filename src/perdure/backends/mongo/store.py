@@ -231,9 +231,9 @@ class MongoStore(ServerStore[MongoConnections]):
         """Let the run start over with another input."""
         await self._do(recording.continue_as, lease, new, now)
 
-    async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
+    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""
-        await self._do(runs.reopen, run_id, tuple(drop), int(new_generation), now, new_token())
+        await self._do(runs.reopen, run_id, tuple(drop), now, new_token())
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
         """Put a signal into the run's inbox."""

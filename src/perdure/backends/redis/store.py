@@ -274,10 +274,10 @@ class RedisStore(ServerStore[RedisConnections]):
         parts = ("run", "steps", "consumed", "inbox")
         await self._run(self._holders_call("continue_as", lease, [optional(now), new_token()], args, parts))
 
-    async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
+    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""
         rest = rows.entry_rest(drop_entry(0, drop, 0, 0))
-        await self._change_once("reopen", run_id, [optional(now)], [rest, int(new_generation)], "run", "steps")
+        await self._change_once("reopen", run_id, [optional(now)], [rest], "run", "steps")
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
         """Put a signal into the run's inbox."""

@@ -53,7 +53,7 @@ _SET_INPUT: Final = f"""
 _LAST_SEQ: Final = "SELECT max(seq) FROM $steps WHERE namespace = ?1 AND run_id = ?2"
 _REOPEN: Final = f"""
     UPDATE $runs SET status = 'pending', epoch = ?3, wake_at = ?4, updated_at = ?5, attempts = 0, cancel_requested = 0,
-        outcome = NULL, waiting_for = '[]', parent_notified = 0, generation = ?6, {NO_PROBLEM_SQL}
+        outcome = NULL, waiting_for = '[]', parent_notified = 0, {NO_PROBLEM_SQL}
     WHERE namespace = ?1 AND id = ?2
 """
 _CANCEL: Final = "UPDATE $runs SET cancel_requested = 1, wake_at = ?3 WHERE namespace = ?1 AND id = ?2"
@@ -234,7 +234,7 @@ async def restore(db: Session, run: RunRow, entries: Sequence[Entry], rows: Sequ
     return True
 
 
-async def reopen(db: Session, run_id: str, drop: Collection[str], now: int | None, *, new_generation: bool = False) -> None:
+async def reopen(db: Session, run_id: str, drop: Collection[str], now: int | None) -> None:
     """Make an ended run pending and due under a new epoch, with one drop entry more."""
     run, at = await lock_run(db, run_id, now)
     if run is None:
@@ -246,7 +246,7 @@ async def reopen(db: Session, run_id: str, drop: Collection[str], now: int | Non
     epoch = max(run.epoch + 1, at)
     last = await db.one(_LAST_SEQ, run_id)
     entry = drop_entry((0 if last is None or last[0] is None else int(last[0])) + 1, drop, at, epoch)
-    reopening = db.statement(_REOPEN, run_id, epoch, None if run.lacks_input else at, at, run.generation + new_generation)
+    reopening = db.statement(_REOPEN, run_id, epoch, None if run.lacks_input else at, at)
     await db.send([*append(db, [(run_id, entry)]), reopening])
 
 

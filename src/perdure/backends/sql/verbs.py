@@ -75,10 +75,10 @@ class SqlVerbs(ChecksIds, ABC):
         """Let the run start over with another input."""
         await self._change(lambda db: closing.continue_as(db, lease, new, self._time(now)))
 
-    async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
+    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         """Make an ended run pending again."""
         dropped = tuple(drop)
-        await self._change(lambda db: runs.reopen(db, run_id, dropped, self._time(now), new_generation=new_generation))
+        await self._change(lambda db: runs.reopen(db, run_id, dropped, self._time(now)))
 
     async def cancel(self, run_id: str, *, now: int | None = None) -> None:
         """Ask the run to stop."""

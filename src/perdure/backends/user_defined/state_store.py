@@ -151,9 +151,9 @@ class StateStore(MemoryStore):
         async with self._write(lease):
             await super().continue_as(lease, new, now=now)
 
-    async def reopen(self, run_id: str, drop: Collection[str], *, new_generation: bool = False, now: int | None = None) -> None:
+    async def reopen(self, run_id: str, drop: Collection[str], *, now: int | None = None) -> None:
         async with self._change(run_id):
-            await super().reopen(run_id, drop, new_generation=new_generation, now=now)
+            await super().reopen(run_id, drop, now=now)
 
     async def signal(self, run_id: str, name: str, payload: bytes, *, dedupe: str | None = None, now: int | None = None) -> int:
         async with self._change(run_id):

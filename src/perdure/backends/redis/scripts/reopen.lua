@@ -1,9 +1,9 @@
--- now, call, id, the rest of the drop entry, by how much the generation grows -> ok, missing, finished or driven
-local now, call, id, rest, generations = take_now(), take(), take(), take(), tonumber(take())
+-- now, call, id, the rest of the drop entry -> ok, missing, finished or driven
+local now, call, id, rest = take_now(), take(), take(), take()
 if recall(call) then
   return { 'ok' }
 end
-local row = columns_of(id, { 'status', 'epoch', 'input_hash', 'generation', 'problem' })
+local row = columns_of(id, { 'status', 'epoch', 'input_hash', 'problem' })
 if not row.status then
   return { 'missing' }
 end
@@ -20,7 +20,6 @@ redis.call('ZADD', key_of('steps', id), seq, table.concat({ seq, epoch, int(now)
 release_lease(id, indexed_columns(id), clear_problem(row, {
   status = 'pending', wake_at = row.input_hash ~= '' and int(now) or NONE, epoch = epoch, attempts = '0', updated_at = int(now),
   outcome = NONE, cancel_requested = NONE, parent_notified = NONE,
-  generation = int(number_in(row.generation) + generations),
 }))
 remember(call, '')
 publish_change()
