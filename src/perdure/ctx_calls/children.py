@@ -365,6 +365,8 @@ class _Waiter:
 
     async def _note_earlier_end(self, row: RunRow | None) -> None:
         """The child is started again: if it has ended badly, or is about to since it was cancelled, it has to be reopened."""
+        if row is not None and row.parent_id != self._drive.run.id:
+            return  # the id is taken, which `_is_over` reports
         while row is not None and not row.ended and row.cancel_requested:
             await self._wait_for_row()
             row = await _runs_of(self._drive).get(row.id)

@@ -27,7 +27,6 @@ from perdure.engine.body_tasks import BodyTask, cancel_by_ctx
 from perdure.engine.drive import Drive
 from perdure.errors import CompensationFailed, NotUndone, PersistenceError
 from perdure.model.effects import Effect, effects_in
-from perdure.model.idempotency import key_of_undoing
 from perdure.model.journal import Entry
 from perdure.model.own_names import compensation_key
 from perdure.result import Err
@@ -127,28 +126,29 @@ class Closing:
     async def _see_end(self, undoing: _Undoing) -> _Undoing | None:
         """Return what is to be undone, with its result; None if it is a child that has not completed, which undoes itself."""
         effect = undoing.effect
-        if effect.opened.kind != "child" or effect.close is not None:
+        if effect.opened.kind != "child" or effect.result is not None:
             return undoing
         try:
-            close = await read_outcome(self._drive, effect.opened)
+            result = await read_outcome(self._drive, effect.opened)
         except PersistenceError as failure:
             self._drive.stop_because(failure)
-        return None if close is None else undoing._replace(effect=effect._replace(close=close))
+        return None if result is None else undoing._replace(effect=effect._replace(result=result))
 
     async def _compensate(self, undoing: _Undoing) -> None:
         drive, effect, fn = self._drive, undoing.effect, undoing.compensate
         if fn is None:
             return
-        value = None if effect.close is None or fn is _was_called else self._load(effect.close, undoing.hint)
-        call = StepCall(
+        value = None if effect.result is None or fn is _was_called else self._load(effect.result, undoing.hint)
+        undoes = drive.idempotency_keys.of(effect.key) if effect.intent is None else effect.intent.idempotency_key
+        step = StepCall(
             compensation_key(effect.key),
             f"compensate {effect.name}",
             fn,
             () if fn is _was_called else (value,),
             spec_of(fn).plan,
-            idempotency_key=key_of_undoing(drive.idempotency_keys.of(effect.key)),
+            undoes=undoes,
         )
-        await run_step(drive, call)
+        await run_step(drive, step)
 
     def _load(self, close: Entry, hint: Any) -> Any:
         try:
@@ -164,7 +164,7 @@ def closing_of(drive: Drive) -> Closing:
     return drive.closing
 
 
-async def _was_called() -> None:
+async def _was_called(_: object) -> None:
     """Stand for a compensation that this code does not have any more, and that has succeeded."""
 
 

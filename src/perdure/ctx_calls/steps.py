@@ -45,6 +45,7 @@ from perdure.errors import (
 )
 from perdure.executors.calls import ExecutorCall, SubmittedCall, call_plain, explain_pickling
 from perdure.model.durations import MAX_INSTANT, MICROSECOND, moment
+from perdure.model.idempotency import key_of_undoing
 from perdure.model.journal import Entry, Intent, NextTry, StepOpening
 from perdure.model.logs import log, run_fields
 from perdure.result import Err, Ok
@@ -68,8 +69,8 @@ class StepCall(msgspec.Struct, frozen=True):
     names: tuple[str, ...] = ()
     # Another way to run it than `Attempts`.
     attempts: type[Attempts] | None = None
-    # That of a compensation, which follows from the key of what it undoes.
-    idempotency_key: str | None = None
+    # Of a compensation: the idempotency key of what it undoes.
+    undoes: str | None = None
 
 
 class AttemptResult(msgspec.Struct):
@@ -274,7 +275,8 @@ class Attempts(msgspec.Struct):
             unknown.started_at = opened[-1].started_at
             return unknown
         replace_step = drive.settings.replace_step
-        idempotency_key = step.idempotency_key or drive.idempotency_keys.of(step.key, step.names)
+        undoes = step.undoes
+        idempotency_key = drive.idempotency_keys.of(step.key, step.names) if undoes is None else key_of_undoing(undoes)
         while True:
             if not drive.may_start_now():
                 await drive.may_start()
@@ -287,7 +289,7 @@ class Attempts(msgspec.Struct):
                 # The function's own code, and what it starts, runs outside the body, and in a copy of its context: variables that
                 # it sets reach the body neither on the first run nor on a replay.
                 context = contextvars.copy_context()
-                info = StepInfo(drive.run.id, step.key, self._attempt, idempotency_key, False, drive.reference)
+                info = StepInfo(drive.run.id, step.key, self._attempt, idempotency_key, undoes, False, drive.reference)
                 context.run(current.set, info)
                 drive.executing[step.key] = started_at
                 try:

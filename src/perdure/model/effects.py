@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from perdure.errors import OUTCOME_UNKNOWN, StepFailed, StepTimeout
-from perdure.model.journal import CancelRequest, Entry, Intent, OpenChild, StepOpening, entries_in_force
+from perdure.model.journal import CancelRequest, Entry, Intent, OpenChild, StepOpening
 from perdure.model.own_names import CANCEL_WITHOUT_UNDO, compensation_key
 from perdure.model.records import RunRow, Signal
 
 
 class Effect(NamedTuple):
-    """What a step or a child has done, or may have done. `close` has its result; it is None if that is not known."""
+    """What a step or a child has done, or may have done.
+
+    `intent` is what a step recorded before it was called. `result` is the entry that has what it returned; it is None if that is
+    not known.
+    """
 
     opened: Entry
-    close: Entry | None
+    intent: Intent | None
+    result: Entry | None
     is_undone: bool
 
     @property
@@ -29,6 +35,21 @@ class Effect(NamedTuple):
     def name(self) -> str:
         """Its name."""
         return self.opened.name
+
+
+class _Called(msgspec.Struct):
+    """A step or a child with a compensation, as far as the journal was read."""
+
+    opened: Entry
+    intent: Intent | None
+    close: Entry | None = None
+    is_undone: bool = False
+
+    def may_have_done_something(self) -> bool:
+        """Return whether there may be something to undo: a child that did not complete undoes what it has done itself."""
+        if self.close is None or self.close.ok:
+            return True
+        return self.opened.kind == "step" and _is_in_doubt(self.close)
 
 
 class _Raised(msgspec.Struct):
@@ -50,23 +71,37 @@ def effects_in(journal: Iterable[Entry], also: Collection[str] = ()) -> list[Eff
     """Return the effects, undone or not, in the order in which they began. Raises ValueError if an entry cannot be read.
 
     A step counts if it had a compensation when it was called, or if its key is in `also` and it recorded an intent. A step that
-    raised says that it did nothing, unless it timed out or its outcome is unknown. A child that did not complete undoes what it
-    has done itself. What another run has done does not count.
+    raised says that it did nothing, unless it timed out or its outcome is unknown. What another run has done does not count. What
+    a retry has set aside counts until it is undone.
     """
-    opened: dict[str, Entry] = {}
-    closed: dict[str, Entry] = {}
-    for entry in entries_in_force(journal):
-        if entry.phase == "close":
-            closed[entry.key] = entry
-        elif entry.phase == "open" and (entry.key not in opened or entry.kind == "child") and _is_compensated(entry, also):
-            opened[entry.key] = entry
-    effects = []
-    for key, entry in opened.items():
-        undone, close = closed.get(compensation_key(key)), closed.get(key)
-        if close is None or close.ok or (entry.kind == "step" and _is_in_doubt(close)):
-            known = close if close is not None and close.ok else None
-            effects.append(Effect(entry, known, is_undone=undone is not None and undone.ok))
+    called: dict[str, _Called] = {}
+    by_compensation: dict[str, str] = {}
+    for entry in sorted(journal, key=attrgetter("seq")):
+        if entry.phase == "open" and (has_begun := _read_call(entry, also)) is not None:
+            called[entry.key] = has_begun
+            by_compensation[compensation_key(entry.key)] = entry.key
+        elif entry.phase == "close" and entry.key in called:
+            called[entry.key].close = entry
+        elif entry.phase == "close" and entry.ok and by_compensation.get(entry.key) in called:
+            called[by_compensation[entry.key]].is_undone = True
+        elif entry.phase == "drop":
+            for key in called.keys() & msgspec.json.decode(entry.payload, type=set[str]):
+                _set_aside(called, key)
+    done = [each for each in called.values() if each.may_have_done_something()]
+    effects = (Effect(each.opened, each.intent, _result_of(each), each.is_undone) for each in done)
     return sorted(effects, key=lambda effect: effect.opened.seq)
+
+
+def _result_of(call: _Called) -> Entry | None:
+    return call.close if call.close is not None and call.close.ok else None
+
+
+def _set_aside(called: dict[str, _Called], key: str) -> None:
+    """A retry sets aside what is recorded of this call. What it has done stays if it was not undone."""
+    call = called[key]
+    is_open_child = call.opened.kind == "child" and call.close is None
+    if call.is_undone or is_open_child or not call.may_have_done_something():
+        del called[key]
 
 
 def not_undone(row: RunRow, journal: Iterable[Entry]) -> list[str]:
@@ -77,7 +112,7 @@ def not_undone(row: RunRow, journal: Iterable[Entry]) -> list[str]:
     if row.status == "completed" or not (row.ended or row.problem is not None or row.cancel_requested):
         return []
     left = (effect for effect in effects_in(journal) if not effect.is_undone)
-    return [effect.key for effect in left if effect.opened.kind == "step" or effect.close is not None]
+    return [effect.key for effect in left if effect.opened.kind == "step" or effect.result is not None]
 
 
 def find_cancel_request(inbox: Iterable[Signal], journal: Iterable[Entry]) -> int | None:
@@ -90,16 +125,15 @@ def find_cancel_request(inbox: Iterable[Signal], journal: Iterable[Entry]) -> in
     return next((row.seq for row in valid), None)
 
 
-def _is_compensated(opened: Entry, also: Collection[str]) -> bool:
+def _read_call(opened: Entry, also: Collection[str]) -> _Called | None:
+    """Return the call of this run that the entry opens, if it has a compensation."""
     if opened.kind == "child":
         child = msgspec.json.decode(opened.payload, type=OpenChild)
-        return child.is_compensated and child.belongs_to is None
-    if opened.kind != "step":
-        return False
-    opening = msgspec.json.decode(opened.payload, type=StepOpening)
+        return _Called(opened, None) if child.is_compensated and child.belongs_to is None else None
+    opening = None if opened.kind != "step" else msgspec.json.decode(opened.payload, type=StepOpening)
     if not isinstance(opening, Intent) or opening.belongs_to is not None:
-        return False
-    return opening.is_compensated or opened.key in also
+        return None
+    return _Called(opened, opening) if opening.is_compensated or opened.key in also else None
 
 
 def _is_in_doubt(failed: Entry) -> bool:
